@@ -1,0 +1,60 @@
+# One way to run each thing; CONTRIBUTING.md says when.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# The Python that runs the GPU tests. Give one that already has a CUDA build of torch, and no .venv is needed:
+#     make gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+
+# Further arguments to pytest, for example: make test PYTEST_ARGS="tests/unit -x"
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test check fmt gpu clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+venv: $(STAMP) ## build .venv with the development dependencies (done once, and again when they change)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "lanewise needs Python 3.11 or newer: '$(PYTHON)' is older, or is not there." \
+	           "Name another one: make $(or $(MAKECMDGOALS),venv) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "'$(PYTHON)' cannot build a virtual environment: its ensurepip or venv module is missing." \
+	           "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "building $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## train the MNIST example on two processes, then print its accuracy on held-out digits
+	@run_dir=runs/mnist-$$(date +%Y%m%d-%H%M%S) && \
+	$(BIN)/lanewise train examples/mnist/mnist.yaml --distributed.devices 2 --train.run_dir "$$run_dir" && \
+	$(BIN)/python examples/mnist/evaluate.py "$$run_dir"
+
+test: $(STAMP) ## run every test that needs no GPU
+	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+check: $(STAMP) ## formatting, lint and types, without changing a file
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fmt: $(STAMP) ## format, and mend what lint can mend by itself
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP)) ## run the tests that need a GPU; fails where there is none
+	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
+	    f"make gpu needs a CUDA device: torch {torch.__version__} of $(GPU_PYTHON) sees none.")'
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
+
+clean: ## remove .venv, caches and built packages; runs/ stays
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

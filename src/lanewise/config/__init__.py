@@ -1,0 +1,36 @@
+"""What the user asked for: the configuration, read and checked without torch.
+
+Stage two, which imports the user's classes, is `lanewise.config.classes`. It is left out here because its
+parser takes longer to import than all of stage one.
+"""
+
+from lanewise.config.load import dump_config, load_config
+from lanewise.config.pins import pin_environment
+from lanewise.config.run import (
+    Backend,
+    BatchConfig,
+    ClassConfig,
+    DataConfig,
+    DeviceType,
+    DistributedConfig,
+    Equality,
+    Reducer,
+    RunConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "Backend",
+    "BatchConfig",
+    "ClassConfig",
+    "DataConfig",
+    "DeviceType",
+    "DistributedConfig",
+    "Equality",
+    "Reducer",
+    "RunConfig",
+    "TrainConfig",
+    "dump_config",
+    "load_config",
+    "pin_environment",
+]

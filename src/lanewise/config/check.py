@@ -1,0 +1,220 @@
+"""Turns a plain tree of mappings into the configuration's dataclasses and reports every mistake at once.
+
+The dataclasses are the schema: field names are the keys, type hints say what a value must be, markers such as
+`Annotated[int, AtLeast(1)]` give its range, and `RULES` hold what several fields must fulfil together.
+Each mistake is one line that stands alone: the dotted key, the value, what is needed, and the remedy.
+"""
+
+import difflib
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from lanewise.errors import ConfigError
+
+S = TypeVar("S", bound="Section")
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_LONGEST_SHOWN_VALUE = 80
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """Marks a number that must be `bound` or more."""
+
+    bound: int
+
+    def holds(self, value: float) -> bool:
+        """Tell whether `value` is in the range."""
+        return value >= self.bound
+
+    def __str__(self) -> str:
+        return f"at least {self.bound}"
+
+
+@dataclass(frozen=True)
+class Above:
+    """Marks a number that must be greater than `bound`."""
+
+    bound: int
+
+    def holds(self, value: float) -> bool:
+        """Tell whether `value` is in the range; NaN never is."""
+        return value > self.bound
+
+    def __str__(self) -> str:
+        return f"greater than {self.bound}"
+
+
+@dataclass(frozen=True)
+class Below:
+    """Marks a number that must be less than `bound`."""
+
+    bound: int
+
+    def holds(self, value: float) -> bool:
+        """Tell whether `value` is in the range."""
+        return value < self.bound
+
+    def __str__(self) -> str:
+        return f"less than {self.bound}"
+
+
+class Section:
+    """Base of the configuration's dataclasses: one that breaks its types, ranges or rules cannot be made."""
+
+    RULES: ClassVar[tuple[Callable[..., str | None], ...]] = ()
+    """What fields must fulfil together: functions whose parameters are the names of fields. Each runs when
+    its fields are valid by themselves, and returns the mistake or None."""
+
+    def __post_init__(self) -> None:
+        _, mistakes = _read_fields(type(self), vars(self), key="")
+        if mistakes:
+            raise ConfigError(mistakes)
+
+
+def read_section(cls: type[S], tree: object, key: str = "") -> S:
+    """Turn a plain tree into the dataclass `cls`.
+
+    Args:
+        cls: the dataclass whose fields are the keys of `tree`.
+        tree: what was read from a file, before any check.
+        key: the dotted key of `tree` itself; empty for the whole configuration.
+
+    Raises:
+        ConfigError: lists every mistake of the tree.
+    """
+    names = [field.name for field in _fields(cls)]
+    if not isinstance(tree, Mapping):
+        section = key or "the configuration"
+        raise ConfigError(
+            [f"{section} must be a section with the keys {', '.join(names)}: got {show(tree)}."]
+        )
+    prefix = f"{key}." if key else ""
+    unknown = [
+        f"{prefix}{name} is not a key of {key or 'the configuration'}. {suggest(name, names, prefix)}"
+        for name in tree
+        if name not in names
+    ]
+    values, mistakes = _read_fields(cls, tree, key)
+    if unknown or mistakes:
+        raise ConfigError(unknown + mistakes)
+    return cls(**values)
+
+
+def suggest(word: object, known: Iterable[str], prefix: str = "") -> str:
+    """Say which of the `known` words was probably meant, or list them all if none is near."""
+    known = list(known)
+    near = difflib.get_close_matches(str(word), known, n=1)
+    if near:
+        return f"Did you mean {prefix}{near[0]}?"
+    return f"Valid here: {', '.join(known) or 'nothing'}."
+
+
+def show(value: object) -> str:
+    """Write a value as it would stand in a configuration file, on one line, shortened if it is long."""
+    text = json.dumps(value, default=str, skipkeys=True)
+    return text if len(text) <= _LONGEST_SHOWN_VALUE else f"{text[: _LONGEST_SHOWN_VALUE - 3]}..."
+
+
+def _fields(cls: type[Section]) -> tuple[Field[Any], ...]:
+    """List the fields of a section, each of which is a dataclass."""
+    return fields(cls)  # type: ignore[arg-type]  # Section itself has no fields
+
+
+def _read_fields(
+    cls: type[Section], tree: Mapping[str, object], key: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Check every field and then every rule; return the valid values, defaults included, and the mistakes."""
+    hints = get_type_hints(cls, include_extras=True)
+    values: dict[str, Any] = {}
+    mistakes: list[str] = []
+    for field in _fields(cls):
+        field_key = f"{key}.{field.name}" if key else field.name
+        if field.name in tree:
+            try:
+                values[field.name] = _read_value(hints[field.name], tree[field.name], field_key)
+            except ConfigError as error:
+                mistakes += error.mistakes
+        elif field.default_factory is not MISSING:
+            values[field.name] = field.default_factory()
+        elif field.default is not MISSING:
+            values[field.name] = field.default
+        else:
+            mistakes.append(
+                f"{field_key} is missing: need {_needed(hints[field.name])}. Add the key {field_key}."
+            )
+    for rule in cls.RULES:
+        needed = inspect.signature(rule).parameters
+        if all(name in values for name in needed):
+            mistake = rule(**{name: values[name] for name in needed})
+            mistakes += [mistake] if mistake else []
+    return values, mistakes
+
+
+def _read_value(hint: Any, value: Any, key: str) -> Any:
+    """Check one value against its type hint and return it, converted where nothing is lost."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        (wanted,) = (option for option in get_args(hint) if option is not NoneType)
+        return None if value is None else _read_value(wanted, value, key)
+    if origin is Annotated:
+        wanted, *ranges = get_args(hint)
+        value = _read_value(wanted, value, key)
+        for mark in ranges:
+            if not mark.holds(value):
+                raise ConfigError([f"{key} must be {mark}: got {show(value)}. Use a value that is."])
+        return value
+    if origin is None and issubclass(hint, Section):
+        return value if isinstance(value, hint) else read_section(hint, value, key)
+    if _is_valid(hint, value):
+        return float(value) if hint is float else value
+    raise ConfigError([f"{key} must be {_needed(hint)}: got {show(value)}{_remedy(hint, value)}"])
+
+
+def _is_valid(hint: Any, value: object) -> bool:
+    """Tell whether a value fits a type hint that is neither a union, a range nor a section."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is Mapping:
+        return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _needed(hint: Any) -> str:
+    """Say what kind of value a type hint asks for."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        wanted, *ranges = get_args(hint)
+        return f"{_needed(wanted)} {' and '.join(map(str, ranges))}"
+    if origin is Literal:
+        return f"one of {', '.join(get_args(hint))}"
+    if origin is Mapping:
+        return "a mapping of names to values"
+    if issubclass(hint, Section):
+        return f"a section with the keys {', '.join(field.name for field in _fields(hint))}"
+    return _KINDS[hint]
+
+
+def _remedy(hint: Any, value: object) -> str:
+    """End the sentence about a value of the wrong type, with the right spelling where it can be guessed."""
+    if isinstance(value, str) and get_origin(hint) is Literal:
+        return f". {suggest(value, get_args(hint))}"
+    if (
+        isinstance(value, str)
+        and hint is bool
+        and value.lower() in ("yes", "on", "true", "no", "off", "false")
+    ):
+        return f", which is text. Write {'true' if value.lower() in ('yes', 'on', 'true') else 'false'}."
+    if isinstance(value, str):
+        return f", which is text. Write {_needed(hint)}, without quotes."
+    if isinstance(value, float) and hint is int and value.is_integer():
+        return f". Write {int(value)}."
+    if isinstance(value, (int, float)) and hint is str:
+        return f'. Put it into quotes: "{show(value)}".'
+    return f". Write {_needed(hint)}."

@@ -1,0 +1,86 @@
+"""From a `class_path` to the class, or to a mistake that says why it cannot be imported."""
+
+import difflib
+import importlib
+import pkgutil
+import sys
+import traceback
+from types import ModuleType
+
+from lanewise.config.check import show, suggest
+from lanewise.config.run import ClassConfig, RunConfig
+from lanewise.errors import ConfigError
+
+
+def add_search_path(config: RunConfig) -> None:
+    """Let modules be imported from the folder of the configuration, before any other place.
+
+    Every process calls it before it resolves a class. It is not undone: a task may import modules later.
+    """
+    if config.search_path is not None and sys.path[:1] != [config.search_path]:
+        sys.path.insert(0, config.search_path)
+
+
+def resolve_class(key: str, config: ClassConfig) -> type:
+    """Import the class of a section.
+
+    Args:
+        key: the dotted key of the section, for the mistake.
+        config: names the class.
+
+    Raises:
+        ConfigError: there is no such module or class, or the module fails while it is imported.
+    """
+    class_path = config.class_path
+    module_name, _, class_name = class_path.rpartition(".")
+    if not all(part.isidentifier() for part in class_path.split(".")) or not module_name:
+        raise ConfigError([f"{key}.class_path must name a class as module.Class: got {show(class_path)}."])
+    module = _import_module(f"{key}.class_path", module_name)
+    found = getattr(module, class_name, None)
+    if found is None:
+        classes = [name for name, value in vars(module).items() if isinstance(value, type) and name[0] != "_"]
+        hint = suggest(class_name, classes, prefix=f"{module_name}.")
+        raise ConfigError([f"{key}.class_path: module {module_name} has no {class_name}. {hint}"])
+    if not isinstance(found, type):
+        kind = type(found).__name__
+        raise ConfigError(
+            [f"{key}.class_path must name a class: got {class_path}, which is a {kind}. Name a class."]
+        )
+    return found
+
+
+def _import_module(key: str, name: str) -> ModuleType:
+    """Import a module of the user; whatever goes wrong in it is a mistake with its file and line."""
+    try:
+        return importlib.import_module(name)
+    # A script without a main guard may also exit.
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                [f"{key}: there is no module {error.name}. {_suggest_module(error.name)}"]
+            ) from error
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        mistake = f"{key}: importing {name} failed with {text}, at {_place(error)}. Correct that line."
+        raise ConfigError([mistake]) from error
+
+
+def _suggest_module(name: str | None) -> str:
+    """Name the module that was probably meant, among those beside the missing one."""
+    parent, _, last = (name or "").rpartition(".")
+    folders = getattr(sys.modules.get(parent), "__path__", None) if parent else None
+    near = difflib.get_close_matches(last, [module.name for module in pkgutil.iter_modules(folders)], n=1)
+    if near:
+        return f"Did you mean {parent}{'.' if parent else ''}{near[0]}?"
+    return f"Put its file into {sys.path[0] or 'the working directory'}, or install its package."
+
+
+def _place(error: BaseException) -> str:
+    """Say in which file and line an error arose."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen")
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}"

@@ -1,0 +1,227 @@
+"""Stage two of the checks: import the classes of a configuration, check their arguments, build the objects.
+
+jsonargparse knows which arguments a class takes, following `**kwargs` to its parents, and what a type hint
+accepts. It stops at the first error, so here every argument has a parser of its own. It also reads text as
+YAML, which is undone here: the values of a configuration have types already, and "3" is no number.
+"""
+
+import copy
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import NoneType
+from typing import Any
+
+from jsonargparse import ArgumentParser
+
+from lanewise.config.check import read_section, show, suggest
+from lanewise.config.class_path import resolve_class
+from lanewise.config.run import ClassConfig, RunConfig
+from lanewise.errors import ConfigError
+
+_HELP_WIDTH = 100
+_YAML_TYPES = (NoneType, bool, int, float, list, dict)
+# Stands for a parameter of a parent class that `**kwargs` hides from the signature.
+_UNSEEN = inspect.Parameter("unseen", inspect.Parameter.KEYWORD_ONLY, default=None)
+
+
+def check_classes(config: RunConfig) -> None:
+    """Import every class and check its arguments; nothing is built.
+
+    Raises:
+        ConfigError: lists every mistake of all sections.
+    """
+    mistakes: list[str] = []
+    for key, section, num_runtime_args in _sections(config):
+        try:
+            _bind(section, key, num_runtime_args)
+        except ConfigError as error:
+            mistakes += error.mistakes
+    if mistakes:
+        raise ConfigError(mistakes)
+
+
+def build(config: ClassConfig, *runtime_args: object) -> Any:
+    """Build the object of a section.
+
+    Args:
+        config: the class and its arguments, which are converted to the types of the signature.
+        runtime_args: the first arguments of the constructor, which no configuration can hold.
+
+    Raises:
+        ConfigError: lists every mistake in the class and its arguments.
+    """
+    constructor, values = _bind(config, config.class_path, num_runtime_args=len(runtime_args))
+    return constructor.cls(*runtime_args, **{name: make() for name, make in values.items()})
+
+
+def describe_classes(config: RunConfig) -> str:
+    """Write the help of the classes: for each argument its key, type, default and description."""
+    lines: list[str] = []
+    for key, section, num_runtime_args in _sections(config):
+        constructor = _Constructor(section, key, num_runtime_args)
+        lines.append(f"{key}: {section.class_path}")
+        for argument in constructor.arguments.values():
+            default = "required" if argument.is_required else f"default {argument.default!r}"
+            lines.append(f"  --{key}.init_args.{argument.name}  {argument.type_name}, {default}")
+            lines += textwrap.wrap(
+                argument.description, _HELP_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _sections(config: RunConfig) -> list[tuple[str, ClassConfig, int]]:
+    """List the sections that name a class, with the number of arguments that are given at run time."""
+    sections = [("task", config.task, 0), ("optimizer", config.optimizer, 1)]
+    return sections if config.scheduler is None else [*sections, ("scheduler", config.scheduler, 1)]
+
+
+@dataclass(frozen=True)
+class _Argument:
+    """One argument of a constructor."""
+
+    name: str
+    type_name: str
+    """Its type hint as a user would write it."""
+    is_required: bool
+    default: object
+    description: str
+    """What the docstring says about it."""
+
+
+class _Constructor:
+    """A class and the arguments that it takes from a configuration.
+
+    Args:
+        config: names the class.
+        key: the dotted key of `config`, for the mistakes.
+        num_runtime_args: how many of the first arguments are given at run time instead.
+    """
+
+    def __init__(self, config: ClassConfig, key: str, num_runtime_args: int) -> None:
+        self.cls = resolve_class(key, config)
+        self.class_path = config.class_path
+        self._num_runtime_args = num_runtime_args
+        try:
+            parameters = inspect.signature(self.cls).parameters
+        except ValueError as error:  # some classes written in C
+            mistake = (
+                f"{key}.class_path: {config.class_path} does not tell its arguments. Derive a class from it."
+            )
+            raise ConfigError([mistake]) from error
+        self.runtime_names = list(parameters)[:num_runtime_args]
+        self.takes_any_name = any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+        self.arguments: dict[str, _Argument] = {}
+        # argparse has no public list of its options, nor jsonargparse one of their types.
+        for action in self._parser()._actions:  # noqa: SLF001
+            # A dot is in the help of a class and in the fields of a dataclass.
+            if action.dest == "help" or "." in action.dest:
+                continue
+            parameter = parameters.get(action.dest, _UNSEEN)
+            hint = getattr(action, "_typehint", parameter.annotation)
+            self.arguments[action.dest] = _Argument(
+                name=action.dest,
+                type_name=_type_name(hint),
+                # jsonargparse takes a parameter without a type, or with an optional one, for optional.
+                is_required=action.required or parameter.default is parameter.empty,
+                default=action.default if parameter is _UNSEEN else parameter.default,
+                description=" ".join((action.help or "").split()) if hasattr(action, "_typehint") else "",
+            )
+
+    def convert(self, name: str, value: object) -> Callable[[], object]:
+        """Check one value and return what makes the argument of it.
+
+        Raises:
+            ValueError: the type hint does not accept the value.
+        """
+        parser = self._parser(only=name)
+        try:
+            parsed = parser.parse_object({name: value})
+        except Exception as error:  # a type may convert by any function
+            raise ValueError from error
+        if not isinstance(value, str) or type(parsed[name]) not in _YAML_TYPES:
+            return lambda: parser.instantiate(parsed)[name]
+        # The text was read as YAML.
+        if self._accepts(name, "text"):
+            return lambda: value
+        raise ValueError("this is text")
+
+    def accepts_anything(self, name: str) -> bool:
+        """Tell whether an argument has no type hint that could refuse a value."""
+        return name not in self.arguments or self._accepts(name, object())
+
+    def _accepts(self, name: str, value: object) -> bool:
+        try:
+            self._parser(only=name).parse_object({name: value})
+        except Exception:  # noqa: BLE001  # a type may convert by any function
+            return False
+        return True
+
+    def _parser(self, only: str | None = None) -> ArgumentParser:
+        """Make a parser of all arguments, or of one alone."""
+        parser = ArgumentParser(exit_on_error=False, print_config=None)
+        others = set() if only is None else self.arguments.keys() - {only}
+        parser.add_class_arguments(self.cls, fail_untyped=False, skip={self._num_runtime_args, *others})
+        return parser
+
+
+def _bind(
+    config: ClassConfig, key: str, num_runtime_args: int
+) -> tuple[_Constructor, dict[str, Callable[[], object]]]:
+    """Find the constructor and what makes each of its arguments, or raise every mistake."""
+    constructor = _Constructor(config, key, num_runtime_args)
+    prefix = f"{key}.init_args."
+    mistakes: list[str] = []
+    values: dict[str, Callable[[], object]] = {}
+    for name, value in config.init_args.items():
+        try:
+            values[name] = _bind_argument(constructor, name, value, prefix)
+        except ConfigError as error:
+            mistakes += error.mistakes
+    mistakes += [
+        f"{prefix}{argument.name} is missing: {config.class_path} needs it ({argument.type_name}). Add it."
+        for argument in constructor.arguments.values()
+        if argument.is_required and argument.name not in config.init_args
+    ]
+    if mistakes:
+        raise ConfigError(mistakes)
+    return constructor, values
+
+
+def _bind_argument(constructor: _Constructor, name: str, value: object, prefix: str) -> Callable[[], object]:
+    """Check one argument by name and type; an object inside it is checked the same way."""
+    key = f"{prefix}{name}"
+    if name in constructor.runtime_names:
+        raise ConfigError([f"{key} is given to {constructor.class_path} at run time. Remove the key."])
+    if name not in constructor.arguments and not constructor.takes_any_name:
+        hint = suggest(name, constructor.arguments, prefix)
+        raise ConfigError([f"{key} is no argument of {constructor.class_path}. {hint}"])
+    is_object = isinstance(value, Mapping) and "class_path" in value
+    if constructor.accepts_anything(name):
+        if not is_object:
+            return lambda: copy.deepcopy(value)
+        nested = read_section(ClassConfig, value, key)
+        _bind(nested, key, num_runtime_args=0)
+        return partial(build, nested)
+    try:
+        return constructor.convert(name, value)
+    except ValueError as error:
+        if is_object:
+            _bind(read_section(ClassConfig, value, key), key, num_runtime_args=0)
+        text = ", which is text" if isinstance(value, str) else ""
+        needed = constructor.arguments[name].type_name
+        mistake = (
+            f"{key} must be {needed}: got {show(value)}{text}. lanewise train CONFIG --help describes it."
+        )
+        raise ConfigError([mistake]) from error
+
+
+def _type_name(hint: Any) -> str:
+    """Write a type hint as a user would."""
+    text = inspect.formatannotation(hint)
+    return "any" if "Untyped" in text else text

@@ -1,0 +1,165 @@
+"""The configuration of a run: a tree of frozen dataclasses whose field names are the keys of the file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from lanewise.config.check import Above, AtLeast, Below, Section
+
+Reducer = Literal["ddp", "single"]
+Equality = Literal["close", "exact"]
+DeviceType = Literal["auto", "cpu", "cuda"]
+Backend = Literal["auto", "gloo", "nccl"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassConfig(Section):
+    """An object to build: its class and its constructor's arguments."""
+
+    class_path: str
+    """The class, as `module.Class`."""
+    init_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the constructor by name; those that only the running program knows are left out."""
+
+
+def _global_batch_is_whole_micro_batches(global_batch_size: int, micro_batch_size: int) -> str | None:
+    rest = global_batch_size % micro_batch_size
+    if rest == 0:
+        return None
+    multiples = {global_batch_size - rest, global_batch_size - rest + micro_batch_size} - {0}
+    nearest_first = sorted(multiples, key=lambda size: abs(size - global_batch_size))
+    return (
+        f"batch.global_batch_size must be a multiple of batch.micro_batch_size: "
+        f"got {global_batch_size} and {micro_batch_size}. "
+        f"Use global_batch_size={' or '.join(map(str, nearest_first))}, or another micro_batch_size."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig(Section):
+    """How many samples a step and a lane see; together they fix the number of lanes."""
+
+    RULES = (_global_batch_is_whole_micro_batches,)
+
+    global_batch_size: Annotated[int, AtLeast(1)]
+    """Samples of one optimizer step, over all lanes."""
+    micro_batch_size: Annotated[int, AtLeast(1)]
+    """Samples of one lane's forward."""
+
+    @property
+    def num_lanes(self) -> int:
+        """The number of lanes of the run, on any number of devices."""
+        return self.global_batch_size // self.micro_batch_size
+
+
+def _some_end_is_given(epochs: int | None, max_steps: int | None) -> str | None:
+    if epochs is not None or max_steps is not None:
+        return None
+    return (
+        "train.epochs or train.max_steps must be given: got null for both. "
+        "Set one, or both: whichever comes first ends the run."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Section):
+    """How long to train, from which seed, and where the results go."""
+
+    RULES = (_some_end_is_given,)
+
+    run_dir: str
+    """Folder that the run writes into, relative to the working directory."""
+    epochs: Annotated[int, AtLeast(1)] | None = None
+    """Passes over the training data after which the run ends; unset: no limit."""
+    max_steps: Annotated[int, AtLeast(1)] | None = None
+    """Optimizer steps after which the run ends; unset: no limit."""
+    seed: Annotated[int, AtLeast(0), Below(2**63)] = 0
+    """Seed of the weights, the sample order and every lane's random numbers."""
+    max_grad_norm: Annotated[float, Above(0)] | None = None
+    """Largest L2 norm of the whole gradient, which is scaled down beyond it; unset: no clipping."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """How samples are ordered and loaded."""
+
+    num_workers: Annotated[int, AtLeast(0)] = 0
+    """Loader processes of each device; 0: samples are loaded in the training process."""
+    shuffle: bool = True
+    """Whether each epoch has an order of its own."""
+    drop_last: bool = False
+    """Whether to drop the partial last step of an epoch instead of weighting it."""
+
+
+def _single_reduces_one_device(devices: int | None, reducer: Reducer) -> str | None:
+    if reducer != "single" or devices is None or devices == 1:
+        return None
+    return (
+        f"distributed.reducer single needs distributed.devices 1: got {devices} devices. "
+        f"Use distributed.reducer=ddp, or distributed.devices=1."
+    )
+
+
+def _nccl_runs_on_gpus(device_type: DeviceType, backend: Backend) -> str | None:
+    if backend != "nccl" or device_type != "cpu":
+        return None
+    return (
+        "distributed.backend nccl needs GPUs: got distributed.device_type cpu. "
+        "Use distributed.backend=gloo, or distributed.device_type=cuda."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig(Section):
+    """Which devices carry the lanes, and how gradients are reduced; the model does not depend on it."""
+
+    RULES = (_single_reduces_one_device, _nccl_runs_on_gpus)
+
+    devices: Annotated[int, AtLeast(1)] | None = None
+    """Processes per machine, one for each device; unset: one, or what the joined world has."""
+    reducer: Reducer = "ddp"
+    """How lane gradients become one."""
+    equality: Equality = "close"
+    """What stays the same on another number of devices: all but rounding (close), or every byte (exact)."""
+    device_type: DeviceType = "auto"
+    """Where to train; auto: on GPUs if there are any."""
+    backend: Backend = "auto"
+    """Library of the collectives; auto: nccl on GPUs, gloo on CPUs."""
+    threads: Annotated[int, AtLeast(1)] = 1
+    """Intra-op CPU threads of each process; never derived, since it changes the order of float additions."""
+
+
+def _every_device_has_a_lane(batch: BatchConfig, distributed: DistributedConfig) -> str | None:
+    if distributed.devices is None or distributed.devices <= batch.num_lanes:
+        return None
+    return (
+        f"distributed.devices must be at most the number of lanes, as each device needs at least one lane: "
+        f"got {distributed.devices} devices and {batch.num_lanes} lanes (batch.global_batch_size "
+        f"{batch.global_batch_size} / batch.micro_batch_size {batch.micro_batch_size}). "
+        f"Use distributed.devices={batch.num_lanes}, or a smaller micro_batch_size."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Section):
+    """Everything that a run was asked for."""
+
+    RULES = (_every_device_has_a_lane,)
+
+    task: ClassConfig
+    """The user's Task."""
+    batch: BatchConfig
+    """Batch sizes, and with them the lanes."""
+    train: TrainConfig
+    """Length, seed and folder of the run."""
+    optimizer: ClassConfig
+    """The optimizer; its parameters are given at run time."""
+    scheduler: ClassConfig | None = None
+    """The learning-rate scheduler; its optimizer is given at run time; unset: a constant learning rate."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Order and loading of the samples."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    """Devices and reduction."""
+    search_path: str | None = None
+    """Folder that class_path modules are imported from first; load_config makes it absolute, and takes the
+    folder of the configuration file if it is unset."""

@@ -1,0 +1,104 @@
+"""YAML as version 1.2 reads it, without the traps of version 1.1 that PyYAML keeps.
+
+`1e-3` is a number; `no`, `on`, `1:30` and dates are text; `010` is ten; and a key that stands twice is a
+mistake instead of a silent loss.
+"""
+
+import re
+from typing import Any
+
+import yaml
+
+from lanewise.errors import ConfigError
+
+try:
+    from yaml import CSafeLoader as SafeLoader
+except ImportError:  # PyYAML was built without libyaml
+    from yaml import SafeLoader  # type: ignore[assignment]
+
+# The YAML 1.2 core schema: the tag of a plain scalar, its pattern, and the characters it can begin with.
+_CORE_SCHEMA = [
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+]
+
+
+def read_yaml(text: str, source: str) -> object:
+    """Read one YAML document.
+
+    Args:
+        text: the document.
+        source: what to call it in a mistake, for example its file name.
+
+    Raises:
+        ConfigError: the text is no YAML, or some key stands twice in its mapping.
+    """
+    try:
+        loader = _Loader(text)
+        tree: object = loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError([f"{source}{place} is not valid YAML: {error.problem}."]) from error
+    except yaml.YAMLError as error:
+        raise ConfigError([f"{source} is not valid YAML: {' '.join(str(error).split())}."]) from error
+    if loader.repeated_keys:
+        raise ConfigError(
+            [
+                f"{source} has the key {key} twice in one mapping: on lines {first} and {second}. Remove one."
+                for key, first, second in loader.repeated_keys
+            ]
+        )
+    return tree
+
+
+def write_yaml(tree: object) -> str:
+    """Write a plain tree so that `read_yaml`, and a reader of YAML 1.1 too, gets the same tree back."""
+    try:
+        return yaml.dump(tree, Dumper=_Dumper, sort_keys=False)
+    except yaml.representer.RepresenterError as error:
+        kind = type(error.args[1]).__name__
+        mistake = f"a configuration holds text, numbers, true, false, null, lists and mappings: got a {kind}."
+        raise ConfigError([f"{mistake} Write it as one of these."]) from error
+
+
+class _Loader(SafeLoader):
+    """Resolves plain scalars by the core schema alone and remembers repeated keys with their lines."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.repeated_keys: list[tuple[object, int, int]] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build the mapping of a node, noting the keys that occur twice."""
+        mapping = super().construct_mapping(node, deep)
+        lines: dict[object, int] = {}
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            line = key_node.start_mark.line + 1
+            if key in lines:
+                self.repeated_keys.append((key, lines[key], line))
+            lines[key] = line
+        return mapping
+
+    def construct_core_int(self, node: yaml.ScalarNode) -> int:
+        """Read an integer: a leading zero means nothing, 0o is octal, 0x is hexadecimal."""
+        text = str(self.construct_scalar(node))
+        return int(text, base=0) if text[:2] in ("0o", "0x") else int(text)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that either version of YAML would read as something else."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_core_int)
+for _kind, _pattern, _first in _CORE_SCHEMA:
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), _first)

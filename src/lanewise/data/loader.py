@@ -1,0 +1,81 @@
+"""Feeds the lanes of one process for a whole run through a single torch DataLoader iterator."""
+
+from collections.abc import Iterator
+
+import torch
+from torch.utils.data import DataLoader
+
+from lanewise.data.reader import LaneBatch, LaneReader
+from lanewise.lanes import LaneTurn, Order, Schedule
+from lanewise.lifeline import die_with_parent
+
+
+class LaneLoader:
+    """The micro-batches that a process works through, in order, crossing epochs.
+
+    Because one iterator serves the whole run, workers never restart and prefetching never pauses between epochs. The
+    position is the step number alone: starting in the middle of an epoch costs no more than starting at its begin.
+
+    Args:
+        reader: reads and collates the samples of a turn.
+        schedule: cuts epochs into steps and steps into lanes.
+        order: the sample order of each epoch.
+        lanes: the lanes to serve.
+        num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
+    """
+
+    def __init__(
+        self, reader: LaneReader, schedule: Schedule, order: Order, lanes: range, *, num_workers: int = 0
+    ) -> None:
+        self._reader = reader
+        self._schedule = schedule
+        self._order = order
+        self._lanes = lanes
+        self._num_workers = num_workers
+
+    def indices(self, step: int, lane: int) -> tuple[int, ...]:
+        """Return the dataset indices that a lane reads in a step; any lane, whoever carries it."""
+        return _indices(self._order, self._schedule, step, lane)
+
+    def batches(self, first_step: int, last_step: int) -> Iterator[LaneBatch]:
+        """Yield the batches of steps `first_step` to `last_step - 1`; at least one, maybe empty, a step."""
+        loader: DataLoader[LaneBatch] = DataLoader(
+            self._reader,
+            batch_size=None,  # a turn is a batch already
+            sampler=_Turns(self._schedule, self._order, self._lanes, first_step, last_step),
+            num_workers=self._num_workers,
+            collate_fn=_as_read,
+            worker_init_fn=_init_worker,
+            # Else the loader would draw its workers' seeds from the default generator.
+            generator=torch.Generator(),
+        )
+        return iter(loader)
+
+
+class _Turns:
+    """The turns of some lanes with their sample indices; torch calls such an iterable a sampler."""
+
+    def __init__(self, schedule: Schedule, order: Order, lanes: range, first_step: int, last_step: int) -> None:
+        self._turns = (schedule, lanes, first_step, last_step)
+        self._order = order
+
+    def __iter__(self) -> Iterator[tuple[LaneTurn, tuple[int, ...]]]:
+        schedule, lanes, first_step, last_step = self._turns
+        for turn in schedule.turns(lanes, first_step, last_step):
+            yield turn, _indices(self._order, schedule, turn.step, turn.lane)
+
+
+def _indices(order: Order, schedule: Schedule, step: int, lane: int) -> tuple[int, ...]:
+    positions = schedule.positions(step, lane)
+    indices = order.indices(step // schedule.steps_per_epoch, positions.start, positions.stop)
+    return tuple(indices.tolist())
+
+
+def _as_read(batch: LaneBatch) -> LaneBatch:
+    """Replace torch's conversion of unbatched items: the Task's `collate` decided already."""
+    return batch
+
+
+def _init_worker(_worker: int) -> None:
+    """Without this a worker would outlive a killed trainer by up to 5 s, torch's polling interval."""
+    die_with_parent()

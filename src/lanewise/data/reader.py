@@ -1,0 +1,72 @@
+"""Reads the samples of a lane's turn, each under its own random state, and collates them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from lanewise.lanes import LaneTurn, collate_seed, sample_seed
+from lanewise.random_state import set_random_state
+
+
+@dataclass(frozen=True)
+class LaneBatch:
+    """The micro-batch of one lane in one step."""
+
+    turn: LaneTurn
+    indices: tuple[int, ...]
+    """Dataset indices of the samples; empty where the process has none in this step."""
+    data: Any
+    """What `collate` returned; None without samples."""
+
+
+class LaneReader(Dataset[LaneBatch]):
+    """A dataset whose index is a lane's turn with its sample indices, and whose item is the lane's batch.
+
+    A sample is read under random state from (seed, epoch, sample index). Where the dataset has `__getitems__`, the
+    turn's samples are one read, under the state of the first one. They are collated under (seed, step, lane). So the
+    bytes don't depend on which process reads them, nor on what it read before.
+    """
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._seed = seed
+
+    def __getitem__(self, index: tuple[LaneTurn, tuple[int, ...]]) -> LaneBatch:
+        """Read and collate one lane's samples."""
+        turn, indices = index
+        if not indices:
+            return LaneBatch(turn, indices, None)
+        with _one_thread():
+            samples = self.read(turn.epoch, indices)
+            set_random_state(collate_seed(self._seed, turn.step, turn.lane))
+            return LaneBatch(turn, indices, self._collate(samples))
+
+    def read(self, epoch: int, indices: tuple[int, ...]) -> list[Any]:
+        """Return the samples at these dataset indices, as the epoch sees them."""
+        if read_many := getattr(self._dataset, "__getitems__", None):
+            set_random_state(sample_seed(self._seed, epoch, indices[0]))
+            return list(read_many(list(indices)))
+        return [self._read_one(epoch, index) for index in indices]
+
+    def _read_one(self, epoch: int, index: int) -> Any:
+        set_random_state(sample_seed(self._seed, epoch, index))
+        return self._dataset[index]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread, as DataLoader workers do, so that `num_workers` doesn't change the samples."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,68 @@
+"""What one lane does in a step: forward and loss on its own micro-batch, by the user's Task."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lanewise.data import LaneBatch
+from lanewise.errors import TaskError
+from lanewise.task import Loss, Task
+
+
+@dataclass(frozen=True)
+class LaneLoss:
+    """A checked loss of one lane."""
+
+    sum: torch.Tensor | None
+    """Scalar with a gradient; None where the weight is 0 and the lane contributes nothing."""
+    weight: float
+    is_sample_mean: bool
+    """Whether the task returned a bare mean, which weighs as many units as there are samples."""
+
+    @classmethod
+    def compute(cls, task: Task, model: nn.Module, batch: LaneBatch, device: torch.device) -> "LaneLoss":
+        """Run the task's forward and loss on a lane's micro-batch.
+
+        Raises:
+            TaskError: if the task returns something else than a scalar loss with a gradient and a weight >= 0.
+        """
+        data = to_device(batch.data, device)
+        returned = task.loss(task.forward(model, data), data)
+        is_sample_mean = isinstance(returned, torch.Tensor)
+        loss = Loss.mean(returned, len(batch.indices)) if isinstance(returned, torch.Tensor) else returned
+        if not isinstance(loss, Loss) or not isinstance(loss.sum, torch.Tensor) or loss.sum.numel() != 1:
+            shape = getattr(getattr(loss, "sum", None), "shape", None)
+            got = type(returned).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+            raise TaskError(
+                f"{type(task).__name__}.loss must return a scalar tensor or Loss(sum, weight): got {got}. "
+                "Return the mean over the micro-batch, or Loss(sum, weight) with the number of units in it."
+            )
+        weight = float(loss.weight)
+        if not 0 <= weight < math.inf:
+            raise TaskError(
+                f"the weight of a loss must be finite and not negative: got {weight} from {type(task).__name__}.loss. "
+                "It counts the units that were added up."
+            )
+        if weight and not loss.sum.requires_grad:
+            raise TaskError(
+                f"{type(task).__name__}.loss returned a loss without a gradient: nothing would be trained. "
+                "Compute it from the model's outputs, without detach(), item() or torch.no_grad()."
+            )
+        return cls(loss.sum.reshape(()) if weight else None, weight, is_sample_mean)
+
+
+def to_device(data: Any, device: torch.device) -> Any:
+    """Move the tensors in nested containers; anything with a `.to(device)` moves itself."""
+    if isinstance(data, torch.Tensor) or callable(getattr(data, "to", None)):
+        return data.to(device)
+    if isinstance(data, Mapping):
+        return type(data)((key, to_device(value, device)) for key, value in data.items())  # type: ignore[call-arg]
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(to_device(value, device) for value in data))
+    if isinstance(data, list | tuple):
+        return type(data)(to_device(value, device) for value in data)
+    return data

@@ -1,0 +1,74 @@
+"""Every error that lanewise raises on purpose, and the exit code of the command line for each.
+
+    LanewiseError               exit code 1
+    +-- ConfigError             2   the configuration asks for something impossible; lists every mistake
+    +-- TaskError               2   the user's Task breaks its contract (a loss without a gradient, ...)
+    +-- DataError               2   the dataset is empty, or differs between processes
+    +-- RunDirError             2   the run directory is in use, or holds a run already
+    +-- NonFiniteLossError      1   a lane's loss is NaN or infinite
+    +-- WorldError              1   the processes cannot form a world, or disagree with each other
+    +-- LaunchError             1   a worker process failed
+
+A user's mistake is shown as its message alone, without a traceback; an `AssertionError` is a bug of ours.
+"""
+
+from collections.abc import Sequence
+
+
+class LanewiseError(Exception):
+    """Base of all errors raised on purpose; its message says what is wrong and what to change."""
+
+    exit_code = 1
+
+
+class ConfigError(LanewiseError, ValueError):
+    """The configuration cannot be run.
+
+    Args:
+        mistakes: one complete sentence for each mistake, all of those that were found.
+    """
+
+    exit_code = 2
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        super().__init__("\n".join(mistakes))
+        self.mistakes = tuple(mistakes)
+
+
+class TaskError(LanewiseError):
+    """The user's Task does something that training cannot work with."""
+
+    exit_code = 2
+
+
+class DataError(LanewiseError):
+    """The dataset cannot be trained on."""
+
+    exit_code = 2
+
+
+class RunDirError(LanewiseError):
+    """The run directory cannot be written by this run."""
+
+    exit_code = 2
+
+
+class NonFiniteLossError(LanewiseError):
+    """The loss of some lane is NaN or infinite; the update of that step was not applied."""
+
+
+class WorldError(LanewiseError):
+    """The processes cannot form one world, or one of them disagrees with the others."""
+
+
+class LaunchError(LanewiseError):
+    """A worker process failed.
+
+    Args:
+        message: what the first failing worker said, with its rank and host.
+        exit_code: the exit code of that worker; 1 where a signal ended it.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -1,0 +1,21 @@
+"""Lanes as pure integers: who carries them, what they read, how their sums meet, which seeds they use."""
+
+from lanewise.lanes.layout import lane_blocks
+from lanewise.lanes.order import Order
+from lanewise.lanes.schedule import LaneTurn, Schedule
+from lanewise.lanes.seed import collate_seed, lane_seed, model_seed, sample_seed
+from lanewise.lanes.tree import Node, TreeSum, subtrees
+
+__all__ = [
+    "LaneTurn",
+    "Node",
+    "Order",
+    "Schedule",
+    "TreeSum",
+    "collate_seed",
+    "lane_blocks",
+    "lane_seed",
+    "model_seed",
+    "sample_seed",
+    "subtrees",
+]

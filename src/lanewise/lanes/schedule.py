@@ -1,0 +1,106 @@
+"""Which positions of the epoch's order belong to which lane in which step, the partial last step included."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How an epoch of samples is cut into steps, and a step into lanes.
+
+    Twenty samples in global batches of 8 and micro-batches of 2 (four lanes) are three steps. A cell holds
+    the positions in the epoch's order; the last step has 4 samples, so it uses the first two lanes only:
+
+        step     lane 0     lane 1     lane 2     lane 3
+          0      0  1       2  3       4  5       6  7
+          1      8  9      10 11      12 13      14 15
+          2     16 17      18 19        -          -
+
+    A partial step of r samples uses the first ceil(r / micro_batch_size) lanes, as evenly as possible: with
+    9 samples in micro-batches of 4 the lanes hold 3, 3, 3 and none. No sample is duplicated or padded.
+
+    Steps are counted over the whole run; `step // steps_per_epoch` is the epoch.
+    """
+
+    num_samples: int
+    """Samples in the dataset."""
+    global_batch_size: int
+    """Samples in one optimizer step."""
+    micro_batch_size: int
+    """Samples that one lane gives to one forward; divides `global_batch_size`."""
+    drop_last: bool = False
+    """Leave out the partial last step of every epoch."""
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_size < 1 or self.global_batch_size % self.micro_batch_size:
+            raise ValueError(
+                "global_batch_size must be a positive multiple of micro_batch_size: "
+                f"got {self.global_batch_size} and {self.micro_batch_size}."
+            )
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes of the run."""
+        return self.global_batch_size // self.micro_batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one epoch; 0 where the dataset is empty, or too small and `drop_last` is set."""
+        full_steps, rest = divmod(self.num_samples, self.global_batch_size)
+        return full_steps + (rest > 0 and not self.drop_last)
+
+    def num_samples_in(self, step: int) -> int:
+        """Count the samples of all lanes in a step."""
+        start = step % self.steps_per_epoch * self.global_batch_size
+        return min(self.global_batch_size, self.num_samples - start)
+
+    def num_present_lanes(self, step: int) -> int:
+        """Count the lanes that have samples in a step: they are the first ones."""
+        return -(-self.num_samples_in(step) // self.micro_batch_size)
+
+    def positions(self, step: int, lane: int) -> range:
+        """Return the positions in the epoch's order that a lane reads in a step; empty for an absent lane."""
+        start = step % self.steps_per_epoch * self.global_batch_size
+        num_present = self.num_present_lanes(step)
+        if lane >= num_present:
+            return range(0)
+        size, larger = divmod(self.num_samples_in(step), num_present)
+        return range(
+            start + lane * size + min(lane, larger),
+            start + (lane + 1) * size + min(lane + 1, larger),
+        )
+
+    def turns(self, lanes: range, first_step: int, last_step: int) -> Iterator["LaneTurn"]:
+        """Yield what a process that carries `lanes` does in steps `first_step` to `last_step - 1`, in order.
+
+        A process whose lanes are all absent in a step still takes part in it: it gets one item without
+        positions, under its first lane.
+        """
+        for step in range(first_step, last_step):
+            num_present = self.num_present_lanes(step)
+            present = [lane for lane in lanes if lane < num_present] or [lanes.start]
+            for lane in present:
+                yield LaneTurn(
+                    epoch=step // self.steps_per_epoch,
+                    step=step,
+                    lane=lane,
+                    positions=self.positions(step, lane),
+                    num_present_lanes=num_present,
+                    is_last=lane == present[-1],
+                )
+
+
+@dataclass(frozen=True)
+class LaneTurn:
+    """What one lane reads in one step."""
+
+    epoch: int
+    step: int
+    """Optimizer step, counted over the whole run."""
+    lane: int
+    positions: range
+    """Positions in the epoch's order; empty where the process has no sample in this step."""
+    num_present_lanes: int
+    """Lanes of all processes that have samples in this step."""
+    is_last: bool
+    """Whether this is the last lane that the process works through in this step."""

@@ -1,0 +1,33 @@
+"""Seeds as pure functions of where in the run they are used, so that no random state is ever stored.
+
+Each seed is the BLAKE2b digest (RFC 7693) of a purpose and a few integers: streams of different purposes, lanes, steps
+and samples are unrelated, and neighbouring numbers give unrelated seeds.
+"""
+
+import hashlib
+
+
+def model_seed(seed: int) -> int:
+    """Return the seed under which every rank builds the task and its model."""
+    return _digest(b"model", seed)
+
+
+def lane_seed(seed: int, step: int, lane: int) -> int:
+    """Return the seed of a lane's forward and backward in a step: dropout and the like."""
+    return _digest(b"lane", seed, step, lane)
+
+
+def sample_seed(seed: int, epoch: int, sample_index: int) -> int:
+    """Return the seed under which a sample is read in an epoch: augmentation and the like."""
+    return _digest(b"sample", seed, epoch, sample_index)
+
+
+def collate_seed(seed: int, step: int, lane: int) -> int:
+    """Return the seed under which a lane's samples are collated in a step: masking and the like."""
+    return _digest(b"collate", seed, step, lane)
+
+
+def _digest(purpose: bytes, *numbers: int) -> int:
+    """Hash to 64 bits. Decimal text keeps it well defined for an integer of any size."""
+    text = b"%s %s" % (purpose, " ".join(map(str, numbers)).encode())
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

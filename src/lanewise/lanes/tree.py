@@ -1,0 +1,100 @@
+"""The one fixed binary tree in which the lanes' values are added in `exact`, whoever carries the lanes.
+
+A node is a run of lanes [start, stop). The root holds all lanes; a node of n lanes splits into its first ceil(n / 2)
+lanes and the rest. Six lanes:
+
+    0   1   2   3   4   5
+    |   |   |   |   |   |
+    +-+-+   |   +-+-+   |         [0,2) = 0 + 1            [3,5) = 3 + 4
+      +--+--+     +--+--+         [0,3) = [0,2) + 2        [3,6) = [3,5) + 5
+         +-----+-----+            [0,6) = [0,3) + [3,6)
+
+A lane without samples is absent, never a zero, since -0.0 + 0.0 is not -0.0: its parent is then the other child. Lanes
+are absent from the end on (see `Schedule`); with four of the six lanes present the tree is
+
+    0   1   2   3
+    +-+-+   |   |                 [0,2) = 0 + 1
+      +--+--+   |                 [0,3) = [0,2) + 2
+         +---+--+                 [0,4) = [0,3) + 3
+
+A process adds what it can of its own block of lanes. What remains are the largest nodes inside the block, its
+`subtrees`, and they travel. Six lanes on 2, 3 and 4 processes:
+
+    2    [0,3)        [3,6)
+    3    [0,2)        [2,3) [3,4)       [4,5) [5,6)
+    4    [0,2)        [2,3) [3,4)       [4,5)           [5,6)
+
+Halving makes every block of a power-of-two number of processes a single subtree whenever it divides the lanes, for any
+number of lanes each.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+Node = tuple[int, int]
+"""Lanes [start, stop) whose values have been added."""
+
+T = TypeVar("T")
+
+
+class TreeSum(Generic[T]):
+    """Adds nodes in the order of the tree, as far as the nodes it was given allow.
+
+    Nodes are pushed in lane order. Two of them are added as soon as they are the two children of one node, so that at
+    most ceil(log2(num_lanes)) + 1 partial sums are held.
+
+    Args:
+        num_lanes: lanes of the run.
+        num_present_lanes: lanes that have samples in this step.
+        add: returns the sum of a left and a right value; may reuse the storage of either.
+    """
+
+    def __init__(self, num_lanes: int, num_present_lanes: int, add: Callable[[T, T], T]) -> None:
+        self._left_siblings = _left_siblings(num_lanes, num_present_lanes)
+        self._add = add
+        self._pending: list[tuple[Node, T]] = []
+
+    def push(self, node: Node, value: T) -> None:
+        """Add a value to the tree, to the right of those that were pushed before."""
+        while self._pending and self._pending[-1][0] == self._left_siblings.get(node):
+            left, left_value = self._pending.pop()
+            node, value = (left[0], node[1]), self._add(left_value, value)
+        self._pending.append((node, value))
+
+    @property
+    def pending(self) -> list[tuple[Node, T]]:
+        """The sums so far, in lane order; a single root once every present lane was pushed."""
+        return self._pending
+
+    def root(self) -> T:
+        """Return the sum over all lanes, which must have been pushed."""
+        assert len(self._pending) == 1, f"no root yet, only {[node for node, _ in self._pending]}"
+        return self._pending[0][1]
+
+
+@lru_cache(maxsize=256)
+def subtrees(lanes: range, num_lanes: int, num_present_lanes: int) -> tuple[Node, ...]:
+    """Return the nodes that a process with these lanes is left with, in lane order; none if all are absent."""
+    tree_sum: TreeSum[None] = TreeSum(num_lanes, num_present_lanes, lambda _left, _right: None)
+    for lane in lanes:
+        if lane < num_present_lanes:
+            tree_sum.push((lane, lane + 1), None)
+    return tuple(node for node, _ in tree_sum.pending)
+
+
+@lru_cache(maxsize=64)
+def _left_siblings(num_lanes: int, num_present_lanes: int) -> dict[Node, Node]:
+    """Map each right child to its left sibling, for the tree without the absent lanes."""
+    siblings: dict[Node, Node] = {}
+    nodes = [(0, num_lanes)]
+    while nodes:
+        start, stop = nodes.pop()
+        if stop - start == 1:
+            continue
+        middle = start + (stop - start + 1) // 2
+        nodes.append((start, middle))
+        if middle < num_present_lanes:  # else the right child is absent and its parent is the left one
+            nodes.append((middle, stop))
+            siblings[middle, min(stop, num_present_lanes)] = (start, middle)
+    return siblings

@@ -1,0 +1,53 @@
+"""Starts the workers of one machine through torch's elastic agent, in this process."""
+
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+
+from lanewise.launch.failure import first_failure
+from lanewise.lifeline import PARENT_PID_VARIABLE
+
+
+def launch_local(arguments: Sequence[str], num_processes: int) -> None:
+    """Run `python -m lanewise ARGUMENTS` in several processes that form one world, and wait for all of them.
+
+    The workers end when this process ends, whatever ends it.
+
+    Args:
+        arguments: command line of each worker.
+        num_processes: workers to start.
+
+    Raises:
+        LaunchError: what the first failing worker said.
+        KeyboardInterrupt: on SIGINT; SystemExit: on SIGTERM, SIGHUP and SIGQUIT. The workers are gone then.
+    """
+    import signal
+
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ[PARENT_PID_VARIABLE] = str(os.getpid())
+    # What the agent logs of a failure is said better, and once, by the error raised here.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(),
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "lanewise", *arguments)
+    except ChildFailedError as error:
+        raise first_failure(error.failures.items()) from None
+    except SignalException as error:
+        if error.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise SystemExit(128 + error.sigval) from None

@@ -1,0 +1,30 @@
+"""Writes metrics.jsonl: one JSON object for each step."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class JsonlLogger:
+    """Appends a line for each step; a number that JSON lacks (NaN, infinity) becomes null.
+
+    Args:
+        path: the file, made with the first line, so that a run which fails before leaves none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = None
+
+    def log(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Logger`."""
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps({"epoch": epoch, "step": step, **finite}) + "\n")
+
+    def close(self) -> None:
+        """See `Logger`."""
+        if self._file is not None:
+            self._file.close()

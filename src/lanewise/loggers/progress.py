@@ -1,0 +1,49 @@
+"""Shows on the console how far a run is: one bar on a terminal, a line now and then elsewhere."""
+
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class ProgressLogger:
+    """Follows the steps of a run.
+
+    Args:
+        first_step: the step at which this process begins.
+        last_step: the step before which the run ends.
+    """
+
+    def __init__(self, first_step: int, last_step: int) -> None:
+        self._last_step = last_step
+        self._console = Console(stderr=True)
+        self._next_line = 0.0
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("epoch {task.fields[epoch]}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[text]}"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._row = self._bar.add_task("", total=last_step, completed=first_step, epoch=0, text="")
+            self._bar.start()
+
+    def log(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Logger`."""
+        text = f"loss {metrics['train/loss']:.4f}  {metrics['perf/samples_per_second']:,.0f} samples/s"
+        if self._bar is not None:
+            self._bar.update(self._row, completed=step + 1, epoch=epoch + 1, text=text)
+        elif time.monotonic() >= self._next_line or step + 1 == self._last_step:
+            self._console.print(f"epoch {epoch + 1}  step {step + 1}/{self._last_step}  {text}", highlight=False)
+            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def close(self) -> None:
+        """See `Logger`."""
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,32 @@
+"""Gives each rank a log file; the console belongs to rank 0."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+
+def log_to(path: Path, *, is_rank_zero: bool) -> None:
+    """Send python's logging and warnings to a file; on rank 0 also to the console.
+
+    On other ranks everything that is printed goes to the file, by the file descriptors, so that native code is included:
+    otherwise each line of the user's code would appear once for each process.
+
+    Args:
+        path: the log file of this rank.
+        is_rank_zero: whether the console is this process's.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a", encoding="utf-8", buffering=1)
+    to_file = logging.StreamHandler(file)
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handlers: list[logging.Handler] = [to_file]
+    if is_rank_zero:
+        handlers.append(logging.StreamHandler(sys.stderr))
+    else:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    logging.basicConfig(level=logging.INFO, handlers=handlers, format="%(message)s", force=True)
+    logging.captureWarnings(True)

@@ -1,0 +1,17 @@
+"""How the gradients of all lanes become one; owns every difference between the modes."""
+
+from lanewise.reduce.buffers import LaneBuffers
+from lanewise.reduce.build import build_reducer
+from lanewise.reduce.reducer import Reducer
+from lanewise.reduce.totals import LaneTotals, StepTotals, start_totals
+from lanewise.reduce.watch import ParameterWatch
+
+__all__ = [
+    "LaneBuffers",
+    "LaneTotals",
+    "ParameterWatch",
+    "Reducer",
+    "StepTotals",
+    "build_reducer",
+    "start_totals",
+]

@@ -1,0 +1,56 @@
+"""Chooses the reducer, after making sure that all ranks start from the same model."""
+
+import hashlib
+
+import torch
+from torch import nn
+
+from lanewise.errors import TaskError, WorldError
+from lanewise.reduce.ddp import DDPReducer
+from lanewise.reduce.reducer import Reducer
+from lanewise.reduce.single import SingleReducer
+from lanewise.world.world import World
+
+
+def build_reducer(model: nn.Module, num_lanes: int, world: World, *, exact: bool) -> Reducer:
+    """Build what sums the lanes' gradients.
+
+    Collective: every rank must call this.
+
+    Args:
+        model: the user's module, on its device.
+        num_lanes: lanes of the run.
+        world: the processes.
+        exact: whether sums are added in the tree.
+
+    Raises:
+        TaskError: if no parameter is trainable.
+        WorldError: if the ranks built different models.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise TaskError("the model has no trainable parameter: build_model returned nothing to train.")
+    if world.world_size == 1:
+        return SingleReducer(parameters, num_lanes, exact=exact)
+    _compare_replicas(model, world)
+    return DDPReducer(model, parameters, num_lanes, world, exact=exact)
+
+
+def _compare_replicas(model: nn.Module, world: World) -> None:
+    """Raise where a parameter or buffer differs between ranks, naming the first one."""
+    state = [*model.named_parameters(), *model.named_buffers()]
+    digests = {name: _digest(tensor) for name, tensor in state}
+    for rank, others in enumerate(world.all_gather_object(digests)):
+        if others == digests:
+            continue
+        name = next(name for name in [*digests, *others] if digests.get(name) != others.get(name))
+        raise WorldError(
+            f"ranks {min(rank, world.rank)} and {max(rank, world.rank)} built different models: {name} differs. "
+            "build_model is called under equal random state on every rank; it must not depend on the rank, "
+            "the time, or files that differ between machines."
+        )
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(f"{flat.dtype} {tuple(tensor.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes()).digest()

@@ -1,0 +1,133 @@
+"""Sums the lanes' gradients over processes, through torch's DistributedDataParallel."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lanewise.lanes import LaneTurn, Node, TreeSum
+from lanewise.reduce.pending import PendingGradients, add_into_right
+from lanewise.reduce.reducer import connect, divide_gradients
+from lanewise.reduce.tree_all_reduce import TreeAllReduce
+from lanewise.world.world import World
+
+
+class DDPReducer:
+    """Stock DDP does the bucketing and the overlap with backward; its communication hook adds.
+
+    The task never meets a wrapper: DDP wraps a module that holds the user's parameters and whose forward calls a function,
+    so that any method of the user's module may be called in it.
+
+    Collective: every rank must construct it, and run every step.
+
+    Args:
+        model: the user's module; equal on all ranks.
+        parameters: its trainable parameters.
+        num_lanes: lanes of the run.
+        world: the processes; more than one.
+        exact: add in the tree, through `TreeAllReduce`. Otherwise autograd adds the lanes of a process and the
+            backend's all-reduce adds the processes.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], num_lanes: int, world: World, *, exact: bool
+    ) -> None:
+        self._parameters = parameters
+        self._num_lanes = num_lanes
+        self._turn: LaneTurn | None = None
+        self._earlier: list[tuple[Node, dict[nn.Parameter, torch.Tensor]]] = []
+        self._ddp = DistributedDataParallel(
+            _Caller(model),
+            gradient_as_bucket_view=True,
+            init_sync=False,  # the replicas were compared; a difference is an error, not overwritten
+            **_no_buffer_broadcast(),
+        )
+        self._pending: PendingGradients | None = None
+        self._tree: TreeAllReduce | None = None
+        if exact:
+            self._pending = PendingGradients(parameters, num_lanes)
+            self._tree = TreeAllReduce(world, num_lanes)
+            self._ddp.register_comm_hook(None, self._sum_in_tree)
+        else:
+            self._ddp.register_comm_hook(None, _sum_processes)
+
+    def forward(self, turn: LaneTurn, compute_loss: Callable[[], torch.Tensor | None]) -> torch.Tensor:
+        """See `Reducer`."""
+        with nullcontext() if turn.is_last else self._ddp.no_sync():
+            loss_sum: torch.Tensor = self._ddp(lambda: connect(compute_loss(), self._parameters))
+        return loss_sum
+
+    def backward(self, turn: LaneTurn, loss_sum: torch.Tensor) -> None:
+        """See `Reducer`."""
+        if self._pending is None:
+            loss_sum.backward()
+        elif not turn.is_last:
+            loss_sum.backward()
+            self._pending.push(turn)
+        else:
+            self._turn, self._earlier = turn, self._pending.take()
+            loss_sum.backward()
+
+    def finish(self, weight: float) -> None:
+        """See `Reducer`."""
+        divide_gradients(self._parameters, weight)
+
+    def close(self) -> None:
+        """See `Reducer`."""
+        if self._tree is not None:
+            self._tree.close()
+
+    def _sum_in_tree(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Add the pending sums to a bucket of the last lane's gradients and send it on its way.
+
+        Runs inside backward, for each bucket as soon as its gradients exist.
+        """
+        assert self._turn is not None and self._tree is not None
+        turn, flat, parameters = self._turn, bucket.buffer(), bucket.parameters()
+        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, turn.num_present_lanes, add_into_right)
+        for node, sums in self._earlier:
+            tree_sum.push(node, [sums.pop(parameter) for parameter in parameters])
+        if not turn.positions:
+            return self._tree.start([], turn.num_present_lanes, flat)
+        # As the right operand of every addition, the bucket itself holds the last sum.
+        tree_sum.push((turn.lane, turn.lane + 1), bucket.gradients())
+        *others, _ = tree_sum.pending
+        subtree_sums = [_flatten(sums, bucket) for _, sums in others] + [flat]
+        return self._tree.start(subtree_sums, turn.num_present_lanes, flat)
+
+
+class _Caller(nn.Module):
+    """Holds the user's module, for DDP to find its parameters; calling it calls the given function."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return function()
+
+
+def _sum_processes(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The hook of `close`: a sum, where DDP's own would be a mean over processes."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def _flatten(gradients: list[torch.Tensor], bucket: dist.GradBucket) -> torch.Tensor:
+    """Lay gradients out in a new flat tensor as the bucket lays out its own."""
+    flat = torch.empty_like(bucket.buffer())
+    start = bucket.buffer().storage_offset()
+    for gradient, view in zip(gradients, bucket.gradients(), strict=True):
+        flat.as_strided(view.size(), view.stride(), view.storage_offset() - start).copy_(gradient)
+    return flat
+
+
+def _no_buffer_broadcast() -> dict[str, Any]:
+    """Switch off DDP's copying of rank 0's buffers: `LaneBuffers` owns them. torch 2.13 renamed the option."""
+    names = inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}

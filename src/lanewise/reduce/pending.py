@@ -1,0 +1,50 @@
+"""The gradients of the lanes that a process has finished within a step, added up in the tree."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from lanewise.lanes import LaneTurn, Node, TreeSum
+
+
+class PendingGradients:
+    """Takes each lane's gradients away from the parameters and adds them as far as the tree allows.
+
+    Gradients are kept for each parameter, not for each bucket, since DDP rebuilds its buckets after the first step.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], num_lanes: int) -> None:
+        self._parameters = parameters
+        self._num_lanes = num_lanes
+        self._sum: TreeSum[list[torch.Tensor]] | None = None
+
+    def push(self, turn: LaneTurn) -> None:
+        """Move the gradients of a lane's backward here; every `param.grad` is None afterwards."""
+        gradients = []
+        for parameter in self._parameters:
+            # A lane that did not use the parameter adds +0.0, whoever carries it.
+            gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            parameter.grad = None
+        if self._sum is None:
+            self._sum = TreeSum(self._num_lanes, turn.num_present_lanes, add_into_right)
+        self._sum.push((turn.lane, turn.lane + 1), gradients)
+
+    def restore_root(self) -> None:
+        """Give the parameters the sum over all lanes, all of which were pushed, and forget it here."""
+        assert self._sum is not None, "no lane was pushed"
+        for parameter, gradient in zip(self._parameters, self._sum.root(), strict=True):
+            parameter.grad = gradient
+        self._sum = None
+
+    def take(self) -> list[tuple[Node, dict[nn.Parameter, torch.Tensor]]]:
+        """Hand over the sums so far, in lane order, and forget them here."""
+        pending = [] if self._sum is None else self._sum.pending
+        self._sum = None
+        return [(node, dict(zip(self._parameters, sums, strict=True))) for node, sums in pending]
+
+
+def add_into_right(left: Sequence[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Add the left tensors to the right ones in place: of a bucket's sums the right one is the bucket itself."""
+    torch._foreach_add_(right, left)
+    return right

@@ -1,0 +1,84 @@
+"""What the engine asks of every reducer, and the autograd node that lets every parameter take part."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from lanewise.lanes import LaneTurn
+
+
+class Reducer(Protocol):
+    """Sums the gradients of a step's lanes over all processes.
+
+    Within a step the engine calls `forward` and `backward` for each lane of the process, in lane order, then `finish`.
+    Communication happens in the backward of the last lane (`turn.is_last`), overlapping it, and in `finish`:
+
+        forward(lane 0)  backward(lane 0)  forward(lane 1)  backward(lane 1)         finish
+                                                            |- buckets travel ...... |
+    """
+
+    def forward(self, turn: LaneTurn, compute_loss: Callable[[], torch.Tensor | None]) -> torch.Tensor:
+        """Run a lane's forward.
+
+        Args:
+            turn: the lane's turn; a turn without samples takes part with nothing.
+            compute_loss: returns the sum of the lane's loss, or None where the lane contributes nothing.
+
+        Returns:
+            The scalar to give to `backward`.
+        """
+        ...
+
+    def backward(self, turn: LaneTurn, loss_sum: torch.Tensor) -> None:
+        """Add the lane's gradients. Collective for the last lane of a step."""
+        ...
+
+    def finish(self, weight: float) -> None:
+        """Leave in every `param.grad` the sum over all lanes, divided by `weight`."""
+        ...
+
+    def close(self) -> None:
+        """Stop what runs in the background."""
+        ...
+
+
+def connect(loss_sum: torch.Tensor | None, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Make every parameter an input of the loss, so that backward reaches each of them.
+
+    A parameter that the lane did not use gets an undefined gradient through this node, at no cost, and its hooks fire
+    as if it had been used: no process waits for it, and nobody has to search the graph for unused parameters.
+
+    Args:
+        loss_sum: the lane's loss; None makes a loss that gives no gradient to any parameter.
+        parameters: all trainable parameters.
+    """
+    if loss_sum is None:
+        loss_sum = parameters[0].new_zeros(())
+    connected: torch.Tensor = _EveryParameter.apply(loss_sum, *parameters)
+    return connected
+
+
+class _EveryParameter(torch.autograd.Function):
+    """The identity on its first argument; the others receive undefined gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, loss_sum: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.num_parameters = len(parameters)
+        return loss_sum.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (gradients[0], *[None] * ctx.num_parameters)
+
+
+def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:
+    """Divide every gradient by the weight of the global batch: the one place where a step's divisor is applied."""
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is None:  # no lane used it
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            gradients.append(parameter.grad)
+    torch._foreach_div_(gradients, weight)

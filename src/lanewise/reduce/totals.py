@@ -1,0 +1,82 @@
+"""The scalars of a step: one all-gather of a row for each lane, folded alike on every rank."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lanewise.lanes import lane_blocks
+from lanewise.world.world import World
+
+
+@dataclass(frozen=True)
+class LaneTotals:
+    """What one lane tells the others in a step."""
+
+    lane: int
+    loss_sum: float
+    """Sum of the lane's loss; 0 where its weight is 0."""
+    weight: float
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """What all lanes together say of a step; the same on every rank, for any number of processes."""
+
+    lanes: tuple[LaneTotals, ...]
+    """The lanes with samples, in order."""
+
+    @property
+    def weight(self) -> float:
+        """Weight of the global batch."""
+        return math.fsum(lane.weight for lane in self.lanes)
+
+    @property
+    def loss(self) -> float:
+        """Weighted mean of the loss over the global batch; NaN where the weight is 0."""
+        loss_sums = [lane.loss_sum for lane in self.lanes]
+        if not self.weight or not all(map(math.isfinite, loss_sums)):
+            return math.nan
+        return math.fsum(loss_sums) / self.weight
+
+    @property
+    def non_finite_lanes(self) -> list[LaneTotals]:
+        """The lanes whose loss is NaN or infinite."""
+        return [lane for lane in self.lanes if not math.isfinite(lane.loss_sum)]
+
+
+def start_totals(
+    world: World, num_lanes: int, num_present_lanes: int, own: Sequence[LaneTotals]
+) -> Callable[[], StepTotals]:
+    """Begin to exchange the scalars of a step.
+
+    Collective: every rank must call this, before the backward of its last lane, which the exchange overlaps.
+
+    Args:
+        world: the processes.
+        num_lanes: lanes of the run.
+        num_present_lanes: lanes that have samples in this step.
+        own: the rows of this process's lanes that have samples.
+
+    Returns:
+        A function that waits and returns the totals.
+    """
+    blocks = lane_blocks(num_lanes, world.world_size)
+    rows = [(row.loss_sum, row.weight) for row in own]
+    padding = [(0.0, 0.0)] * (len(blocks[0]) - len(rows))
+    device = world.scalar_device
+    wait = world.start_all_gather(torch.tensor(rows + padding, dtype=torch.float64, device=device))
+
+    def finish() -> StepTotals:
+        gathered = wait().tolist()
+        return StepTotals(
+            tuple(
+                LaneTotals(lane, *row)
+                for block, rank_rows in zip(blocks, gathered, strict=True)
+                for lane, row in zip(block, rank_rows, strict=False)
+                if lane < num_present_lanes
+            )
+        )
+
+    return finish

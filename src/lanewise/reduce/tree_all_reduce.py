@@ -1,0 +1,146 @@
+"""The all-reduce of `exact`: every element is added in the fixed tree over the lanes, whoever carries them.
+
+[Note: three stages]
+A bucket of n elements is cut into one slice for each rank. Two ranks, the first with the subtrees [0,2) and [2,3), the
+second with [3,6), slices a and b:
+
+    all_to_all     rank 0 gets  [0,2)a [2,3)a [3,6)a      rank 1 gets  [0,2)b [2,3)b [3,6)b
+    add            rank 0 has   [0,6)a                    rank 1 has   [0,6)b
+    all_gather     both have    [0,6)a [0,6)b
+
+Where every rank has one subtree, as many bytes travel as in a ring all-reduce: n (world_size - 1) / world_size in each of
+the two collectives. A rank with more subtrees sends that many times its part in the first one.
+
+[Note: one thread, in order]
+On gloo, a collective that is started in the callback of another can deadlock. So each process has one thread and a process
+group of its own that runs the stages of one bucket after the other, in the order in which DDP hands them out, which is
+the same on all ranks. On NCCL the same calls only enqueue work on a stream, and no thread is needed.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from lanewise.lanes import TreeSum, lane_blocks, subtrees
+from lanewise.reduce.pending import add_into_right
+from lanewise.world.world import World
+
+
+class TreeAllReduce:
+    """Sums flat tensors over all lanes.
+
+    Collective: every rank must construct it, and call `start` equally often, with tensors of equal sizes.
+    """
+
+    def __init__(self, world: World, num_lanes: int) -> None:
+        self._rank = world.rank
+        self._device = world.device
+        self._num_lanes = num_lanes
+        self._blocks = lane_blocks(num_lanes, world.world_size)
+        self._group = world.new_group()
+        self._stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if dist.get_backend(self._group) != "nccl":
+            # A daemon: a process that fails must not wait for a collective that others will never join.
+            self._thread = threading.Thread(target=self._work, name="tree-all-reduce", daemon=True)
+            self._thread.start()
+
+    def start(
+        self, subtree_sums: list[torch.Tensor], num_present_lanes: int, bucket: torch.Tensor
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Begin to sum a bucket over all lanes; returns at once.
+
+        Args:
+            subtree_sums: this rank's flat subtree sums, in lane order; none if all its lanes are absent.
+            num_present_lanes: lanes of all ranks that have samples in this step.
+            bucket: flat tensor that may be overwritten; gives size and dtype where there are no sums.
+
+        Returns:
+            A future of the flat sum over all lanes.
+        """
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[self._device] if self._stream is not None else None
+        )
+        ready = None
+        if self._stream is not None:
+            ready = torch.cuda.current_stream(self._device).record_event()
+            for tensor in (*subtree_sums, bucket):
+                tensor.record_stream(self._stream)
+        job = partial(self._reduce_into, future, ready, subtree_sums, num_present_lanes, bucket)
+        if self._thread is None:
+            job()
+        else:
+            self._jobs.put(job)
+        return future
+
+    def close(self) -> None:
+        """Let the thread end after the buckets that it was given."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _reduce_into(
+        self,
+        future: torch.futures.Future[torch.Tensor],
+        ready: torch.cuda.Event | None,
+        subtree_sums: list[torch.Tensor],
+        num_present_lanes: int,
+        bucket: torch.Tensor,
+    ) -> None:
+        """Run the three stages for a bucket and complete its future, on the side stream where there is one."""
+        try:
+            with torch.cuda.stream(self._stream):
+                if self._stream is not None and ready is not None:
+                    self._stream.wait_event(ready)
+                future.set_result(self._reduce(subtree_sums, num_present_lanes, bucket))
+        except Exception as error:
+            future.set_exception(error)
+
+    def _reduce(
+        self, subtree_sums: list[torch.Tensor], num_present_lanes: int, bucket: torch.Tensor
+    ) -> torch.Tensor:
+        """Sum a bucket over all lanes. See [Note: three stages]."""
+        world_size, size = len(self._blocks), bucket.numel()
+        slice_size = -(-size // world_size)
+        bounds = [min(rank * slice_size, size) for rank in range(world_size + 1)]
+        nodes = [subtrees(block, self._num_lanes, num_present_lanes) for block in self._blocks]
+        own_size = bounds[self._rank + 1] - bounds[self._rank]
+
+        if len(subtree_sums) == 1:
+            send = subtree_sums[0]
+        else:
+            pieces = [
+                subtree_sum[start:stop]
+                for start, stop in zip(bounds, bounds[1:], strict=False)
+                for subtree_sum in subtree_sums
+            ]
+            send = torch.cat(pieces) if pieces else bucket.new_empty(0)
+        received = bucket.new_empty(own_size * sum(map(len, nodes)))
+        dist.all_to_all_single(
+            received,
+            send,
+            output_split_sizes=[own_size * len(rank_nodes) for rank_nodes in nodes],
+            input_split_sizes=[
+                (stop - start) * len(subtree_sums) for start, stop in zip(bounds, bounds[1:], strict=False)
+            ],
+            group=self._group,
+        )
+
+        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, num_present_lanes, add_into_right)
+        all_nodes = [node for rank_nodes in nodes for node in rank_nodes]
+        for index, node in enumerate(all_nodes):
+            tree_sum.push(node, [received[index * own_size : (index + 1) * own_size]])
+        own_slice = bucket.new_zeros(slice_size)  # the last ranks' slices may be shorter
+        own_slice[:own_size] = tree_sum.root()[0]
+
+        is_even = size == slice_size * world_size
+        gathered = bucket if is_even else bucket.new_empty(slice_size * world_size)
+        dist.all_gather_into_tensor(gathered, own_slice, group=self._group)
+        return gathered[:size]

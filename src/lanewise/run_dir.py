@@ -1,0 +1,69 @@
+"""The folder of a run: what is in it, and who may write it."""
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from lanewise.errors import RunDirError
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths in the folder of a run.
+
+        run_dir/
+            config.yaml               the resolved configuration
+            metrics.jsonl             one line for each step
+            logs/rank-00000.log       one file for each rank
+            model.safetensors         the trained model
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration; `lanewise train` accepts it."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object for each step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def model(self) -> Path:
+        """The trained weights under the plain module's names."""
+        return self.path / "model.safetensors"
+
+    def log(self, rank: int) -> Path:
+        """The log of one rank."""
+        return self.path / "logs" / f"rank-{rank:05d}.log"
+
+    def claim(self) -> IO[str]:
+        """Make the folder and become its only writer, until the returned file is closed or the process ends.
+
+        Raises:
+            RunDirError: if another process writes it, or it holds a run already. Nothing is changed then.
+        """
+        if self.metrics.exists():
+            raise RunDirError(
+                f"run_dir {self.path} holds a run already (it has a {self.metrics.name}). "
+                "Choose another with --train.run_dir, or move that one away."
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("a")
+        except OSError as error:
+            raise RunDirError(f"run_dir {self.path} cannot be written: {error.strerror}.") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise RunDirError(
+                f"run_dir {self.path} is in use by another process. "
+                "Choose another with --train.run_dir, or wait for that one to end."
+            ) from None
+        os.set_inheritable(lock.fileno(), False)
+        return lock

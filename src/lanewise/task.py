@@ -1,0 +1,63 @@
+"""What the user writes: a Task, which says what one device does, and the Loss that it returns."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, default_collate
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one micro-batch, as a sum and the weight by which it counts.
+
+    The gradient of a step is (sum over all lanes of grad(sum)) / (sum over all lanes of weight), whatever the
+    unit of the weight is: tokens, pixels, pairs, samples.
+    """
+
+    sum: torch.Tensor
+    """Scalar with a gradient: the loss added up over the micro-batch."""
+    weight: torch.Tensor | float
+    """How many units were added up; not negative. A micro-batch of weight 0 contributes nothing."""
+
+    @classmethod
+    def mean(cls, value: torch.Tensor, weight: torch.Tensor | float) -> "Loss":
+        """Make a loss of a mean over `weight` units, as most models return it.
+
+        A Hugging Face model returns the mean over the target tokens, so their number is the weight.
+        """
+        return cls(value * weight, weight)
+
+
+class Task(ABC):
+    """The user's model, data and loss on one device; its constructor arguments are the configuration.
+
+    Every process builds an equal task. Nothing in it may depend on the rank or the number of processes.
+    """
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """Return a new model on the CPU. Called on every rank, under equal random state."""
+
+    @abstractmethod
+    def train_dataset(self) -> Dataset[Any]:
+        """Return the map-style training dataset, the same on every rank. lanewise shares it out."""
+
+    @abstractmethod
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        """Return the model's outputs for a collated micro-batch, which is on the model's device."""
+
+    @abstractmethod
+    def loss(self, outputs: Any, batch: Any) -> Loss | torch.Tensor:
+        """Return the micro-batch's loss; a bare scalar is taken as the mean over its samples."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Make a micro-batch of samples. Runs where the samples are read, under the lane's random state."""
+        return default_collate(samples)
+
+    def parameter_groups(self, model: nn.Module) -> Iterable[Any]:
+        """Return what the optimizer gets: named parameters, or groups of them with options of their own."""
+        return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
