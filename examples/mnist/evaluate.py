@@ -1,4 +1,4 @@
-"""Prints the accuracy of a trained model on the held-out digits; plain PyTorch, for any run of this example."""
+"""Prints the accuracy of a trained model on held-out digits; plain PyTorch, for any run of this example."""
 
 import sys
 from pathlib import Path

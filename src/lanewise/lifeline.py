@@ -15,8 +15,8 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends (Linux; elsewhere nothing happens).
 
-    The parent may have ended before this call, so that is checked afterwards: by the pid that a launcher left in the
-    environment, or through multiprocessing where this is one of its children.
+    The parent may have ended before this call, so that is checked afterwards: by the pid that a launcher left
+    in the environment, or through multiprocessing where this is one of its children.
     """
     if sys.platform != "linux":
         return

@@ -13,11 +13,11 @@ from lanewise.errors import RunDirError
 class RunDir:
     """Paths in the folder of a run.
 
-        run_dir/
-            config.yaml               the resolved configuration
-            metrics.jsonl             one line for each step
-            logs/rank-00000.log       one file for each rank
-            model.safetensors         the trained model
+    run_dir/
+        config.yaml               the resolved configuration
+        metrics.jsonl             one line for each step
+        logs/rank-00000.log       one file for each rank
+        model.safetensors         the trained model
     """
 
     path: Path

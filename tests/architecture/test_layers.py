@@ -11,7 +11,7 @@ SRC = Path(__file__).parents[2] / "src"
 ROWS = (
     {"errors", "lifeline"},
     {"config", "lanes"},
-    {"world", "task"},
+    {"world", "task", "random_state", "run_dir"},
     {"precision", "metrics"},
     {"data", "reduce", "checkpoint"},
     {"callbacks", "loggers"},

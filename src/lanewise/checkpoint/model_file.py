@@ -12,8 +12,8 @@ from torch import nn
 def save_model(model: nn.Module, path: Path) -> None:
     """Write parameters and buffers under the plain module's names.
 
-    A tied tensor is written once, under its first name; the metadata's `aliases` is a JSON object of the other names. The
-    file appears under its name only when it is complete and on disk.
+    A tied tensor is written once, under its first name; the metadata's `aliases` is a JSON object of the
+    other names. The file appears under its name only when it is complete and on disk.
 
     Args:
         model: the user's module.

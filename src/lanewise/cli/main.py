@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {command} is no command of lanewise. Use: train.", file=sys.stderr)
         return 2
     except LanewiseError as error:
-        print("\n".join(f"error: {mistake}" for mistake in getattr(error, "mistakes", [error])), file=sys.stderr)
+        print(
+            "\n".join(f"error: {mistake}" for mistake in getattr(error, "mistakes", [error])), file=sys.stderr
+        )
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`lanewise train`: trains in this process, in workers that it starts, or as one worker of a world that is there."""
+"""`lanewise train`: in this process, in workers that it starts, or as one worker of a given world."""
 
 import logging
 import os
@@ -75,11 +75,10 @@ def _join(config: RunConfig, place: Environment) -> None:
             _run(config, place)
     except BaseException as error:
         record_failure(error)
-        is_ours = isinstance(error, LanewiseError)
-        logging.getLogger(__name__).error("rank %d failed", place.rank, exc_info=error)
+        logging.getLogger(__name__).exception("rank %d failed", place.rank)
         # Leaving in the usual way would run destructors that wait for ranks which are gone.
         logging.shutdown()
-        os._exit(error.exit_code if is_ours else 1)
+        os._exit(error.exit_code if isinstance(error, LanewiseError) else 1)
 
 
 def _check(config: RunConfig, place: Environment) -> None:

@@ -18,6 +18,8 @@ from lanewise.errors import ConfigError
 S = TypeVar("S", bound="Section")
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+# What other versions of YAML, or a quoted value, call true and false.
+_BOOLEANS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
 _LONGEST_SHOWN_VALUE = 80
 
 
@@ -116,7 +118,7 @@ def suggest(word: object, known: Iterable[str], prefix: str = "") -> str:
 
 def show(value: object) -> str:
     """Write a value as it would stand in a configuration file, on one line, shortened if it is long."""
-    text = json.dumps(value, default=str, skipkeys=True)
+    text = json.dumps(value, default=str, ensure_ascii=False, skipkeys=True)
     return text if len(text) <= _LONGEST_SHOWN_VALUE else f"{text[: _LONGEST_SHOWN_VALUE - 3]}..."
 
 
@@ -205,12 +207,8 @@ def _remedy(hint: Any, value: object) -> str:
     """End the sentence about a value of the wrong type, with the right spelling where it can be guessed."""
     if isinstance(value, str) and get_origin(hint) is Literal:
         return f". {suggest(value, get_args(hint))}"
-    if (
-        isinstance(value, str)
-        and hint is bool
-        and value.lower() in ("yes", "on", "true", "no", "off", "false")
-    ):
-        return f", which is text. Write {'true' if value.lower() in ('yes', 'on', 'true') else 'false'}."
+    if isinstance(value, str) and hint is bool and value.lower() in _BOOLEANS:
+        return f", which is text. Write {_BOOLEANS[value.lower()]}."
     if isinstance(value, str):
         return f", which is text. Write {_needed(hint)}, without quotes."
     if isinstance(value, float) and hint is int and value.is_integer():

@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import NoneType
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser
 
@@ -65,7 +65,7 @@ def describe_classes(config: RunConfig) -> str:
         lines.append(f"{key}: {section.class_path}")
         for argument in constructor.arguments.values():
             default = "required" if argument.is_required else f"default {argument.default!r}"
-            lines.append(f"  --{key}.init_args.{argument.name}  {argument.type_name}, {default}")
+            lines.append(f"  --{key}.init_args.{argument.name}  {_type_name(argument.hint)}, {default}")
             lines += textwrap.wrap(
                 argument.description, _HELP_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
             )
@@ -84,8 +84,8 @@ class _Argument:
     """One argument of a constructor."""
 
     name: str
-    type_name: str
-    """Its type hint as a user would write it."""
+    hint: Any
+    """Its type."""
     is_required: bool
     default: object
     description: str
@@ -123,10 +123,9 @@ class _Constructor:
             if action.dest == "help" or "." in action.dest:
                 continue
             parameter = parameters.get(action.dest, _UNSEEN)
-            hint = getattr(action, "_typehint", parameter.annotation)
             self.arguments[action.dest] = _Argument(
                 name=action.dest,
-                type_name=_type_name(hint),
+                hint=getattr(action, "_typehint", parameter.annotation),
                 # jsonargparse takes a parameter without a type, or with an optional one, for optional.
                 is_required=action.required or parameter.default is parameter.empty,
                 default=action.default if parameter is _UNSEEN else parameter.default,
@@ -139,6 +138,8 @@ class _Constructor:
         Raises:
             ValueError: the type hint does not accept the value.
         """
+        if value is None and _refuses_none(self.arguments[name].hint):
+            raise ValueError("this is null")
         parser = self._parser(only=name)
         try:
             parsed = parser.parse_object({name: value})
@@ -184,7 +185,7 @@ def _bind(
         except ConfigError as error:
             mistakes += error.mistakes
     mistakes += [
-        f"{prefix}{argument.name} is missing: {config.class_path} needs it ({argument.type_name}). Add it."
+        f"{prefix}{argument.name} is missing: {config.class_path} needs it, {_type_name(argument.hint)}. Add it."
         for argument in constructor.arguments.values()
         if argument.is_required and argument.name not in config.init_args
     ]
@@ -214,11 +215,21 @@ def _bind_argument(constructor: _Constructor, name: str, value: object, prefix: 
         if is_object:
             _bind(read_section(ClassConfig, value, key), key, num_runtime_args=0)
         text = ", which is text" if isinstance(value, str) else ""
-        needed = constructor.arguments[name].type_name
+        needed = _type_name(constructor.arguments[name].hint)
         mistake = (
             f"{key} must be {needed}: got {show(value)}{text}. lanewise train CONFIG --help describes it."
         )
         raise ConfigError([mistake]) from error
+
+
+def _refuses_none(hint: Any) -> bool:
+    """Tell whether a type hint has surely no place for None, which jsonargparse lets pass everywhere."""
+    kind = get_origin(hint) or hint
+    if kind in (Union, UnionType):
+        return all(_refuses_none(option) for option in get_args(hint))
+    if kind is Literal:
+        return None not in get_args(hint)
+    return isinstance(kind, type) and kind not in (NoneType, Annotated)
 
 
 def _type_name(hint: Any) -> str:

@@ -27,7 +27,7 @@ def fingerprint(reader: LaneReader, num_samples: int) -> Fingerprint:
 
 
 def _feed(digest: "hashlib.blake2b", value: Any) -> None:
-    """Hash what a sample holds; of objects of unknown types only the type, since their text may hold addresses."""
+    """Hash what a sample holds; of unknown objects only the type, since their text may hold an address."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()
         _feed(digest, [str(value.dtype), tuple(value.shape)])

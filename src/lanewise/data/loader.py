@@ -1,6 +1,7 @@
 """Feeds the lanes of one process for a whole run through a single torch DataLoader iterator."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -13,8 +14,9 @@ from lanewise.lifeline import die_with_parent
 class LaneLoader:
     """The micro-batches that a process works through, in order, crossing epochs.
 
-    Because one iterator serves the whole run, workers never restart and prefetching never pauses between epochs. The
-    position is the step number alone: starting in the middle of an epoch costs no more than starting at its begin.
+    Because one iterator serves the whole run, workers never restart and prefetching never pauses between
+    epochs. The position is the step number alone: starting in the middle of an epoch costs no more than
+    starting at its begin.
 
     Args:
         reader: reads and collates the samples of a turn.
@@ -55,7 +57,9 @@ class LaneLoader:
 class _Turns:
     """The turns of some lanes with their sample indices; torch calls such an iterable a sampler."""
 
-    def __init__(self, schedule: Schedule, order: Order, lanes: range, first_step: int, last_step: int) -> None:
+    def __init__(
+        self, schedule: Schedule, order: Order, lanes: range, first_step: int, last_step: int
+    ) -> None:
         self._turns = (schedule, lanes, first_step, last_step)
         self._order = order
 
@@ -71,7 +75,7 @@ def _indices(order: Order, schedule: Schedule, step: int, lane: int) -> tuple[in
     return tuple(indices.tolist())
 
 
-def _as_read(batch: LaneBatch) -> LaneBatch:
+def _as_read(batch: Any) -> Any:
     """Replace torch's conversion of unbatched items: the Task's `collate` decided already."""
     return batch
 

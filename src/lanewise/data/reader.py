@@ -26,9 +26,9 @@ class LaneBatch:
 class LaneReader(Dataset[LaneBatch]):
     """A dataset whose index is a lane's turn with its sample indices, and whose item is the lane's batch.
 
-    A sample is read under random state from (seed, epoch, sample index). Where the dataset has `__getitems__`, the
-    turn's samples are one read, under the state of the first one. They are collated under (seed, step, lane). So the
-    bytes don't depend on which process reads them, nor on what it read before.
+    A sample is read under random state from (seed, epoch, sample index). Where the dataset has
+    `__getitems__`, the turn's samples are one read, under the state of the first one. They are collated under
+    (seed, step, lane). So the bytes don't depend on which process reads them, nor on what it read before.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int) -> None:

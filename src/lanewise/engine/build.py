@@ -38,7 +38,9 @@ def build_engine(config: RunConfig, world: World) -> Engine:
     set_random_state(model_seed(config.train.seed))
     task = build(config.task)
     if not isinstance(task, Task):
-        raise ConfigError([f"task.class_path must name a lanewise.Task: {config.task.class_path} is not one."])
+        raise ConfigError(
+            [f"task.class_path must name a lanewise.Task: {config.task.class_path} is not one."]
+        )
     model = task.build_model().to(world.device)
     optimizer, scheduler = _build_optimizer(config, task, model)
     training = Training(task, model, optimizer, scheduler)
@@ -51,7 +53,8 @@ def build_engine(config: RunConfig, world: World) -> Engine:
     if not schedule.steps_per_epoch:
         raise DataError(
             f"no step can be made of the training dataset: it has {num_samples} samples, a step takes "
-            f"{config.batch.global_batch_size}" + (" and drop_last is set." if num_samples else ". Check its path.")
+            f"{config.batch.global_batch_size}"
+            + (" and drop_last is set." if num_samples else ". Check its path.")
         )
     reader = LaneReader(dataset, task.collate, config.train.seed)
     _compare_datasets(reader, num_samples, world)
@@ -82,7 +85,9 @@ def _build_optimizer(
     optimizer = build(config.optimizer, task.parameter_groups(model))
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
-            [f"optimizer.class_path must name a torch.optim.Optimizer: {config.optimizer.class_path} is not one."]
+            [
+                f"optimizer.class_path must name a torch.optim.Optimizer: {config.optimizer.class_path} is not one."
+            ]
         )
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
@@ -108,8 +113,8 @@ def _build_optimizer(
 def _count(dataset: Any) -> int:
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise TaskError(
-            f"train_dataset must return a map-style dataset with len() and indexing: got {type(dataset).__name__}. "
-            "Lanes read samples by index."
+            f"train_dataset must return a map-style dataset: got {type(dataset).__name__}. Lanes read samples by "
+            "index, so it needs __len__ and __getitem__."
         )
     return len(dataset)
 
@@ -122,8 +127,7 @@ def _compare_datasets(reader: LaneReader, num_samples: int, world: World) -> Non
             raise DataError(
                 f"ranks {world.rank} and {rank} see different training datasets: {own.num_samples} and "
                 f"{other.num_samples} samples, digests of three samples {own.samples_digest} and "
-                f"{other.samples_digest}. train_dataset must return the same dataset on every rank; lanewise shares "
-                "it out."
+                f"{other.samples_digest}. train_dataset must return the whole dataset on every rank."
             )
 
 

@@ -104,7 +104,9 @@ class Engine:
         if self._world.rank:
             return
         unit = "samples" if self._train_step.is_sample_mean else "units of the task's Loss"
-        logger.info("a step's loss and gradient are the mean over its %s: %g in the first", unit, report.totals.weight)
+        logger.info(
+            "a step's loss and gradient are the mean over its %s: %g in the first", unit, report.totals.weight
+        )
         if unused:
             logger.warning("no lane used these parameters, their gradient is zero: %s", ", ".join(unused))
 
@@ -113,11 +115,11 @@ class Engine:
         if not lanes:
             return
         described = "\n".join(
-            f"  lane {lane.lane}: loss {lane.loss_sum}, samples {list(self._loader.indices(report.step, lane.lane))}"
-            for lane in lanes
+            f"  lane {lane}: loss {loss_sum}, samples {list(self._loader.indices(report.step, lane))}"
+            for lane, loss_sum in ((lane.lane, lane.loss_sum) for lane in lanes)
         )
         raise NonFiniteLossError(
-            f"the loss is not finite in step {report.step} (epoch {report.epoch}); the model was not updated by it.\n"
+            f"the loss is not finite in step {report.step} (epoch {report.epoch}), which updated nothing.\n"
             f"{described}\nLook at these samples, or lower the learning rate."
         )
 

@@ -28,12 +28,14 @@ class LaneLoss:
         """Run the task's forward and loss on a lane's micro-batch.
 
         Raises:
-            TaskError: if the task returns something else than a scalar loss with a gradient and a weight >= 0.
+            TaskError: if that is not a scalar loss with a gradient and a weight of 0 or more.
         """
         data = to_device(batch.data, device)
-        returned = task.loss(task.forward(model, data), data)
+        returned: object = task.loss(task.forward(model, data), data)
         is_sample_mean = isinstance(returned, torch.Tensor)
-        loss = Loss.mean(returned, len(batch.indices)) if isinstance(returned, torch.Tensor) else returned
+        loss: object = (
+            Loss.mean(returned, len(batch.indices)) if isinstance(returned, torch.Tensor) else returned
+        )
         if not isinstance(loss, Loss) or not isinstance(loss.sum, torch.Tensor) or loss.sum.numel() != 1:
             shape = getattr(getattr(loss, "sum", None), "shape", None)
             got = type(returned).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
@@ -44,7 +46,7 @@ class LaneLoss:
         weight = float(loss.weight)
         if not 0 <= weight < math.inf:
             raise TaskError(
-                f"the weight of a loss must be finite and not negative: got {weight} from {type(task).__name__}.loss. "
+                f"{type(task).__name__}.loss returned a weight of {weight}: it must be finite and not negative. "
                 "It counts the units that were added up."
             )
         if weight and not loss.sum.requires_grad:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -74,10 +75,11 @@ class TrainStep:
         self._seed = seed
         self._max_grad_norm = max_grad_norm
         self.is_sample_mean = False
-        """Whether the last loss was a bare mean over samples rather than a `Loss` with a weight of its own."""
+        """Whether the last loss was a bare mean over samples rather than a `Loss` with a weight of its
+        own."""
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
-        """Take the next step's batches and update the model. The result does not depend on the number of processes.
+        """Take the next step's batches and update the model, alike on any number of processes.
 
         Where the loss of some lane is not finite, or the global weight is 0, nothing is updated.
 
@@ -93,7 +95,7 @@ class TrainStep:
             turn = batch.turn
             set_random_state(lane_seed(self._seed, turn.step, turn.lane))
             with self._buffers.lane(turn):
-                loss_sum = self._reducer.forward(turn, lambda: self._compute_loss(batch, own))  # noqa: B023 - called at once
+                loss_sum = self._reducer.forward(turn, partial(self._compute_loss, batch, own))
             if turn.is_last:  # all own weights are known: the exchange overlaps the last backward
                 wait_for_totals = start_totals(self._world, self._num_lanes, turn.num_present_lanes, own)
             self._reducer.backward(turn, loss_sum)
@@ -109,7 +111,9 @@ class TrainStep:
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad()
-        return StepReport(turn.epoch, turn.step, totals, learning_rate, grad_norm, time.perf_counter() - start)
+        return StepReport(
+            turn.epoch, turn.step, totals, learning_rate, grad_norm, time.perf_counter() - start
+        )
 
     def _compute_loss(self, batch: LaneBatch, own: list[LaneTotals]) -> torch.Tensor | None:
         """Return the sum of a lane's loss, None where it contributes nothing, and note its scalars."""
@@ -118,7 +122,9 @@ class TrainStep:
         try:
             loss = LaneLoss.compute(self._training.task, self._training.model, batch, self._world.device)
         except Exception as error:
-            error.add_note(f"in step {batch.turn.step}, lane {batch.turn.lane}, samples {list(batch.indices)}")
+            error.add_note(
+                f"in step {batch.turn.step}, lane {batch.turn.lane}, samples {list(batch.indices)}"
+            )
             raise
         self.is_sample_mean = loss.is_sample_mean
         own.append(LaneTotals(batch.turn.lane, 0.0 if loss.sum is None else loss.sum.item(), loss.weight))
@@ -127,5 +133,7 @@ class TrainStep:
     def _clip(self) -> float | None:
         if self._max_grad_norm is None:
             return None
-        parameters = (parameter for group in self._training.optimizer.param_groups for parameter in group["params"])
+        parameters = (
+            parameter for group in self._training.optimizer.param_groups for parameter in group["params"]
+        )
         return float(nn.utils.clip_grad_norm_(parameters, self._max_grad_norm))

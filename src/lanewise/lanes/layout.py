@@ -1,5 +1,7 @@
 """Which process carries which lanes."""
 
+from itertools import pairwise
+
 
 def lane_blocks(num_lanes: int, world_size: int) -> tuple[range, ...]:
     """Give each process a contiguous block of lanes; the first ones carry one more where it doesn't divide.
@@ -29,4 +31,4 @@ def lane_blocks(num_lanes: int, world_size: int) -> tuple[range, ...]:
         )
     size, larger = divmod(num_lanes, world_size)
     starts = [rank * size + min(rank, larger) for rank in range(world_size + 1)]
-    return tuple(range(start, stop) for start, stop in zip(starts, starts[1:], strict=False))
+    return tuple(range(start, stop) for start, stop in pairwise(starts))

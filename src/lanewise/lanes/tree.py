@@ -1,7 +1,7 @@
 """The one fixed binary tree in which the lanes' values are added in `exact`, whoever carries the lanes.
 
-A node is a run of lanes [start, stop). The root holds all lanes; a node of n lanes splits into its first ceil(n / 2)
-lanes and the rest. Six lanes:
+A node is a run of lanes [start, stop). The root holds all lanes; a node of n lanes splits into its first
+ceil(n / 2) lanes and the rest. Six lanes:
 
     0   1   2   3   4   5
     |   |   |   |   |   |
@@ -9,8 +9,8 @@ lanes and the rest. Six lanes:
       +--+--+     +--+--+         [0,3) = [0,2) + 2        [3,6) = [3,5) + 5
          +-----+-----+            [0,6) = [0,3) + [3,6)
 
-A lane without samples is absent, never a zero, since -0.0 + 0.0 is not -0.0: its parent is then the other child. Lanes
-are absent from the end on (see `Schedule`); with four of the six lanes present the tree is
+A lane without samples is absent, never a zero, since -0.0 + 0.0 is not -0.0: its parent is then the other
+child. Lanes are absent from the end on (see `Schedule`); with four of the six lanes present the tree is
 
     0   1   2   3
     +-+-+   |   |                 [0,2) = 0 + 1
@@ -24,8 +24,8 @@ A process adds what it can of its own block of lanes. What remains are the large
     3    [0,2)        [2,3) [3,4)       [4,5) [5,6)
     4    [0,2)        [2,3) [3,4)       [4,5)           [5,6)
 
-Halving makes every block of a power-of-two number of processes a single subtree whenever it divides the lanes, for any
-number of lanes each.
+Halving makes every block of a power-of-two number of processes a single subtree whenever it divides the
+lanes, for any number of lanes each.
 """
 
 from collections.abc import Callable
@@ -41,8 +41,8 @@ T = TypeVar("T")
 class TreeSum(Generic[T]):
     """Adds nodes in the order of the tree, as far as the nodes it was given allow.
 
-    Nodes are pushed in lane order. Two of them are added as soon as they are the two children of one node, so that at
-    most ceil(log2(num_lanes)) + 1 partial sums are held.
+    Nodes are pushed in lane order. Two of them are added as soon as they are the two children of one node, so
+    that at most ceil(log2(num_lanes)) + 1 partial sums are held.
 
     Args:
         num_lanes: lanes of the run.
@@ -75,7 +75,7 @@ class TreeSum(Generic[T]):
 
 @lru_cache(maxsize=256)
 def subtrees(lanes: range, num_lanes: int, num_present_lanes: int) -> tuple[Node, ...]:
-    """Return the nodes that a process with these lanes is left with, in lane order; none if all are absent."""
+    """Return the nodes that a process with these lanes is left with, in lane order."""
     tree_sum: TreeSum[None] = TreeSum(num_lanes, num_present_lanes, lambda _left, _right: None)
     for lane in lanes:
         if lane < num_present_lanes:

@@ -1,8 +1,8 @@
 """How a worker tells its launcher why it failed, in the error file of torch's elastic agent.
 
-The agent reads the file into `ProcessFailure.error_file_data`. To the keys it knows, whose time has whole seconds, this
-adds the exact time: when one rank fails, the others fail within milliseconds, at their next collective, and the first
-error is the true one.
+The agent reads the file into `ProcessFailure.error_file_data`. To the keys it knows, whose time has whole
+seconds, this adds the exact time: when one rank fails, the others fail within milliseconds, at their next
+collective, and the first error is the true one.
 """
 
 import json
@@ -46,10 +46,12 @@ def first_failure(failures: Iterable[tuple[int, Any]]) -> LaunchError:
         return LaunchError(f"{said['shown']}\n(rank {rank} on {said['host']})", failure.exitcode)
     if failure.exitcode < 0:
         return LaunchError(f"rank {rank} was killed by signal {-failure.exitcode} ({failure.signal_name()}).")
-    return LaunchError(f"rank {rank} ended with exit code {failure.exitcode}; its log may say why.", failure.exitcode)
+    return LaunchError(
+        f"rank {rank} ended with exit code {failure.exitcode}; its log may say why.", failure.exitcode
+    )
 
 
 def _failed_at(failure: Any) -> float:
-    """Order failures by time; a worker that was killed could not say when, and is the cause of what others say."""
+    """Order failures by time, those first that could not say it: killed workers, whom the others miss."""
     said = failure.error_file_data.get("lanewise")
     return float(said["seconds"]) if said is not None else 0.0

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 
 class JsonlLogger:
@@ -15,7 +16,7 @@ class JsonlLogger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = None
+        self._file: IO[str] | None = None
 
     def log(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Logger`."""

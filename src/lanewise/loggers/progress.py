@@ -40,7 +40,9 @@ class ProgressLogger:
         if self._bar is not None:
             self._bar.update(self._row, completed=step + 1, epoch=epoch + 1, text=text)
         elif time.monotonic() >= self._next_line or step + 1 == self._last_step:
-            self._console.print(f"epoch {epoch + 1}  step {step + 1}/{self._last_step}  {text}", highlight=False)
+            self._console.print(
+                f"epoch {epoch + 1}  step {step + 1}/{self._last_step}  {text}", highlight=False
+            )
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def close(self) -> None:

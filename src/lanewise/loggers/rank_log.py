@@ -9,8 +9,8 @@ from pathlib import Path
 def log_to(path: Path, *, is_rank_zero: bool) -> None:
     """Send python's logging and warnings to a file; on rank 0 also to the console.
 
-    On other ranks everything that is printed goes to the file, by the file descriptors, so that native code is included:
-    otherwise each line of the user's code would appear once for each process.
+    On other ranks everything that is printed goes to the file, by the file descriptors, so that native code
+    is included: otherwise each line of the user's code would appear once for each process.
 
     Args:
         path: the log file of this rank.

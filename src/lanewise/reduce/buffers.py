@@ -1,8 +1,9 @@
 """What becomes of a model's buffers (BatchNorm's statistics) when several lanes change them in one step.
 
-Each lane starts from the values at the start of the step. Afterwards a float buffer that lanes changed is the mean of what
-they made of it, weighted by their sample counts and added in the tree; integer and boolean buffers must agree. Buffers
-that no lane changes are left alone. So the statistics are a function of the lanes, not of the processes, in both grades.
+Each lane starts from the values at the start of the step. Afterwards a float buffer that lanes changed is the
+mean of what they made of it, weighted by their sample counts and added in the tree; integer and boolean
+buffers must agree. Buffers that no lane changes are left alone. So the statistics are a function of the
+lanes, not of the processes, in both grades.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, TreeSum, lane_blocks, subtrees
 from lanewise.reduce.pending import add_into_right
 from lanewise.world.world import World
+
+
+_LaneValues = list[tuple[LaneTurn, dict[str, torch.Tensor]]]
+"""What each lane of this process made of the buffers, by name; of the others it made nothing."""
 
 
 @dataclass
@@ -37,21 +42,29 @@ class _Buffer:
         self.version = self.tensor._version
 
     def has_changed(self) -> bool:
-        """Tell whether it was written since `reset`, without reading it: no wait for the device."""
+        """Compare with the start of the step; waits for the device."""
+        return not torch.equal(self.value(), self.start)
+
+    def was_written(self) -> bool:
+        """Tell whether python code wrote it since `reset`, without waiting for the device.
+
+        A kernel that updates it aside, as BatchNorm's does with its statistics, is not seen.
+        """
         value = self.module._buffers[self.key]
         return value is not self.tensor or value._version != self.version
 
     def value(self) -> torch.Tensor:
-        """Return a copy of what the module holds now."""
+        """Return a copy of what the module holds now: the next lane's forward overwrites it."""
         value = self.module._buffers[self.key]
         assert value is not None
-        return value.clone()
+        return value.detach().clone()
 
 
 class LaneBuffers:
     """Gives every lane the same starting buffers and merges what the lanes made of them.
 
-    Which buffers change is found out in the first step, over all ranks; they travel in each step, in one all-gather.
+    Which buffers change is found out in the first step, over all ranks; they travel in each step, in one
+    all-gather.
 
     Args:
         model: the user's module.
@@ -70,52 +83,48 @@ class LaneBuffers:
             if tensor is not None
         ]
         self._tracked: list[_Buffer] | None = None
-        self._lanes: list[tuple[LaneTurn, dict[str, torch.Tensor]]] = []
+        self._constant: list[_Buffer] = []
+        self._lanes: _LaneValues = []
 
     @contextmanager
     def lane(self, turn: LaneTurn) -> Iterator[None]:
         """Run a lane's forward from the starting values, and note what it makes of them."""
-        for buffer in self._buffers:
-            if buffer.has_changed():
-                buffer.reset()
+        is_first = self._tracked is None
+        buffers = self._buffers if self._tracked is None else self._tracked
+        for buffer in buffers:
+            buffer.reset()
         yield
-        changed = {buffer.name: buffer.value() for buffer in self._buffers if buffer.has_changed()}
-        self._lanes.append((turn, changed))
+        values = {buffer.name: buffer.value() for buffer in buffers if not is_first or buffer.has_changed()}
+        self._lanes.append((turn, values))
 
     def finish(self) -> None:
         """Merge the buffers over all lanes of the step. Collective: every rank must call this.
 
         Raises:
-            TaskError: if an integer buffer differs between lanes, or a buffer changes that didn't in the first step.
+            TaskError: if an integer buffer differs between lanes, or a buffer changes that didn't in the
+            first step.
         """
         lanes, self._lanes = self._lanes, []
-        changed = {name for _, values in lanes for name in values}
         if self._tracked is None:
+            changed = {name for _, values in lanes for name in values}
             everywhere = set().union(*self._world.all_gather_object(changed))
             self._tracked = [buffer for buffer in self._buffers if buffer.name in everywhere]
-        elif late := changed - {buffer.name for buffer in self._tracked}:
-            raise TaskError(
-                f"buffer {min(late)} changed in step {lanes[0][0].step}, but no lane changed it in the first step "
-                "of this run. Update it in every step, or keep it out of the module's buffers."
-            )
+            self._constant = [buffer for buffer in self._buffers if buffer.name not in everywhere]
+        for buffer in self._constant:
+            if buffer.was_written() and buffer.has_changed():
+                raise TaskError(
+                    f"buffer {buffer.name} was written in step {lanes[0][0].step}, but no lane changed it in the "
+                    "first step. Update it in every step, or keep it out of the module's buffers."
+                )
         if not self._tracked:
             return
-        means = self._mean(lanes, self._tracked)
-        for buffer, mean in zip(self._tracked, means, strict=True):
-            for turn, values in lanes:
-                value = values.get(buffer.name, buffer.start)
-                if turn.positions and not buffer.start.is_floating_point() and not torch.equal(value.double(), mean):
-                    raise TaskError(
-                        f"integer buffer {buffer.name} differs between the lanes of step {turn.step}: "
-                        f"lane {turn.lane} made {value.tolist()} of it, the mean over all lanes is {mean.tolist()}. "
-                        "There is no mean of integers: make it a float buffer, or equal in all lanes."
-                    )
+        for buffer, mean in zip(self._tracked, self._mean(lanes, self._tracked), strict=True):
+            if not buffer.start.is_floating_point():
+                _require_agreement(buffer, mean, lanes)
             buffer.start = mean.to(buffer.start.dtype)
             buffer.reset()
 
-    def _mean(
-        self, lanes: list[tuple[LaneTurn, dict[str, torch.Tensor]]], buffers: list[_Buffer]
-    ) -> list[torch.Tensor]:
+    def _mean(self, lanes: _LaneValues, buffers: list[_Buffer]) -> list[torch.Tensor]:
         """Return each buffer's mean over the lanes of all ranks, in float64, weighted by samples."""
         present = lanes[0][0].num_present_lanes
         one = torch.ones(1, dtype=torch.float64, device=buffers[0].start.device)
@@ -124,7 +133,9 @@ class LaneBuffers:
         for turn, values in lanes:
             if turn.positions:
                 lane_values = [values.get(buffer.name, buffer.start).double().flatten() for buffer in buffers]
-                own_sum.push((turn.lane, turn.lane + 1), [torch.cat([*lane_values, one]) * len(turn.positions)])
+                own_sum.push(
+                    (turn.lane, turn.lane + 1), [torch.cat([*lane_values, one]) * len(turn.positions)]
+                )
 
         nodes = [subtrees(block, self._num_lanes, present) for block in self._blocks]
         sums = one.new_zeros(max(map(len, nodes)), sum(sizes) + 1)
@@ -138,5 +149,21 @@ class LaneBuffers:
                 tree_sum.push(node, [subtree_sum])
         *totals, num_samples = tree_sum.root()[0].split([*sizes, 1])
         return [
-            (total / num_samples).view(buffer.start.shape) for total, buffer in zip(totals, buffers, strict=True)
+            (total / num_samples).view(buffer.start.shape)
+            for total, buffer in zip(totals, buffers, strict=True)
         ]
+
+
+def _require_agreement(buffer: _Buffer, mean: torch.Tensor, lanes: _LaneValues) -> None:
+    """Raise where a lane of this process made something else of an integer buffer than the mean.
+
+    If no process raises, all lanes agree: each equals the same mean.
+    """
+    for turn, values in lanes:
+        value = values.get(buffer.name, buffer.start)
+        if turn.positions and not torch.equal(value.double(), mean):
+            raise TaskError(
+                f"integer buffer {buffer.name} differs between the lanes of step {turn.step}: lane {turn.lane} "
+                f"made {value.tolist()} of it, the mean over all lanes is {mean.tolist()}. "
+                "Make it a float buffer, or equal in all lanes."
+            )

@@ -45,7 +45,7 @@ def _compare_replicas(model: nn.Module, world: World) -> None:
             continue
         name = next(name for name in [*digests, *others] if digests.get(name) != others.get(name))
         raise WorldError(
-            f"ranks {min(rank, world.rank)} and {max(rank, world.rank)} built different models: {name} differs. "
+            f"ranks {world.rank} and {rank} built different models: {name} differs. "
             "build_model is called under equal random state on every rank; it must not depend on the rank, "
             "the time, or files that differ between machines."
         )
@@ -53,4 +53,6 @@ def _compare_replicas(model: nn.Module, world: World) -> None:
 
 def _digest(tensor: torch.Tensor) -> bytes:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return hashlib.sha256(f"{flat.dtype} {tuple(tensor.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes()).digest()
+    return hashlib.sha256(
+        f"{flat.dtype} {tuple(tensor.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes()
+    ).digest()

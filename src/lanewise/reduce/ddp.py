@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from lanewise.lanes import LaneTurn, Node, TreeSum
@@ -20,8 +21,8 @@ from lanewise.world.world import World
 class DDPReducer:
     """Stock DDP does the bucketing and the overlap with backward; its communication hook adds.
 
-    The task never meets a wrapper: DDP wraps a module that holds the user's parameters and whose forward calls a function,
-    so that any method of the user's module may be called in it.
+    The task never meets a wrapper: DDP wraps a module that holds the user's parameters and whose forward
+    calls a function, so that any method of the user's module may be called in it.
 
     Collective: every rank must construct it, and run every step.
 
@@ -30,17 +31,24 @@ class DDPReducer:
         parameters: its trainable parameters.
         num_lanes: lanes of the run.
         world: the processes; more than one.
-        exact: add in the tree, through `TreeAllReduce`. Otherwise autograd adds the lanes of a process and the
+        exact: add in the tree, through `TreeAllReduce`. Otherwise autograd adds the lanes of a process and
+        the
             backend's all-reduce adds the processes.
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Sequence[nn.Parameter], num_lanes: int, world: World, *, exact: bool
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        num_lanes: int,
+        world: World,
+        *,
+        exact: bool,
     ) -> None:
         self._parameters = parameters
         self._num_lanes = num_lanes
         self._turn: LaneTurn | None = None
-        self._earlier: list[tuple[Node, dict[nn.Parameter, torch.Tensor]]] = []
+        self._earlier: list[tuple[Node, dict[torch.Tensor, torch.Tensor]]] = []
         self._ddp = DistributedDataParallel(
             _Caller(model),
             gradient_as_bucket_view=True,
@@ -82,14 +90,17 @@ class DDPReducer:
         if self._tree is not None:
             self._tree.close()
 
-    def _sum_in_tree(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _sum_in_tree(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Add the pending sums to a bucket of the last lane's gradients and send it on its way.
 
         Runs inside backward, for each bucket as soon as its gradients exist.
         """
-        assert self._turn is not None and self._tree is not None
+        assert self._turn is not None
+        assert self._tree is not None
         turn, flat, parameters = self._turn, bucket.buffer(), bucket.parameters()
-        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, turn.num_present_lanes, add_into_right)
+        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(
+            self._num_lanes, turn.num_present_lanes, add_into_right
+        )
         for node, sums in self._earlier:
             tree_sum.push(node, [sums.pop(parameter) for parameter in parameters])
         if not turn.positions:
@@ -112,13 +123,14 @@ class _Caller(nn.Module):
         return function()
 
 
-def _sum_processes(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _sum_processes(_state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The hook of `close`: a sum, where DDP's own would be a mean over processes."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
+    summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return summed
 
 
-def _flatten(gradients: list[torch.Tensor], bucket: dist.GradBucket) -> torch.Tensor:
+def _flatten(gradients: list[torch.Tensor], bucket: GradBucket) -> torch.Tensor:
     """Lay gradients out in a new flat tensor as the bucket lays out its own."""
     flat = torch.empty_like(bucket.buffer())
     start = bucket.buffer().storage_offset()
@@ -128,6 +140,6 @@ def _flatten(gradients: list[torch.Tensor], bucket: dist.GradBucket) -> torch.Te
 
 
 def _no_buffer_broadcast() -> dict[str, Any]:
-    """Switch off DDP's copying of rank 0's buffers: `LaneBuffers` owns them. torch 2.13 renamed the option."""
+    """Switch off DDP's copying of rank 0's buffers, an option that torch 2.13 renamed."""
     names = inspect.signature(DistributedDataParallel).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}

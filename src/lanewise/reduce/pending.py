@@ -11,7 +11,8 @@ from lanewise.lanes import LaneTurn, Node, TreeSum
 class PendingGradients:
     """Takes each lane's gradients away from the parameters and adds them as far as the tree allows.
 
-    Gradients are kept for each parameter, not for each bucket, since DDP rebuilds its buckets after the first step.
+    Gradients are kept for each parameter, not for each bucket, since DDP rebuilds its buckets after the first
+    step.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], num_lanes: int) -> None:
@@ -37,14 +38,15 @@ class PendingGradients:
             parameter.grad = gradient
         self._sum = None
 
-    def take(self) -> list[tuple[Node, dict[nn.Parameter, torch.Tensor]]]:
+    def take(self) -> list[tuple[Node, dict[torch.Tensor, torch.Tensor]]]:
         """Hand over the sums so far, in lane order, and forget them here."""
         pending = [] if self._sum is None else self._sum.pending
+        parameters: Sequence[torch.Tensor] = self._parameters
         self._sum = None
-        return [(node, dict(zip(self._parameters, sums, strict=True))) for node, sums in pending]
+        return [(node, dict(zip(parameters, sums, strict=True))) for node, sums in pending]
 
 
-def add_into_right(left: Sequence[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Add the left tensors to the right ones in place: of a bucket's sums the right one is the bucket itself."""
+def add_into_right(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Add the left tensors to the right ones in place: the last right one may be a bucket of DDP."""
     torch._foreach_add_(right, left)
     return right

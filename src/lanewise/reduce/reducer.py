@@ -12,8 +12,9 @@ from lanewise.lanes import LaneTurn
 class Reducer(Protocol):
     """Sums the gradients of a step's lanes over all processes.
 
-    Within a step the engine calls `forward` and `backward` for each lane of the process, in lane order, then `finish`.
-    Communication happens in the backward of the last lane (`turn.is_last`), overlapping it, and in `finish`:
+    Within a step the engine calls `forward` and `backward` for each lane of the process, in lane order, then
+    `finish`. Communication happens in the backward of the last lane (`turn.is_last`), overlapping it, and in
+    `finish`:
 
         forward(lane 0)  backward(lane 0)  forward(lane 1)  backward(lane 1)         finish
                                                             |- buckets travel ...... |
@@ -47,8 +48,9 @@ class Reducer(Protocol):
 def connect(loss_sum: torch.Tensor | None, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     """Make every parameter an input of the loss, so that backward reaches each of them.
 
-    A parameter that the lane did not use gets an undefined gradient through this node, at no cost, and its hooks fire
-    as if it had been used: no process waits for it, and nobody has to search the graph for unused parameters.
+    A parameter that the lane did not use gets an undefined gradient through this node, at no cost, and its
+    hooks fire as if it had been used: no process waits for it, and nobody has to search the graph for unused
+    parameters.
 
     Args:
         loss_sum: the lane's loss; None makes a loss that gives no gradient to any parameter.
@@ -56,7 +58,7 @@ def connect(loss_sum: torch.Tensor | None, parameters: Sequence[nn.Parameter]) -
     """
     if loss_sum is None:
         loss_sum = parameters[0].new_zeros(())
-    connected: torch.Tensor = _EveryParameter.apply(loss_sum, *parameters)
+    connected: torch.Tensor = _EveryParameter.apply(loss_sum, *parameters)  # type: ignore[no-untyped-call]
     return connected
 
 
@@ -74,7 +76,7 @@ class _EveryParameter(torch.autograd.Function):
 
 
 def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:
-    """Divide every gradient by the weight of the global batch: the one place where a step's divisor is applied."""
+    """Divide every gradient by the weight of the global batch; a step's divisor is applied only here."""
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:  # no lane used it

@@ -16,7 +16,8 @@ class SingleReducer:
     Args:
         parameters: all trainable parameters.
         num_lanes: lanes of the run.
-        exact: add in the tree, at the price of ceil(log2(num_lanes)) further copies of the gradients. Otherwise
+        exact: add in the tree, at the price of ceil(log2(num_lanes)) further copies of the gradients.
+        Otherwise
             autograd adds lane after lane.
     """
 

@@ -1,26 +1,29 @@
 """The all-reduce of `exact`: every element is added in the fixed tree over the lanes, whoever carries them.
 
 [Note: three stages]
-A bucket of n elements is cut into one slice for each rank. Two ranks, the first with the subtrees [0,2) and [2,3), the
-second with [3,6), slices a and b:
+A bucket of n elements is cut into one slice for each rank. Two ranks, the first with the subtrees [0,2) and
+[2,3), the second with [3,6), slices a and b:
 
     all_to_all     rank 0 gets  [0,2)a [2,3)a [3,6)a      rank 1 gets  [0,2)b [2,3)b [3,6)b
     add            rank 0 has   [0,6)a                    rank 1 has   [0,6)b
     all_gather     both have    [0,6)a [0,6)b
 
-Where every rank has one subtree, as many bytes travel as in a ring all-reduce: n (world_size - 1) / world_size in each of
-the two collectives. A rank with more subtrees sends that many times its part in the first one.
+Where every rank has one subtree, as many bytes travel as in a ring all-reduce: n (world_size - 1) /
+world_size in each of the two collectives. A rank with more subtrees sends that many times its part in the
+first one.
 
 [Note: one thread, in order]
-On gloo, a collective that is started in the callback of another can deadlock. So each process has one thread and a process
-group of its own that runs the stages of one bucket after the other, in the order in which DDP hands them out, which is
-the same on all ranks. On NCCL the same calls only enqueue work on a stream, and no thread is needed.
+On gloo, a collective that is started in the callback of another can deadlock. So each process has one thread
+and a process group of its own that runs the stages of one bucket after the other, in the order in which DDP
+hands them out, which is the same on all ranks. On NCCL the same calls only enqueue work on a stream, and no
+thread is needed.
 """
 
 import queue
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -94,14 +97,14 @@ class TreeAllReduce:
         num_present_lanes: int,
         bucket: torch.Tensor,
     ) -> None:
-        """Run the three stages for a bucket and complete its future, on the side stream where there is one."""
+        """Run the stages for a bucket and complete its future, on the side stream where there is one."""
         try:
             with torch.cuda.stream(self._stream):
                 if self._stream is not None and ready is not None:
                     self._stream.wait_event(ready)
                 future.set_result(self._reduce(subtree_sums, num_present_lanes, bucket))
-        except Exception as error:
-            future.set_exception(error)
+        except Exception as error:  # noqa: BLE001 - raised where DDP waits for the future
+            future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
 
     def _reduce(
         self, subtree_sums: list[torch.Tensor], num_present_lanes: int, bucket: torch.Tensor
@@ -117,9 +120,7 @@ class TreeAllReduce:
             send = subtree_sums[0]
         else:
             pieces = [
-                subtree_sum[start:stop]
-                for start, stop in zip(bounds, bounds[1:], strict=False)
-                for subtree_sum in subtree_sums
+                subtree_sum[start:stop] for start, stop in pairwise(bounds) for subtree_sum in subtree_sums
             ]
             send = torch.cat(pieces) if pieces else bucket.new_empty(0)
         received = bucket.new_empty(own_size * sum(map(len, nodes)))
@@ -127,9 +128,7 @@ class TreeAllReduce:
             received,
             send,
             output_split_sizes=[own_size * len(rank_nodes) for rank_nodes in nodes],
-            input_split_sizes=[
-                (stop - start) * len(subtree_sums) for start, stop in zip(bounds, bounds[1:], strict=False)
-            ],
+            input_split_sizes=[(stop - start) * len(subtree_sums) for start, stop in pairwise(bounds)],
             group=self._group,
         )
 

@@ -31,7 +31,7 @@ class ParameterWatch:
         for (name, parameter), was_trainable in zip(self._all, self._trainable, strict=True):
             if parameter.requires_grad != was_trainable:
                 raise TaskError(
-                    f"the set of trainable parameters changed before step {step}: requires_grad of {name} was "
+                    f"the trainable parameters changed before step {step}: requires_grad of {name} was "
                     f"{was_trainable} at the start and is {parameter.requires_grad} now. "
                     "Freeze parameters in build_model, and start a new run to train others."
                 )

@@ -7,7 +7,8 @@ def set_determinism(equality: str, threads: int) -> None:
     """Fix how this process computes.
 
     Args:
-        equality: in `exact`, operators without a deterministic implementation raise, and cuDNN does not choose
+        equality: in `exact`, operators without a deterministic implementation raise, and cuDNN does not
+        choose
             algorithms by timing them; `close` leaves both to torch.
         threads: intra-op threads. Never derived from the number of processes: the order of float additions
             depends on it.
@@ -16,7 +17,7 @@ def set_determinism(equality: str, threads: int) -> None:
     if equality == "exact":
         torch.use_deterministic_algorithms(True)
         # Filling every new tensor with NaN finds reads of uninitialised memory, but costs a write each.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
 
 

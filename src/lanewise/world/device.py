@@ -29,7 +29,7 @@ def choose_device(device_type: str, backend: str, processes_per_machine: int) ->
                 f"there {'is' if num_gpus == 1 else 'are'} {num_gpus}. "
                 f"Use --distributed.devices {num_gpus}, or --distributed.device_type cpu."
                 if num_gpus
-                else f"distributed.device_type is cuda with {processes_per_machine} devices, but this machine "
+                else f"distributed.device_type is cuda for {processes_per_machine} devices, but this machine "
                 "has no GPU that torch can use. Use --distributed.device_type cpu."
             ]
         )

@@ -49,7 +49,9 @@ class Environment:
         try:
             rank, local_rank, world_size, local_world_size = (int(variables[name]) for name in _VARIABLES[:4])
         except ValueError as error:
-            raise WorldError(f"RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE must be integers: {error}.") from None
+            raise WorldError(
+                f"RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE must be integers: {error}."
+            ) from None
         if not (0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size):
             raise WorldError(
                 f"the environment contradicts itself: got RANK={rank} of WORLD_SIZE={world_size} and "

@@ -91,9 +91,10 @@ class GroupWorld:
         dist.all_gather_object(values, value)
         return values
 
-    def new_group(self) -> dist.ProcessGroup | None:
+    def new_group(self) -> dist.ProcessGroup:
         """See `World`."""
-        return dist.new_group()
+        group: dist.ProcessGroup = dist.new_group()
+        return group
 
     def close(self) -> None:
         """See `World`."""

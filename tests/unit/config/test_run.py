@@ -1,0 +1,116 @@
+"""The tree of the configuration and the mistakes that only several fields together make."""
+
+import dataclasses
+
+import pytest
+
+from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, RunConfig, TrainConfig
+from lanewise.errors import ConfigError
+
+
+def run_config(**changes: object) -> RunConfig:
+    sections: dict[str, object] = {
+        "task": ClassConfig(class_path="my_project.Mnist"),
+        "batch": BatchConfig(global_batch_size=256, micro_batch_size=32),
+        "train": TrainConfig(run_dir="runs/mnist", epochs=3),
+        "optimizer": ClassConfig(class_path="torch.optim.AdamW"),
+    }
+    return RunConfig(**{**sections, **changes})
+
+
+def mistakes_of(build) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        build()
+    return caught.value.mistakes
+
+
+def test_the_number_of_lanes_is_derived():
+    assert BatchConfig(global_batch_size=256, micro_batch_size=32).num_lanes == 8
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "micro_batch_size", "nearest"),
+    [(250, 32, "256 or 224"), (225, 32, "224 or 256"), (3, 8, "8"), (9, 8, "8 or 16")],
+)
+def test_the_global_batch_is_whole_micro_batches(global_batch_size, micro_batch_size, nearest):
+    (mistake,) = mistakes_of(
+        lambda: BatchConfig(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size)
+    )
+    assert mistake == (
+        f"batch.global_batch_size must be a multiple of batch.micro_batch_size: "
+        f"got {global_batch_size} and {micro_batch_size}. "
+        f"Use global_batch_size={nearest}, or another micro_batch_size."
+    )
+
+
+def test_a_run_has_an_end():
+    (mistake,) = mistakes_of(lambda: TrainConfig(run_dir="r"))
+    assert mistake == (
+        "train.epochs or train.max_steps must be given: got null for both. "
+        "Set one, or both: whichever comes first ends the run."
+    )
+    TrainConfig(run_dir="r", epochs=1)
+    TrainConfig(run_dir="r", max_steps=1)
+    TrainConfig(run_dir="r", epochs=1, max_steps=1)
+
+
+@pytest.mark.parametrize("devices", [None, 1, 8])
+def test_devices_up_to_the_number_of_lanes(devices):
+    assert run_config(distributed=DistributedConfig(devices=devices)).distributed.devices == devices
+
+
+def test_more_devices_than_lanes():
+    (mistake,) = mistakes_of(lambda: run_config(distributed=DistributedConfig(devices=9)))
+    assert "got 9 devices and 8 lanes" in mistake
+    assert "Use distributed.devices=8" in mistake
+
+
+def test_single_reduces_one_device():
+    (mistake,) = mistakes_of(lambda: DistributedConfig(devices=2, reducer="single"))
+    assert mistake.startswith("distributed.reducer single needs distributed.devices 1: got 2 devices.")
+    DistributedConfig(devices=1, reducer="single")
+    DistributedConfig(reducer="single")
+
+
+def test_nccl_needs_gpus():
+    (mistake,) = mistakes_of(lambda: DistributedConfig(device_type="cpu", backend="nccl"))
+    assert "distributed.backend=gloo" in mistake
+    DistributedConfig(device_type="auto", backend="nccl")
+
+
+def test_an_invalid_section_cannot_be_made_in_python():
+    (mistake,) = mistakes_of(lambda: BatchConfig(global_batch_size=0, micro_batch_size=1))
+    assert mistake.startswith("global_batch_size must be at least 1: got 0.")
+    assert len(mistakes_of(lambda: TrainConfig(run_dir=3, epochs=0, seed=-1))) == 3
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1])
+def test_seeds_that_every_generator_takes(seed):
+    assert TrainConfig(run_dir="r", epochs=1, seed=seed).seed == seed
+
+
+def test_a_seed_beyond_63_bits():
+    (mistake,) = mistakes_of(lambda: TrainConfig(run_dir="r", epochs=1, seed=2**63))
+    assert mistake.startswith(f"seed must be less than {2**63}")
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, float("nan")])
+def test_a_gradient_norm_is_positive(norm):
+    (mistake,) = mistakes_of(lambda: TrainConfig(run_dir="r", epochs=1, max_grad_norm=norm))
+    assert mistake.startswith("max_grad_norm must be greater than 0")
+
+
+def test_sections_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run_config().batch.micro_batch_size = 1
+
+
+def test_defaults():
+    config = run_config()
+    assert config.scheduler is None
+    assert config.data.num_workers == 0
+    assert config.data.shuffle
+    assert not config.data.drop_last
+    assert config.distributed == DistributedConfig(
+        devices=None, reducer="ddp", equality="close", device_type="auto", backend="auto", threads=1
+    )
