@@ -185,7 +185,10 @@ def _bind(
         except ConfigError as error:
             mistakes += error.mistakes
     mistakes += [
-        f"{prefix}{argument.name} is missing: {config.class_path} needs it, {_type_name(argument.hint)}. Add it."
+        (
+            f"{prefix}{argument.name} is missing: "
+            f"{config.class_path} needs it ({_type_name(argument.hint)}). Add it."
+        )
         for argument in constructor.arguments.values()
         if argument.is_required and argument.name not in config.init_args
     ]

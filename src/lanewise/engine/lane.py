@@ -36,17 +36,17 @@ class LaneLoss:
         loss: object = (
             Loss.mean(returned, len(batch.indices)) if isinstance(returned, torch.Tensor) else returned
         )
-        if not isinstance(loss, Loss) or not isinstance(loss.sum, torch.Tensor) or loss.sum.numel() != 1:
+        if not isinstance(loss, Loss) or not _is_scalar(loss.sum):
             shape = getattr(getattr(loss, "sum", None), "shape", None)
             got = type(returned).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
             raise TaskError(
-                f"{type(task).__name__}.loss must return a scalar tensor or Loss(sum, weight): got {got}. "
+                f"{type(task).__name__}.loss must return a scalar tensor or a Loss: got {got}. "
                 "Return the mean over the micro-batch, or Loss(sum, weight) with the number of units in it."
             )
         weight = float(loss.weight)
         if not 0 <= weight < math.inf:
             raise TaskError(
-                f"{type(task).__name__}.loss returned a weight of {weight}: it must be finite and not negative. "
+                f"{type(task).__name__}.loss returned the weight {weight}: it must be finite and not negative. "
                 "It counts the units that were added up."
             )
         if weight and not loss.sum.requires_grad:
@@ -55,6 +55,10 @@ class LaneLoss:
                 "Compute it from the model's outputs, without detach(), item() or torch.no_grad()."
             )
         return cls(loss.sum.reshape(()) if weight else None, weight, is_sample_mean)
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
 def to_device(data: Any, device: torch.device) -> Any:

@@ -18,7 +18,6 @@ from lanewise.lanes import LaneTurn, TreeSum, lane_blocks, subtrees
 from lanewise.reduce.pending import add_into_right
 from lanewise.world.world import World
 
-
 _LaneValues = list[tuple[LaneTurn, dict[str, torch.Tensor]]]
 """What each lane of this process made of the buffers, by name; of the others it made nothing."""
 
@@ -113,8 +112,8 @@ class LaneBuffers:
         for buffer in self._constant:
             if buffer.was_written() and buffer.has_changed():
                 raise TaskError(
-                    f"buffer {buffer.name} was written in step {lanes[0][0].step}, but no lane changed it in the "
-                    "first step. Update it in every step, or keep it out of the module's buffers."
+                    f"buffer {buffer.name} changed in step {lanes[0][0].step}, but in no lane of the first step. "
+                    "Update it in every step, or keep it out of the module's buffers."
                 )
         if not self._tracked:
             return

@@ -70,8 +70,10 @@ def test_a_tree_becomes_the_dataclass():
         ({"rate": 0}, "rate must be greater than 0: got 0.0. Use a value that is."),
         (
             {"inner": {"start": "3"}},
-            'inner.start must be a whole number: got "3", which is text. '
-            "Write a whole number, without quotes.",
+            (
+                'inner.start must be a whole number: got "3", which is text. '
+                "Write a whole number, without quotes."
+            ),
         ),
         ({"inner": {"start": True}}, "inner.start must be a whole number: got true. Write a whole number."),
         ({"inner": {"start": 3.0}}, "inner.start must be a whole number: got 3.0. Write 3."),

@@ -227,8 +227,10 @@ def test_an_override_changes_one_of_two_aliases(tmp_path):
         (["--train..seed=3"], "--train..seed has an empty part in its dotted key. Write --a.b.c 3."),
         (
             ["--train.epochs.x", "3"],
-            "--train.epochs.x is below train.epochs, which is 3 and no section. "
-            "Override train.epochs itself.",
+            (
+                "--train.epochs.x is below train.epochs, which is 3 and no section. "
+                "Override train.epochs itself."
+            ),
         ),
         (["--trian.epochs", "3"], "trian is not a key of the configuration. Did you mean train?"),
         (["--train.epoch=3"], "train.epoch is not a key of train. Did you mean train.epochs?"),

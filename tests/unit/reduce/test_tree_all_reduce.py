@@ -1,0 +1,55 @@
+"""The all-reduce of `exact`: the same bytes as one process that adds in the tree, whoever carries the lanes."""
+
+import pytest
+import torch
+
+from lanewise.lanes import TreeSum, lane_blocks
+from lanewise.reduce.pending import add_into_right
+from lanewise.reduce.tree_all_reduce import TreeAllReduce
+from lanewise.testing import run_distributed
+from lanewise.world.world import World
+
+
+def lane_values(lane: int, size: int) -> torch.Tensor:
+    """Values of very different sizes: any other order of the additions gives other bytes."""
+    generator = torch.Generator().manual_seed(lane)
+    exponent = torch.randint(-8, 9, (size,), generator=generator)
+    return torch.randn(size, generator=generator) * 10.0**exponent
+
+
+def tree_of(lanes, num_lanes: int, num_present: int, size: int) -> TreeSum[list[torch.Tensor]]:
+    tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(num_lanes, num_present, add_into_right)
+    for lane in lanes:
+        if lane < num_present:
+            tree_sum.push((lane, lane + 1), [lane_values(lane, size)])
+    return tree_sum
+
+
+def reduce_buckets(world: World, num_lanes: int, num_present: int, sizes: list[int]) -> list[torch.Tensor]:
+    tree = TreeAllReduce(world, num_lanes)
+    block = lane_blocks(num_lanes, world.world_size)[world.rank]
+    futures = []
+    for size in sizes:
+        sums = [value for _, (value,) in tree_of(block, num_lanes, num_present, size).pending]
+        bucket = sums[-1] if sums else torch.full((size,), torch.nan)
+        futures.append(tree.start(sums, num_present, bucket))
+    results = [future.wait().clone() for future in futures]
+    tree.close()
+    return results
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize(("num_lanes", "num_present"), [(4, 4), (8, 8), (8, 5), (7, 7), (7, 2), (12, 11)])
+def test_every_rank_gets_the_bytes_of_one_process(world_size, num_lanes, num_present):
+    sizes = [1, 2, 3, 1000, 1001]
+    expected = [tree_of(range(num_lanes), num_lanes, num_present, size).root()[0] for size in sizes]
+    for results in run_distributed(reduce_buckets, world_size, num_lanes, num_present, sizes):
+        for result, value in zip(results, expected, strict=True):
+            assert result.numpy().tobytes() == value.numpy().tobytes()
+
+
+def test_the_values_tell_the_order():
+    in_sequence = lane_values(0, 1000)
+    for lane in range(1, 8):
+        in_sequence = in_sequence + lane_values(lane, 1000)
+    assert not torch.equal(in_sequence, tree_of(range(8), 8, 8, 1000).root()[0])
