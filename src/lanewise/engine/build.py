@@ -93,8 +93,10 @@ def _build_optimizer(
     if closure is not None and closure.default is closure.empty:
         raise ConfigError(
             [
-                f"{config.optimizer.class_path} evaluates the loss several times in a step, which is not supported. "
-                "Use an optimizer whose step() needs no closure."
+                (
+                    f"{config.optimizer.class_path} evaluates the loss several times in a step, which is not supported. "
+                    "Use an optimizer whose step() needs no closure."
+                )
             ]
         )
     if config.scheduler is None:
@@ -103,8 +105,10 @@ def _build_optimizer(
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(
             [
-                "scheduler.class_path must name a torch.optim.lr_scheduler.LRScheduler that is stepped once in each "
-                f"optimizer step and needs no metric: {config.scheduler.class_path} is not one."
+                (
+                    "scheduler.class_path must name a torch.optim.lr_scheduler.LRScheduler that is stepped once in each "
+                    f"optimizer step and needs no metric: {config.scheduler.class_path} is not one."
+                )
             ]
         )
     return optimizer, scheduler

@@ -42,7 +42,7 @@ class Engine:
         world: World,
         last_step: int,
     ) -> None:
-        self._training = training
+        self.training = training
         self._train_step = train_step
         self._loader = loader
         self._schedule = schedule
@@ -65,7 +65,7 @@ class Engine:
         start = time.perf_counter()
         num_samples = 0
         try:
-            for report in self._steps():
+            for report in self.steps():
                 num_samples += self._schedule.num_samples_in(report.step)
                 for step_logger in loggers:
                     step_logger.log(report.epoch, report.step, self._metrics(report))
@@ -74,7 +74,7 @@ class Engine:
             for step_logger in loggers:
                 step_logger.close()
         if self._world.rank == 0:
-            save_model(self._training.model, run_dir.model)
+            save_model(self.training.model, run_dir.model)
             seconds = time.perf_counter() - start
             logger.info(
                 "trained %d steps on %d samples in %.1f s: %.0f samples/s over all processes",
@@ -85,8 +85,8 @@ class Engine:
             )
             logger.info("model: %s", run_dir.model)
 
-    def _steps(self) -> Iterator[StepReport]:
-        """Take all steps, and look at what each of them found."""
+    def steps(self) -> Iterator[StepReport]:
+        """Take one step after the other and look at what each of them found. Collective for each step."""
         batches = self._loader.batches(0, self.last_step)
         for step in range(self.last_step):
             self._watch.check(step)

@@ -40,9 +40,9 @@ def mistakes_of(tree: object) -> list[str]:
 
 
 def test_a_tree_becomes_the_dataclass():
-    tree = {"inner": {"start": 1}, "rate": 1, "flag": False, "table": {"a": [1]}, "other": None}
+    tree = {"inner": {"start": 0}, "rate": 1, "flag": False, "table": {"a": [1]}, "other": None}
     config = read_section(Outer, tree)
-    assert config == Outer(inner=Inner(start=1, end=9), rate=1.0, flag=False, table={"a": [1]})
+    assert config == Outer(inner=Inner(start=0, end=9), rate=1.0, flag=False, table={"a": [1]})
     assert type(config.rate) is float
 
 

@@ -191,9 +191,9 @@ def test_an_unknown_argument_suggests_the_nearest_or_all():
 
 def test_missing_arguments_with_or_without_a_type():
     assert mistakes_of(config("Demanding")) == [
-        "task.init_args.typed is missing: need int for here.Demanding. Add it.",
-        "task.init_args.untyped is missing: need any for here.Demanding. Add it.",
-        "task.init_args.optional is missing: need str | None for here.Demanding. Add it.",
+        "task.init_args.typed is missing: here.Demanding needs it (int). Add it.",
+        "task.init_args.untyped is missing: here.Demanding needs it (any). Add it.",
+        "task.init_args.optional is missing: here.Demanding needs it (str | None). Add it.",
     ]
     assert build(config("Demanding", typed=1, untyped="a", optional=None)).given == (1, "a", None)
 

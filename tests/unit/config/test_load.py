@@ -269,9 +269,9 @@ def test_mistakes_of_overrides_file_and_rules_come_at_once(tmp_path):
 
 
 NAMES = st.text(alphabet="abc", min_size=1, max_size=2)
-# JSON writes characters beyond these as two escapes, which YAML does not join.
+# Text of these is the same in JSON and in YAML; beyond it, JSON writes two escapes that YAML does not join.
 TEXT = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]))
-PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
 VALUES = st.recursive(
     PLAIN, lambda below: st.lists(below, max_size=3) | st.dictionaries(NAMES, below, max_size=3)
 )

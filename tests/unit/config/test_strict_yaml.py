@@ -124,6 +124,13 @@ def test_what_is_written_reads_the_same_in_yaml_1_1(tree):
     assert repr(yaml.safe_load(write_yaml(tree))) == repr(tree)
 
 
+@pytest.mark.parametrize("text", ["1e-3", "0o14", "08", "yes", "1:30", "2024-01-31", "null", "", "<<", "--x"])
+def test_text_that_looks_like_something_else_stays_text(text):
+    written = write_yaml({"a": text})
+    assert read_yaml(written, source="run.yaml") == {"a": text}
+    assert yaml.safe_load(written) == {"a": text}
+
+
 def test_the_order_of_keys_is_kept():
     assert write_yaml({"b": 1, "a": 2}) == "b: 1\na: 2\n"
 

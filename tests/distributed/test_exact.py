@@ -1,0 +1,32 @@
+"""`exact`: the same bytes on any number of processes."""
+
+import pytest
+
+from lanewise.testing import run_distributed
+from tests.distributed.tasks import Language, configure, train
+
+
+@pytest.fixture(scope="module")
+def alone():
+    # 53 samples in steps of 16: the fourth step of an epoch has 5 samples on 3 of the 8 lanes.
+    return run_distributed(train, 1, configure(Language))[0]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 8])
+def test_a_transformer_ends_with_the_same_bytes_and_losses(alone, world_size):
+    for state, losses in run_distributed(train, world_size, configure(Language)):
+        assert losses == alone[1]
+        assert state == alone[0]
+
+
+def test_close_gives_other_bytes_so_the_comparison_can_fail(alone):
+    state, _ = run_distributed(train, 3, configure(Language, equality="close"))[0]
+    assert state != alone[0]
+
+
+def test_another_seed_gives_other_bytes(alone):
+    import dataclasses
+
+    config = configure(Language)
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=1))
+    assert run_distributed(train, 1, config)[0][0] != alone[0]

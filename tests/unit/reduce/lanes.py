@@ -1,0 +1,75 @@
+"""Runs a reducer on lanes whose gradients are given tensors: the gradient of sum(parameter * value) is value."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from lanewise.lanes import Schedule, lane_blocks
+from lanewise.reduce import build_reducer
+from lanewise.world.world import World
+
+LaneValue = Callable[[int, int], torch.Tensor | None]
+"""From (lane, size) to the gradient of a parameter of that size; None where the lane does not use it."""
+
+
+def reduce_lanes(
+    world: World,
+    value: LaneValue,
+    sizes: Sequence[int],
+    *,
+    exact: bool,
+    num_lanes: int,
+    num_present: int | None = None,
+    steps: int = 3,
+) -> list[torch.Tensor]:
+    """Return the gradients after the last of some equal steps: DDP rebuilds its buckets after the first."""
+    torch.manual_seed(0)
+    model = nn.ParameterList([nn.Parameter(torch.randn(size)) for size in sizes])
+    parameters = list(model)
+    reducer = build_reducer(model, num_lanes, world, exact=exact)
+    schedule = Schedule(num_present or num_lanes, num_lanes, 1)
+    lanes = lane_blocks(num_lanes, world.world_size)[world.rank]
+    for turn in schedule.turns(lanes, 0, steps):
+
+        def compute_loss(lane: int = turn.lane) -> torch.Tensor | None:
+            products = [
+                (parameter * gradient).sum()
+                for parameter in parameters
+                if (gradient := value(lane, parameter.numel())) is not None
+            ]
+            return torch.stack(products).sum() if products else None
+
+        if turn.positions:
+            loss_sum = reducer.forward(turn, compute_loss)
+        else:
+            loss_sum = reducer.forward(turn, lambda: None)
+        reducer.backward(turn, loss_sum)
+        if turn.is_last:
+            reducer.finish(1.0)
+            gradients = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+            model.zero_grad()
+    reducer.close()
+    return gradients
+
+
+def cancelling(lane: int, size: int) -> torch.Tensor:
+    """1e8, 1, -1e8 and the like in another arrangement for each element: the order of the sum decides."""
+    generator = torch.Generator().manual_seed(lane * 1000 + size)
+    choices = torch.tensor([1e8, 1.0, -1e8, -3.0, 1e-3, 7.0, 3e7, -3e7])
+    return choices[torch.randint(len(choices), (size,), generator=generator)]
+
+
+def in_tree(value: LaneValue, sizes: Sequence[int], num_lanes: int, num_present: int) -> list[torch.Tensor]:
+    """Add in the tree by its definition: halves, the first one the larger, absent lanes left out."""
+
+    def node(size: int, start: int, stop: int) -> torch.Tensor:
+        middle = start + (stop - start + 1) // 2
+        if stop - start == 1:
+            leaf = value(start, size)
+            return torch.zeros(size) if leaf is None else leaf
+        if middle >= num_present:
+            return node(size, start, middle)
+        return node(size, start, middle) + node(size, middle, stop)
+
+    return [node(size, 0, num_lanes) for size in sizes]

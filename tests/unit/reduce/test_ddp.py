@@ -1,0 +1,185 @@
+"""The reducer of several processes: what it adds in which order, when, and what it sends."""
+
+import os
+import random
+import socket
+import struct
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lanewise.lanes import Schedule, lane_blocks
+from lanewise.reduce import build_reducer
+from lanewise.testing import run_distributed
+from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
+
+SIZES = [3, 1, 1000, 5, 300_000, 2]  # more than DDP's first bucket of 1 MiB holds
+
+
+def as_bytes(tensors):
+    return [tensor.numpy().tobytes() for tensor in tensors]
+
+
+def reduce_exact(world, num_lanes, num_present):
+    return as_bytes(
+        reduce_lanes(world, cancelling, SIZES, exact=True, num_lanes=num_lanes, num_present=num_present)
+    )
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize(("num_lanes", "num_present"), [(4, 4), (8, 8), (8, 3), (7, 7), (6, 2)])
+def test_exact_adds_in_the_tree_whoever_carries_the_lanes(world_size, num_lanes, num_present):
+    expected = as_bytes(in_tree(cancelling, SIZES, num_lanes, num_present))
+    for result in run_distributed(reduce_exact, world_size, num_lanes, num_present):
+        assert result == expected
+
+
+def used_by_odd_lanes(lane, size):
+    """The parameter of 5 elements is used by odd lanes only, the one of 2 by none; zeros are negative."""
+    if size == 2 or (size == 5 and lane % 2 == 0):
+        return None
+    return torch.full((size,), -0.0) if size == 3 else cancelling(lane, size)
+
+
+def reduce_partly_used(world, exact):
+    return as_bytes(reduce_lanes(world, used_by_odd_lanes, SIZES, exact=exact, num_lanes=6))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
+def test_a_parameter_that_some_lanes_or_none_use_gets_the_same_bytes(world_size):
+    expected = as_bytes(in_tree(used_by_odd_lanes, SIZES, 6, 6))
+    for result in run_distributed(reduce_partly_used, world_size, True):
+        assert result == expected
+
+
+def test_close_gives_zeros_where_no_lane_uses_a_parameter():
+    for result in run_distributed(reduce_partly_used, 2, False):
+        assert result[SIZES.index(2)] == bytes(8)
+
+
+def gaussian(lane, size):
+    return torch.randn(size, generator=torch.Generator().manual_seed(lane * 7 + size)) * 10.0 ** (lane % 3)
+
+
+def reduce_close(world, num_lanes):
+    return reduce_lanes(world, gaussian, SIZES, exact=False, num_lanes=num_lanes)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_close_keeps_its_bound_in_every_element(world_size):
+    num_lanes = 8
+    unit_roundoff = 2.0**-24
+    gamma = (num_lanes - 1) * unit_roundoff / (1 - (num_lanes - 1) * unit_roundoff)
+    alone = run_distributed(reduce_close, 1, num_lanes)[0]
+    for result in run_distributed(reduce_close, world_size, num_lanes):
+        for size, reduced, reference in zip(SIZES, result, alone, strict=True):
+            magnitude = sum(gaussian(lane, size).abs().double() for lane in range(num_lanes))
+            difference = (reduced.double() - reference.double()).abs()
+            assert (difference <= 2 * gamma * magnitude).all()
+
+
+def reduce_with_delays(world, num_lanes):
+    """Delay each stage of each bucket at random, differently on each rank."""
+    delays = random.Random(world.rank)
+    for name in ("all_to_all_single", "all_gather_into_tensor"):
+        collective = getattr(dist, name)
+
+        def delayed(*args, collective=collective, **kwargs):
+            time.sleep(delays.random() * 0.02)
+            return collective(*args, **kwargs)
+
+        setattr(dist, name, delayed)
+    return as_bytes(reduce_lanes(world, cancelling, SIZES, exact=True, num_lanes=num_lanes, steps=12))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_random_delays_neither_hang_nor_change_a_byte(world_size):
+    expected = as_bytes(in_tree(cancelling, SIZES, 5, 5))
+    for result in run_distributed(reduce_with_delays, world_size, 5):
+        assert result == expected
+
+
+class WaitInBackward(torch.autograd.Function):
+    """The identity, whose backward waits for an event."""
+
+    @staticmethod
+    def forward(ctx, tensor, event):
+        ctx.event = event
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        assert ctx.event.wait(timeout=60), "no collective began during backward"
+        return gradient, None
+
+
+def reduce_behind_a_gate(world):
+    """Hold the backward of the first layer until the first collective of the step has begun."""
+    begun = threading.Event()
+    all_to_all_single = dist.all_to_all_single
+
+    def note(*args, **kwargs):
+        begun.set()
+        return all_to_all_single(*args, **kwargs)
+
+    dist.all_to_all_single = note
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(600, 600) for _ in range(4)])  # 1.4 MB each
+    reducer = build_reducer(model, 4, world, exact=True)
+    for turn in Schedule(4, 4, 1).turns(lane_blocks(4, world.world_size)[world.rank], 0, 3):
+        if turn.is_last:
+            begun.clear()
+
+        def compute_loss(is_gated=turn.is_last and turn.step > 0):  # DDP has one bucket in its first step
+            hidden = model[0](torch.ones(2, 600))
+            if is_gated:
+                hidden = WaitInBackward.apply(hidden, begun)
+            return model[1:](hidden).sum()
+
+        reducer.backward(turn, reducer.forward(turn, compute_loss))
+        if turn.is_last:
+            reducer.finish(1.0)
+            model.zero_grad()
+    reducer.close()
+    return True
+
+
+def test_the_first_bucket_travels_before_the_last_gradient_exists():
+    assert run_distributed(reduce_behind_a_gate, 2) == [True, True]
+
+
+def bytes_sent() -> int:
+    """Bytes that the TCP sockets of this process have sent: tcpi_bytes_sent of Linux's struct tcp_info."""
+    total = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(descriptor))
+            with socket.socket(fileno=copy) as connection:
+                if connection.type == socket.SOCK_STREAM and connection.family in (
+                    socket.AF_INET,
+                    socket.AF_INET6,
+                ):
+                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 208)
+                    total += struct.unpack_from("Q", info, 200)[0]
+        except OSError:
+            continue  # no socket
+    return total
+
+
+def measure_traffic(world, num_lanes):
+    sizes = [300_000, 700_000, 1_000_001]
+    reduce_lanes(world, cancelling, [10], exact=True, num_lanes=num_lanes)  # connects
+    before = bytes_sent()
+    reduce_lanes(world, cancelling, sizes, exact=True, num_lanes=num_lanes, steps=10)
+    return (bytes_sent() - before) / (10 * 4 * sum(sizes))
+
+
+@pytest.mark.parametrize("num_lanes", [2, 8, 30])
+def test_exact_sends_about_as_much_as_a_ring_all_reduce(num_lanes):
+    """On two processes each sends half of the gradient in either stage, for any number of lanes."""
+    for ratio in run_distributed(measure_traffic, 2, num_lanes):
+        assert 0.95 < ratio < 1.1
