@@ -12,8 +12,6 @@
 A user's mistake is shown as its message alone, without a traceback; an `AssertionError` is a bug of ours.
 """
 
-from collections.abc import Sequence
-
 
 class LanewiseError(Exception):
     """Base of all errors raised on purpose; its message says what is wrong and what to change."""
@@ -30,9 +28,9 @@ class ConfigError(LanewiseError, ValueError):
 
     exit_code = 2
 
-    def __init__(self, mistakes: Sequence[str]) -> None:
+    def __init__(self, *mistakes: str) -> None:
         super().__init__("\n".join(mistakes))
-        self.mistakes = tuple(mistakes)
+        self.mistakes = mistakes
 
 
 class TaskError(LanewiseError):

@@ -1,4 +1,4 @@
-"""Small tasks that have what makes equal training hard: dropout, tied weights, ragged weights, unused parameters."""
+"""Small tasks with what makes equal training hard: dropout, tied and unused parameters, ragged weights."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,9 +1,9 @@
 """`exact`: the same bytes on any number of processes."""
 
 import pytest
+from tests.distributed.tasks import Language, configure, train
 
 from lanewise.testing import run_distributed
-from tests.distributed.tasks import Language, configure, train
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,6 @@ def test_close_gives_other_bytes_so_the_comparison_can_fail(alone):
 
 
 def test_another_seed_gives_other_bytes(alone):
-    import dataclasses
-
     config = configure(Language)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=1))
     assert run_distributed(train, 1, config)[0][0] != alone[0]

@@ -89,21 +89,13 @@ def _check(config: RunConfig, place: Environment) -> None:
     devices = config.distributed.devices
     if devices not in (None, place.local_world_size):
         raise ConfigError(
-            [
-                (
-                    f"distributed.devices contradicts the launcher: got {devices}, and {place.local_world_size} "
-                    "processes were started on this machine. Leave the key out under a launcher."
-                )
-            ]
+            f"distributed.devices contradicts the launcher: got {devices}, and {place.local_world_size} "
+            "processes were started on this machine. Leave the key out under a launcher."
         )
     if place.world_size > config.batch.num_lanes:
         raise ConfigError(
-            [
-                (
-                    f"every process needs at least one lane: got {place.world_size} processes and "
-                    f"{config.batch.num_lanes} lanes. Start fewer, or use a smaller batch.micro_batch_size."
-                )
-            ]
+            f"every process needs at least one lane: got {place.world_size} processes and "
+            f"{config.batch.num_lanes} lanes. Start fewer, or use a smaller batch.micro_batch_size."
         )
     check_classes(config)
     choose_device(config.distributed.device_type, config.distributed.backend, place.local_world_size)

@@ -75,7 +75,7 @@ class Section:
     def __post_init__(self) -> None:
         _, mistakes = _read_fields(type(self), vars(self), key="")
         if mistakes:
-            raise ConfigError(mistakes)
+            raise ConfigError(*mistakes)
 
 
 def read_section(cls: type[S], tree: object, key: str = "") -> S:
@@ -92,9 +92,7 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
     names = [field.name for field in _fields(cls)]
     if not isinstance(tree, Mapping):
         section = key or "the configuration"
-        raise ConfigError(
-            [f"{section} must be a section with the keys {', '.join(names)}: got {show(tree)}."]
-        )
+        raise ConfigError(f"{section} must be a section with the keys {', '.join(names)}: got {show(tree)}.")
     prefix = f"{key}." if key else ""
     unknown = [
         f"{prefix}{name} is not a key of {key or 'the configuration'}. {suggest(name, names, prefix)}"
@@ -103,7 +101,7 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
     ]
     values, mistakes = _read_fields(cls, tree, key)
     if unknown or mistakes:
-        raise ConfigError(unknown + mistakes)
+        raise ConfigError(*unknown, *mistakes)
     return cls(**values)
 
 
@@ -168,13 +166,13 @@ def _read_value(hint: Any, value: Any, key: str) -> Any:
         value = _read_value(wanted, value, key)
         for mark in ranges:
             if not mark.holds(value):
-                raise ConfigError([f"{key} must be {mark}: got {show(value)}. Use a value that is."])
+                raise ConfigError(f"{key} must be {mark}: got {show(value)}. Use a value that is.")
         return value
     if origin is None and issubclass(hint, Section):
         return value if isinstance(value, hint) else read_section(hint, value, key)
     if _is_valid(hint, value):
         return float(value) if hint is float else value
-    raise ConfigError([f"{key} must be {_needed(hint)}: got {show(value)}{_remedy(hint, value)}"])
+    raise ConfigError(f"{key} must be {_needed(hint)}: got {show(value)}{_remedy(hint, value)}")
 
 
 def _is_valid(hint: Any, value: object) -> bool:

@@ -34,17 +34,17 @@ def resolve_class(key: str, config: ClassConfig) -> type:
     class_path = config.class_path
     module_name, _, class_name = class_path.rpartition(".")
     if not all(part.isidentifier() for part in class_path.split(".")) or not module_name:
-        raise ConfigError([f"{key}.class_path must name a class as module.Class: got {show(class_path)}."])
+        raise ConfigError(f"{key}.class_path must name a class as module.Class: got {show(class_path)}.")
     module = _import_module(f"{key}.class_path", module_name)
     found = getattr(module, class_name, None)
     if found is None:
         classes = [name for name, value in vars(module).items() if isinstance(value, type) and name[0] != "_"]
         hint = suggest(class_name, classes, prefix=f"{module_name}.")
-        raise ConfigError([f"{key}.class_path: module {module_name} has no {class_name}. {hint}"])
+        raise ConfigError(f"{key}.class_path: module {module_name} has no {class_name}. {hint}")
     if not isinstance(found, type):
         kind = type(found).__name__
         raise ConfigError(
-            [f"{key}.class_path must name a class: got {class_path}, which is a {kind}. Name a class."]
+            f"{key}.class_path must name a class: got {class_path}, which is a {kind}. Name a class."
         )
     return found
 
@@ -57,11 +57,11 @@ def _import_module(key: str, name: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(
-                [f"{key}: there is no module {error.name}. {_suggest_module(error.name)}"]
+                f"{key}: there is no module {error.name}. {_suggest_module(error.name)}"
             ) from error
         text = " ".join(f"{type(error).__name__}: {error}".split())
         mistake = f"{key}: importing {name} failed with {text}, at {_place(error)}. Correct that line."
-        raise ConfigError([mistake]) from error
+        raise ConfigError(mistake) from error
 
 
 def _suggest_module(name: str | None) -> str:

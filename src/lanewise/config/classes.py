@@ -40,7 +40,7 @@ def check_classes(config: RunConfig) -> None:
         except ConfigError as error:
             mistakes += error.mistakes
     if mistakes:
-        raise ConfigError(mistakes)
+        raise ConfigError(*mistakes)
 
 
 def build(config: ClassConfig, *runtime_args: object) -> Any:
@@ -111,7 +111,7 @@ class _Constructor:
             mistake = (
                 f"{key}.class_path: {config.class_path} does not tell its arguments. Derive a class from it."
             )
-            raise ConfigError([mistake]) from error
+            raise ConfigError(mistake) from error
         self.runtime_names = list(parameters)[:num_runtime_args]
         self.takes_any_name = any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
@@ -193,7 +193,7 @@ def _bind(
         if argument.is_required and argument.name not in config.init_args
     ]
     if mistakes:
-        raise ConfigError(mistakes)
+        raise ConfigError(*mistakes)
     return constructor, values
 
 
@@ -201,10 +201,10 @@ def _bind_argument(constructor: _Constructor, name: str, value: object, prefix: 
     """Check one argument by name and type; an object inside it is checked the same way."""
     key = f"{prefix}{name}"
     if name in constructor.runtime_names:
-        raise ConfigError([f"{key} is given to {constructor.class_path} at run time. Remove the key."])
+        raise ConfigError(f"{key} is given to {constructor.class_path} at run time. Remove the key.")
     if name not in constructor.arguments and not constructor.takes_any_name:
         hint = suggest(name, constructor.arguments, prefix)
-        raise ConfigError([f"{key} is no argument of {constructor.class_path}. {hint}"])
+        raise ConfigError(f"{key} is no argument of {constructor.class_path}. {hint}")
     is_object = isinstance(value, Mapping) and "class_path" in value
     if constructor.accepts_anything(name):
         if not is_object:
@@ -222,7 +222,7 @@ def _bind_argument(constructor: _Constructor, name: str, value: object, prefix: 
         mistake = (
             f"{key} must be {needed}: got {show(value)}{text}. lanewise train CONFIG --help describes it."
         )
-        raise ConfigError([mistake]) from error
+        raise ConfigError(mistake) from error
 
 
 def _refuses_none(hint: Any) -> bool:

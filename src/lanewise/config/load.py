@@ -30,9 +30,9 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         config = read_section(RunConfig, tree)
     except ConfigError as error:
-        raise ConfigError([*mistakes, *error.mistakes]) from None
+        raise ConfigError(*mistakes, *error.mistakes) from None
     if mistakes:
-        raise ConfigError(mistakes)
+        raise ConfigError(*mistakes)
     return config
 
 
@@ -47,20 +47,20 @@ def _read_file(path: Path) -> dict[str, object]:
     if read is None:
         endings = ", ".join(_READERS)
         raise ConfigError(
-            [f"{path} has an ending that is no known format: need one of {endings}. Rename the file."]
+            f"{path} has an ending that is no known format: need one of {endings}. Rename the file."
         )
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         siblings = sorted(file.name for file in path.parent.glob("*") if file.suffix in _READERS)
         hint = suggest(path.name, siblings) if siblings else f"Looked in {path.parent.resolve()}."
-        raise ConfigError([f"the configuration file {path} does not exist. {hint}"]) from None
+        raise ConfigError(f"the configuration file {path} does not exist. {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path} cannot be read: {error}. Give a readable text file in UTF-8."]) from error
+        raise ConfigError(f"{path} cannot be read: {error}. Give a readable text file in UTF-8.") from error
     tree = read(text, str(path))
     if not isinstance(tree, dict):
         raise ConfigError(
-            [f"{path} must hold a mapping of keys to values: got {show(tree)}. Begin with task: ..."]
+            f"{path} must hold a mapping of keys to values: got {show(tree)}. Begin with task: ..."
         )
     return tree
 
@@ -77,11 +77,11 @@ def _read_json(text: str, source: str) -> object:
         tree: object = json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise ConfigError(
-            [f"{source}, line {error.lineno}, column {error.colno} is not valid JSON: {error.msg}."]
+            f"{source}, line {error.lineno}, column {error.colno} is not valid JSON: {error.msg}."
         ) from error
     if repeated:
         raise ConfigError(
-            [f"{source} has the key {name} twice in one mapping. Remove one of them." for name in repeated]
+            *(f"{source} has the key {name} twice in one mapping. Remove one of them." for name in repeated)
         )
     return tree
 
@@ -90,7 +90,7 @@ def _read_toml(text: str, source: str) -> object:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError([f"{source} is not valid TOML: {error}."]) from error
+        raise ConfigError(f"{source} is not valid TOML: {error}.") from error
 
 
 def _read_jsonnet(text: str, source: str) -> object:
@@ -98,12 +98,12 @@ def _read_jsonnet(text: str, source: str) -> object:
         import _jsonnet  # type: ignore[import-not-found, unused-ignore]  # an optional dependency
     except ImportError as error:
         raise ConfigError(
-            [f"{source} needs the jsonnet package, which is missing. Run: pip install lanewise[jsonnet]"]
+            f"{source} needs the jsonnet package, which is missing. Run: pip install lanewise[jsonnet]"
         ) from error
     try:
         return json.loads(_jsonnet.evaluate_snippet(source, text))
     except RuntimeError as error:
-        raise ConfigError([f"{source} is not valid Jsonnet: {' '.join(str(error).split())}."]) from error
+        raise ConfigError(f"{source} is not valid Jsonnet: {' '.join(str(error).split())}.") from error
 
 
 _READERS = {
@@ -155,5 +155,5 @@ def _with_value(
         mistake = (
             f"{option} is below {dotted}, which is {show(section)} and no section. Override {dotted} itself."
         )
-        raise ConfigError([mistake])
+        raise ConfigError(mistake)
     return {**tree, key: _with_value(section, below, value, f"{above}{key}.")}

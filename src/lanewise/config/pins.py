@@ -34,6 +34,6 @@ def pin_environment(threads: int, equality: Equality) -> None:
             f"{mkl_cbwr or 'it unset'}, with torch imported already. Start the program with MKL_CBWR=AUTO in "
             f"its environment, or call lanewise.config.pin_environment before the first import of torch."
         )
-        raise ConfigError([mistake])
+        raise ConfigError(mistake)
     os.environ["MKL_CBWR"] = "AUTO"
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

@@ -45,15 +45,15 @@ def read_yaml(text: str, source: str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError([f"{source}{place} is not valid YAML: {error.problem}."]) from error
+        raise ConfigError(f"{source}{place} is not valid YAML: {error.problem}.") from error
     except yaml.YAMLError as error:
-        raise ConfigError([f"{source} is not valid YAML: {' '.join(str(error).split())}."]) from error
+        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from error
     if loader.repeated_keys:
         raise ConfigError(
-            [
+            *(
                 f"{source} has the key {key} twice in one mapping: on lines {first} and {second}. Remove one."
                 for key, first, second in loader.repeated_keys
-            ]
+            )
         )
     return tree
 
@@ -65,7 +65,7 @@ def write_yaml(tree: object) -> str:
     except yaml.representer.RepresenterError as error:
         kind = type(error.args[1]).__name__
         mistake = f"a configuration holds text, numbers, true, false, null, lists and mappings: got a {kind}."
-        raise ConfigError([f"{mistake} Write it as one of these."]) from error
+        raise ConfigError(f"{mistake} Write it as one of these.") from error
 
 
 class _Loader(SafeLoader):

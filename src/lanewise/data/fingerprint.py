@@ -28,8 +28,8 @@ def fingerprint(reader: LaneReader, num_samples: int) -> Fingerprint:
 
 def _feed(digest: "hashlib.blake2b", value: Any) -> None:
     """Hash what a sample holds; of unknown objects only the type, since their text may hold an address."""
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().contiguous()
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         _feed(digest, [str(value.dtype), tuple(value.shape)])
         digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:

@@ -38,10 +38,10 @@ def build_engine(config: RunConfig, world: World) -> Engine:
     set_random_state(model_seed(config.train.seed))
     task = build(config.task)
     if not isinstance(task, Task):
-        raise ConfigError(
-            [f"task.class_path must name a lanewise.Task: {config.task.class_path} is not one."]
-        )
+        raise ConfigError(f"task.class_path must name a lanewise.Task: {config.task.class_path} is not one.")
     model = task.build_model().to(world.device)
+    exact = config.distributed.equality == "exact"
+    reducer = build_reducer(model, config.batch.num_lanes, world, exact=exact)
     optimizer, scheduler = _build_optimizer(config, task, model)
     training = Training(task, model, optimizer, scheduler)
 
@@ -62,8 +62,6 @@ def build_engine(config: RunConfig, world: World) -> Engine:
     order = Order(num_samples, seed=config.train.seed, shuffle=config.data.shuffle)
     loader = LaneLoader(reader, schedule, order, lanes, num_workers=config.data.num_workers)
 
-    exact = config.distributed.equality == "exact"
-    reducer = build_reducer(model, schedule.num_lanes, world, exact=exact)
     train_step = TrainStep(
         training,
         reducer,
@@ -85,31 +83,21 @@ def _build_optimizer(
     optimizer = build(config.optimizer, task.parameter_groups(model))
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
-            [
-                f"optimizer.class_path must name a torch.optim.Optimizer: {config.optimizer.class_path} is not one."
-            ]
+            f"optimizer.class_path must name a torch.optim.Optimizer: got {config.optimizer.class_path}."
         )
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ConfigError(
-            [
-                (
-                    f"{config.optimizer.class_path} evaluates the loss several times in a step, which is not supported. "
-                    "Use an optimizer whose step() needs no closure."
-                )
-            ]
+            f"{config.optimizer.class_path} evaluates the loss several times a step, which is not supported. "
+            "Use an optimizer whose step() needs no closure."
         )
     if config.scheduler is None:
         return optimizer, None
     scheduler = build(config.scheduler, optimizer)
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(
-            [
-                (
-                    "scheduler.class_path must name a torch.optim.lr_scheduler.LRScheduler that is stepped once in each "
-                    f"optimizer step and needs no metric: {config.scheduler.class_path} is not one."
-                )
-            ]
+            "scheduler.class_path must name an LRScheduler of torch that needs no metric: "
+            f"got {config.scheduler.class_path}."
         )
     return optimizer, scheduler
 
@@ -117,8 +105,8 @@ def _build_optimizer(
 def _count(dataset: Any) -> int:
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise TaskError(
-            f"train_dataset must return a map-style dataset: got {type(dataset).__name__}. Lanes read samples by "
-            "index, so it needs __len__ and __getitem__."
+            f"train_dataset must return a map-style dataset: got {type(dataset).__name__}. "
+            "Lanes read samples by index, so it needs __len__ and __getitem__."
         )
     return len(dataset)
 

@@ -108,7 +108,10 @@ class Engine:
             "a step's loss and gradient are the mean over its %s: %g in the first", unit, report.totals.weight
         )
         if unused:
-            logger.warning("no lane used these parameters, their gradient is zero: %s", ", ".join(unused))
+            logger.warning(
+                "no lane of the first step used these parameters, so their gradient is zero: %s",
+                ", ".join(unused),
+            )
 
     def _require_finite(self, report: StepReport) -> None:
         lanes = report.totals.non_finite_lanes

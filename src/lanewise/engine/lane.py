@@ -41,12 +41,12 @@ class LaneLoss:
             got = type(returned).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
             raise TaskError(
                 f"{type(task).__name__}.loss must return a scalar tensor or a Loss: got {got}. "
-                "Return the mean over the micro-batch, or Loss(sum, weight) with the number of units in it."
+                "Return the mean over the micro-batch, or Loss(sum, weight) with the number of its units."
             )
         weight = float(loss.weight)
         if not 0 <= weight < math.inf:
             raise TaskError(
-                f"{type(task).__name__}.loss returned the weight {weight}: it must be finite and not negative. "
+                f"{type(task).__name__}.loss returned the weight {weight}: need a finite one, not negative. "
                 "It counts the units that were added up."
             )
         if weight and not loss.sum.requires_grad:

@@ -32,7 +32,10 @@ class Schedule:
     """Leave out the partial last step of every epoch."""
 
     def __post_init__(self) -> None:
-        if self.micro_batch_size < 1 or self.global_batch_size % self.micro_batch_size:
+        if (
+            min(self.micro_batch_size, self.global_batch_size) < 1
+            or self.global_batch_size % self.micro_batch_size
+        ):
             raise ValueError(
                 "global_batch_size must be a positive multiple of micro_batch_size: "
                 f"got {self.global_batch_size} and {self.micro_batch_size}."

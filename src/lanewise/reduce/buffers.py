@@ -112,7 +112,7 @@ class LaneBuffers:
         for buffer in self._constant:
             if buffer.was_written() and buffer.has_changed():
                 raise TaskError(
-                    f"buffer {buffer.name} changed in step {lanes[0][0].step}, but in no lane of the first step. "
+                    f"buffer {buffer.name} changed in step {lanes[0][0].step}, but not in the first step. "
                     "Update it in every step, or keep it out of the module's buffers."
                 )
         if not self._tracked:
@@ -162,7 +162,7 @@ def _require_agreement(buffer: _Buffer, mean: torch.Tensor, lanes: _LaneValues) 
         value = values.get(buffer.name, buffer.start)
         if turn.positions and not torch.equal(value.double(), mean):
             raise TaskError(
-                f"integer buffer {buffer.name} differs between the lanes of step {turn.step}: lane {turn.lane} "
-                f"made {value.tolist()} of it, the mean over all lanes is {mean.tolist()}. "
+                f"integer buffer {buffer.name} differs between the lanes of step {turn.step}: "
+                f"lane {turn.lane} made {value.tolist()} of it, the mean over all lanes is {mean.tolist()}. "
                 "Make it a float buffer, or equal in all lanes."
             )

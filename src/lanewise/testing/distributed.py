@@ -70,7 +70,7 @@ def _collect(pipes: list[Connection], timeout_seconds: float) -> list[Any]:
         for pipe in ready:
             rank = pipes.index(pipe)  # type: ignore[arg-type]
             try:
-                is_error, value = pickle.loads(pipes[rank].recv_bytes())
+                is_error, value = pickle.loads(pipes[rank].recv_bytes())  # noqa: S301 - from our own process
             except EOFError:
                 raise RuntimeError(f"rank {rank} ended without a result") from None
             if is_error:
@@ -84,12 +84,10 @@ def _run(rank: int, world_size: int, store: str, call: bytes, pipe: Connection) 
     die_with_parent()
     torch.set_num_threads(1)
     try:
-        function, args = pickle.loads(call)
+        function, args = pickle.loads(call)  # noqa: S301 - from our own process
         world: World = LocalWorld(torch.device("cpu"))
         if world_size > 1:
-            dist.init_process_group(
-                "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size
-            )
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
             world = GroupWorld(torch.device("cpu"))
         result = pickle.dumps((False, function(world, *args)))
         world.close()

@@ -24,14 +24,12 @@ def choose_device(device_type: str, backend: str, processes_per_machine: int) ->
         device_type = "cuda" if num_gpus else "cpu"
     if device_type == "cuda" and processes_per_machine > num_gpus:
         raise ConfigError(
-            [
-                f"distributed.devices asks for more GPUs than this machine has: got {processes_per_machine}, "
-                f"there {'is' if num_gpus == 1 else 'are'} {num_gpus}. "
-                f"Use --distributed.devices {num_gpus}, or --distributed.device_type cpu."
-                if num_gpus
-                else f"distributed.device_type is cuda for {processes_per_machine} devices, but this machine "
-                "has no GPU that torch can use. Use --distributed.device_type cpu."
-            ]
+            f"distributed.devices asks for more GPUs than this machine has: got {processes_per_machine}, "
+            f"there {'is' if num_gpus == 1 else 'are'} {num_gpus}. "
+            f"Use --distributed.devices {num_gpus}, or --distributed.device_type cpu."
+            if num_gpus
+            else f"distributed.device_type is cuda for {processes_per_machine} devices, but this machine "
+            "has no GPU that torch can use. Use --distributed.device_type cpu."
         )
     if backend == "auto":
         backend = "nccl" if device_type == "cuda" else "gloo"

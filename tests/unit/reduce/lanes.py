@@ -1,4 +1,4 @@
-"""Runs a reducer on lanes whose gradients are given tensors: the gradient of sum(parameter * value) is value."""
+"""Runs a reducer on lanes with given gradients: the gradient of sum(parameter * value) is value."""
 
 from collections.abc import Callable, Sequence
 

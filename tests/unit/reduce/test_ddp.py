@@ -6,16 +6,17 @@ import socket
 import struct
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 from torch import nn
 
 from lanewise.lanes import Schedule, lane_blocks
 from lanewise.reduce import build_reducer
 from lanewise.testing import run_distributed
-from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 
 SIZES = [3, 1, 1000, 5, 300_000, 2]  # more than DDP's first bucket of 1 MiB holds
 
@@ -155,9 +156,9 @@ def test_the_first_bucket_travels_before_the_last_gradient_exists():
 def bytes_sent() -> int:
     """Bytes that the TCP sockets of this process have sent: tcpi_bytes_sent of Linux's struct tcp_info."""
     total = 0
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         try:
-            copy = os.dup(int(descriptor))
+            copy = os.dup(int(descriptor.name))
             with socket.socket(fileno=copy) as connection:
                 if connection.type == socket.SOCK_STREAM and connection.family in (
                     socket.AF_INET,

@@ -1,4 +1,4 @@
-"""The all-reduce of `exact`: the same bytes as one process that adds in the tree, whoever carries the lanes."""
+"""The all-reduce of `exact`: the bytes of one process that adds in the tree, whoever carries the lanes."""
 
 import pytest
 import torch

@@ -1,0 +1,326 @@
+"""What training does with tasks that are unusual or wrong, alike on one process and on several."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from tests.distributed.tasks import Language, configure, train
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from lanewise import Loss, Task
+from lanewise.engine import build_engine
+from lanewise.testing import run_distributed
+from lanewise.world.determinism import set_determinism
+
+EITHER = pytest.mark.parametrize("world_size", [1, 3])
+
+
+class Line(Task):
+    """A linear model on 22 samples; sample i has the input i."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def train_dataset(self) -> Dataset[Any]:
+        values = torch.arange(22.0).unsqueeze(1)
+        return TensorDataset(values, 2 * values)
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0] / 22)
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        return F.mse_loss(outputs, batch[1])
+
+
+def run_line(world, task: type[Task], **options):
+    config = configure(task, num_lanes=4, **{"optimizer": "torch.optim.SGD", "steps": 6, **options})
+    return train(world, config)
+
+
+def fail(task: type[Task], world_size: int, **options) -> str:
+    with pytest.raises(RuntimeError) as error:
+        run_distributed(run_task, world_size, task, options)
+    return str(error.value)
+
+
+def run_task(world, task, options):
+    return run_line(world, task, **options)
+
+
+class NanAtSample13(Line):
+    def loss(self, outputs, batch):
+        return (outputs * torch.where(batch[0] == 13, torch.nan, 1.0)).mean()
+
+
+def skip_the_update(world):
+    set_determinism("exact", 1)
+    engine = build_engine(configure(NanAtSample13, num_lanes=4, optimizer="torch.optim.SGD", steps=6), world)
+    model = engine.training.model
+    before = None
+    try:
+        for _ in engine.steps():
+            before = model.weight.item()
+    except Exception as error:  # noqa: BLE001 - compared by the test
+        return type(error).__name__, str(error), before in (None, model.weight.item())
+
+
+@EITHER
+def test_a_nan_names_step_lane_and_samples_on_every_rank_and_updates_nothing(world_size):
+    results = run_distributed(skip_the_update, world_size)
+    assert len(set(results)) == 1
+    name, message, is_untouched = results[0]
+    assert name == "NonFiniteLossError"
+    assert is_untouched
+    from lanewise.lanes import Order
+
+    position = Order(22, seed=0).indices(0, 0, 22).tolist().index(13)
+    assert f"step {position // 8}" in message
+    lane_line = next(line for line in message.splitlines() if "lane" in line)
+    assert "13" in lane_line.split("samples")[1]
+    assert len(lane_line.split("samples")[1].split(",")) <= 2, "one lane's samples only"
+
+
+class NanOfWeightZero(Line):
+    """Samples below 4 have weight 0, and a micro-batch of them alone a mean of 0 / 0."""
+
+    def loss(self, outputs, batch):
+        counts = batch[0] >= 4
+        return Loss.mean((outputs * counts).sum() / counts.sum(), counts.sum())
+
+
+class SumOfTheCounted(NanOfWeightZero):
+    def loss(self, outputs, batch):
+        counts = batch[0] >= 4
+        return Loss((outputs * counts).sum(), counts.sum())
+
+
+@EITHER
+def test_a_lane_of_weight_zero_contributes_nothing_even_if_its_mean_is_nan(world_size):
+    options = {"micro_batch_size": 1, "steps": 12}
+    _, losses = run_distributed(run_task, 1, SumOfTheCounted, options)[0]
+    alone, _ = run_distributed(run_task, 1, NanOfWeightZero, options)[0]
+    for state, rank_losses in run_distributed(run_task, world_size, NanOfWeightZero, options):
+        assert rank_losses == pytest.approx(losses, rel=1e-6)
+        assert state == alone
+
+
+class Weightless(Line):
+    def loss(self, outputs, batch):
+        return Loss(outputs.sum(), 0)
+
+
+def count_warnings(world, task):
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("lanewise").addHandler(handler)
+    engine = build_engine(configure(task, optimizer="torch.optim.SGD", steps=3), world)
+    before = [parameter.clone() for parameter in engine.training.model.parameters()]
+    for _ in engine.steps():
+        pass
+    after = list(engine.training.model.parameters())
+    return records, all(map(torch.equal, before, after))
+
+
+@EITHER
+def test_a_global_weight_of_zero_updates_nothing_and_says_so(world_size):
+    for records, is_untouched in run_distributed(count_warnings, world_size, Weightless):
+        assert is_untouched
+        assert sum("weight 0" in record for record in records) == 3
+
+
+@EITHER
+def test_a_parameter_that_no_lane_uses_is_named_once(world_size):
+    first, *others = [records for records, _ in run_distributed(count_warnings, world_size, Language)]
+    (warning,) = [record for record in first if "no lane of the first step used" in record]
+    assert warning.endswith(": never")
+    assert not any("no lane of the first step used" in record for records in others for record in records)
+
+
+class NormalizedLine(Line):
+    """BatchNorm, whose statistics the lanes merge."""
+
+    def build_model(self):
+        model = nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+        model.register_buffer("constant", torch.tensor([0.1, 0.7]))
+        return model
+
+
+@pytest.mark.parametrize("equality", ["exact", "close"])
+def test_batchnorm_statistics_do_not_depend_on_the_processes(equality):
+    options = {"micro_batch_size": 3, "steps": 4, "equality": equality, "lr": 0.0}
+    alone, _ = run_distributed(run_task, 1, NormalizedLine, options)[0]
+    for world_size in (2, 3, 4):
+        for state, _ in run_distributed(run_task, world_size, NormalizedLine, options):
+            assert {k: v for k, v in state.items() if "1." in k} == {
+                k: v for k, v in alone.items() if "1." in k
+            }
+            assert state["constant"] == torch.tensor([0.1, 0.7]).numpy().tobytes()
+
+
+def first_statistics(world):
+    torch.manual_seed(0)
+    engine = build_engine(configure(NormalizedLine, num_lanes=4, micro_batch_size=3, steps=1), world)
+    norm = engine.training.model[1]
+    seen = []
+    norm.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].detach().clone()))
+    for _ in engine.steps():
+        pass
+    return seen, norm.running_mean.clone(), norm.num_batches_tracked.item()
+
+
+def test_batchnorm_statistics_are_the_mean_of_what_each_lane_made_of_the_start():
+    seen, running_mean, num_batches = run_distributed(first_statistics, 1)[0]
+    expected = sum(len(hidden) * 0.1 * hidden.mean(0) for hidden in seen) / sum(map(len, seen))
+    torch.testing.assert_close(running_mean, expected)
+    assert num_batches == 1
+    assert len(seen) == 4
+
+
+class LaneCounter(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.register_buffer("largest", torch.zeros((), dtype=torch.long))
+
+    def forward(self, inputs):
+        self.largest = torch.maximum(self.largest, (inputs * 22).round().long().max())
+        return super().forward(inputs)
+
+
+class IntegersThatDiffer(Line):
+    def build_model(self):
+        return LaneCounter()
+
+
+class SparseLine(Line):
+    def build_model(self):
+        return nn.Embedding(22, 1, sparse=True)
+
+    def forward(self, model, batch):
+        return model(batch[0].long().squeeze(1))
+
+
+class Thawing(Line):
+    """Trains its bias only from the second step on."""
+
+    def build_model(self):
+        self.model = super().build_model()
+        self.model.bias.requires_grad = False
+        return self.model
+
+    def loss(self, outputs, batch):
+        self.model.bias.requires_grad = True
+        return super().loss(outputs, batch)
+
+
+class LateBuffer(Line):
+    def build_model(self):
+        model = super().build_model()
+        model.register_buffer("count", torch.zeros(()))
+        self.forwards = 0
+        return model
+
+    def forward(self, model, batch):
+        self.forwards += 1
+        if self.forwards > 4:
+            model.count += 1
+        return super().forward(model, batch)
+
+
+class Frozen(Line):
+    def build_model(self):
+        return super().build_model().requires_grad_(False)
+
+
+class NegativeWeight(Line):
+    def loss(self, outputs, batch):
+        return Loss(outputs.sum(), -1)
+
+
+class Detached(Line):
+    def loss(self, outputs, batch):
+        return super().loss(outputs, batch).detach()
+
+
+class VectorLoss(Line):
+    def loss(self, outputs, batch):
+        return outputs.squeeze(1)
+
+
+@EITHER
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (IntegersThatDiffer, "integer buffer largest differs between the lanes of step 0"),
+        (SparseLine, "parameter weight has a sparse gradient"),
+        (Thawing, "requires_grad of bias was False at the start and is True now"),
+        (LateBuffer, "buffer count changed in step"),
+        (Frozen, "the model has no trainable parameter"),
+        (NegativeWeight, "returned the weight -1.0"),
+        (Detached, "a loss without a gradient"),
+        (VectorLoss, "must return a scalar tensor or a Loss: got a tensor of shape (2,)"),
+    ],
+)
+def test_a_broken_contract_is_one_clear_error(task, said, world_size):
+    message = fail(task, world_size)
+    assert "TaskError" in message
+    assert said in message
+
+
+class OtherWeights(Line):
+    def build_model(self):
+        import os
+
+        torch.manual_seed(os.getpid())
+        return super().build_model()
+
+
+class OtherData(Line):
+    def train_dataset(self):
+        import os
+
+        return TensorDataset(torch.full((22, 1), float(os.getpid())))
+
+
+class ShortData(Line):
+    def train_dataset(self):
+        from torch import distributed
+
+        return TensorDataset(torch.zeros(20 + distributed.get_rank(), 1))
+
+
+class EmptyData(Line):
+    def train_dataset(self):
+        return TensorDataset(torch.zeros(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (OtherWeights, "built different models: weight differs"),
+        (OtherData, "see different training datasets: 22 and 22 samples"),
+        (ShortData, "see different training datasets: 2"),
+        (EmptyData, "it has 0 samples"),
+    ],
+)
+def test_ranks_that_differ_are_an_error_and_no_hang(task, said):
+    assert said in fail(task, 2)
+
+
+class Submodules(Line):
+    """Calls a submodule of the model, which leaves gradients unreduced under stock DDP."""
+
+    def build_model(self):
+        return nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, model, batch):
+        return model[2](model[1](model[0](batch[0] / 22)))
+
+
+def test_any_part_of_the_model_may_be_called():
+    alone = run_distributed(run_task, 1, Submodules, {})[0]
+    for result in run_distributed(run_task, 3, Submodules, {}):
+        assert result == alone

@@ -1,0 +1,255 @@
+"""One iterator feeds a process for the whole run, with the same bytes whatever reads them ahead."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from lanewise.data.loader import LaneLoader
+from lanewise.data.reader import LaneReader
+from lanewise.lanes import Order, Schedule, lane_blocks
+
+# Three workers are more than some machines have processors, of which torch warns.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Drawing(Dataset):
+    """Each sample is its index and a number from each of the three default generators."""
+
+    def __getitem__(self, index):
+        numpys = float(np.random.random_sample())  # noqa: NPY002
+        return torch.tensor([index, random.random(), numpys, torch.rand(()).item()], dtype=torch.float64)
+
+
+class Recording(Dataset):
+    """Remembers which samples were read, in order."""
+
+    def __init__(self):
+        self.read = []
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return index
+
+
+class Pid(Dataset):
+    def __getitem__(self, index):
+        return os.getpid()
+
+
+def make_loader(dataset, schedule, *, lanes=None, num_workers=0, collate=default_collate) -> LaneLoader:
+    return LaneLoader(
+        LaneReader(dataset, collate, seed=0),
+        schedule,
+        Order(schedule.num_samples, seed=0),
+        range(schedule.num_lanes) if lanes is None else lanes,
+        num_workers=num_workers,
+    )
+
+
+def contents(batches) -> list[tuple]:
+    return [
+        (one.turn, one.indices, None if one.data is None else one.data.numpy().tobytes()) for one in batches
+    ]
+
+
+# Two epochs of three steps on four lanes; the third step has three samples, on the first two lanes.
+PARTIAL = Schedule(num_samples=19, global_batch_size=8, micro_batch_size=2)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_workers_do_not_change_a_byte(num_workers):
+    here = contents(make_loader(Drawing(), PARTIAL).batches(0, 6))
+    assert len(here) == 20
+    assert contents(make_loader(Drawing(), PARTIAL, num_workers=num_workers).batches(0, 6)) == here
+
+
+def test_three_workers_are_three_processes_for_the_whole_run():
+    schedule = Schedule(num_samples=12, global_batch_size=6, micro_batch_size=2)
+    pids_of_epoch = {epoch: set() for epoch in range(4)}
+    for batch in make_loader(Pid(), schedule, num_workers=3, collate=set).batches(0, 8):
+        pids_of_epoch[batch.turn.epoch] |= batch.data
+    assert len(pids_of_epoch[0]) == 3
+    assert os.getpid() not in pids_of_epoch[0]
+    assert all(pids == pids_of_epoch[0] for pids in pids_of_epoch.values())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("first_step", [1, 3, 4])
+def test_starting_in_the_middle_equals_skipping(first_step, num_workers):
+    whole = [
+        one for one in contents(make_loader(Drawing(), PARTIAL).batches(0, 6)) if one[0].step >= first_step
+    ]
+    assert contents(make_loader(Drawing(), PARTIAL, num_workers=num_workers).batches(first_step, 6)) == whole
+
+
+def test_an_epoch_shows_every_sample_anew():
+    first, second = {}, {}
+    for batch in make_loader(Drawing(), PARTIAL, collate=list).batches(0, 6):
+        (second if batch.turn.epoch else first).update({int(sample[0]): sample[1:] for sample in batch.data})
+    assert first.keys() == second.keys() == set(range(19))
+    assert not any((first[index] == second[index]).any() for index in first)
+    assert list(first) != list(second)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_process_whose_lanes_are_absent_gets_a_batch_without_data(num_workers):
+    loader = make_loader(Drawing(), PARTIAL, lanes=range(2, 4), num_workers=num_workers)
+    batches = list(loader.batches(0, 6))
+    assert [(one.turn.step, one.turn.lane) for one in batches if one.data is None] == [(2, 2), (5, 2)]
+    assert [one.indices for one in batches if one.data is None] == [(), ()]
+    assert [one.turn.step for one in batches] == [0, 0, 1, 1, 2, 3, 3, 4, 4, 5]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+def test_all_processes_together_read_every_sample_once_an_epoch(world_size, drop_last):
+    schedule = Schedule(num_samples=37, global_batch_size=16, micro_batch_size=2, drop_last=drop_last)
+    seen = Counter()
+    for lanes in lane_blocks(8, world_size):
+        dataset = Recording()
+        for batch in make_loader(dataset, schedule, lanes=lanes, collate=list).batches(
+            0, 3 * schedule.steps_per_epoch
+        ):
+            assert (batch.data or []) == list(batch.indices)
+            seen.update((batch.turn.epoch, index) for index in batch.indices)
+    if drop_last:
+        assert Counter(epoch for epoch, _ in seen.elements()) == {0: 32, 1: 32, 2: 32}
+        assert set(seen.values()) == {1}
+    else:
+        assert seen == {(epoch, index): 1 for epoch in range(3) for index in range(37)}
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_a_lane_gets_the_same_bytes_whoever_carries_it(world_size):
+    together = {
+        (one[0].step, one[0].lane): one[1:] for one in contents(make_loader(Drawing(), PARTIAL).batches(0, 6))
+    }
+    for lanes in lane_blocks(4, world_size):
+        for turn, *rest in contents(make_loader(Drawing(), PARTIAL, lanes=lanes).batches(0, 6)):
+            if rest[0]:
+                assert tuple(rest) == together.pop((turn.step, turn.lane))
+    assert not together
+
+
+def test_only_the_samples_of_the_own_lanes_are_read_and_each_once():
+    for lanes in lane_blocks(4, 3):
+        dataset = Recording()
+        loader = make_loader(dataset, PARTIAL, lanes=lanes)
+        list(loader.batches(4, 6))
+        own = [index for step in (4, 5) for lane in lanes for index in loader.indices(step, lane)]
+        assert dataset.read == own
+
+
+def test_nothing_is_read_before_it_is_asked_for():
+    dataset = Recording()
+    batches = make_loader(dataset, PARTIAL).batches(1, 6)
+    assert dataset.read == []
+    assert list(next(batches).indices) == dataset.read
+    assert len(dataset.read) == 2
+
+
+def test_every_process_knows_the_samples_of_any_lane():
+    of_one = make_loader(Drawing(), PARTIAL, lanes=range(1))
+    for batch in make_loader(Drawing(), PARTIAL).batches(0, 6):
+        assert of_one.indices(batch.turn.step, batch.turn.lane) == batch.indices
+    assert of_one.indices(2, 3) == ()
+
+
+def test_a_far_step_of_a_huge_dataset_is_reached_at_once():
+    schedule = Schedule(num_samples=10**9, global_batch_size=8, micro_batch_size=2)
+    dataset = Recording()
+    start = time.monotonic()
+    batch = next(make_loader(dataset, schedule).batches(10**12, 10**12 + 1))
+    assert time.monotonic() - start < 1
+    assert dataset.read == list(batch.indices)
+
+
+def test_loading_ahead_leaves_the_default_generators_alone():
+    def states():
+        return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+
+    before = states()
+    assert len(list(make_loader(Drawing(), PARTIAL, num_workers=1).batches(0, 3))) == 10
+    assert states() == before
+
+
+class Threads(Dataset):
+    def __getitem__(self, index):
+        return torch.get_num_threads()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_samples_are_made_with_one_thread_whatever_the_trainer_uses(num_workers):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        loader = make_loader(Threads(), PARTIAL, num_workers=num_workers, collate=set)
+        assert [one.data for one in loader.batches(0, 2)] == [{1}] * 8
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+class Broken(Dataset):
+    def __getitem__(self, index):
+        raise KeyError(f"no sample {index}")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_of_the_dataset_reaches_the_trainer(num_workers):
+    batches = make_loader(Broken(), PARTIAL, num_workers=num_workers).batches(0, 1)
+    with pytest.raises(KeyError, match="no sample") as caught:
+        next(batches)
+    # The traceback holds the iterator in a cycle, and torch takes 5 s to end workers whom the collector finds.
+    traceback.clear_frames(caught.tb)
+
+
+TRAINER = """
+import os, time
+from lanewise.data import LaneLoader, LaneReader
+from lanewise.lanes import Order, Schedule
+
+class Pid:
+    def __getitem__(self, index):
+        return os.getpid()
+
+schedule = Schedule(num_samples=1000, global_batch_size=4, micro_batch_size=2)
+reader = LaneReader(Pid(), set, seed=0)
+batches = LaneLoader(reader, schedule, Order(1000, seed=0), range(2), num_workers=2).batches(0, 100)
+print(*next(batches).data, *next(batches).data, flush=True)
+time.sleep(60)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"  # a zombie waits for init, which may not care
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+def test_workers_end_with_a_killed_trainer():
+    with subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True) as trainer:
+        try:
+            workers = {int(pid) for pid in trainer.stdout.readline().split()}
+            assert len(workers - {trainer.pid}) == 2
+            assert all(map(is_running, workers))
+        finally:
+            trainer.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 2
+    while any(map(is_running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not [pid for pid in workers if is_running(pid)]
