@@ -1,5 +1,9 @@
 """Pins the environment before any test imports torch, as the command line does."""
 
+import os
+
 from lanewise.config import pin_environment
 
 pin_environment(threads=1, equality="exact")
+# Warnings are errors in the processes that tests start as well; pytest's own setting ends at this process.
+os.environ["PYTHONWARNINGS"] = "error::FutureWarning,error::UserWarning"

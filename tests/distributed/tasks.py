@@ -128,7 +128,9 @@ def train(world: World, config: RunConfig) -> tuple[dict[str, bytes], list[float
     set_determinism(config.distributed.equality, threads=1)
     engine = build_engine(config, world)
     losses = [report.totals.loss for report in engine.steps()]
-    state = {name: tensor.numpy().tobytes() for name, tensor in engine.training.model.state_dict().items()}
+    state = {
+        name: tensor.cpu().numpy().tobytes() for name, tensor in engine.training.model.state_dict().items()
+    }
     return state, losses
 
 

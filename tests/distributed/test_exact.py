@@ -1,5 +1,7 @@
 """`exact`: the same bytes on any number of processes."""
 
+import dataclasses
+
 import pytest
 from tests.distributed.tasks import Language, configure, train
 

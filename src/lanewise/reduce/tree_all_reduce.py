@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from lanewise.lanes import TreeSum, lane_blocks, subtrees
 from lanewise.reduce.pending import add_into_right
-from lanewise.world.world import World
+from lanewise.world.world import World, all_gather_single
 
 
 class TreeAllReduce:
@@ -141,5 +141,5 @@ class TreeAllReduce:
 
         is_even = size == slice_size * world_size
         gathered = bucket if is_even else bucket.new_empty(slice_size * world_size)
-        dist.all_gather_into_tensor(gathered, own_slice, group=self._group)
+        all_gather_single(gathered, own_slice, group=self._group)
         return gathered[:size]

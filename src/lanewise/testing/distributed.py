@@ -17,7 +17,11 @@ from lanewise.world.world import GroupWorld, LocalWorld, World
 
 
 def run_distributed(
-    function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 120.0
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    device: str = "cpu",
+    timeout_seconds: float = 120.0,
 ) -> list[Any]:
     """Call `function(world, *args)` in `world_size` new processes.
 
@@ -28,6 +32,7 @@ def run_distributed(
         function: found by its module and name, as pickle does.
         world_size: how many processes; with 1 the function gets a `LocalWorld`.
         args: picklable.
+        device: the device of every process; gloo lets several share one GPU.
         timeout_seconds: after this the processes are killed.
 
     Returns:
@@ -41,7 +46,7 @@ def run_distributed(
     context.set_forkserver_preload(["torch", "lanewise.testing.distributed"])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
-        call = pickle.dumps((function, args))
+        call = pickle.dumps((function, args, device))
         processes = [
             context.Process(target=_run, args=(rank, world_size, f"{folder}/store", call, send), daemon=False)
             for rank, (_, send) in enumerate(pipes)
@@ -84,11 +89,11 @@ def _run(rank: int, world_size: int, store: str, call: bytes, pipe: Connection) 
     die_with_parent()
     torch.set_num_threads(1)
     try:
-        function, args = pickle.loads(call)  # noqa: S301 - from our own process
-        world: World = LocalWorld(torch.device("cpu"))
+        function, args, device = pickle.loads(call)  # noqa: S301 - from our own process
+        world: World = LocalWorld(torch.device(device))
         if world_size > 1:
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-            world = GroupWorld(torch.device("cpu"))
+            world = GroupWorld(torch.device(device))
         result = pickle.dumps((False, function(world, *args)))
         world.close()
     except Exception:  # noqa: BLE001 - shown by the caller

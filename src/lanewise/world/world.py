@@ -9,6 +9,11 @@ import torch.distributed as dist
 
 from lanewise.world.environment import Environment
 
+# torch 2.13 renamed the collective; the old name warns there, the new one does not exist before.
+all_gather_single: Callable[..., dist.Work | None] = getattr(
+    dist, "all_gather_single", dist.all_gather_into_tensor
+)
+
 
 class World(Protocol):
     """All processes of the run, as one of them sees it."""
@@ -77,9 +82,10 @@ class GroupWorld:
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """See `World`."""
         gathered = tensor.new_empty((self.world_size, *tensor.shape))
-        work = dist.all_gather_into_tensor(gathered.view(-1), tensor.contiguous().view(-1), async_op=True)
+        work = all_gather_single(gathered.view(-1), tensor.contiguous().view(-1), async_op=True)
 
         def wait() -> torch.Tensor:
+            assert work is not None
             work.wait()
             return gathered
 

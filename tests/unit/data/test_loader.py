@@ -211,8 +211,9 @@ def test_an_error_of_the_dataset_reaches_the_trainer(num_workers):
     batches = make_loader(Broken(), PARTIAL, num_workers=num_workers).batches(0, 1)
     with pytest.raises(KeyError, match="no sample") as caught:
         next(batches)
-    # The traceback holds the iterator in a cycle, and torch takes 5 s to end workers whom the collector finds.
+    # The traceback holds the iterator in a cycle: torch takes 5 s to end workers that the collector finds.
     traceback.clear_frames(caught.tb)
+    del batches
 
 
 TRAINER = """
@@ -242,7 +243,9 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 def test_workers_end_with_a_killed_trainer():
-    with subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True) as trainer:
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", TRAINER], stdout=subprocess.PIPE, text=True
+    ) as trainer:
         try:
             workers = {int(pid) for pid in trainer.stdout.readline().split()}
             assert len(workers - {trainer.pid}) == 2

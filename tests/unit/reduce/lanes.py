@@ -25,7 +25,7 @@ def reduce_lanes(
 ) -> list[torch.Tensor]:
     """Return the gradients after the last of some equal steps: DDP rebuilds its buckets after the first."""
     torch.manual_seed(0)
-    model = nn.ParameterList([nn.Parameter(torch.randn(size)) for size in sizes])
+    model = nn.ParameterList([nn.Parameter(torch.randn(size)) for size in sizes]).to(world.device)
     parameters = list(model)
     reducer = build_reducer(model, num_lanes, world, exact=exact)
     schedule = Schedule(num_present or num_lanes, num_lanes, 1)

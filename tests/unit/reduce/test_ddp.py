@@ -15,7 +15,7 @@ from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 from torch import nn
 
 from lanewise.lanes import Schedule, lane_blocks
-from lanewise.reduce import build_reducer
+from lanewise.reduce import build_reducer, tree_all_reduce
 from lanewise.testing import run_distributed
 
 SIZES = [3, 1, 1000, 5, 300_000, 2]  # more than DDP's first bucket of 1 MiB holds
@@ -86,14 +86,14 @@ def test_close_keeps_its_bound_in_every_element(world_size):
 def reduce_with_delays(world, num_lanes):
     """Delay each stage of each bucket at random, differently on each rank."""
     delays = random.Random(world.rank)
-    for name in ("all_to_all_single", "all_gather_into_tensor"):
-        collective = getattr(dist, name)
+    for module, name in ((dist, "all_to_all_single"), (tree_all_reduce, "all_gather_single")):
+        collective = getattr(module, name)
 
         def delayed(*args, collective=collective, **kwargs):
             time.sleep(delays.random() * 0.02)
             return collective(*args, **kwargs)
 
-        setattr(dist, name, delayed)
+        setattr(module, name, delayed)
     return as_bytes(reduce_lanes(world, cancelling, SIZES, exact=True, num_lanes=num_lanes, steps=12))
 
 

@@ -1,0 +1,84 @@
+"""The console: a line now and then, or a bar on a terminal."""
+
+import threading
+import time
+
+import pytest
+
+from lanewise.loggers.progress import ProgressLogger
+
+
+@pytest.fixture(autouse=True)
+def plain_console(monkeypatch):
+    """Standard error is no terminal, whatever starts the tests."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test winds."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def metrics(loss: float) -> dict[str, float]:
+    return {"train/loss": loss, "perf/samples_per_second": 12345.6}
+
+
+def test_a_line_at_once_and_every_ten_seconds_and_at_the_end(capsys, clock):
+    logger = ProgressLogger(0, 100)
+    for step, seconds in enumerate([0, 1, 9.9, 10, 19.9, 20]):
+        clock[0] = 1000 + seconds
+        logger.log(step // 3, step, metrics(step))
+    logger.log(2, 98, metrics(98))
+    logger.log(2, 99, metrics(99))
+    logger.close()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "epoch 1  step 1/100  loss 0.0000  12,346 samples/s",
+        "epoch 2  step 4/100  loss 3.0000  12,346 samples/s",
+        "epoch 2  step 6/100  loss 5.0000  12,346 samples/s",
+        "epoch 3  step 100/100  loss 99.0000  12,346 samples/s",
+    ]
+
+
+def test_a_resumed_run_counts_from_the_runs_first_step(capsys):
+    logger = ProgressLogger(50, 100)
+    logger.log(1, 50, metrics(0.5))
+    logger.close()
+    assert capsys.readouterr().err == "epoch 2  step 51/100  loss 0.5000  12,346 samples/s\n"
+
+
+@pytest.mark.parametrize(("loss", "shown"), [(float("nan"), "loss nan"), (float("inf"), "loss inf")])
+def test_a_loss_that_is_no_number_is_shown_as_such(capsys, loss, shown):
+    ProgressLogger(0, 1).log(0, 0, metrics(loss))
+    assert shown in capsys.readouterr().err
+
+
+def test_a_bar_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    threads = set(threading.enumerate())
+    logger = ProgressLogger(2, 8)
+    for step in range(2, 8):
+        logger.log(step // 4, step, metrics(step))
+    logger.close()
+    for thread in set(threading.enumerate()) - threads:  # the one that redraws the bar was told to end
+        thread.join(timeout=5)
+        assert not thread.is_alive()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    last = printed.err.rstrip().splitlines()[-1]
+    for part in ("epoch 2", "8/8", "loss 7.0000", "12,346 samples/s"):
+        assert part in last
+    assert printed.err.count("\n") < 6  # one bar, not a line for each step
+
+
+def test_a_bar_begins_where_the_run_resumes(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    ProgressLogger(6, 8).close()
+    assert "6/8" in capsys.readouterr().err

@@ -1,0 +1,115 @@
+"""Rank 0 has the console; the other ranks have a file for all that they say."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import logging, os, subprocess, sys, warnings
+from pathlib import Path
+from lanewise.loggers.rank_log import log_to
+
+print("print before")
+log_to(Path(sys.argv[1]), is_rank_zero=sys.argv[2] == "0")
+print("print to stdout")
+print("print to stderr", file=sys.stderr)
+sys.stdout.flush()
+os.write(1, b"native to 1\\n")
+os.write(2, b"native to 2\\n")
+subprocess.run(["echo", "a program"], check=True)
+logging.getLogger("mine").info("an info")
+logging.getLogger("mine").debug("a debug")
+warnings.warn("a warning", UserWarning)
+raise KeyError("an error")
+"""
+
+
+def run(path, rank: int) -> tuple[str, str, str]:
+    """What a rank wrote to its standard output, its standard error and its log."""
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", SCRIPT, str(path), str(rank)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    return done.stdout, done.stderr, path.read_text(encoding="utf-8")
+
+
+def test_other_ranks_are_silent(tmp_path):
+    stdout, stderr, _ = run(tmp_path / "logs" / "rank-00001.log", 1)
+    assert stdout == "print before\n"
+    assert stderr == ""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "print to stdout\n",
+        "print to stderr\n",
+        "native to 1\n",
+        "native to 2\n",
+        "a program\n",
+        " INFO mine: an info\n",
+        "UserWarning: a warning\n",
+        "Traceback (most recent call last):\n",
+        "KeyError: 'an error'\n",
+    ],
+)
+def test_all_that_another_rank_says_is_in_its_log_once(other_log, said):
+    assert other_log.count(said) == 1
+
+
+@pytest.fixture(scope="module")
+def other_log(tmp_path_factory) -> str:
+    return run(tmp_path_factory.mktemp("run") / "rank-00001.log", 1)[2]
+
+
+def test_a_log_is_in_order_and_says_when(other_log):
+    places = [
+        other_log.index(said) for said in ("print to stdout", "native to 1", "an info", "a warning", "KeyErr")
+    ]
+    assert places == sorted(places)
+    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO mine: an info$", other_log, re.MULTILINE)
+    assert re.search(r" WARNING py\.warnings: .*UserWarning: a warning", other_log)
+    assert "a debug" not in other_log
+
+
+def test_rank_zero_keeps_the_console(tmp_path):
+    stdout, stderr, log = run(tmp_path / "logs" / "rank-00000.log", 0)
+    assert stdout == "print before\nprint to stdout\nnative to 1\na program\n"
+    assert stderr.startswith("print to stderr\nnative to 2\nan info\n")
+    assert stderr.count("UserWarning: a warning") == 1
+    assert "KeyError: 'an error'" in stderr
+    assert log.splitlines()[0].endswith(" INFO mine: an info")
+    assert log.count("UserWarning: a warning") == 1
+    assert "print" not in log
+    assert "native" not in log
+
+
+def test_what_is_there_is_kept(tmp_path):
+    path = tmp_path / "rank-00001.log"
+    path.write_text("the first try\n")
+    _, _, log = run(path, 1)
+    assert log.startswith("the first try\nprint to stdout\n")
+
+
+TWICE = """
+import logging, sys
+from pathlib import Path
+from lanewise.loggers.rank_log import log_to
+
+logging.basicConfig()
+for name in sys.argv[1:]:
+    log_to(Path(name), is_rank_zero=True)
+    logging.getLogger("mine").info("to %s", name)
+"""
+
+
+def test_it_replaces_the_handlers_that_were_there(tmp_path):
+    names = [str(tmp_path / "a.log"), str(tmp_path / "b.log")]
+    done = subprocess.run([sys.executable, "-c", TWICE, *names], capture_output=True, text=True, check=True)
+    assert done.stderr == f"to {names[0]}\nto {names[1]}\n"
+    assert [(tmp_path / name).read_text().count("to ") for name in ("a.log", "b.log")] == [1, 1]

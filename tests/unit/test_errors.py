@@ -1,0 +1,66 @@
+"""The tree of errors and its exit codes, as the module draws them."""
+
+import pickle
+import re
+
+import pytest
+
+from lanewise import errors
+from lanewise.errors import ConfigError, LanewiseError, LaunchError
+
+CLASSES = {
+    name: value
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, BaseException)
+}
+
+
+def test_the_exit_codes_as_drawn():
+    drawn = re.findall(r"(\w+Error) +(?:exit code )?(\d) ", errors.__doc__.replace("\n", " \n"))
+    assert {name: int(code) for name, code in drawn} == {
+        name: error.exit_code for name, error in CLASSES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "exit_code"),
+    [
+        ("LanewiseError", 1),
+        ("ConfigError", 2),
+        ("TaskError", 2),
+        ("DataError", 2),
+        ("RunDirError", 2),
+        ("NonFiniteLossError", 1),
+        ("WorldError", 1),
+        ("LaunchError", 1),
+    ],
+)
+def test_the_exit_codes(name, exit_code):
+    assert CLASSES[name].exit_code == exit_code
+
+
+@pytest.mark.parametrize("error", CLASSES.values())
+def test_every_error_is_caught_as_the_one_base(error):
+    assert issubclass(error, LanewiseError)
+    assert not issubclass(error, AssertionError)
+
+
+def test_a_config_error_lists_every_mistake():
+    error = ConfigError("a is wrong.", "b is wrong.")
+    assert error.mistakes == ("a is wrong.", "b is wrong.")
+    assert str(error) == "a is wrong.\nb is wrong."
+    assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("a is wrong.", "b is wrong."), LaunchError("rank 3 failed", 7)]
+)
+def test_an_error_survives_the_way_between_processes(error):
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+def test_a_launch_error_ends_with_the_code_of_its_worker():
+    assert LaunchError("rank 3 failed", 7).exit_code == 7
+    assert LaunchError("rank 3 failed").exit_code == 1
+    assert LaunchError.exit_code == 1

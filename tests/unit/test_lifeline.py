@@ -1,0 +1,115 @@
+"""A process ends with its parent, however either of them started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lanewise.lifeline import PARENT_PID_VARIABLE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+
+TIE = "from lanewise.lifeline import die_with_parent; die_with_parent(); print('alive', flush=True)"
+
+
+def run(script: str, parent_pid: int | None) -> subprocess.CompletedProcess[str]:
+    variables = {name: value for name, value in os.environ.items() if name != PARENT_PID_VARIABLE}
+    if parent_pid is not None:
+        variables[PARENT_PID_VARIABLE] = str(parent_pid)
+    return subprocess.run(
+        [sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=False
+    )
+
+
+def is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"  # a zombie waits for init, which may not care
+
+
+def has_ended(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not is_running(pid)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_child_of_a_living_parent_lives(is_named):
+    done = run(TIE, os.getpid() if is_named else None)
+    assert (done.returncode, done.stdout) == (0, "alive\n")
+
+
+def test_a_child_of_a_parent_that_is_gone_ends_itself():
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    done = run(TIE, gone.pid)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+
+
+def test_a_child_that_was_handed_to_another_process_ends_itself():
+    done = run(TIE, os.getppid())  # the parent is this process
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+
+
+STARTER = f"""
+import subprocess, sys, time
+
+tie = {TIE!r}
+stay = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+subprocess.Popen([sys.executable, "-c", tie + "; " + stay])
+time.sleep(60)
+"""
+
+
+def test_a_child_dies_with_its_parent():
+    with subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "alive\n"
+        child = int(parent.stdout.readline())
+        assert is_running(child)
+        parent.send_signal(signal.SIGKILL)
+    assert has_ended(child, 2)
+
+
+FORKING = """
+import multiprocessing
+from lanewise.lifeline import die_with_parent
+
+child = multiprocessing.get_context("fork").Process(target=die_with_parent)
+child.start()
+child.join()
+print(child.exitcode)
+"""
+
+
+def test_a_child_of_multiprocessing_need_not_be_the_launchers():
+    assert run(FORKING, os.getpid()).stdout == "0\n"
+
+
+ORPHANING = """
+import multiprocessing, os, time
+from lanewise.lifeline import die_with_parent
+
+def outlive(parent):
+    print(os.getpid(), flush=True)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    die_with_parent()
+    print("alive", flush=True)
+
+multiprocessing.get_context("fork").Process(target=outlive, args=(os.getpid(),)).start()
+os._exit(0)
+"""
+
+
+def test_a_child_of_multiprocessing_whose_parent_is_gone_ends_itself():
+    done = run(ORPHANING, None)  # waits for all who hold its standard output
+    assert done.returncode == 0
+    assert done.stdout.split()[1:] == []
+    assert has_ended(int(done.stdout), 2)

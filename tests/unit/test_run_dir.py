@@ -1,0 +1,153 @@
+"""A run's folder has one writer, and one run in its life."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lanewise.errors import RunDirError
+from lanewise.run_dir import RunDir
+
+CLAIM = """
+import sys
+from pathlib import Path
+from lanewise.errors import RunDirError
+from lanewise.run_dir import RunDir
+
+try:
+    lock = RunDir(Path(sys.argv[1])).claim()
+except RunDirError as error:
+    print(error)
+else:
+    print("claimed", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def start_claim(path: Path) -> subprocess.Popen[str]:
+    """Claim in a new process that keeps what it got until its standard input ends."""
+    return subprocess.Popen(
+        [sys.executable, "-c", CLAIM, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_what_is_in_the_folder():
+    run_dir = RunDir(Path("runs/mnist"))
+    assert str(run_dir.config) == "runs/mnist/config.yaml"
+    assert str(run_dir.metrics) == "runs/mnist/metrics.jsonl"
+    assert str(run_dir.model) == "runs/mnist/model.safetensors"
+    assert str(run_dir.log(0)) == "runs/mnist/logs/rank-00000.log"
+    assert str(run_dir.log(12345)) == "runs/mnist/logs/rank-12345.log"
+
+
+def test_claiming_makes_the_folder_and_its_parents(tmp_path):
+    with RunDir(tmp_path / "a" / "b").claim():
+        assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_claiming_twice_is_an_error(tmp_path):
+    with RunDir(tmp_path).claim(), pytest.raises(RunDirError) as caught:
+        RunDir(tmp_path).claim()
+    assert str(caught.value) == (
+        f"run_dir {tmp_path} is in use by another process. "
+        "Choose another with --train.run_dir, or wait for that one to end."
+    )
+
+
+def test_another_process_cannot_claim_what_is_in_use(tmp_path):
+    with RunDir(tmp_path).claim(), start_claim(tmp_path) as other:
+        said, _ = other.communicate()
+    assert said.startswith(f"run_dir {tmp_path} is in use by another process.")
+
+
+def test_it_is_free_again_once_its_claim_is_closed(tmp_path):
+    RunDir(tmp_path).claim().close()
+    RunDir(tmp_path).claim().close()
+
+
+@pytest.mark.parametrize("how", ["ends", "is killed"])
+def test_it_is_free_again_once_the_process(tmp_path, how):
+    with start_claim(tmp_path) as other:
+        assert other.stdout.readline() == "claimed\n"
+        with pytest.raises(RunDirError, match="in use"):
+            RunDir(tmp_path).claim()
+        if how == "is killed":
+            other.send_signal(signal.SIGKILL)
+    RunDir(tmp_path).claim().close()
+
+
+def test_a_program_that_the_run_started_does_not_keep_the_claim(tmp_path):
+    with RunDir(tmp_path).claim():
+        program = subprocess.Popen(["sleep", "60"], close_fds=False)
+    try:
+        RunDir(tmp_path).claim().close()
+    finally:
+        program.kill()
+        program.wait()
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("precious")
+    with pytest.raises(RunDirError) as caught:
+        RunDir(tmp_path).claim()
+    assert str(caught.value) == (
+        f"run_dir {tmp_path} holds a run already (it has a metrics.jsonl). "
+        "Choose another with --train.run_dir, or move that one away."
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert (tmp_path / "metrics.jsonl").read_text() == "precious"
+
+
+def test_other_files_may_be_there(tmp_path):
+    (tmp_path / "notes.txt").write_text("keep me")
+    RunDir(tmp_path).claim().close()
+    assert (tmp_path / "notes.txt").read_text() == "keep me"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("file", "File exists"),
+        ("file/run", "Not a directory"),
+        pytest.param(
+            "n" * 300,
+            "File name too long",
+            marks=pytest.mark.xfail(
+                reason="exists() is asked outside of the try that explains", raises=OSError
+            ),
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_made(tmp_path, name, reason):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirError) as caught:
+        RunDir(tmp_path / name).claim()
+    assert str(caught.value) == f"run_dir {tmp_path / name} cannot be written: {reason}."
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.parametrize("mode", [0o500, 0o000])
+def test_a_folder_without_the_right_to_write(tmp_path, mode):
+    tmp_path.chmod(mode)
+    try:
+        with pytest.raises(RunDirError, match="cannot be written: Permission denied"):
+            RunDir(tmp_path / "run").claim()
+    finally:
+        tmp_path.chmod(0o700)
+
+
+@pytest.mark.xfail(reason="metrics.jsonl is looked for before the lock is held, and not again")
+def test_a_run_that_came_and_went_just_before_the_lock_is_left_alone(tmp_path, monkeypatch):
+    flock = fcntl.flock
+
+    def flock_late(*args):
+        (tmp_path / "metrics.jsonl").write_text("precious")
+        flock(*args)
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    with pytest.raises(RunDirError, match="holds a run already"), RunDir(tmp_path).claim():
+        pass
