@@ -2,11 +2,11 @@
 
     python benchmarks/step.py
 
-Both sides train the ConvNet of examples/mnist on the same dataset, 4 micro-batches of 16 digits a step, float32,
-AdamW, one thread in each process. The hand-written side is plain PyTorch: a DataLoader, a loop over
-micro-batches and, on two processes, DistributedDataParallel with `no_sync`. They take turns, 20 steps each, in
-the same processes; the figure is the median over the rounds of lanewise's time / the hand-written loop's, with
-the spread of the middle half of the rounds. 1.00 is no overhead.
+Both sides train the ConvNet of examples/mnist on the same dataset, 4 micro-batches of 16 digits a step,
+float32, AdamW, one thread in each process. The hand-written side is plain PyTorch: a DataLoader, a loop over
+micro-batches and, on two processes, DistributedDataParallel with `no_sync`. They take turns, 20 steps each,
+in the same processes; the figure is the median over the rounds of lanewise's time / the hand-written loop's,
+with the spread of the middle half of the rounds. 1.00 is no overhead.
 """
 
 # ruff: noqa: E402 - the environment is pinned before torch is imported
@@ -20,13 +20,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lanewise.config import BatchConfig, ClassConfig, DataConfig, DistributedConfig, RunConfig, TrainConfig
+from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, Equality, RunConfig, TrainConfig
 from lanewise.engine import build_engine
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
@@ -40,7 +41,7 @@ LANES, MICRO_BATCH_SIZE = 4, 16
 def main() -> None:
     """Print one line for each grade and number of processes."""
     for world_size in (1, 2):
-        for equality in ("close", "exact"):
+        for equality in get_args(Equality):
             # Rank 0's times: in every step all ranks wait for each other.
             ratios, step_seconds = run_distributed(compare, world_size, equality, timeout_seconds=600)[0]
             low, middle, high = statistics.quantiles(ratios, n=4)
@@ -51,7 +52,7 @@ def main() -> None:
             )
 
 
-def compare(world: World, equality: str) -> tuple[list[float], float]:
+def compare(world: World, equality: Equality) -> tuple[list[float], float]:
     """Return the ratio of times in each round, and the median time of lanewise's step in seconds."""
     sys.path.insert(0, str(MNIST))
     set_determinism(equality, threads=1)
@@ -60,7 +61,6 @@ def compare(world: World, equality: str) -> tuple[list[float], float]:
         batch=BatchConfig(global_batch_size=LANES * MICRO_BATCH_SIZE, micro_batch_size=MICRO_BATCH_SIZE),
         train=TrainConfig(run_dir="unused", max_steps=(ROUNDS + 2) * STEPS_PER_ROUND),
         optimizer=ClassConfig(class_path="torch.optim.AdamW", init_args={"lr": 1e-3}),
-        data=DataConfig(),
         distributed=DistributedConfig(equality=equality),
     )
     steps = build_engine(config, world).steps()
@@ -90,7 +90,9 @@ def hand_written_steps(world: World) -> Iterator[None]:
     model = task.build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     dataset = task.train_dataset()
-    sampler = DistributedSampler(dataset, world.world_size, world.rank, drop_last=True)
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        dataset, world.world_size, world.rank, drop_last=True
+    )
     loader = DataLoader(dataset, MICRO_BATCH_SIZE, sampler=sampler, drop_last=True)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True) if world.world_size > 1 else None
     accumulation = LANES // world.world_size

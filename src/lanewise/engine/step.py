@@ -75,8 +75,7 @@ class TrainStep:
         self._seed = seed
         self._max_grad_norm = max_grad_norm
         self.is_sample_mean = False
-        """Whether the last loss was a bare mean over samples rather than a `Loss` with a weight of its
-        own."""
+        """Whether the last loss was a bare mean over samples, without a weight of its own."""
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
         """Take the next step's batches and update the model, alike on any number of processes.
@@ -102,12 +101,14 @@ class TrainStep:
             if turn.is_last:
                 break
         totals = wait_for_totals()
-        self._buffers.finish()
         self._reducer.finish(totals.weight)
         grad_norm = self._clip()
         learning_rate = float(optimizer.param_groups[0]["lr"])
-        if totals.weight and not totals.non_finite_lanes:
+        if totals.allow_update:
+            self._buffers.finish()
             optimizer.step()
+        else:
+            self._buffers.discard()
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad()
@@ -122,9 +123,8 @@ class TrainStep:
         try:
             loss = LaneLoss.compute(self._training.task, self._training.model, batch, self._world.device)
         except Exception as error:
-            error.add_note(
-                f"in step {batch.turn.step}, lane {batch.turn.lane}, samples {list(batch.indices)}"
-            )
+            turn = batch.turn
+            error.add_note(f"in step {turn.step}, lane {turn.lane}, samples {list(batch.indices)}")
             raise
         self.is_sample_mean = loss.is_sample_mean
         own.append(LaneTotals(batch.turn.lane, 0.0 if loss.sum is None else loss.sum.item(), loss.weight))

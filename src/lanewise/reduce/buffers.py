@@ -96,6 +96,12 @@ class LaneBuffers:
         values = {buffer.name: buffer.value() for buffer in buffers if not is_first or buffer.has_changed()}
         self._lanes.append((turn, values))
 
+    def discard(self) -> None:
+        """Forget what the lanes of the step made of the buffers."""
+        self._lanes = []
+        for buffer in self._buffers:
+            buffer.reset()
+
     def finish(self) -> None:
         """Merge the buffers over all lanes of the step. Collective: every rank must call this.
 

@@ -41,6 +41,11 @@ class StepTotals:
         return math.fsum(loss_sums) / self.weight
 
     @property
+    def allow_update(self) -> bool:
+        """Whether the model may be updated: some weight, and no lane whose loss is not finite."""
+        return self.weight > 0 and not self.non_finite_lanes
+
+    @property
     def non_finite_lanes(self) -> list[LaneTotals]:
         """The lanes whose loss is NaN or infinite."""
         return [lane for lane in self.lanes if not math.isfinite(lane.loss_sum)]
