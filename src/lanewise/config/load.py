@@ -1,12 +1,13 @@
 """Stage one of the checks: a file and the overrides of the command line become a `RunConfig`; no torch."""
 
 import dataclasses
+import difflib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lanewise.config.check import read_section, show, suggest
+from lanewise.config.check import read_section, show
 from lanewise.config.run import RunConfig
 from lanewise.config.strict_yaml import read_yaml, write_yaml
 from lanewise.errors import ConfigError
@@ -52,8 +53,9 @@ def _read_file(path: Path) -> dict[str, object]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        siblings = sorted(file.name for file in path.parent.glob("*") if file.suffix in _READERS)
-        hint = suggest(path.name, siblings) if siblings else f"Looked in {path.parent.resolve()}."
+        siblings = [file.name for file in path.parent.glob("*") if file.suffix in _READERS]
+        near = difflib.get_close_matches(path.name, siblings, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Looked in {path.parent.resolve()}."
         raise ConfigError(f"the configuration file {path} does not exist. {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}. Give a readable text file in UTF-8.") from error

@@ -94,6 +94,7 @@ def _run(rank: int, world_size: int, store: str, call: bytes, pipe: Connection) 
         if world_size > 1:
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
             world = GroupWorld(torch.device(device))
+            dist.barrier()  # else a rank that ends at once hangs up on one that is still connecting
         result = pickle.dumps((False, function(world, *args)))
         world.close()
     except Exception:  # noqa: BLE001 - shown by the caller

@@ -102,14 +102,18 @@ TABLE = torch.arange(6.0)
         {"strided": TABLE[::2]},
         {"expanded": torch.ones(1).expand(4)},
         {"matrix": TABLE.reshape(2, 3), "transposed": TABLE.reshape(2, 3).T},
+        {"square": TABLE[:4].reshape(2, 2), "transposed": TABLE[:4].reshape(2, 2).T},
         {"front": TABLE[:3], "back": TABLE[3:]},
         {"long": TABLE, "every_other": TABLE[::2]},
         {"bits": torch.tensor([True, False]), "brain": torch.ones(2, dtype=torch.bfloat16)},
-        {"as_float": TABLE, "as_int": TABLE.view(torch.int32).clone()},
         {"empty": torch.empty(0, 3), "also_empty": torch.empty(0, 3)},
         {"scalar": torch.tensor(3)},
         pytest.param(
             {"whole": TABLE, "tail": TABLE[1:]},
+            marks=pytest.mark.xfail(reason="safetensors refuses tensors that overlap", raises=RuntimeError),
+        ),
+        pytest.param(
+            {"as_float": TABLE, "as_int": TABLE.view(torch.int32)},
             marks=pytest.mark.xfail(reason="safetensors refuses tensors that overlap", raises=RuntimeError),
         ),
         pytest.param(

@@ -184,6 +184,19 @@ def test_loading_ahead_leaves_the_default_generators_alone():
     assert states() == before
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_collate_returns_arrives_as_it_is(num_workers):
+    def to_arrays(samples):
+        return {"index": np.array([sample[0] for sample in samples]), "text": "abc", "pair": (1, [2.0, None])}
+
+    batches = list(make_loader(Drawing(), PARTIAL, num_workers=num_workers, collate=to_arrays).batches(0, 1))
+    for batch in batches:
+        assert isinstance(batch.data["index"], np.ndarray)
+        assert batch.data["index"].tolist() == list(batch.indices)
+        assert (batch.data["text"], batch.data["pair"]) == ("abc", (1, [2.0, None]))
+    assert len(batches) == 4
+
+
 class Threads(Dataset):
     def __getitem__(self, index):
         return torch.get_num_threads()

@@ -1,0 +1,172 @@
+"""Starts the command line as a user would, and finds every process of a run afterwards."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]
+MNIST = ROOT / "examples" / "mnist" / "mnist.yaml"
+BIN = Path(sys.executable).parent
+LANEWISE = (str(BIN / "lanewise"),)
+TORCHRUN = (str(BIN / "torchrun"), "--standalone", "--nproc-per-node")
+
+PATIENCE_SECONDS = 120.0
+"""For what takes a second on an idle machine."""
+GRACE_SECONDS = 2.0
+"""After this nothing of a run that ended may be left."""
+
+_MARKER = "LANEWISE_TEST_RUN"
+_PINS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG")
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    leftover: list[str]
+    """Command lines of the processes that were left after a grace period."""
+
+    @property
+    def errors(self) -> list[str]:
+        """The lines that start with `error:`."""
+        return [line for line in self.stderr.splitlines() if line.startswith("error:")]
+
+    def require_success(self) -> "Done":
+        """Fail the test, with what the command said, unless it succeeded."""
+        assert self.code == 0, f"exit code {self.code}\n{self.stdout}\n{self.stderr}"
+        assert self.leftover == []
+        return self
+
+
+class Command:
+    """A running command, in a session of its own.
+
+    Args:
+        arguments: program and arguments.
+        variables: added to the environment; None removes a variable.
+        cwd: the working directory.
+        options: further arguments of `subprocess.Popen`.
+    """
+
+    def __init__(
+        self,
+        *arguments: object,
+        variables: Mapping[str, str | None] | None = None,
+        cwd: Path | None = None,
+        **options: Any,
+    ) -> None:
+        self._id = uuid.uuid4().hex
+        # The tests' own process is pinned; what the command pins by itself is what counts here.
+        environment = {name: value for name, value in os.environ.items() if name not in _PINS}
+        given = {**environment, _MARKER: self._id, **(variables or {})}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        self.process = subprocess.Popen(
+            list(map(str, arguments)),
+            env={name: value for name, value in given.items() if value is not None},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            **streams,
+        )
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.pids():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def pids(self) -> dict[int, str]:
+        """Find all processes of this run, workers of workers included; zombies don't count."""
+        marker = f"{_MARKER}={self._id}".encode()
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if marker in (folder / "environ").read_bytes().split(b"\0"):
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue  # it ended meanwhile, or is another user's
+        return found
+
+    def worker(self, rank: int) -> int:
+        """Return the process id of a rank."""
+
+        def find() -> int | None:
+            for pid in self.pids():
+                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+                if f"RANK={rank}".encode() in variables and int(parent) == self.process.pid:
+                    return pid
+            return None
+
+        return wait_for(find)
+
+    def interrupt(self) -> None:
+        """Do what Ctrl-C does: the signal goes to every process in the terminal's foreground."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def finish(self) -> Done:
+        """Wait until the command ends, and then for what it leaves behind."""
+        stdout, stderr = self.process.communicate(timeout=PATIENCE_SECONDS)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (left := self.pids()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return Done(self.process.returncode, stdout or "", stderr or "", list(left.values()))
+
+
+def run(*arguments: object, **options: Any) -> Done:
+    """Run a command to its end."""
+    with Command(*arguments, **options) as command:
+        return command.finish()
+
+
+def train(config: Path, *overrides: object, **options: Any) -> Done:
+    """Run `lanewise train CONFIG ...`."""
+    return run(*LANEWISE, "train", config, *overrides, **options)
+
+
+def wait_for(find: Callable[[], T | None]) -> T:
+    """Poll until something is there."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := find()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+    return found
+
+
+def write_config(folder: Path, task: str = "Line", **sections: Any) -> Path:
+    """Write a configuration for one of the tasks beside this file: 4 lanes, 6 steps, the last partial.
+
+    Args:
+        folder: gets `config.yaml`; the run writes to `run` in it.
+        task: class in tasks.py.
+        sections: whole sections that replace the ones here.
+    """
+    tree = {
+        "search_path": str(Path(__file__).parent),
+        "task": {"class_path": f"tasks.{task}"},
+        "batch": {"global_batch_size": 8, "micro_batch_size": 2},
+        "train": {"epochs": 2, "run_dir": str(folder / "run")},
+        "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01}},
+        "distributed": {"equality": "exact"},
+        **sections,
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path

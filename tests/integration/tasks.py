@@ -1,0 +1,144 @@
+"""Tasks that the tests name in configuration files; small, fast, and most of them wrong in one way."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from lanewise import Task
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+class Line(Task):
+    """Linear regression; sample i has the input i.
+
+    Args:
+        num_samples: size of the dataset.
+    """
+
+    def __init__(self, num_samples: int = 22) -> None:
+        self.num_samples = num_samples
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def train_dataset(self) -> Dataset[Any]:
+        inputs = torch.arange(float(self.num_samples)).unsqueeze(1)
+        return TensorDataset(inputs, 2 * inputs)
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0] / 22)
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return F.mse_loss(outputs, batch[1])
+
+
+class Slow(Line):
+    """Sleeps in each lane, so that there is time to end it from outside."""
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        time.sleep(0.02)
+        return super().loss(outputs, batch)
+
+
+class Chatty(Line):
+    """Prints and warns on every rank."""
+
+    def train_dataset(self) -> Dataset[Any]:
+        print(f"python speaks on rank {RANK}", flush=True)
+        os.write(1, f"native code speaks on rank {RANK}\n".encode())
+        return super().train_dataset()
+
+
+class RaisesInForward(Line):
+    """Raises an ordinary exception in its third forward on one rank.
+
+    Args:
+        rank: the rank that raises.
+    """
+
+    def __init__(self, rank: int = 1) -> None:
+        super().__init__()
+        self.rank = rank
+        self.num_calls = 0
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.num_calls += 1
+        if rank_is(self.rank) and self.num_calls == 3:
+            raise ValueError("the image is upside down")
+        return super().forward(model, batch)
+
+
+class DiesInForward(RaisesInForward):
+    """Is killed instead, as by the kernel where memory runs out."""
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        try:
+            return super().forward(model, batch)
+        except ValueError:
+            os.kill(os.getpid(), 9)
+            raise
+
+
+class RaisesInSample(Line):
+    """Raises while a sample is read."""
+
+    def train_dataset(self) -> Dataset[Any]:
+        return Unreadable()
+
+
+class Unreadable(Dataset[Any]):
+    """Sample 13 cannot be read."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 13:
+            raise OSError("the file of sample 13 is cut off")
+        return torch.tensor([float(index)]), torch.tensor([float(index)])
+
+
+class NanAtSample13(Line):
+    """One target is missing."""
+
+    def train_dataset(self) -> Dataset[Any]:
+        inputs = torch.arange(float(self.num_samples)).unsqueeze(1)
+        targets = inputs.clone()
+        targets[13] = torch.nan
+        return TensorDataset(inputs, targets)
+
+
+class Detached(Line):
+    """Its loss has no gradient."""
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return super().loss(outputs, batch).detach()
+
+
+class OwnDataOnEachRank(Line):
+    """What a user of DistributedSampler might write: every rank loads something else."""
+
+    def train_dataset(self) -> Dataset[Any]:
+        inputs = torch.arange(float(self.num_samples)).unsqueeze(1) + RANK
+        return TensorDataset(inputs, 2 * inputs)
+
+
+class NoTask:
+    """A class, but no Task."""
+
+
+def rank_is(rank: int) -> bool:
+    return rank == RANK
+
+
+def record(folder: str, line: str) -> None:
+    """Append a line to a file of this process."""
+    with Path(folder, f"rank-{RANK}-{os.getpid()}").open("a") as file:
+        file.write(f"{line}\n")
