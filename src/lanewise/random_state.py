@@ -10,7 +10,7 @@ def set_random_state(seed: int) -> None:
     """Seed the default generators of python, numpy and torch, on the CPU and on the current GPU.
 
     Args:
-        seed: 64 bits; numpy gets the lower 32.
+        seed: 64 bits; python uses all of them, numpy and torch's CPU generator the lower 32.
     """
     random.seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)  # noqa: NPY002 - the user's code may draw from the global state

@@ -1,7 +1,6 @@
 """The folder of a run: what is in it, and who may write it."""
 
 import fcntl
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -45,13 +44,8 @@ class RunDir:
         """Make the folder and become its only writer, until the returned file is closed or the process ends.
 
         Raises:
-            RunDirError: if another process writes it, or it holds a run already. Nothing is changed then.
+            RunDirError: if another process writes it, or it holds a run already.
         """
-        if self.metrics.exists():
-            raise RunDirError(
-                f"run_dir {self.path} holds a run already (it has a {self.metrics.name}). "
-                "Choose another with --train.run_dir, or move that one away."
-            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("a")
@@ -59,11 +53,18 @@ class RunDir:
             raise RunDirError(f"run_dir {self.path} cannot be written: {error.strerror}.") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self.metrics.exists():
+                raise RunDirError(
+                    f"run_dir {self.path} holds a run already (it has a {self.metrics.name}). "
+                    "Choose another with --train.run_dir, or move that one away."
+                )
         except BlockingIOError:
             lock.close()
             raise RunDirError(
                 f"run_dir {self.path} is in use by another process. "
                 "Choose another with --train.run_dir, or wait for that one to end."
             ) from None
-        os.set_inheritable(lock.fileno(), False)
+        except RunDirError:
+            lock.close()
+            raise
         return lock

@@ -38,6 +38,7 @@ def _feed(digest: "hashlib.blake2b", value: Any) -> None:
     elif isinstance(value, str | bytes | int | float | complex | None):
         digest.update(repr(value).encode() + b";")
     elif isinstance(value, Mapping):
+        digest.update(b"%d:" % len(value))
         for key, item in value.items():
             _feed(digest, key)
             _feed(digest, item)

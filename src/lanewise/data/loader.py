@@ -1,7 +1,6 @@
 """Feeds the lanes of one process for a whole run through a single torch DataLoader iterator."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -46,7 +45,6 @@ class LaneLoader:
             batch_size=None,  # a turn is a batch already
             sampler=_Turns(self._schedule, self._order, self._lanes, first_step, last_step),
             num_workers=self._num_workers,
-            collate_fn=_as_read,
             worker_init_fn=_init_worker,
             # Else the loader would draw its workers' seeds from the default generator.
             generator=torch.Generator(),
@@ -73,11 +71,6 @@ def _indices(order: Order, schedule: Schedule, step: int, lane: int) -> tuple[in
     positions = schedule.positions(step, lane)
     indices = order.indices(step // schedule.steps_per_epoch, positions.start, positions.stop)
     return tuple(indices.tolist())
-
-
-def _as_read(batch: Any) -> Any:
-    """Replace torch's conversion of unbatched items: the Task's `collate` decided already."""
-    return batch
 
 
 def _init_worker(_worker: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from lanewise.lanes import LaneTurn, collate_seed, sample_seed
 from lanewise.random_state import set_random_state
@@ -48,14 +48,21 @@ class LaneReader(Dataset[LaneBatch]):
 
     def read(self, epoch: int, indices: tuple[int, ...]) -> list[Any]:
         """Return the samples at these dataset indices, as the epoch sees them."""
-        if read_many := getattr(self._dataset, "__getitems__", None):
+        if _reads_many(self._dataset):
             set_random_state(sample_seed(self._seed, epoch, indices[0]))
-            return list(read_many(list(indices)))
+            return list(self._dataset.__getitems__(list(indices)))  # type: ignore[attr-defined]
         return [self._read_one(epoch, index) for index in indices]
 
     def _read_one(self, epoch: int, index: int) -> Any:
         set_random_state(sample_seed(self._seed, epoch, index))
         return self._dataset[index]
+
+
+def _reads_many(dataset: Dataset[Any]) -> bool:
+    """Tell whether a dataset reads several samples at once; a Subset only passes the question on."""
+    if isinstance(dataset, Subset):
+        return _reads_many(dataset.dataset)
+    return hasattr(dataset, "__getitems__")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ class JsonlLogger:
     def log(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Logger`."""
         if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8")
+            self._file = self._path.open("a", encoding="utf-8", buffering=1)  # a killed run keeps its lines
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._file.write(json.dumps({"epoch": epoch, "step": step, **finite}) + "\n")
 

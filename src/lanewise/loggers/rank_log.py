@@ -1,5 +1,6 @@
 """Gives each rank a log file; the console belongs to rank 0."""
 
+import io
 import logging
 import os
 import sys
@@ -28,5 +29,7 @@ def log_to(path: Path, *, is_rank_zero: bool) -> None:
         sys.stderr.flush()
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # as on a terminal: a killed rank keeps its lines
     logging.basicConfig(level=logging.INFO, handlers=handlers, format="%(message)s", force=True)
     logging.captureWarnings(True)

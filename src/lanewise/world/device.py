@@ -22,6 +22,11 @@ def choose_device(device_type: str, backend: str, processes_per_machine: int) ->
     num_gpus = torch.cuda.device_count()  # through NVML: opens no context
     if device_type == "auto":
         device_type = "cuda" if num_gpus else "cpu"
+    if device_type == "cpu" and backend == "nccl":
+        raise ConfigError(
+            "distributed.backend nccl needs GPUs, and this machine has none that torch can use. "
+            "Use --distributed.backend gloo."
+        )
     if device_type == "cuda" and processes_per_machine > num_gpus:
         raise ConfigError(
             f"distributed.devices asks for more GPUs than this machine has: got {processes_per_machine}, "

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from lanewise.data.reader import LaneReader
 from lanewise.lanes import LaneTurn
@@ -144,3 +144,14 @@ def test_the_threads_come_back_after_a_sample_failed():
     with pytest.raises(IndexError):
         read(Threads(), (-1,))
     assert torch.get_num_threads() == 2
+
+
+def test_a_subset_reads_one_by_one_unless_what_it_cuts_reads_many():
+    """torch's Subset (of random_split) always has __getitems__, which would tie the samples to their turn."""
+    subset = Subset(Subset(Drawing(), range(10)), [7, 3, 5])
+    alone = [read(subset, (index,))[0] for index in range(3)]
+    assert [sample[0] for sample in alone] == [7, 3, 5]
+    assert read(subset, (2, 0, 1)) == [alone[2], alone[0], alone[1]]
+    many = DrawingMany()
+    read(Subset(many, [7, 3, 5]), (2, 0))
+    assert many.asked == [[5, 7]]

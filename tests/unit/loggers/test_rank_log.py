@@ -133,7 +133,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.xfail(reason="print waits in python's buffer, as standard output is no terminal")
 def test_what_a_killed_rank_printed_is_in_its_log(tmp_path):
     assert start(KILLED, tmp_path / "rank-00001.log").returncode == -signal.SIGKILL
     assert (tmp_path / "rank-00001.log").read_text() == "last words\n"

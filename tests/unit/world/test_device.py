@@ -61,7 +61,6 @@ def test_gpus_where_there_are_none(has_gpus):
     assert "--distributed.device_type cpu" in str(caught.value)
 
 
-@pytest.mark.xfail(reason="auto settles on the CPU without looking at the backend")
 def test_nccl_where_there_are_no_gpus(has_gpus):
     has_gpus(0)
     with pytest.raises(ConfigError, match="nccl"):
