@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 def save_model(model: nn.Module, path: Path) -> None:
     """Write parameters and buffers under the plain module's names.
 
-    A tied tensor is written once, under its first name; the metadata's `aliases` is a JSON object of the other
-    names. Extra state that is no tensor has no place in the file, and a warning names it. The file appears
-    under its name only when it is complete and on disk.
+    A tied tensor is written once, under its first name; the metadata's `aliases` is a JSON object of the
+    other names. Extra state that is no tensor has no place in the file, and a warning names it. The file
+    appears under its name only when it is complete and on disk.
 
     Args:
         model: the user's module.
