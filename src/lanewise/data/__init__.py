@@ -1,7 +1,7 @@
 """From a map-style dataset to the micro-batches of given lanes; knows nothing of ranks."""
 
 from lanewise.data.fingerprint import Fingerprint, fingerprint
-from lanewise.data.loader import LaneLoader
+from lanewise.data.loader import LaneLoader, read_turns
 from lanewise.data.reader import LaneBatch, LaneReader
 
-__all__ = ["Fingerprint", "LaneBatch", "LaneLoader", "LaneReader", "fingerprint"]
+__all__ = ["Fingerprint", "LaneBatch", "LaneLoader", "LaneReader", "fingerprint", "read_turns"]

@@ -1,6 +1,6 @@
 """Feeds the lanes of one process for a whole run through a single torch DataLoader iterator."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.utils.data import DataLoader
@@ -36,41 +36,40 @@ class LaneLoader:
 
     def indices(self, step: int, lane: int) -> tuple[int, ...]:
         """Return the dataset indices that a lane reads in a step; any lane, whoever carries it."""
-        return _indices(self._order, self._schedule, step, lane)
+        return self._indices(step // self._schedule.steps_per_epoch, self._schedule.positions(step, lane))
 
     def batches(self, first_step: int, last_step: int) -> Iterator[LaneBatch]:
         """Yield the batches of steps `first_step` to `last_step - 1`; at least one, maybe empty, a step."""
-        loader: DataLoader[LaneBatch] = DataLoader(
-            self._reader,
-            batch_size=None,  # a turn is a batch already
-            sampler=_Turns(self._schedule, self._order, self._lanes, first_step, last_step),
-            num_workers=self._num_workers,
-            worker_init_fn=_init_worker,
-            # Else the loader would draw its workers' seeds from the default generator.
-            generator=torch.Generator(),
+        turns = (
+            (turn, self._indices(turn.epoch, turn.positions))
+            for turn in self._schedule.turns(self._lanes, first_step, last_step)
         )
-        return iter(loader)
+        return read_turns(self._reader, turns, self._num_workers)
+
+    def _indices(self, epoch: int, positions: range) -> tuple[int, ...]:
+        return tuple(self._order.indices(epoch, positions.start, positions.stop).tolist())
 
 
-class _Turns:
-    """The turns of some lanes with their sample indices; torch calls such an iterable a sampler."""
+def read_turns(
+    reader: LaneReader, turns: Iterable[tuple[LaneTurn, tuple[int, ...]]], num_workers: int
+) -> Iterator[LaneBatch]:
+    """Read turns with their sample indices, in order.
 
-    def __init__(
-        self, schedule: Schedule, order: Order, lanes: range, first_step: int, last_step: int
-    ) -> None:
-        self._turns = (schedule, lanes, first_step, last_step)
-        self._order = order
-
-    def __iter__(self) -> Iterator[tuple[LaneTurn, tuple[int, ...]]]:
-        schedule, lanes, first_step, last_step = self._turns
-        for turn in schedule.turns(lanes, first_step, last_step):
-            yield turn, _indices(self._order, schedule, turn.step, turn.lane)
-
-
-def _indices(order: Order, schedule: Schedule, step: int, lane: int) -> tuple[int, ...]:
-    positions = schedule.positions(step, lane)
-    indices = order.indices(step // schedule.steps_per_epoch, positions.start, positions.stop)
-    return tuple(indices.tolist())
+    Args:
+        reader: reads and collates the samples of a turn.
+        turns: consumed as far as is read ahead.
+        num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
+    """
+    loader: DataLoader[LaneBatch] = DataLoader(
+        reader,
+        batch_size=None,  # a turn is a batch already
+        sampler=turns,
+        num_workers=num_workers,
+        worker_init_fn=_init_worker,
+        # Else the loader would draw its workers' seeds from the default generator.
+        generator=torch.Generator(),
+    )
+    return iter(loader)
 
 
 def _init_worker(_worker: int) -> None:

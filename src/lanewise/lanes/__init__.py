@@ -2,17 +2,19 @@
 
 from lanewise.lanes.layout import lane_blocks
 from lanewise.lanes.order import Order
-from lanewise.lanes.schedule import LaneTurn, Schedule
-from lanewise.lanes.seed import collate_seed, lane_seed, model_seed, sample_seed
+from lanewise.lanes.schedule import BlockSchedule, LaneTurn, Schedule
+from lanewise.lanes.seed import collate_seed, evaluation_seed, lane_seed, model_seed, sample_seed
 from lanewise.lanes.tree import Node, TreeSum, subtrees
 
 __all__ = [
+    "BlockSchedule",
     "LaneTurn",
     "Node",
     "Order",
     "Schedule",
     "TreeSum",
     "collate_seed",
+    "evaluation_seed",
     "lane_blocks",
     "lane_seed",
     "model_seed",

@@ -94,6 +94,36 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class BlockSchedule:
+    """How a dataset that is read once, in order, is cut into one block for each lane, and into micro-batches.
+
+    Eleven samples over four lanes in micro-batches of two; a bar ends a micro-batch:
+
+        lane 0      0  1 |  2
+        lane 1      3  4 |  5
+        lane 2      6  7 |  8
+        lane 3      9 10
+
+    Blocks differ by at most one sample. With fewer samples than lanes the last lanes are absent.
+    """
+
+    num_samples: int
+    num_lanes: int
+    micro_batch_size: int
+    """The largest number of samples that a lane gives to one forward."""
+
+    def turns(self, lanes: range) -> Iterator["LaneTurn"]:
+        """Yield what a process that carries `lanes` reads, lane after lane; `step` counts within a lane."""
+        num_present = min(self.num_lanes, self.num_samples)
+        size, larger = divmod(self.num_samples, self.num_lanes)
+        for lane in lanes:
+            start, stop = (index * size + min(index, larger) for index in (lane, lane + 1))
+            for step, first in enumerate(range(start, stop, self.micro_batch_size)):
+                last = min(first + self.micro_batch_size, stop)
+                yield LaneTurn(0, step, lane, range(first, last), num_present, is_last=last == stop)
+
+
+@dataclass(frozen=True)
 class LaneTurn:
     """What one lane reads in one step."""
 
@@ -106,4 +136,5 @@ class LaneTurn:
     num_present_lanes: int
     """Lanes of all processes that have samples in this step."""
     is_last: bool
-    """Whether this is the last lane that the process works through in this step."""
+    """Whether this is the last lane that the process works through in this step; in a `BlockSchedule`, whether
+    it is the lane's last micro-batch."""

@@ -17,6 +17,11 @@ def lane_seed(seed: int, step: int, lane: int) -> int:
     return _digest(b"lane", seed, step, lane)
 
 
+def evaluation_seed(seed: int, step: int, lane: int) -> int:
+    """Return the seed of a lane's forward on its micro-batch number `step` of an evaluation."""
+    return _digest(b"evaluation", seed, step, lane)
+
+
 def sample_seed(seed: int, epoch: int, sample_index: int) -> int:
     """Return the seed under which a sample is read in an epoch: augmentation and the like."""
     return _digest(b"sample", seed, epoch, sample_index)
