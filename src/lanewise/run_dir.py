@@ -17,6 +17,7 @@ class RunDir:
         metrics.jsonl             one line for each step
         logs/rank-00000.log       one file for each rank
         model.safetensors         the trained model
+        best.safetensors          the best model by evaluate.best, if that is set
     """
 
     path: Path
@@ -35,6 +36,11 @@ class RunDir:
     def model(self) -> Path:
         """The trained weights under the plain module's names."""
         return self.path / "model.safetensors"
+
+    @property
+    def best_model(self) -> Path:
+        """The weights with the best evaluation so far."""
+        return self.path / "best.safetensors"
 
     def log(self, rank: int) -> Path:
         """The log of one rank."""

@@ -1,13 +1,16 @@
 """What the user writes: a Task, which says what one device does, and the Loss that it returns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset, default_collate
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 
 @dataclass(frozen=True)
@@ -61,3 +64,22 @@ class Task(ABC):
     def parameter_groups(self, model: nn.Module) -> Iterable[Any]:
         """Return what the optimizer gets: named parameters, or groups of them with options of their own."""
         return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+    def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
+        """Return the datasets to evaluate on, by the name under which their metrics are reported."""
+        return {}
+
+    def build_metrics(self) -> Mapping[str, "Metric"]:
+        """Return new torchmetrics by name. lanewise gives each lane a copy and merges what they counted."""
+        return {}
+
+    def update_metrics(self, metrics: Mapping[str, "Metric"], outputs: Any, batch: Any) -> None:
+        """Give a micro-batch to the metrics. Called without gradients, with the model in evaluation mode.
+
+        Args:
+            metrics: the lane's copy of `build_metrics`.
+            outputs: what `forward` returned.
+            batch: the collated micro-batch, on the model's device.
+        """
+        if metrics:
+            raise NotImplementedError(f"{type(self).__name__} builds metrics, so it needs update_metrics")

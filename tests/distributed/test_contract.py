@@ -309,8 +309,8 @@ class EmptyData(Line):
     ("task", "said"),
     [
         (OtherWeights, "built different models: weight differs"),
-        (OtherData, "see different training datasets: 22 and 22 samples"),
-        (ShortData, "see different training datasets: 2"),
+        (OtherData, "see different datasets: 22 and 22 samples"),
+        (ShortData, "see different datasets: 2"),
         (EmptyData, "it has 0 samples"),
     ],
 )

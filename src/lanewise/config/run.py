@@ -9,6 +9,7 @@ from lanewise.config.check import Above, AtLeast, Below, Section
 Reducer = Literal["ddp", "single"]
 Equality = Literal["close", "exact"]
 DeviceType = Literal["auto", "cpu", "cuda"]
+Mode = Literal["max", "min"]
 Backend = Literal["auto", "gloo", "nccl"]
 
 
@@ -91,6 +92,20 @@ class DataConfig(Section):
     """Whether to drop the partial last step of an epoch instead of weighting it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(Section):
+    """When the task's eval datasets are evaluated, besides at the end, and which model is the best."""
+
+    every_epochs: Annotated[int, AtLeast(1)] = 1
+    """Epochs from one evaluation to the next."""
+    every_steps: Annotated[int, AtLeast(1)] | None = None
+    """Optimizer steps from one evaluation to the next, instead of epochs."""
+    best: str | None = None
+    """Metric by which the best model is kept, as `set/metric`; unset: only the last model is kept."""
+    best_mode: Mode = "max"
+    """Whether more of that metric is better, or less."""
+
+
 def _single_reduces_one_device(devices: int | None, reducer: Reducer) -> str | None:
     if reducer != "single" or devices is None or devices == 1:
         return None
@@ -158,6 +173,8 @@ class RunConfig(Section):
     """The learning-rate scheduler; its optimizer is given at run time; unset: a constant learning rate."""
     data: DataConfig = field(default_factory=DataConfig)
     """Order and loading of the samples."""
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    """Evaluation during training."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Devices and reduction."""
     search_path: str | None = None

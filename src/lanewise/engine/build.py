@@ -13,9 +13,10 @@ from lanewise.config import RunConfig
 from lanewise.config.classes import build
 from lanewise.data import LaneLoader, LaneReader, fingerprint
 from lanewise.engine.engine import Engine
+from lanewise.engine.evaluate import EvalSet, Evaluation, Evaluator
 from lanewise.engine.step import Training, TrainStep
 from lanewise.errors import ConfigError, DataError, TaskError
-from lanewise.lanes import Order, Schedule, lane_blocks, model_seed
+from lanewise.lanes import BlockSchedule, Order, Schedule, lane_blocks, model_seed
 from lanewise.random_state import set_random_state
 from lanewise.reduce import build_reducer
 from lanewise.task import Task
@@ -71,9 +72,52 @@ def build_engine(config: RunConfig, world: World) -> Engine:
         max_grad_norm=config.train.max_grad_norm,
     )
     last_step = _last_step(config, schedule)
+    evaluator = build_evaluator(config, task, model, world)
+    evaluation = None
+    if evaluator is not None:
+        every_steps = config.evaluate.every_steps or config.evaluate.every_epochs * schedule.steps_per_epoch
+        evaluation = Evaluation(
+            evaluator, every_steps, last_step, config.evaluate.best, config.evaluate.best_mode
+        )
     if world.rank == 0:
         _describe(config, schedule, world, last_step)
-    return Engine(training, train_step, loader, schedule, reducer, world, last_step)
+    return Engine(training, train_step, loader, schedule, reducer, world, last_step, evaluation)
+
+
+def build_evaluator(config: RunConfig, task: Task, model: torch.nn.Module, world: World) -> Evaluator | None:
+    """Build what evaluates the task's eval datasets; None if it has none.
+
+    Collective: every rank must call this, with the same configuration.
+
+    Raises:
+        DataError: if a dataset is empty, or differs between ranks.
+        TaskError: if a metric cannot be merged.
+    """
+    sets = []
+    for name, dataset in task.eval_datasets().items():
+        num_samples = _count(dataset)
+        if not num_samples:
+            raise DataError(f"the eval dataset {name} is empty. Check its path, or leave it out.")
+        reader = LaneReader(dataset, task.collate, config.train.seed)
+        _compare_datasets(reader, num_samples, world)
+        schedule = BlockSchedule(num_samples, config.batch.num_lanes, config.batch.micro_batch_size)
+        sets.append(EvalSet(name, reader, schedule))
+    if not sets and config.evaluate.best is not None:
+        raise ConfigError(
+            f"evaluate.best is {config.evaluate.best}, but the task has nothing to evaluate. "
+            "Give it eval_datasets, or leave the key out."
+        )
+    if not sets:
+        return None
+    return Evaluator(
+        task,
+        model,
+        sets,
+        world,
+        num_lanes=config.batch.num_lanes,
+        seed=config.train.seed,
+        num_workers=config.data.num_workers,
+    )
 
 
 def _build_optimizer(
@@ -105,7 +149,7 @@ def _build_optimizer(
 def _count(dataset: Any) -> int:
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise TaskError(
-            f"train_dataset must return a map-style dataset: got {type(dataset).__name__}. "
+            f"a dataset of the task must be map-style: got {type(dataset).__name__}. "
             "Lanes read samples by index, so it needs __len__ and __getitem__."
         )
     return len(dataset)
@@ -117,9 +161,9 @@ def _compare_datasets(reader: LaneReader, num_samples: int, world: World) -> Non
     for rank, other in enumerate(world.all_gather_object(own)):
         if other != own:
             raise DataError(
-                f"ranks {world.rank} and {rank} see different training datasets: {own.num_samples} and "
+                f"ranks {world.rank} and {rank} see different datasets: {own.num_samples} and "
                 f"{other.num_samples} samples, digests of three samples {own.samples_digest} and "
-                f"{other.samples_digest}. train_dataset must return the whole dataset on every rank."
+                f"{other.samples_digest}. A dataset must be whole on every rank."
             )
 
 

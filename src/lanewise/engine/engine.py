@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lanewise.checkpoint import save_model
 from lanewise.data import LaneLoader
+from lanewise.engine.evaluate import Evaluation
 from lanewise.engine.step import StepReport, Training, TrainStep
 from lanewise.errors import NonFiniteLossError
 from lanewise.lanes import Schedule
@@ -30,6 +31,7 @@ class Engine:
         reducer: sums the gradients; closed at the end.
         world: the processes.
         last_step: the step before which training ends.
+        evaluation: when and on what to evaluate; None where the task has no eval datasets.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Engine:
         reducer: Reducer,
         world: World,
         last_step: int,
+        evaluation: Evaluation | None = None,
     ) -> None:
         self.training = training
         self._train_step = train_step
@@ -49,14 +52,15 @@ class Engine:
         self._reducer = reducer
         self._world = world
         self._watch = ParameterWatch(training.model)
+        self._evaluation = evaluation
         self.last_step = last_step
 
     def fit(self, run_dir: RunDir, loggers: Sequence[Logger] = ()) -> None:
         """Train, and write the model to the run directory.
 
         Args:
-            run_dir: where rank 0 writes `model.safetensors`.
-            loggers: get the metrics of every step; rank 0 passes some, the others none.
+            run_dir: where rank 0 writes `model.safetensors`, and the best model so far.
+            loggers: get the metrics of every step and evaluation; rank 0 passes some, the others none.
 
         Raises:
             TaskError: if the task breaks its contract.
@@ -69,6 +73,12 @@ class Engine:
                 num_samples += self._schedule.num_samples_in(report.step)
                 for step_logger in loggers:
                     step_logger.log(report.epoch, report.step, self._metrics(report))
+                if self._evaluation is not None and self._evaluation.is_due_after(report.step):
+                    values, is_best = self._evaluation.run()
+                    if is_best and self._world.rank == 0:
+                        save_model(self.training.model, run_dir.best_model)
+                    for step_logger in loggers:
+                        step_logger.log_evaluation(report.epoch, report.step, values)
         finally:
             self._reducer.close()
             for step_logger in loggers:

@@ -1,4 +1,4 @@
-"""What one lane does in a step: forward and loss on its own micro-batch, by the user's Task."""
+"""The loss of one lane's micro-batch, and its way to the device."""
 
 import math
 from collections.abc import Mapping
@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
-from lanewise.data import LaneBatch
 from lanewise.errors import TaskError
 from lanewise.task import Loss, Task
 
@@ -18,24 +16,21 @@ class LaneLoss:
     """A checked loss of one lane."""
 
     sum: torch.Tensor | None
-    """Scalar with a gradient; None where the weight is 0 and the lane contributes nothing."""
+    """Scalar, in training with a gradient; None where the weight is 0 and the lane contributes nothing."""
     weight: float
     is_sample_mean: bool
     """Whether the task returned a bare mean, which weighs as many units as there are samples."""
 
     @classmethod
-    def compute(cls, task: Task, model: nn.Module, batch: LaneBatch, device: torch.device) -> "LaneLoss":
-        """Run the task's forward and loss on a lane's micro-batch.
+    def compute(cls, task: Task, outputs: Any, data: Any, num_samples: int) -> "LaneLoss":
+        """Run the task's loss on a lane's outputs.
 
         Raises:
-            TaskError: if that is not a scalar loss with a gradient and a weight of 0 or more.
+            TaskError: if it is not a scalar with a weight of 0 or more, and in training a gradient.
         """
-        data = to_device(batch.data, device)
-        returned: object = task.loss(task.forward(model, data), data)
+        returned: object = task.loss(outputs, data)
         is_sample_mean = isinstance(returned, torch.Tensor)
-        loss: object = (
-            Loss.mean(returned, len(batch.indices)) if isinstance(returned, torch.Tensor) else returned
-        )
+        loss: object = Loss.mean(returned, num_samples) if isinstance(returned, torch.Tensor) else returned
         if not isinstance(loss, Loss) or not _is_scalar(loss.sum):
             shape = getattr(getattr(loss, "sum", None), "shape", None)
             got = type(returned).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
@@ -49,7 +44,7 @@ class LaneLoss:
                 f"{type(task).__name__}.loss returned the weight {weight}: need a finite one, not negative. "
                 "It counts the units that were added up."
             )
-        if weight and not loss.sum.requires_grad:
+        if weight and torch.is_grad_enabled() and not loss.sum.requires_grad:
             raise TaskError(
                 f"{type(task).__name__}.loss returned a loss without a gradient: nothing would be trained. "
                 "Compute it from the model's outputs, without detach(), item() or torch.no_grad()."

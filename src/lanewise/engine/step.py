@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lanewise.data import LaneBatch
-from lanewise.engine.lane import LaneLoss
+from lanewise.engine.lane import LaneLoss, to_device
 from lanewise.lanes import lane_seed
 from lanewise.random_state import set_random_state
 from lanewise.reduce import LaneBuffers, LaneTotals, Reducer, StepTotals, start_totals
@@ -121,7 +121,8 @@ class TrainStep:
         if not batch.indices:
             return None
         try:
-            loss = LaneLoss.compute(self._training.task, self._training.model, batch, self._world.device)
+            task, data = self._training.task, to_device(batch.data, self._world.device)
+            loss = LaneLoss.compute(task, task.forward(self._training.model, data), data, len(batch.indices))
         except Exception as error:
             turn = batch.turn
             error.add_note(f"in step {turn.step}, lane {turn.lane}, samples {list(batch.indices)}")

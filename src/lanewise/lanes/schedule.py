@@ -136,5 +136,5 @@ class LaneTurn:
     num_present_lanes: int
     """Lanes of all processes that have samples in this step."""
     is_last: bool
-    """Whether this is the last lane that the process works through in this step; in a `BlockSchedule`, whether
-    it is the lane's last micro-batch."""
+    """Whether this is the last lane that the process works through in this step; in a `BlockSchedule`,
+    whether it is the lane's last micro-batch."""

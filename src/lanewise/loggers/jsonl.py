@@ -1,4 +1,4 @@
-"""Writes metrics.jsonl: one JSON object for each step."""
+"""Writes metrics.jsonl: one JSON object for each step and for each evaluation."""
 
 import json
 import math
@@ -24,6 +24,10 @@ class JsonlLogger:
             self._file = self._path.open("a", encoding="utf-8", buffering=1)  # a killed run keeps its lines
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._file.write(json.dumps({"epoch": epoch, "step": step, **finite}) + "\n")
+
+    def log_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `Logger`. A line of its own, with the step after which it was evaluated."""
+        self.log(epoch, step, values)
 
     def close(self) -> None:
         """See `Logger`."""

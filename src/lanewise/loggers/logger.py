@@ -11,6 +11,10 @@ class Logger(Protocol):
         """Take the metrics of a step. Names are `group/name` with the unit: `perf/samples_per_second`."""
         ...
 
+    def log_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """Take what an evaluation after this step gave, by `set/metric`."""
+        ...
+
     def close(self) -> None:
         """Flush and let go, after the last step or after an error."""
         ...

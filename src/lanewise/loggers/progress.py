@@ -45,6 +45,11 @@ class ProgressLogger:
             )
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
 
+    def log_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `Logger`. A line that stays above the bar."""
+        text = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+        self._console.print(f"epoch {epoch + 1}  after step {step + 1}  {text}", highlight=False)
+
     def close(self) -> None:
         """See `Logger`."""
         if self._bar is not None:

@@ -10,6 +10,8 @@ from pathlib import Path
 def log_to(path: Path, *, is_rank_zero: bool) -> None:
     """Send python's logging and warnings to a file; on rank 0 also to the console.
 
+    A record with `extra={"is_for_file_only": True}` stays off the console.
+
     On other ranks everything that is printed goes to the file, by the file descriptors, so that native code
     is included: otherwise each line of the user's code would appear once for each process.
 
@@ -23,7 +25,9 @@ def log_to(path: Path, *, is_rank_zero: bool) -> None:
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handlers: list[logging.Handler] = [to_file]
     if is_rank_zero:
-        handlers.append(logging.StreamHandler(sys.stderr))
+        to_console = logging.StreamHandler(sys.stderr)
+        to_console.addFilter(lambda record: not getattr(record, "is_for_file_only", False))
+        handlers.append(to_console)
     else:
         sys.stdout.flush()
         sys.stderr.flush()

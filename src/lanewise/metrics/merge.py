@@ -1,0 +1,99 @@
+"""Merges the metrics of all lanes, so that no value depends on how lanes are spread over processes.
+
+torchmetrics' own synchronisation merges the states of ranks. Here the states of lanes are merged by the same
+declared reductions, in lane order, wherever they were counted; so not even a float sum depends on the
+partition, and a process without samples has nothing to send.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lanewise.errors import TaskError
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+MetricStates = dict[str, tuple[int, dict[str, Any]]]
+"""For each metric by name: how often it was updated, and its states, on the CPU."""
+
+
+def check_metrics(metrics: Mapping[str, "Metric"]) -> None:
+    """Make sure that what the lanes count can be merged.
+
+    Raises:
+        TaskError: names the metric and the state that declares no reduction.
+    """
+    for name, metric in metrics.items():
+        # A list without a reduction is the lanes' lists, one after the other.
+        unmergeable = [
+            state
+            for state, reduction in metric._reductions.items()
+            if reduction is None and not isinstance(metric._defaults[state], list)
+        ]
+        if unmergeable or not metric._reductions:
+            what = (
+                f"state {unmergeable[0]} declares no reduction"
+                if unmergeable
+                else "it has no states of its own"
+            )
+            raise TaskError(
+                f"metric {name} ({type(metric).__name__}) cannot be merged over lanes: {what}. "
+                "Use a metric whose states are added with dist_reduce_fx, such as the ones that it wraps."
+            )
+
+
+def take_states(metrics: Mapping[str, "Metric"]) -> MetricStates:
+    """Return what a lane's metrics counted, ready to be sent to other processes."""
+    return {
+        name: (
+            metric._update_count,
+            {state: _to_cpu(getattr(metric, state)) for state in metric._reductions},
+        )
+        for name, metric in metrics.items()
+    }
+
+
+def merge_metrics(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]) -> dict[str, float]:
+    """Compute the metrics over all lanes.
+
+    Args:
+        metrics: metrics as the task builds them; they receive the merged states.
+        lanes: what each lane counted, in lane order; lanes without samples are left out.
+
+    Returns:
+        Each metric's value. One with several values gives several: `name/key`, or `name/index`.
+    """
+    values: dict[str, float] = {}
+    for name, metric in metrics.items():
+        for state, reduction in metric._reductions.items():
+            parts = [states[name][1][state] for states in lanes]
+            if isinstance(parts[0], list):
+                merged: Any = [tensor for part in parts for tensor in part]
+            else:
+                merged = torch.stack(parts)
+            if callable(reduction) and len(merged):
+                merged = reduction(merged)
+            setattr(metric, state, merged)
+        metric._update_count = sum(states[name][0] for states in lanes)
+        metric._to_sync = False  # every process has all states already
+        values |= _flatten(name, metric.compute())
+    return values
+
+
+def _to_cpu(state: torch.Tensor | list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    return [part.cpu() for part in state] if isinstance(state, list) else state.cpu()
+
+
+def _flatten(name: str, value: Any) -> dict[str, float]:
+    """Name every number in a metric's value."""
+    if isinstance(value, Mapping):
+        items = [(f"{name}/{key}", item) for key, item in value.items()]
+    elif isinstance(value, torch.Tensor) and value.numel() == 1:
+        return {name: float(value)}
+    elif isinstance(value, torch.Tensor | list | tuple):
+        items = [(f"{name}/{index}", item) for index, item in enumerate(value)]
+    else:
+        return {name: float(value)}
+    return {key: number for item_name, item in items for key, number in _flatten(item_name, item).items()}

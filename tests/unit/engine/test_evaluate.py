@@ -1,0 +1,224 @@
+"""Evaluation: each sample once, and the same floats on any number of processes."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.distributed.tasks import configure
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+from torchmetrics import Accuracy, F1Score, MeanMetric, Metric
+from torchmetrics.classification import BinaryAUROC
+from torchmetrics.retrieval import RetrievalNormalizedDCG
+
+from lanewise import Loss, Task
+from lanewise.config import EvaluateConfig
+from lanewise.engine import build_engine
+from lanewise.engine.build import build_evaluator
+from lanewise.testing import run_distributed
+from lanewise.world.determinism import set_determinism
+
+CLASSES = 5
+
+
+class Scores(Dataset[dict[str, torch.Tensor]]):
+    """Random scores, labels and queries; remembers what was read."""
+
+    def __init__(self, num_samples: int) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.scores = torch.randn(num_samples, CLASSES, generator=generator)
+        self.labels = torch.randint(CLASSES, (num_samples,), generator=generator)
+        self.labels[:2] = torch.arange(min(2, num_samples))  # both classes, in the smallest set as well
+        self.queries = torch.randint(40, (num_samples,), generator=generator)
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.read.append(index)
+        return {"scores": self.scores[index], "labels": self.labels[index], "queries": self.queries[index]}
+
+
+class Ranking(Task):
+    """Judges given scores; the model adds dropout, which evaluation must not apply, and BatchNorm."""
+
+    def __init__(self, num_samples: int = 1003) -> None:
+        self.dataset = Scores(num_samples)
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(CLASSES, CLASSES), nn.BatchNorm1d(CLASSES), nn.Dropout(0.5))
+
+    def train_dataset(self) -> Dataset[Any]:
+        return Scores(64)
+
+    def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
+        return {"test": self.dataset, "few": Scores(3)}
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch["scores"]) / 3
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        weights = 1 + batch["queries"].float()
+        losses = F.cross_entropy(outputs, batch["labels"], reduction="none")
+        return Loss((losses * weights).sum(), weights.sum())
+
+    def build_metrics(self) -> Mapping[str, Metric]:
+        return {
+            "accuracy": Accuracy(task="multiclass", num_classes=CLASSES),
+            "f1": F1Score(task="multiclass", num_classes=CLASSES, average="none"),
+            "auroc": BinaryAUROC(),
+            "ndcg": RetrievalNormalizedDCG(),
+            "mean_score": MeanMetric(),
+        }
+
+    def update_metrics(self, metrics: Mapping[str, Any], outputs: torch.Tensor, batch: Any) -> None:
+        metrics["accuracy"].update(outputs, batch["labels"])
+        metrics["f1"].update(outputs, batch["labels"])
+        metrics["auroc"].update(outputs[:, 0], batch["labels"] == 0)
+        metrics["ndcg"].update(outputs[:, 0], batch["labels"] == 0, indexes=batch["queries"])
+        metrics["mean_score"].update(outputs)
+
+
+def evaluate(world, config) -> tuple[dict[str, float], list[int]]:
+    set_determinism("exact", 1)
+    engine = build_engine(config, world)
+    task = engine.training.task
+    evaluator = build_evaluator(config, task, engine.training.model, world)
+    assert evaluator is not None
+    task.dataset.read.clear()
+    values = evaluator.run()
+    assert engine.training.model.training
+    return values, task.dataset.read
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return run_distributed(evaluate, 1, configure(Ranking, num_lanes=8, micro_batch_size=16))[0]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
+def test_every_value_is_the_same_float_and_each_sample_is_read_once(alone, world_size):
+    results = run_distributed(evaluate, world_size, configure(Ranking, num_lanes=8, micro_batch_size=16))
+    for values, _ in results:
+        assert values == alone[0]
+    assert sorted(index for _, read in results for index in read) == list(range(1003))
+    assert max(len(read) for _, read in results) <= -(-1003 // 8) * -(-8 // world_size)
+
+
+def test_values_are_those_of_torchmetrics_on_the_whole_set(alone):
+    values, read = alone
+    assert read == list(range(1003))
+    config = configure(Ranking, num_lanes=8, micro_batch_size=16)
+    from lanewise.world.world import LocalWorld
+
+    engine = build_engine(config, LocalWorld(torch.device("cpu")))
+    task, model = engine.training.task, engine.training.model.eval()
+    batch = task.collate([task.dataset[index] for index in range(1003)])
+    with torch.no_grad():
+        outputs = task.forward(model, batch)
+        loss = task.loss(outputs, batch)
+    metrics = task.build_metrics()
+    task.update_metrics(metrics, outputs, batch)
+    assert values["test/loss"] == pytest.approx(float(loss.sum / loss.weight), rel=1e-6)
+    for name in ("accuracy", "auroc", "ndcg", "mean_score"):
+        assert values[f"test/{name}"] == pytest.approx(float(metrics[name].compute()), rel=1e-5)
+    per_class = [values[f"test/f1/{index}"] for index in range(CLASSES)]
+    np.testing.assert_allclose(per_class, metrics["f1"].compute().numpy(), rtol=1e-6)
+
+
+def fit(world, config, folder):
+    """Train, evaluating as configured; return what the logger got."""
+    from pathlib import Path
+
+    from lanewise.run_dir import RunDir
+
+    seen: list[tuple[int, dict[str, float]]] = []
+
+    class Remember:
+        def log(self, epoch, step, metrics):
+            pass
+
+        def log_evaluation(self, epoch, step, values):
+            seen.append((step, dict(values)))
+
+        def close(self):
+            pass
+
+    set_determinism("exact", 1)
+    build_engine(config, world).fit(RunDir(Path(folder)), [Remember()])
+    return seen
+
+
+def with_evaluation(**options) -> Any:
+    config = configure(Ranking, num_lanes=4, micro_batch_size=4, steps=9, num_samples=30)  # 4 steps an epoch
+    return dataclasses.replace(config, evaluate=EvaluateConfig(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"), [({}, [3, 7, 8]), ({"every_epochs": 2}, [7, 8]), ({"every_steps": 3}, [2, 5, 8])]
+)
+def test_it_is_done_every_so_often_and_at_the_end(tmp_path, options, steps):
+    (seen,) = run_distributed(fit, 1, with_evaluation(**options), str(tmp_path))
+    assert [step for step, _ in seen] == steps
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_model_is_kept_and_every_rank_agrees(tmp_path, mode):
+    config = with_evaluation(every_steps=1, best="test/loss", best_mode=mode)
+    first, second = run_distributed(fit, 2, config, str(tmp_path))
+    assert first == second
+    losses = [values["test/loss"] for _, values in first]
+    best = losses.index((min if mode == "min" else max)(losses))
+    assert len(set(losses)) == len(losses), "else the test could not tell"
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=best + 1))
+    (tmp_path / "short").mkdir()
+    run_distributed(fit, 1, config, str(tmp_path / "short"))
+    assert (tmp_path / "best.safetensors").read_bytes() == (tmp_path / "short/model.safetensors").read_bytes()
+
+
+def test_an_unknown_best_metric_is_an_error_before_training(tmp_path):
+    with pytest.raises(
+        RuntimeError, match=r"evaluate.best must be a value .*: got test/acuracy. Use one of test/loss"
+    ):
+        run_distributed(fit, 1, with_evaluation(best="test/acuracy"), str(tmp_path))
+
+
+class WithoutReduction(Metric):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("values", default=torch.zeros(1), dist_reduce_fx=None)
+
+    def update(self) -> None: ...
+
+    def compute(self) -> torch.Tensor:
+        return self.values
+
+
+class Unmergeable(Ranking):
+    def build_metrics(self):
+        return {"odd": WithoutReduction()}
+
+
+class EmptyEvalSet(Ranking):
+    def eval_datasets(self):
+        return {"none": Scores(0)}
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (
+            Unmergeable,
+            r"metric odd \(WithoutReduction\) cannot be merged over lanes: state values declares no",
+        ),
+        (EmptyEvalSet, "the eval dataset none is empty"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_an_error_before_training(tmp_path, task, said):
+    with pytest.raises(RuntimeError, match=said):
+        run_distributed(fit, 1, configure(task, steps=1), str(tmp_path))
