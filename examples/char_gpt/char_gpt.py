@@ -1,6 +1,5 @@
-"""A character-level GPT on any text file. `python char_gpt.py RUN_DIR` samples text before and after training."""
+"""A character-level GPT on any text file."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -51,7 +50,8 @@ class Block(nn.Module):
         dropout = self.dropout if self.training else 0.0
         attended = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         x = x + self.attention_out(attended.transpose(1, 2).flatten(2))
-        return x + self.mlp(x)
+        added: torch.Tensor = self.mlp(x)
+        return x + added
 
 
 class GPT(nn.Module):
@@ -88,7 +88,7 @@ class GPT(nn.Module):
 
 
 class Windows(Dataset[torch.Tensor]):
-    """A text as windows of `context + 1` characters; in training each begins at a random place of its own stretch."""
+    """A text as windows of `context + 1` characters, in training each from a random place in its stretch."""
 
     def __init__(self, text: torch.Tensor, context: int, *, is_random: bool) -> None:
         self.text, self.context, self.is_random = text, context, is_random
@@ -138,25 +138,3 @@ class CharGPT(Task):
     def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> Loss:
         targets = batch[:, 1:].flatten()
         return Loss(F.cross_entropy(outputs.flatten(0, 1), targets, reduction="sum"), weight=len(targets))
-
-
-def main(run_dir: Path) -> None:
-    """Print text of the model as it was before training and as it is now."""
-    import yaml
-    from safetensors.torch import load_model
-
-    from lanewise.config import ClassConfig
-    from lanewise.config.classes import build
-
-    config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))["task"]
-    task = build(ClassConfig(**{**config, "class_path": "char_gpt.CharGPT"}))
-    model = task.build_model().eval()
-    for when in ("before", "after"):
-        torch.manual_seed(0)
-        tokens = model.generate(task.text[task.num_train :][:1], 400)
-        print(f"--- {when} training\n{''.join(task.alphabet[token] for token in tokens)}\n")
-        load_model(model, run_dir / "best.safetensors")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
