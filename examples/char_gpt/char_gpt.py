@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 from torch import nn
@@ -116,7 +116,7 @@ class CharGPT(Task):
         self, path: Path | None = None, model: GPTConfig | None = None, held_out: float = 0.1
     ) -> None:
         self.config = model or GPTConfig()
-        text = (path or Path(str(files("pydoc_data") / "topics.py"))).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8") if path else "\n".join(topics.values())
         self.alphabet = sorted(set(text))
         index = {character: number for number, character in enumerate(self.alphabet)}
         self.text = torch.tensor([index[character] for character in text])
