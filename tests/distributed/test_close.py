@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from tests.distributed.tasks import Language, configure, train
 
 from lanewise.testing import run_distributed
+from tests.distributed.tasks import Language, configure, train
 
 
 def weights(state):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.distributed.tasks import Language, configure, train
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
@@ -16,6 +15,7 @@ from lanewise.engine import build_engine
 from lanewise.lanes import Order
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
+from tests.distributed.tasks import Language, configure, train
 
 EITHER = pytest.mark.parametrize("world_size", [1, 3])
 

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from tests.distributed.tasks import Language, configure, train
 
 from lanewise.testing import run_distributed
+from tests.distributed.tasks import Language, configure, train
 
 
 @pytest.fixture(scope="module")

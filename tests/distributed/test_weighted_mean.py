@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tests.distributed.tasks import MeanOfMeans, Smooth, configure, gradients
 from torch import nn
 from torch.nn import functional as F
 
 from lanewise.lanes import Order
 from lanewise.testing import run_distributed
+from tests.distributed.tasks import MeanOfMeans, Smooth, configure, gradients
 
 MICRO_BATCH_SIZE = 4
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.distributed.tasks import Language, configure, train
-from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 
 from lanewise.testing import run_distributed
+from tests.distributed.tasks import Language, configure, train
+from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 
 pytestmark = pytest.mark.gpu
 SIZES = [3, 1000, 300_000, 5]

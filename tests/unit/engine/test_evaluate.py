@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.distributed.tasks import configure
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -21,6 +20,7 @@ from lanewise.engine import build_engine
 from lanewise.engine.build import build_evaluator
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
+from tests.distributed.tasks import configure
 
 CLASSES = 5
 

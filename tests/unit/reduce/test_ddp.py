@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 from torch import nn
 
 from lanewise.lanes import Schedule, lane_blocks
 from lanewise.reduce import build_reducer, tree_all_reduce
 from lanewise.testing import run_distributed
+from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 
 SIZES = [3, 1, 1000, 5, 300_000, 2]  # more than DDP's first bucket of 1 MiB holds
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 
 from lanewise.testing import run_distributed
+from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 
 SIZES = [3, 100]
 
