@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from lanewise import Loss, Task
-from lanewise.config import BatchConfig, ClassConfig, DataConfig, DistributedConfig, RunConfig, TrainConfig
+from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, PrecisionName, RunConfig, TrainConfig
 from lanewise.engine import build_engine
 from lanewise.world.determinism import set_determinism
 from lanewise.world.world import World
@@ -108,6 +108,7 @@ def configure(
     equality: str = "exact",
     optimizer: str = "torch.optim.AdamW",
     lr: float = 1e-2,
+    precision: PrecisionName = "float32",
     **init_args: Any,
 ) -> RunConfig:
     path = task if isinstance(task, str) else f"{task.__module__}.{task.__qualname__}"
@@ -118,7 +119,7 @@ def configure(
             run_dir="unused", max_steps=steps, max_grad_norm=1.0 if "Adam" in optimizer else None
         ),
         optimizer=ClassConfig(class_path=optimizer, init_args={"lr": lr}),
-        data=DataConfig(),
+        precision=precision,
         distributed=DistributedConfig(equality=equality),
     )
 

@@ -21,6 +21,15 @@ def test_a_transformer_ends_with_the_same_bytes_and_losses(alone, world_size):
         assert state == alone[0]
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_bf16_ends_with_the_same_bytes_too(alone, world_size):
+    config = configure(Language, precision="bf16")
+    single = run_distributed(train, 1, config)[0]
+    assert single[0] != alone[0]
+    for result in run_distributed(train, world_size, config):
+        assert result == single
+
+
 def test_close_gives_other_bytes_so_the_comparison_can_fail(alone):
     state, _ = run_distributed(train, 3, configure(Language, equality="close"))[0]
     assert state != alone[0]

@@ -9,6 +9,7 @@ from lanewise.config.check import Above, AtLeast, Below, Section
 Reducer = Literal["ddp", "single"]
 Equality = Literal["close", "exact"]
 DeviceType = Literal["auto", "cpu", "cuda"]
+PrecisionName = Literal["float32", "tf32", "bf16"]
 Mode = Literal["max", "min"]
 Backend = Literal["auto", "gloo", "nccl"]
 
@@ -171,6 +172,8 @@ class RunConfig(Section):
     """The optimizer; its parameters are given at run time."""
     scheduler: ClassConfig | None = None
     """The learning-rate scheduler; its optimizer is given at run time; unset: a constant learning rate."""
+    precision: PrecisionName = "float32"
+    """Number format of forward and loss; weights and gradients are float32."""
     data: DataConfig = field(default_factory=DataConfig)
     """Order and loading of the samples."""
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)

@@ -17,6 +17,7 @@ from lanewise.engine.evaluate import EvalSet, Evaluation, Evaluator
 from lanewise.engine.step import Training, TrainStep
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import BlockSchedule, Order, Schedule, lane_blocks, model_seed
+from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.reduce import build_reducer
 from lanewise.task import Task
@@ -44,7 +45,8 @@ def build_engine(config: RunConfig, world: World) -> Engine:
     exact = config.distributed.equality == "exact"
     reducer = build_reducer(model, config.batch.num_lanes, world, exact=exact)
     optimizer, scheduler = _build_optimizer(config, task, model)
-    training = Training(task, model, optimizer, scheduler)
+    precision = Precision(config.precision, world.device.type)
+    training = Training(task, model, optimizer, scheduler, precision)
 
     dataset = task.train_dataset()
     num_samples = _count(dataset)
@@ -72,7 +74,7 @@ def build_engine(config: RunConfig, world: World) -> Engine:
         max_grad_norm=config.train.max_grad_norm,
     )
     last_step = _last_step(config, schedule)
-    evaluator = build_evaluator(config, task, model, world)
+    evaluator = build_evaluator(config, task, model, precision, world)
     evaluation = None
     if evaluator is not None:
         every_steps = config.evaluate.every_steps or config.evaluate.every_epochs * schedule.steps_per_epoch
@@ -84,7 +86,9 @@ def build_engine(config: RunConfig, world: World) -> Engine:
     return Engine(training, train_step, loader, schedule, reducer, world, last_step, evaluation)
 
 
-def build_evaluator(config: RunConfig, task: Task, model: torch.nn.Module, world: World) -> Evaluator | None:
+def build_evaluator(
+    config: RunConfig, task: Task, model: torch.nn.Module, precision: Precision, world: World
+) -> Evaluator | None:
     """Build what evaluates the task's eval datasets; None if it has none.
 
     Collective: every rank must call this, with the same configuration.
@@ -112,6 +116,7 @@ def build_evaluator(config: RunConfig, task: Task, model: torch.nn.Module, world
     return Evaluator(
         task,
         model,
+        precision,
         sets,
         world,
         num_lanes=config.batch.num_lanes,

@@ -14,6 +14,7 @@ from lanewise.engine.lane import LaneLoss, to_device
 from lanewise.errors import ConfigError
 from lanewise.lanes import BlockSchedule, evaluation_seed, lane_blocks
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
+from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.task import Task
 from lanewise.world.world import World
@@ -43,6 +44,7 @@ class Evaluator:
     Args:
         task: the user's task.
         model: the user's module, on the world's device.
+        precision: the number format of forward and loss.
         sets: what to evaluate on.
         world: the processes.
         num_lanes: lanes of the run.
@@ -54,6 +56,7 @@ class Evaluator:
         self,
         task: Task,
         model: nn.Module,
+        precision: Precision,
         sets: list[EvalSet],
         world: World,
         *,
@@ -63,6 +66,7 @@ class Evaluator:
     ) -> None:
         self._task = task
         self._model = model
+        self._precision = precision
         self._world = world
         self._lanes = lane_blocks(num_lanes, world.world_size)[world.rank]
         self._seed = seed
@@ -101,8 +105,9 @@ class Evaluator:
                 metrics = {name: m.to(self._world.device) for name, m in self._task.build_metrics().items()}
             set_random_state(evaluation_seed(self._seed, turn.step, turn.lane))
             data = to_device(batch.data, self._world.device)
-            outputs = self._task.forward(self._model, data)
-            loss = LaneLoss.compute(self._task, outputs, data, len(batch.indices))
+            with self._precision.forward():
+                outputs = self._task.forward(self._model, data)
+                loss = LaneLoss.compute(self._task, outputs, data, len(batch.indices))
             result.loss_sums.append(0.0 if loss.sum is None else loss.sum.item())
             result.weights.append(loss.weight)
             self._task.update_metrics(metrics, outputs, data)

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lanewise.data import LaneBatch
 from lanewise.engine.lane import LaneLoss, to_device
 from lanewise.lanes import lane_seed
+from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.reduce import LaneBuffers, LaneTotals, Reducer, StepTotals, start_totals
 from lanewise.task import Task
@@ -29,6 +30,7 @@ class Training:
     optimizer: Optimizer
     scheduler: LRScheduler | None
     """Stepped once in each optimizer step."""
+    precision: Precision
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,9 @@ class TrainStep:
             return None
         try:
             task, data = self._training.task, to_device(batch.data, self._world.device)
-            loss = LaneLoss.compute(task, task.forward(self._training.model, data), data, len(batch.indices))
+            with self._training.precision.forward():
+                outputs = task.forward(self._training.model, data)
+                loss = LaneLoss.compute(task, outputs, data, len(batch.indices))
         except Exception as error:
             turn = batch.turn
             error.add_note(f"in step {turn.step}, lane {turn.lane}, samples {list(batch.indices)}")

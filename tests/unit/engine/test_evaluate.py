@@ -88,7 +88,7 @@ def evaluate(world, config) -> tuple[dict[str, float], list[int]]:
     set_determinism("exact", 1)
     engine = build_engine(config, world)
     task = engine.training.task
-    evaluator = build_evaluator(config, task, engine.training.model, world)
+    evaluator = build_evaluator(config, task, engine.training.model, engine.training.precision, world)
     assert evaluator is not None
     task.dataset.read.clear()
     values = evaluator.run()
