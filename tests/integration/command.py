@@ -7,9 +7,10 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 
@@ -84,13 +85,18 @@ class Command:
             **streams,
         )
 
-    def __enter__(self) -> "Command":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pid in self.pids():
-            os.kill(pid, signal.SIGKILL)
+        while pids := self.pids():
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
 
     def pids(self) -> dict[int, str]:
         """Find all processes of this run, workers of workers included; zombies don't count."""
@@ -150,17 +156,17 @@ def wait_for(find: Callable[[], T | None]) -> T:
     return found
 
 
-def write_config(folder: Path, task: str = "Line", **sections: Any) -> Path:
+def write_config(folder: Path, task: str = "tasks.Line", **sections: Any) -> Path:
     """Write a configuration for one of the tasks beside this file: 4 lanes, 6 steps, the last partial.
 
     Args:
         folder: gets `config.yaml`; the run writes to `run` in it.
-        task: class in tasks.py.
+        task: the class, of a module that lies beside this file or in `search_path`.
         sections: whole sections that replace the ones here.
     """
     tree = {
         "search_path": str(Path(__file__).parent),
-        "task": {"class_path": f"tasks.{task}"},
+        "task": {"class_path": task},
         "batch": {"global_batch_size": 8, "micro_batch_size": 2},
         "train": {"epochs": 2, "run_dir": str(folder / "run")},
         "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01}},

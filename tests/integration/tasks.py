@@ -2,7 +2,6 @@
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,8 +46,16 @@ class Slow(Line):
         return super().loss(outputs, batch)
 
 
+class Stuck(Line):
+    """Never gets its data."""
+
+    def train_dataset(self) -> Dataset[Any]:
+        time.sleep(600)
+        return super().train_dataset()
+
+
 class Chatty(Line):
-    """Prints and warns on every rank."""
+    """Prints on every rank."""
 
     def train_dataset(self) -> Dataset[Any]:
         print(f"python speaks on rank {RANK}", flush=True)
@@ -61,29 +68,22 @@ class RaisesInForward(Line):
 
     Args:
         rank: the rank that raises.
+        others_sleep_seconds: how long the other ranks are busy then, in no collective.
     """
 
-    def __init__(self, rank: int = 1) -> None:
+    def __init__(self, rank: int = 1, others_sleep_seconds: float = 0) -> None:
         super().__init__()
         self.rank = rank
+        self.others_sleep_seconds = others_sleep_seconds
         self.num_calls = 0
 
     def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
         self.num_calls += 1
-        if rank_is(self.rank) and self.num_calls == 3:
-            raise ValueError("the image is upside down")
+        if self.num_calls == 3:
+            if self.rank == RANK:
+                raise ValueError("the image is upside down")
+            time.sleep(self.others_sleep_seconds)
         return super().forward(model, batch)
-
-
-class DiesInForward(RaisesInForward):
-    """Is killed instead, as by the kernel where memory runs out."""
-
-    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        try:
-            return super().forward(model, batch)
-        except ValueError:
-            os.kill(os.getpid(), 9)
-            raise
 
 
 class RaisesInSample(Line):
@@ -132,13 +132,3 @@ class OwnDataOnEachRank(Line):
 
 class NoTask:
     """A class, but no Task."""
-
-
-def rank_is(rank: int) -> bool:
-    return rank == RANK
-
-
-def record(folder: str, line: str) -> None:
-    """Append a line to a file of this process."""
-    with Path(folder, f"rank-{RANK}-{os.getpid()}").open("a") as file:
-        file.write(f"{line}\n")

@@ -48,9 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {command} is no command of lanewise. Use: train.", file=sys.stderr)
         return 2
     except LanewiseError as error:
-        print(
-            "\n".join(f"error: {mistake}" for mistake in getattr(error, "mistakes", [error])), file=sys.stderr
-        )
+        from lanewise.launch import describe
+
+        for mistake in getattr(error, "mistakes", [describe(error)]):
+            print(f"error: {mistake}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -9,7 +9,7 @@ from pathlib import Path
 from lanewise.config import RunConfig, dump_config, load_config, pin_environment
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError, LanewiseError
-from lanewise.launch import launch_local, record_failure
+from lanewise.launch import has_agent, launch_local, record_failure
 from lanewise.lifeline import PARENT_PID_VARIABLE, die_with_parent
 from lanewise.run_dir import RunDir
 from lanewise.world.environment import Environment
@@ -75,7 +75,11 @@ def _join(config: RunConfig, place: Environment) -> None:
             _run(config, place)
     except BaseException as error:
         record_failure(error)
-        logging.getLogger(__name__).exception("rank %d failed", place.rank)
+        # The agent shows the first failure of all ranks, and shows it once.
+        if not has_agent() or logging.root.handlers:
+            logging.getLogger(__name__).exception(
+                "rank %d failed", place.rank, extra={"is_for_file_only": has_agent()}
+            )
         # Leaving in the usual way would run destructors that wait for ranks which are gone.
         logging.shutdown()
         os._exit(error.exit_code if isinstance(error, LanewiseError) else 1)

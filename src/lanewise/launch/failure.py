@@ -6,7 +6,9 @@ collective, and the first error is the true one.
 """
 
 import json
+import math
 import os
+import signal
 import socket
 import time
 import traceback
@@ -16,22 +18,40 @@ from typing import Any
 
 from lanewise.errors import LanewiseError, LaunchError
 
+_ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+
+
+def has_agent() -> bool:
+    """Tell whether an agent started this process: then it is the agent that shows the first failure."""
+    return bool(os.environ.get(_ERROR_FILE_VARIABLE))
+
 
 def record_failure(error: BaseException) -> None:
     """Write the error of this worker where its agent looks for it; does nothing without an agent."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    path = os.environ.get(_ERROR_FILE_VARIABLE)
     if not path:
         return
     is_ours = isinstance(error, LanewiseError)
-    shown = str(error) if is_ours else "".join(traceback.format_exception(error)).rstrip()
+    shown = describe(error) if is_ours else "".join(traceback.format_exception(error)).rstrip()
     data = {
         "message": {
             "message": f"{type(error).__name__}: {error}",
-            "extraInfo": {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))},
+            # What torchrun shows as the traceback.
+            "extraInfo": {"py_callstack": shown, "timestamp": str(int(time.time()))},
         },
-        "lanewise": {"shown": shown, "seconds": time.time(), "host": socket.gethostname()},
+        "lanewise": {
+            "shown": shown,
+            "is_mistake": is_ours,
+            "seconds": time.time(),
+            "host": socket.gethostname(),
+        },
     }
     Path(path).write_text(json.dumps(data), encoding="utf-8")
+
+
+def describe(error: BaseException) -> str:
+    """Return what an error says, with the notes of where it arose."""
+    return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
 def first_failure(failures: Iterable[tuple[int, Any]]) -> LaunchError:
@@ -43,7 +63,9 @@ def first_failure(failures: Iterable[tuple[int, Any]]) -> LaunchError:
     rank, failure = min(failures, key=lambda item: _failed_at(item[1]))
     said = failure.error_file_data.get("lanewise")
     if said is not None:
-        return LaunchError(f"{said['shown']}\n(rank {rank} on {said['host']})", failure.exitcode)
+        shown, place = said["shown"], f"rank {rank} on {said['host']}"
+        message = f"{shown}\n({place})" if said["is_mistake"] else f"{place} failed:\n{shown}"
+        return LaunchError(message, failure.exitcode)
     if failure.exitcode < 0:
         return LaunchError(f"rank {rank} was killed by signal {-failure.exitcode} ({failure.signal_name()}).")
     return LaunchError(
@@ -52,6 +74,12 @@ def first_failure(failures: Iterable[tuple[int, Any]]) -> LaunchError:
 
 
 def _failed_at(failure: Any) -> float:
-    """Order failures by time, those first that could not say it: killed workers, whom the others miss."""
+    """Order failures by time.
+
+    Those that could not say it come first: killed workers, whom the others miss. But SIGTERM is what the
+    agent sends to the others when one worker has failed.
+    """
     said = failure.error_file_data.get("lanewise")
-    return float(said["seconds"]) if said is not None else 0.0
+    if said is not None:
+        return float(said["seconds"])
+    return math.inf if failure.exitcode == -signal.SIGTERM else 0.0

@@ -1,0 +1,169 @@
+"""Several processes, started by lanewise or by torchrun: what they leave, and how they end together."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import yaml
+
+from tests.integration.command import LANEWISE, TORCHRUN, Command, Done, run, train, wait_for, write_config
+
+TWO = {"devices": 2, "equality": "exact"}
+
+WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
+
+
+@pytest.fixture(scope="module")
+def on_one_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    train(write_config(folder)).require_success()
+    return (folder / "run" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    """A run of two processes that print: how it ended and its folder."""
+    folder = tmp_path_factory.mktemp("two")
+    done = train(write_config(folder, "tasks.Chatty", distributed=TWO)).require_success()
+    return done, folder / "run"
+
+
+def test_two_processes_leave_the_model_of_one(chat, on_one_process):
+    _, run_dir = chat
+    assert (run_dir / "model.safetensors").read_bytes() == on_one_process
+
+
+def test_a_run_leaves_a_line_of_metrics_for_each_step(chat):
+    _, run_dir = chat
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["epoch"], line["step"]) for line in lines] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 3),
+        (1, 4),
+        (1, 5),
+    ]
+    assert all(line["train/loss"] > 0 for line in lines)
+
+
+def test_each_rank_has_a_log_and_the_console_is_rank_zeros(chat):
+    done, run_dir = chat
+    logs = {path.name: path.read_text() for path in (run_dir / "logs").iterdir()}
+    assert sorted(logs) == ["rank-00000.log", "rank-00001.log"]
+    assert done.stdout.splitlines() == ["python speaks on rank 0", "native code speaks on rank 0"]
+    assert "rank 1" not in done.stderr
+    assert logs["rank-00001.log"].splitlines() == ["python speaks on rank 1", "native code speaks on rank 1"]
+    assert "6 steps in all" in logs["rank-00000.log"]
+
+
+def test_the_resolved_configuration_gives_the_same_bytes_again(chat, on_one_process, tmp_path):
+    _, run_dir = chat
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert config["distributed"]["devices"] == 2
+    train(run_dir / "config.yaml", "--train.run_dir", tmp_path / "other").require_success()
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() == on_one_process
+
+
+def test_joining_the_processes_of_torchrun_gives_the_same_bytes(tmp_path, on_one_process):
+    run(*TORCHRUN, 2, "-m", "lanewise", "train", write_config(tmp_path)).require_success()
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == on_one_process
+
+
+@WORKERS
+def test_the_exception_of_a_rank_is_shown_once(tmp_path, num_workers):
+    path = write_config(tmp_path, "tasks.RaisesInForward", distributed=TWO, data={"num_workers": num_workers})
+    shows_only(train(path), "ValueError: the image is upside down")
+    log = (tmp_path / "run" / "logs" / "rank-00001.log").read_text()
+    assert "ValueError: the image is upside down" in log
+
+
+def test_an_exception_in_a_loader_worker_is_shown_once(tmp_path):
+    path = write_config(tmp_path, "tasks.RaisesInSample", distributed=TWO, data={"num_workers": 1})
+    done = train(path)
+    assert done.code == 1
+    assert done.stderr.count("error:") == 1
+    assert done.stderr.count("OSError: the file of sample 13 is cut off") == 1
+    assert "gloo" not in done.stderr
+    assert done.leftover == []
+
+
+def test_ranks_that_were_busy_elsewhere_do_not_hide_the_exception_of_another(tmp_path):
+    path = write_config(tmp_path, "tasks.RaisesInForward", distributed=TWO)
+    start = time.monotonic()
+    with Command(*LANEWISE, "train", path, "--task.init_args.others_sleep_seconds", 300) as command:
+        shows_only(command.finish(), "ValueError: the image is upside down")
+    assert time.monotonic() - start < 100
+
+
+def shows_only(done: Done, exception: str) -> None:
+    """Check that rank 1's exception is what a run says of its end, with one traceback and no other error."""
+    assert done.code == 1
+    assert [line.partition(" on ")[0] for line in done.errors] == ["error: rank 1"]
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.count(exception) == 1
+    assert "in step 1, lane 2, samples [" in done.stderr
+    assert "gloo" not in done.stderr
+    assert done.leftover == []
+
+
+def test_the_exception_of_a_single_process_is_shown_once(tmp_path):
+    done = train(write_config(tmp_path, "tasks.RaisesInForward"), "--task.init_args.rank", 0)
+    assert done.code == 1
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.count("ValueError: the image is upside down") == 1
+    assert "in step 0, lane 2, samples [" in done.stderr
+
+
+def end(folder, devices: int, num_workers: int, act) -> Done:
+    """Begin a run, end it from outside in the middle of a step, and see what is left."""
+    path = write_config(
+        folder,
+        "tasks.Slow",
+        train={"max_steps": 100_000, "run_dir": str(folder / "run")},
+        distributed={"devices": devices, "equality": "exact"},
+        data={"num_workers": num_workers},
+    )
+    with Command(*LANEWISE, "train", path) as command:
+        wait_for((folder / "run" / "metrics.jsonl").exists)
+        num_trainers = devices if devices == 1 else devices + 1  # with the launcher
+        assert len(command.pids()) == num_trainers + devices * num_workers
+        act(command)
+        done = command.finish()
+    assert done.leftover == []
+    assert not (folder / "run" / "model.safetensors").exists()
+    return done
+
+
+@WORKERS
+@pytest.mark.parametrize("devices", [1, 2])
+def test_ctrl_c_ends_every_process(tmp_path, devices, num_workers):
+    done = end(tmp_path, devices, num_workers, Command.interrupt)
+    assert done.code == 130
+    assert done.stderr.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in done.stderr
+
+
+@WORKERS
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_launcher_ends_every_process(tmp_path, num_workers, sign):
+    done = end(tmp_path, 2, num_workers, lambda command: os.kill(command.process.pid, sign))
+    assert done.code == {signal.SIGTERM: 143, signal.SIGKILL: -9}[sign]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_a_single_process_ends_its_loader_workers(tmp_path, sign):
+    done = end(tmp_path, 1, 1, lambda command: os.kill(command.process.pid, sign))
+    assert done.code == -sign
+
+
+@pytest.mark.parametrize(("rank", "num_workers"), [(0, 1), (1, 0)])
+def test_a_killed_rank_ends_every_process_and_is_named(tmp_path, rank, num_workers):
+    done = end(tmp_path, 2, num_workers, lambda command: os.kill(command.worker(rank), signal.SIGKILL))
+    assert done.code == 1
+    assert done.errors == [f"error: rank {rank} was killed by signal 9 (SIGKILL)."]
+    assert "gloo" not in done.stderr
+    assert "Traceback" not in done.stderr
