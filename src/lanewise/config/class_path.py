@@ -75,8 +75,10 @@ def _suggest_module(name: str | None) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Say in which file and line an error arose."""
+    """Say in which file and line an error arose; of the user's own, if it arose in a package they call."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.startswith(tuple(sys.path[:1]))]
+    last = (own or frames)[-1]
     return f"{last.filename}, line {last.lineno}"

@@ -82,8 +82,14 @@ class TreeAllReduce:
         return future
 
     def close(self) -> None:
-        """Let the thread end after the buckets that it was given."""
+        """Let the thread end after the buckets that it was given.
+
+        A process that exits while the thread still lives may be aborted. After an error the thread may be stuck
+        in a collective that other ranks will never join, so it is not waited for without end.
+        """
         self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout=1.0)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -114,3 +114,11 @@ def test_a_module_that_fails_is_named_with_its_error_file_and_line(folder, text,
     assert mistake.startswith(f"task.class_path: importing a_task_of_mine failed with {error}")
     if line is not None:
         assert mistake.endswith(f", at {path}, line {line}. Correct that line.")
+
+
+def test_a_mistake_inside_a_package_is_placed_where_the_user_called_it(tmp_path, monkeypatch):
+    """It once named a line of torch and said: correct that line."""
+    (tmp_path / "wide_layer.py").write_text("import json\n\nLAYER = json.loads('{')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"wide_layer\.py, line 3"):
+        resolve_class("task", ClassConfig(class_path="wide_layer.Task"))
