@@ -84,8 +84,8 @@ class TreeAllReduce:
     def close(self) -> None:
         """Let the thread end after the buckets that it was given.
 
-        A process that exits while the thread still lives may be aborted. After an error the thread may be stuck
-        in a collective that other ranks will never join, so it is not waited for without end.
+        A process that exits while the thread still lives may be aborted. After an error the thread may be
+        stuck in a collective that other ranks will never join, so it is not waited for without end.
         """
         self._jobs.put(None)
         if self._thread is not None:
