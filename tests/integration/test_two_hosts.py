@@ -1,0 +1,62 @@
+"""torchrun on two hosts: two network namespaces with nothing in common but a cable."""
+
+import os
+import shutil
+import subprocess
+import uuid
+from contextlib import ExitStack
+
+import pytest
+
+from tests.integration.command import BIN, Command, train, write_config
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None,
+    reason="making network namespaces needs root and iproute2",
+)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+@pytest.fixture
+def hosts():
+    """Two namespaces joined by a veth pair: (namespace, address, interface) of each."""
+    name = uuid.uuid4().hex[:6]
+    ends = [(f"lane-{name}-{end}", f"10.77.0.{end}", f"lw{name}{end}") for end in (1, 2)]
+    with ExitStack() as stack:
+        for namespace, _, _ in ends:
+            ip("netns", "add", namespace)
+            stack.callback(ip, "netns", "delete", namespace)
+        ip("link", "add", ends[0][2], "type", "veth", "peer", "name", ends[1][2])
+        for namespace, address, interface in ends:
+            ip("link", "set", interface, "netns", namespace)
+            ip("-n", namespace, "address", "add", f"{address}/24", "dev", interface)
+            ip("-n", namespace, "link", "set", interface, "up")
+            ip("-n", namespace, "link", "set", "lo", "up")
+        yield ends
+
+
+def start(host, store_address: str, is_store: bool, *arguments: object) -> Command:
+    namespace, address, interface = host
+    torchrun = [str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    torchrun += ["--rdzv-id", "two-hosts", "--rdzv-endpoint", f"{store_address}:29400"]
+    torchrun += ["--rdzv-conf", f"is_host={int(is_store)}", "--local-addr", address]
+    command = ["ip", "netns", "exec", namespace, *torchrun, "-m", "lanewise", "train", *arguments]
+    return Command(*command, variables={"GLOO_SOCKET_IFNAME": interface})
+
+
+def test_four_processes_on_two_hosts_leave_the_model_of_one(hosts, tmp_path):
+    config = write_config(tmp_path)
+    train(config, "--train.run_dir", tmp_path / "one").require_success()
+    two = ("--train.run_dir", tmp_path / "two")
+    with start(hosts[0], hosts[0][1], True, config, *two) as first:
+        with start(hosts[1], hosts[0][1], False, config, *two) as second:
+            second_done = second.finish()
+        first_done = first.finish()
+    first_done.require_success()
+    second_done.require_success()
+    model = (tmp_path / "two" / "model.safetensors").read_bytes()
+    assert model == (tmp_path / "one" / "model.safetensors").read_bytes()
+    assert "4 processes on cpu" in first_done.stderr + second_done.stderr
