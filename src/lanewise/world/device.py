@@ -34,7 +34,7 @@ def choose_device(device_type: str, backend: str, processes_per_machine: int) ->
             f"Use --distributed.devices {num_gpus}, or --distributed.device_type cpu."
             if num_gpus
             else f"distributed.device_type is cuda, for {processes_per_machine} GPU(s), but this machine "
-            "has none that torch can use. Use --distributed.device_type cpu."
+            "has no GPU that torch can use. Use --distributed.device_type cpu."
         )
     if backend == "auto":
         backend = "nccl" if device_type == "cuda" else "gloo"

@@ -56,7 +56,7 @@ def test_more_processes_than_gpus(has_gpus, num_gpus, are, device_type):
 
 def test_gpus_where_there_are_none(has_gpus):
     has_gpus(0)
-    with pytest.raises(ConfigError, match="this machine has none that torch can use") as caught:
+    with pytest.raises(ConfigError, match="this machine has no GPU that torch can use") as caught:
         choose_device("cuda", "auto", 2)
     assert "--distributed.device_type cpu" in str(caught.value)
 
