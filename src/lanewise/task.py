@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 
+from lanewise.errors import TaskError
+
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
@@ -82,4 +84,7 @@ class Task(ABC):
             batch: the collated micro-batch, on the model's device.
         """
         if metrics:
-            raise NotImplementedError(f"{type(self).__name__} builds metrics, so it needs update_metrics")
+            raise TaskError(
+                f"{type(self).__name__} builds metrics but does not update them: "
+                "give it update_metrics, which calls metric.update for each of them."
+            )

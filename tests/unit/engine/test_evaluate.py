@@ -204,6 +204,10 @@ class Unmergeable(Ranking):
         return {"odd": WithoutReduction()}
 
 
+class NeverUpdated(Ranking):
+    update_metrics = Task.update_metrics
+
+
 class EmptyEvalSet(Ranking):
     def eval_datasets(self):
         return {"none": Scores(0)}
@@ -217,8 +221,9 @@ class EmptyEvalSet(Ranking):
             r"metric odd \(WithoutReduction\) cannot be merged over lanes: state values declares no",
         ),
         (EmptyEvalSet, "the eval dataset none is empty"),
+        (NeverUpdated, "NeverUpdated builds metrics but does not update them"),
     ],
 )
-def test_what_cannot_be_evaluated_is_an_error_before_training(tmp_path, task, said):
+def test_what_cannot_be_evaluated_is_an_error(tmp_path, task, said):
     with pytest.raises(RuntimeError, match=said):
         run_distributed(fit, 1, configure(task, steps=1), str(tmp_path))
