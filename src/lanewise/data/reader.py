@@ -55,7 +55,11 @@ class LaneReader(Dataset[LaneBatch]):
 
     def _read_one(self, epoch: int, index: int) -> Any:
         set_random_state(sample_seed(self._seed, epoch, index))
-        return self._dataset[index]
+        try:
+            return self._dataset[index]
+        except Exception as error:
+            error.add_note(f"in sample {index}")
+            raise
 
 
 def _reads_many(dataset: Dataset[Any]) -> bool:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lanewise.config import RunConfig
+from lanewise.config.class_path import resolve_class
 from lanewise.config.classes import build
 from lanewise.data import LaneLoader, LaneReader, fingerprint
 from lanewise.engine.engine import Engine
@@ -37,10 +38,13 @@ def build_engine(config: RunConfig, world: World) -> Engine:
         TaskError: if the model has nothing to train.
         WorldError: if the ranks built different models.
     """
+    resolve_class("task", config.task)  # before seeding: a module may seed a generator when it is imported
     set_random_state(model_seed(config.train.seed))
     task = build(config.task)
     if not isinstance(task, Task):
         raise ConfigError(f"task.class_path must name a lanewise.Task: {config.task.class_path} is not one.")
+    # Again, so that the weights don't depend on what the task's constructor drew.
+    set_random_state(model_seed(config.train.seed))
     model = task.build_model().to(world.device)
     exact = config.distributed.equality == "exact"
     reducer = build_reducer(model, config.batch.num_lanes, world, exact=exact)

@@ -33,7 +33,7 @@ class LaneLoss:
         loss: object = Loss.mean(returned, num_samples) if isinstance(returned, torch.Tensor) else returned
         if not isinstance(loss, Loss) or not _is_scalar(loss.sum):
             shape = getattr(getattr(loss, "sum", None), "shape", None)
-            got = type(returned).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+            got = f"{returned!r:.60}" if shape is None else f"a tensor of shape {tuple(shape)}"
             raise TaskError(
                 f"{type(task).__name__}.loss must return a scalar tensor or a Loss: got {got}. "
                 "Return the mean over the micro-batch, or Loss(sum, weight) with the number of its units."

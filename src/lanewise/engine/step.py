@@ -111,7 +111,7 @@ class TrainStep:
             optimizer.step()
         else:
             self._buffers.discard()
-        if scheduler is not None:
+        if scheduler is not None and not totals.non_finite_lanes:
             scheduler.step()
         optimizer.zero_grad()
         return StepReport(
