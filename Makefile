@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check fmt gpu clean
+.PHONY: help venv demo test check fmt gpu docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,9 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP)) ## run the tests that 
 	    f"make gpu needs a CUDA device: torch {torch.__version__} of $(GPU_PYTHON) sees none.")'
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
 
+docs: $(STAMP) ## build the docs as a site in docs/_build; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build
+
 clean: ## remove .venv, caches and built packages; runs/ stays
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,17 +1,29 @@
 """Trains a PyTorch model on any number of devices and gets the same model."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lanewise.callback import Callback
+    from lanewise.engine.own_loop import Lanes
+    from lanewise.jobs.api import evaluate, predict, train
     from lanewise.task import Loss, Task
 
-__all__ = ["Loss", "Task"]
+__all__ = ["Callback", "Lanes", "Loss", "Task", "evaluate", "predict", "train"]
+
+_MODULES = {
+    "Callback": "lanewise.callback",
+    "Lanes": "lanewise.engine.own_loop",
+    "Loss": "lanewise.task",
+    "Task": "lanewise.task",
+    "evaluate": "lanewise.jobs.api",
+    "predict": "lanewise.jobs.api",
+    "train": "lanewise.jobs.api",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import the public names when they are first used: the command line must not wait for torch."""
-    if name in __all__:
-        from lanewise import task
-
-        return getattr(task, name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

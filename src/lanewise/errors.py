@@ -5,6 +5,7 @@
     +-- TaskError               2   the user's Task breaks its contract (a loss without a gradient, ...)
     +-- DataError               2   the dataset is empty, or differs between processes
     +-- RunDirError             2   the run directory is in use, or holds a run already
+    +-- CheckpointError         2   a file of weights is not there, not whole, or of another model
     +-- NonFiniteLossError      1   a lane's loss is NaN or infinite
     +-- WorldError              1   the processes cannot form a world, or disagree with each other
     +-- LaunchError             1   a worker process failed
@@ -47,6 +48,12 @@ class DataError(LanewiseError):
 
 class RunDirError(LanewiseError):
     """The run directory cannot be written by this run."""
+
+    exit_code = 2
+
+
+class CheckpointError(LanewiseError):
+    """What a run left cannot be loaded."""
 
     exit_code = 2
 

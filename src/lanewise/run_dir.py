@@ -17,7 +17,9 @@ class RunDir:
         metrics.jsonl             one line for each step
         logs/rank-00000.log       one file for each rank
         model.safetensors         the trained model
+        averaged.safetensors      the moving average of its weights, if train.ema_decay is set
         best.safetensors          the best model by evaluate.best, if that is set
+        tensorboard/              event files
     """
 
     path: Path
@@ -36,6 +38,16 @@ class RunDir:
     def model(self) -> Path:
         """The trained weights under the plain module's names."""
         return self.path / "model.safetensors"
+
+    @property
+    def averaged_model(self) -> Path:
+        """The moving average of the weights."""
+        return self.path / "averaged.safetensors"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
 
     @property
     def best_model(self) -> Path:

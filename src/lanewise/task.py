@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -42,6 +42,12 @@ class Task(ABC):
 
     Every process builds an equal task. Nothing in it may depend on the rank or the number of processes.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Note the constructor's arguments, so that a run started from Python leaves a configuration."""
+        task = super().__new__(cls)
+        object.__setattr__(task, "_init_arguments", (args, kwargs))  # a frozen dataclass may be a task
+        return task
 
     @abstractmethod
     def build_model(self) -> nn.Module:

@@ -11,21 +11,22 @@ SRC = Path(__file__).parents[2] / "src"
 ROWS = (
     {"errors", "lifeline"},
     {"config", "lanes"},
-    {"world", "task", "random_state", "run_dir"},
+    {"world", "task", "callback", "random_state", "run_dir"},
     {"precision", "metrics"},
     {"data", "reduce", "checkpoint"},
-    {"callbacks", "loggers"},
+    {"loggers"},
     {"engine"},
+    {"jobs"},
     {"verify", "bench", "plan", "testing"},
     {"cli"},
     {"__main__"},  # starts cli, and is a row of its own for that reason only
 )
 ROW_OF = {package: row for row, packages in enumerate(ROWS) for package in packages}
 LAUNCH_MAY_IMPORT = {"errors", "config", "lifeline"}
-MAY_IMPORT_LAUNCH = {"verify", "bench", "plan", "testing", "cli"}
+MAY_IMPORT_LAUNCH = {"jobs", "verify", "bench", "plan", "testing", "cli"}
 FORBIDDEN = {("data", "world"): "data is told which lanes to serve and never sees a rank"}
-MAY_IMPORT_LATE = {"", "cli", "__main__"}
-NO_TORCH_AT_IMPORT = {"", "errors", "lifeline", "config", "lanes", "launch", "cli", "__main__"}
+MAY_IMPORT_LATE = {"", "cli", "jobs", "__main__"}
+NO_TORCH_AT_IMPORT = {"", "errors", "lifeline", "config", "lanes", "launch", "jobs", "cli", "__main__"}
 NO_TORCH_EVER = {"lanewise.config.classes"}
 
 

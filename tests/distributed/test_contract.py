@@ -267,9 +267,9 @@ class VectorLoss(Line):
         (Thawing, "requires_grad of bias was False at the start and is True now"),
         (LateBuffer, "buffer count changed in step"),
         (Frozen, "the model has no trainable parameter"),
-        (NegativeWeight, "returned the weight -1.0"),
-        (Detached, "a loss without a gradient"),
-        (VectorLoss, "must return a scalar tensor or a Loss: got a tensor of shape (2,)"),
+        (NegativeWeight, "has the weight -1.0"),
+        (Detached, "has no gradient: nothing would be trained"),
+        (VectorLoss, "must be a scalar tensor or a Loss: got a tensor of shape (2,)"),
     ],
 )
 def test_a_broken_contract_is_one_clear_error(task, said, world_size):

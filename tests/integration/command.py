@@ -60,6 +60,7 @@ class Command:
         arguments: program and arguments.
         variables: added to the environment; None removes a variable.
         cwd: the working directory.
+        patience_seconds: how long `finish` waits for its end.
         options: further arguments of `subprocess.Popen`.
     """
 
@@ -68,8 +69,10 @@ class Command:
         *arguments: object,
         variables: Mapping[str, str | None] | None = None,
         cwd: Path | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
         **options: Any,
     ) -> None:
+        self._patience_seconds = patience_seconds
         self._id = uuid.uuid4().hex
         # The tests' own process is pinned; what the command pins by itself is what counts here.
         environment = {name: value for name, value in os.environ.items() if name not in _PINS}
@@ -129,7 +132,7 @@ class Command:
 
     def finish(self) -> Done:
         """Wait until the command ends, and then for what it leaves behind."""
-        stdout, stderr = self.process.communicate(timeout=PATIENCE_SECONDS)
+        stdout, stderr = self.process.communicate(timeout=self._patience_seconds)
         deadline = time.monotonic() + GRACE_SECONDS
         while (left := self.pids()) and time.monotonic() < deadline:
             time.sleep(0.02)

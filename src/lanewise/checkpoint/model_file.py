@@ -1,4 +1,4 @@
-"""Writes a model's weights to a safetensors file, whole or not at all."""
+"""Writes a model's weights to a safetensors file, whole or not at all, and reads them back."""
 
 import json
 import logging
@@ -6,8 +6,11 @@ import os
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
+
+from lanewise.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -42,3 +45,33 @@ def save_model(model: nn.Module, path: Path) -> None:
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def load_model(model: nn.Module, path: Path) -> None:
+    """Copy the weights of `save_model` into a module, whose own storage stays.
+
+    Raises:
+        CheckpointError: if there is no such file, it is not whole, or it is of another model.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            aliases: dict[str, str] = json.loads((file.metadata() or {}).get("aliases", "{}"))
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path}. Name the run_dir of a run that has ended.") from None
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+    tensors |= {alias: tensors[name] for alias, name in aliases.items()}
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    mistakes = [f"{name} is not in the file" for name in own.keys() - tensors.keys()]
+    mistakes += [f"{name} is not in the model" for name in tensors.keys() - own.keys()]
+    mistakes += [
+        f"{name} is {tuple(tensors[name].shape)} in the file and {tuple(own[name].shape)} in the model"
+        for name in own.keys() & tensors.keys()
+        if tensors[name].shape != own[name].shape
+    ]
+    if mistakes:
+        raise CheckpointError(f"{path} is of another model: {'; '.join(sorted(mistakes))}.")
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(tensors[name])

@@ -13,6 +13,7 @@ Trains a PyTorch model on any number of devices and gets the same model.
 commands:
   train CONFIG [--key.path value ...]    train as the configuration says
   train CONFIG --help                    show the arguments of its classes
+  evaluate RUN_OR_MODEL [--key value]    evaluate a trained model
 
 options:
   --help       show this
@@ -45,7 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from lanewise.cli.train import train
 
             return train(rest)
-        print(f"error: {command} is no command of lanewise. Use: train.", file=sys.stderr)
+        if command == "evaluate":
+            from lanewise.cli.evaluate import evaluate
+
+            return evaluate(rest)
+        print(f"error: {command} is no command of lanewise. Use: train, evaluate.", file=sys.stderr)
         return 2
     except LanewiseError as error:
         from lanewise.launch import describe

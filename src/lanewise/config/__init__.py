@@ -5,7 +5,7 @@ parser takes longer to import than all of stage one.
 """
 
 from lanewise.config.load import dump_config, load_config
-from lanewise.config.pins import pin_environment
+from lanewise.config.pins import pin_environment, pinned_variables
 from lanewise.config.run import (
     Backend,
     BatchConfig,
@@ -39,4 +39,5 @@ __all__ = [
     "dump_config",
     "load_config",
     "pin_environment",
+    "pinned_variables",
 ]

@@ -159,20 +159,46 @@ def _read_value(hint: Any, value: Any, key: str) -> Any:
     """Check one value against its type hint and return it, converted where nothing is lost."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
-        (wanted,) = (option for option in get_args(hint) if option is not NoneType)
-        return None if value is None else _read_value(wanted, value, key)
+        if value is None and NoneType in get_args(hint):
+            return None
+        return _read_value(_option(hint, value), value, key)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{key} must be {_needed(hint)}: got {show(value)}{_remedy(hint, value)}")
+        return tuple(_read_items(get_args(hint)[0], value, key))
     if origin is Annotated:
         wanted, *ranges = get_args(hint)
         value = _read_value(wanted, value, key)
         for mark in ranges:
             if not mark.holds(value):
-                raise ConfigError(f"{key} must be {mark}: got {show(value)}. Use a value that is.")
+                raise ConfigError(f"{key} must be {mark}: got {show(value)}.")
         return value
     if origin is None and issubclass(hint, Section):
         return value if isinstance(value, hint) else read_section(hint, value, key)
     if _is_valid(hint, value):
         return float(value) if hint is float else value
     raise ConfigError(f"{key} must be {_needed(hint)}: got {show(value)}{_remedy(hint, value)}")
+
+
+def _option(union: Any, value: object) -> Any:
+    """Choose the member of a union that a value is meant for: the list for a list, else the other one."""
+    options = [option for option in get_args(union) if option is not NoneType]
+    is_list = isinstance(value, list | tuple)
+    return next((option for option in options if (get_origin(option) is tuple) == is_list), options[0])
+
+
+def _read_items(hint: Any, values: Iterable[object], key: str) -> list[Any]:
+    """Check every item of a list, whose keys are their numbers."""
+    items: list[Any] = []
+    mistakes: list[str] = []
+    for number, value in enumerate(values):
+        try:
+            items.append(_read_value(hint, value, f"{key}.{number}"))
+        except ConfigError as error:
+            mistakes += error.mistakes
+    if mistakes:
+        raise ConfigError(*mistakes)
+    return items
 
 
 def _is_valid(hint: Any, value: object) -> bool:
@@ -196,6 +222,8 @@ def _needed(hint: Any) -> str:
         return f"one of {', '.join(get_args(hint))}"
     if origin is Mapping:
         return "a mapping of names to values"
+    if origin is tuple:
+        return f"a list, each item {_needed(get_args(hint)[0])}"
     if issubclass(hint, Section):
         return f"a section with the keys {', '.join(field.name for field in _fields(hint))}"
     return _KINDS[hint]

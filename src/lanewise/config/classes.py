@@ -27,14 +27,20 @@ _YAML_TYPES = (NoneType, bool, int, float, list, dict)
 _UNSEEN = inspect.Parameter("unseen", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
-def check_classes(config: RunConfig) -> None:
+def check_classes(config: RunConfig, *, has_task: bool = False) -> None:
     """Import every class and check its arguments; nothing is built.
+
+    Args:
+        config: names the classes.
+        has_task: the task is there already as an object.
 
     Raises:
         ConfigError: lists every mistake of all sections.
     """
     mistakes: list[str] = []
     for key, section, num_runtime_args in _sections(config):
+        if has_task and key == "task":
+            continue
         try:
             _bind(section, key, num_runtime_args)
         except ConfigError as error:
@@ -76,7 +82,9 @@ def describe_classes(config: RunConfig) -> str:
 def _sections(config: RunConfig) -> list[tuple[str, ClassConfig, int]]:
     """List the sections that name a class, with the number of arguments that are given at run time."""
     sections = [("task", config.task, 0), ("optimizer", config.optimizer, 1)]
-    return sections if config.scheduler is None else [*sections, ("scheduler", config.scheduler, 1)]
+    if config.scheduler is not None:
+        sections.append(("scheduler", config.scheduler, 1))
+    return sections + [(f"callbacks.{number}", section, 0) for number, section in enumerate(config.callbacks)]
 
 
 @dataclass(frozen=True)

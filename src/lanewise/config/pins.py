@@ -7,8 +7,8 @@ from lanewise.config.run import Equality
 from lanewise.errors import ConfigError
 
 
-def pin_environment(threads: int, equality: Equality) -> None:
-    """Fix what the math libraries read from the environment when they load.
+def pinned_variables(threads: int, equality: Equality) -> dict[str, str]:
+    """Return what the math libraries must read from the environment when they load.
 
     - `OMP_NUM_THREADS`, `MKL_NUM_THREADS`: a sum that is split over another number of threads adds its floats
       in another order. Fixed for both grades, since the default depends on the machine.
@@ -18,22 +18,25 @@ def pin_environment(threads: int, equality: Equality) -> None:
     - `CUBLAS_WORKSPACE_CONFIG=:4096:8` (exact only): with several streams, cuBLAS may pick another algorithm,
       and so another order of additions, by the workspace that it finds. NVIDIA's cuBLAS guide names this
       setting, a workspace of fixed size, as one of two that make it deterministic.
+    """
+    variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    if equality == "exact":
+        variables |= {"MKL_CBWR": "AUTO", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    return variables
 
-    Call it before torch is imported, in every process.
+
+def pin_environment(threads: int, equality: Equality) -> None:
+    """Set `pinned_variables` in this process; call it before torch is imported.
 
     Raises:
         ConfigError: equality is exact, and torch was imported without `MKL_CBWR=AUTO`.
     """
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
-    if equality != "exact":
-        return
     mkl_cbwr = os.environ.get("MKL_CBWR")
-    if "torch" in sys.modules and mkl_cbwr != "AUTO":
+    if equality == "exact" and "torch" in sys.modules and mkl_cbwr != "AUTO":
         mistake = (
             f"distributed.equality exact needs MKL_CBWR=AUTO from before torch is imported: got "
             f"{mkl_cbwr or 'it unset'}, with torch imported already. Start the program with MKL_CBWR=AUTO in "
             f"its environment, or call lanewise.config.pin_environment before the first import of torch."
         )
         raise ConfigError(mistake)
-    os.environ["MKL_CBWR"] = "AUTO"
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    os.environ.update(pinned_variables(threads, equality))

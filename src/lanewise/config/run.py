@@ -1,5 +1,6 @@
 """The configuration of a run: a tree of frozen dataclasses whose field names are the keys of the file."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ from lanewise.config.check import Above, AtLeast, Below, Section
 Reducer = Literal["ddp", "single"]
 Equality = Literal["close", "exact"]
 DeviceType = Literal["auto", "cpu", "cuda"]
-PrecisionName = Literal["float32", "tf32", "bf16"]
+PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
 Mode = Literal["max", "min"]
 Backend = Literal["auto", "gloo", "nccl"]
 
@@ -79,6 +80,10 @@ class TrainConfig(Section):
     """Seed of the weights, the sample order and every lane's random numbers."""
     max_grad_norm: Annotated[float, Above(0)] | None = None
     """Largest L2 norm of the whole gradient, which is scaled down beyond it; unset: no clipping."""
+    warmup_steps: Annotated[int, AtLeast(1)] | None = None
+    """Steps over which the learning rate rises linearly to its value; the scheduler begins after them."""
+    ema_decay: Annotated[float, Above(0), Below(1)] | None = None
+    """Keep an exponential moving average of the weights, which is what gets evaluated; unset: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +112,43 @@ class EvaluateConfig(Section):
     """Whether more of that metric is better, or less."""
 
 
-def _single_reduces_one_device(devices: int | None, reducer: Reducer) -> str | None:
-    if reducer != "single" or devices is None or devices == 1:
+Devices = Annotated[int, AtLeast(1)] | tuple[str, ...]
+
+
+def _count(devices: Devices) -> int:
+    return devices if isinstance(devices, int) else len(devices)
+
+
+def _device_names_are_of_one_kind(
+    devices: Devices | None, device_type: DeviceType, backend: Backend
+) -> str | None:
+    if devices is None or isinstance(devices, int):
+        return None
+    listed = ", ".join(devices)
+    kinds = {name.partition(":")[0] for name in devices}
+    if not devices or not all(re.fullmatch(r"cpu|cuda:\d+", name) for name in devices) or len(kinds) > 1:
+        return (
+            f"distributed.devices must be a number, or a list of GPUs, or of cpu: got [{listed}]. "
+            "Write [cuda:0, cuda:1], or [cpu, cpu]."
+        )
+    if device_type != "auto" and {device_type} != kinds:
+        return (
+            f"distributed.device_type contradicts distributed.devices: got {device_type} and [{listed}]. "
+            "Leave device_type out."
+        )
+    if backend == "nccl" and len(set(devices)) < len(devices):
+        return (
+            f"distributed.backend nccl needs a GPU for each process: got [{listed}]. "
+            "Use distributed.backend=gloo, or other devices."
+        )
+    return None
+
+
+def _single_reduces_one_device(devices: Devices | None, reducer: Reducer) -> str | None:
+    if reducer != "single" or devices is None or _count(devices) == 1:
         return None
     return (
-        f"distributed.reducer single needs distributed.devices 1: got {devices} devices. "
+        f"distributed.reducer single needs distributed.devices 1: got {_count(devices)} devices. "
         f"Use distributed.reducer=ddp, or distributed.devices=1."
     )
 
@@ -129,10 +166,11 @@ def _nccl_runs_on_gpus(device_type: DeviceType, backend: Backend) -> str | None:
 class DistributedConfig(Section):
     """Which devices carry the lanes, and how gradients are reduced; the model does not depend on it."""
 
-    RULES = (_single_reduces_one_device, _nccl_runs_on_gpus)
+    RULES = (_device_names_are_of_one_kind, _single_reduces_one_device, _nccl_runs_on_gpus)
 
-    devices: Annotated[int, AtLeast(1)] | None = None
-    """Processes per machine, one for each device; unset: one, or what the joined world has."""
+    devices: Devices | None = None
+    """Processes per machine, one for each device, as a number or as a list such as [cuda:0, cuda:0]; unset:
+    one, or what the joined world has."""
     reducer: Reducer = "ddp"
     """How lane gradients become one."""
     equality: Equality = "close"
@@ -144,13 +182,24 @@ class DistributedConfig(Section):
     threads: Annotated[int, AtLeast(1)] = 1
     """Intra-op CPU threads of each process; never derived, since it changes the order of float additions."""
 
+    @property
+    def num_devices(self) -> int | None:
+        """Processes per machine; None where `devices` is unset."""
+        return None if self.devices is None else _count(self.devices)
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """The device of each process, where they were named; else empty."""
+        return self.devices if isinstance(self.devices, tuple) else ()
+
 
 def _every_device_has_a_lane(batch: BatchConfig, distributed: DistributedConfig) -> str | None:
-    if distributed.devices is None or distributed.devices <= batch.num_lanes:
+    num_devices = distributed.num_devices
+    if num_devices is None or num_devices <= batch.num_lanes:
         return None
     return (
         f"distributed.devices must be at most the number of lanes, as each device needs at least one lane: "
-        f"got {distributed.devices} devices and {batch.num_lanes} lanes (batch.global_batch_size "
+        f"got {num_devices} devices and {batch.num_lanes} lanes (batch.global_batch_size "
         f"{batch.global_batch_size} / batch.micro_batch_size {batch.micro_batch_size}). "
         f"Use distributed.devices={batch.num_lanes}, or a smaller micro_batch_size."
     )
@@ -178,6 +227,8 @@ class RunConfig(Section):
     """Order and loading of the samples."""
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     """Evaluation during training."""
+    callbacks: tuple[ClassConfig, ...] = ()
+    """What observes the run on rank 0, besides the progress bar, metrics.jsonl and TensorBoard's events."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Devices and reduction."""
     search_path: str | None = None

@@ -2,6 +2,6 @@
 
 from lanewise.data.fingerprint import Fingerprint, fingerprint
 from lanewise.data.loader import LaneLoader, read_turns
-from lanewise.data.reader import LaneBatch, LaneReader
+from lanewise.data.reader import LaneBatch, LaneReader, map_leaves
 
-__all__ = ["Fingerprint", "LaneBatch", "LaneLoader", "LaneReader", "fingerprint", "read_turns"]
+__all__ = ["Fingerprint", "LaneBatch", "LaneLoader", "LaneReader", "fingerprint", "map_leaves", "read_turns"]

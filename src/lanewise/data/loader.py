@@ -23,20 +23,25 @@ class LaneLoader:
         order: the sample order of each epoch.
         lanes: the lanes to serve.
         num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
+        pin_memory: whether batches lie in page-locked memory, for a GPU.
     """
 
     def __init__(
-        self, reader: LaneReader, schedule: Schedule, order: Order, lanes: range, *, num_workers: int = 0
+        self,
+        reader: LaneReader,
+        schedule: Schedule,
+        order: Order,
+        lanes: range,
+        *,
+        num_workers: int = 0,
+        pin_memory: bool = False,
     ) -> None:
         self._reader = reader
         self._schedule = schedule
         self._order = order
         self._lanes = lanes
         self._num_workers = num_workers
-
-    def indices(self, step: int, lane: int) -> tuple[int, ...]:
-        """Return the dataset indices that a lane reads in a step; any lane, whoever carries it."""
-        return self._indices(step // self._schedule.steps_per_epoch, self._schedule.positions(step, lane))
+        self._pin_memory = pin_memory
 
     def batches(self, first_step: int, last_step: int) -> Iterator[LaneBatch]:
         """Yield the batches of steps `first_step` to `last_step - 1`; at least one, maybe empty, a step."""
@@ -44,14 +49,18 @@ class LaneLoader:
             (turn, self._indices(turn.epoch, turn.positions))
             for turn in self._schedule.turns(self._lanes, first_step, last_step)
         )
-        return read_turns(self._reader, turns, self._num_workers)
+        return read_turns(self._reader, turns, self._num_workers, pin_memory=self._pin_memory)
 
     def _indices(self, epoch: int, positions: range) -> tuple[int, ...]:
         return tuple(self._order.indices(epoch, positions.start, positions.stop).tolist())
 
 
 def read_turns(
-    reader: LaneReader, turns: Iterable[tuple[LaneTurn, tuple[int, ...]]], num_workers: int
+    reader: LaneReader,
+    turns: Iterable[tuple[LaneTurn, tuple[int, ...]]],
+    num_workers: int,
+    *,
+    pin_memory: bool = False,
 ) -> Iterator[LaneBatch]:
     """Read turns with their sample indices, in order.
 
@@ -59,6 +68,7 @@ def read_turns(
         reader: reads and collates the samples of a turn.
         turns: consumed as far as is read ahead.
         num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
+        pin_memory: whether batches lie in page-locked memory, for a GPU.
     """
     loader: DataLoader[LaneBatch] = DataLoader(
         reader,
@@ -66,6 +76,7 @@ def read_turns(
         sampler=turns,
         num_workers=num_workers,
         worker_init_fn=_init_worker,
+        pin_memory=pin_memory,
         # Else the loader would draw its workers' seeds from the default generator.
         generator=torch.Generator(),
     )

@@ -1,8 +1,8 @@
 """Reads the samples of a lane's turn, each under its own random state, and collates them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,10 @@ class LaneBatch:
     """Dataset indices of the samples; empty where the process has none in this step."""
     data: Any
     """What `collate` returned; None without samples."""
+
+    def pin_memory(self) -> "LaneBatch":
+        """Return the batch in page-locked memory, from which a GPU copies by itself. DataLoader calls it."""
+        return replace(self, data=map_leaves(_pin, self.data))
 
 
 class LaneReader(Dataset[LaneBatch]):
@@ -67,6 +71,23 @@ def _reads_many(dataset: Dataset[Any]) -> bool:
     if isinstance(dataset, Subset):
         return _reads_many(dataset.dataset)
     return hasattr(dataset, "__getitems__")
+
+
+def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
+    """Apply a function in nested containers to the tensors, and to whatever else has a `.to(device)`."""
+    if isinstance(data, torch.Tensor) or callable(getattr(data, "to", None)):
+        return function(data)
+    if isinstance(data, Mapping):
+        return type(data)((key, map_leaves(function, value)) for key, value in data.items())  # type: ignore[call-arg]
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(map_leaves(function, value) for value in data))
+    if isinstance(data, list | tuple):
+        return type(data)(map_leaves(function, value) for value in data)
+    return data
+
+
+def _pin(leaf: Any) -> Any:
+    return leaf.pin_memory() if callable(getattr(leaf, "pin_memory", None)) else leaf
 
 
 @contextmanager

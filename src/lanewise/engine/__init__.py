@@ -1,7 +1,16 @@
 """The loop: from a configuration to a trained model."""
 
-from lanewise.engine.build import build_engine
+from lanewise.engine.build import build_callbacks, build_engine, build_evaluator, build_model, build_task
 from lanewise.engine.engine import Engine
 from lanewise.engine.step import StepReport, TrainStep
 
-__all__ = ["Engine", "StepReport", "TrainStep", "build_engine"]
+__all__ = [
+    "Engine",
+    "StepReport",
+    "TrainStep",
+    "build_callbacks",
+    "build_engine",
+    "build_evaluator",
+    "build_model",
+    "build_task",
+]

@@ -5,16 +5,20 @@ import logging
 from collections.abc import Sized
 from typing import Any
 
-import torch
+from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, SequentialLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from lanewise.callback import Callback
 from lanewise.config import RunConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.classes import build
 from lanewise.data import LaneLoader, LaneReader, fingerprint
+from lanewise.engine.clock import StepClock
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluate import EvalSet, Evaluation, Evaluator
+from lanewise.engine.passes import LanePasses
 from lanewise.engine.step import Training, TrainStep
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import BlockSchedule, Order, Schedule, lane_blocks, model_seed
@@ -27,10 +31,45 @@ from lanewise.world.world import World
 logger = logging.getLogger(__name__)
 
 
-def build_engine(config: RunConfig, world: World) -> Engine:
+def build_task(config: RunConfig) -> Task:
+    """Build the user's task, under the random state that the model will be built under.
+
+    Raises:
+        ConfigError: if the class is not a Task.
+    """
+    resolve_class("task", config.task)  # before seeding: a module may seed a generator when it is imported
+    set_random_state(model_seed(config.train.seed))
+    task = build(config.task)
+    if not isinstance(task, Task):
+        raise ConfigError(f"task.class_path must name a lanewise.Task: {config.task.class_path} is not one.")
+    return task
+
+
+def build_model(task: Task, seed: int) -> nn.Module:
+    """Build the task's model on the CPU, with the same weights on every rank.
+
+    Raises:
+        TaskError: if the task returns something else.
+    """
+    set_random_state(model_seed(seed))  # so that the weights don't depend on what the task's constructor drew
+    model: object = task.build_model()
+    if not isinstance(model, nn.Module):
+        raise TaskError(
+            f"{type(task).__name__}.build_model must return a torch.nn.Module: got {model!r:.60}. "
+            "Return the model."
+        )
+    return model
+
+
+def build_engine(config: RunConfig, world: World, task: Task | None = None) -> Engine:
     """Build everything that a run needs on this process.
 
     Collective: every rank must call this, with the same configuration.
+
+    Args:
+        config: what to run.
+        world: the processes.
+        task: used instead of the one that the configuration names.
 
     Raises:
         ConfigError: if a class in the configuration is not what its section needs.
@@ -38,47 +77,55 @@ def build_engine(config: RunConfig, world: World) -> Engine:
         TaskError: if the model has nothing to train.
         WorldError: if the ranks built different models.
     """
-    resolve_class("task", config.task)  # before seeding: a module may seed a generator when it is imported
-    set_random_state(model_seed(config.train.seed))
-    task = build(config.task)
-    if not isinstance(task, Task):
-        raise ConfigError(f"task.class_path must name a lanewise.Task: {config.task.class_path} is not one.")
-    # Again, so that the weights don't depend on what the task's constructor drew.
-    set_random_state(model_seed(config.train.seed))
-    model = task.build_model().to(world.device)
-    exact = config.distributed.equality == "exact"
-    reducer = build_reducer(model, config.batch.num_lanes, world, exact=exact)
+    task = task or build_task(config)
+    model = build_model(task, config.train.seed).to(world.device)
+    ema_decay = config.train.ema_decay
+    # Copied before anything is hooked to the model.
+    average = None
+    if ema_decay is not None:
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema_decay))
+    clock = StepClock(world.device)
+    reducer = build_reducer(
+        model,
+        config.batch.num_lanes,
+        world,
+        exact=config.distributed.equality == "exact",
+        on_bucket=lambda: clock.lap("backward"),
+    )
     optimizer, scheduler = _build_optimizer(config, task, model)
     precision = Precision(config.precision, world.device.type)
-    training = Training(task, model, optimizer, scheduler, precision)
+    training = Training(task, model, optimizer, scheduler, precision, average)
 
     dataset = task.train_dataset()
-    num_samples = _count(dataset)
-    schedule = Schedule(
+    num_samples = count_samples(dataset)
+    schedule = make_schedule(
         num_samples, config.batch.global_batch_size, config.batch.micro_batch_size, config.data.drop_last
     )
-    if not schedule.steps_per_epoch:
-        raise DataError(
-            f"no step can be made of the training dataset: it has {num_samples} samples, a step takes "
-            f"{config.batch.global_batch_size}"
-            + (" and drop_last is set." if num_samples else ". Check its path.")
-        )
     reader = LaneReader(dataset, task.collate, config.train.seed)
-    _compare_datasets(reader, num_samples, world)
+    compare_datasets(reader, num_samples, world)
     lanes = lane_blocks(schedule.num_lanes, world.world_size)[world.rank]
     order = Order(num_samples, seed=config.train.seed, shuffle=config.data.shuffle)
-    loader = LaneLoader(reader, schedule, order, lanes, num_workers=config.data.num_workers)
-
-    train_step = TrainStep(
-        training,
+    loader = LaneLoader(
+        reader,
+        schedule,
+        order,
+        lanes,
+        num_workers=config.data.num_workers,
+        pin_memory=world.device.type == "cuda",
+    )
+    passes = LanePasses(
+        model,
         reducer,
         world,
+        clock,
         num_lanes=schedule.num_lanes,
         seed=config.train.seed,
-        max_grad_norm=config.train.max_grad_norm,
+        loss_scale=precision.loss_scale,
+        modules=[model],
     )
+    train_step = TrainStep(training, passes, clock, max_grad_norm=config.train.max_grad_norm)
     last_step = _last_step(config, schedule)
-    evaluator = build_evaluator(config, task, model, precision, world)
+    evaluator = build_evaluator(config, task, training.evaluated_model, precision, world)
     evaluation = None
     if evaluator is not None:
         every_steps = config.evaluate.every_steps or config.evaluate.every_epochs * schedule.steps_per_epoch
@@ -87,11 +134,24 @@ def build_engine(config: RunConfig, world: World) -> Engine:
         )
     if world.rank == 0:
         _describe(config, schedule, world, last_step)
-    return Engine(training, train_step, loader, schedule, reducer, world, last_step, evaluation)
+    return Engine(training, train_step, passes, loader, schedule, world, last_step, evaluation)
+
+
+def build_callbacks(config: RunConfig) -> list[Callback]:
+    """Build the user's callbacks.
+
+    Raises:
+        ConfigError: if a class is not a Callback.
+    """
+    callbacks = [build(section) for section in config.callbacks]
+    for callback, section in zip(callbacks, config.callbacks, strict=True):
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"callbacks must name lanewise.Callbacks: {section.class_path} is not one.")
+    return callbacks
 
 
 def build_evaluator(
-    config: RunConfig, task: Task, model: torch.nn.Module, precision: Precision, world: World
+    config: RunConfig, task: Task, model: nn.Module, precision: Precision, world: World
 ) -> Evaluator | None:
     """Build what evaluates the task's eval datasets; None if it has none.
 
@@ -103,11 +163,11 @@ def build_evaluator(
     """
     sets = []
     for name, dataset in task.eval_datasets().items():
-        num_samples = _count(dataset)
+        num_samples = count_samples(dataset)
         if not num_samples:
             raise DataError(f"the eval dataset {name} is empty. Check its path, or leave it out.")
         reader = LaneReader(dataset, task.collate, config.train.seed)
-        _compare_datasets(reader, num_samples, world)
+        compare_datasets(reader, num_samples, world)
         schedule = BlockSchedule(num_samples, config.batch.num_lanes, config.batch.micro_batch_size)
         sets.append(EvalSet(name, reader, schedule))
     if not sets and config.evaluate.best is not None:
@@ -129,9 +189,7 @@ def build_evaluator(
     )
 
 
-def _build_optimizer(
-    config: RunConfig, task: Task, model: torch.nn.Module
-) -> tuple[Optimizer, LRScheduler | None]:
+def _build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
     """Build the optimizer over the task's parameter groups, and the scheduler over the optimizer."""
     optimizer = build(config.optimizer, task.parameter_groups(model))
     if not isinstance(optimizer, Optimizer):
@@ -144,18 +202,45 @@ def _build_optimizer(
             f"{config.optimizer.class_path} evaluates the loss several times a step, which is not supported. "
             "Use an optimizer whose step() needs no closure."
         )
-    if config.scheduler is None:
-        return optimizer, None
-    scheduler = build(config.scheduler, optimizer)
-    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+    return optimizer, _build_scheduler(config, optimizer)
+
+
+def _build_scheduler(config: RunConfig, optimizer: Optimizer) -> LRScheduler | None:
+    """Build the scheduler, after a warm-up if there is one."""
+    steps = config.train.warmup_steps
+    scheduler = None if config.scheduler is None else build(config.scheduler, optimizer)
+    if config.scheduler is not None and (
+        not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau)
+    ):
         raise ConfigError(
             "scheduler.class_path must name an LRScheduler of torch that needs no metric: "
             f"got {config.scheduler.class_path}."
         )
-    return optimizer, scheduler
+    if steps is None:
+        return scheduler
+    warmup = LinearLR(optimizer, start_factor=1 / (steps + 1), total_iters=steps)
+    return warmup if scheduler is None else SequentialLR(optimizer, [warmup, scheduler], [steps])
 
 
-def _count(dataset: Any) -> int:
+def make_schedule(
+    num_samples: int, global_batch_size: int, micro_batch_size: int, drop_last: bool
+) -> Schedule:
+    """Cut a dataset into steps.
+
+    Raises:
+        DataError: if not one step can be made of it.
+    """
+    schedule = Schedule(num_samples, global_batch_size, micro_batch_size, drop_last)
+    if not schedule.steps_per_epoch:
+        raise DataError(
+            f"no step can be made of the training dataset: it has {num_samples} samples, a step takes "
+            f"{global_batch_size}" + (" and drop_last is set." if num_samples else ". Check its path.")
+        )
+    return schedule
+
+
+def count_samples(dataset: Any) -> int:
+    """Return the length of a map-style dataset, or raise TaskError where it is none."""
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise TaskError(
             f"a dataset of the task must be map-style: got {type(dataset).__name__}. "
@@ -164,7 +249,7 @@ def _count(dataset: Any) -> int:
     return len(dataset)
 
 
-def _compare_datasets(reader: LaneReader, num_samples: int, world: World) -> None:
+def compare_datasets(reader: LaneReader, num_samples: int, world: World) -> None:
     """Raise where ranks see other datasets, which would otherwise show as a hang or a wrong model."""
     own = fingerprint(reader, num_samples)
     for rank, other in enumerate(world.all_gather_object(own)):

@@ -1,17 +1,21 @@
-"""The loop: takes steps, watches what they report, and writes the model at the end."""
+"""The loop: takes steps, evaluates, shows observers what happened, and writes the model at the end."""
 
 import logging
+import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 
+import torch
+
+from lanewise.callback import Callback
 from lanewise.checkpoint import save_model
 from lanewise.data import LaneLoader
 from lanewise.engine.evaluate import Evaluation
+from lanewise.engine.lane import to_device
+from lanewise.engine.passes import LanePasses
 from lanewise.engine.step import StepReport, Training, TrainStep
-from lanewise.errors import NonFiniteLossError
 from lanewise.lanes import Schedule
-from lanewise.loggers import Logger
-from lanewise.reduce import ParameterWatch, Reducer
 from lanewise.run_dir import RunDir
 from lanewise.world.world import World
 
@@ -26,9 +30,9 @@ class Engine:
     Args:
         training: what is trained.
         train_step: runs one step.
+        passes: what `train_step` makes gradients with; closed at the end.
         loader: gives the batches of this process's lanes.
         schedule: cuts epochs into steps.
-        reducer: sums the gradients; closed at the end.
         world: the processes.
         last_step: the step before which training ends.
         evaluation: when and on what to evaluate; None where the task has no eval datasets.
@@ -38,53 +42,80 @@ class Engine:
         self,
         training: Training,
         train_step: TrainStep,
+        passes: LanePasses,
         loader: LaneLoader,
         schedule: Schedule,
-        reducer: Reducer,
         world: World,
         last_step: int,
-        evaluation: Evaluation | None = None,
+        evaluation: Evaluation | None,
     ) -> None:
         self.training = training
         self._train_step = train_step
+        self._passes = passes
         self._loader = loader
         self._schedule = schedule
-        self._reducer = reducer
         self._world = world
-        self._watch = ParameterWatch(training.model)
         self._evaluation = evaluation
         self.last_step = last_step
 
-    def fit(self, run_dir: RunDir, loggers: Sequence[Logger] = ()) -> None:
+    def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = ()) -> dict[str, float]:
         """Train, and write the model to the run directory.
 
         Args:
-            run_dir: where rank 0 writes `model.safetensors`, and the best model so far.
-            loggers: get the metrics of every step and evaluation; rank 0 passes some, the others none.
+            run_dir: where rank 0 writes the trained model, and the best one so far.
+            callbacks: observe the run on rank 0.
+
+        Returns:
+            What the last evaluation gave; empty where the task has no eval datasets.
 
         Raises:
             TaskError: if the task breaks its contract.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
+        observers = callbacks if self._world.rank == 0 else ()
+        for observer in observers:
+            observer.on_start(run_dir.path, 0, self.last_step)
+        try:
+            values = self._fit(run_dir, observers)
+        except BaseException as error:
+            for observer in observers:
+                observer.on_end(error)
+            raise
+        for observer in observers:
+            observer.on_end(None)
+        return values
+
+    def steps(self) -> Iterator[StepReport]:
+        """Take one step after the other. Collective for each step."""
+        batches = to_device(self._loader.batches(0, self.last_step), self._world.device)
+        try:
+            for _ in range(self.last_step):
+                yield self._train_step.run(batches)
+            self._passes.check()
+        finally:
+            self._passes.close()
+
+    def _fit(self, run_dir: RunDir, observers: Sequence[Callback]) -> dict[str, float]:
         start = time.perf_counter()
         num_samples = 0
-        try:
-            for report in self.steps():
-                num_samples += self._schedule.num_samples_in(report.step)
-                for step_logger in loggers:
-                    step_logger.log(report.epoch, report.step, self._metrics(report))
-                if self._evaluation is not None and self._evaluation.is_due_after(report.step):
-                    values, is_best = self._evaluation.run()
-                    if is_best and self._world.rank == 0:
-                        save_model(self.training.model, run_dir.best_model)
-                    for step_logger in loggers:
-                        step_logger.log_evaluation(report.epoch, report.step, values)
-        finally:
-            self._reducer.close()
-            for step_logger in loggers:
-                step_logger.close()
+        values: dict[str, float] = {}
+        unseen: deque[StepReport] = deque()
+        # What a step found is known on a GPU only when it is done: look at it while the next one runs.
+        num_behind = 1 if self._world.device.type == "cuda" else 0
+        for report in self.steps():
+            num_samples += self._schedule.num_samples_in(report.step)
+            is_due = self._evaluation is not None and self._evaluation.is_due_after(report.step)
+            unseen.append(report)
+            while len(unseen) > (0 if is_due else num_behind):
+                self._show(unseen.popleft(), observers)
+            if is_due:
+                values = self._evaluate(report, run_dir, observers)
+        for report in unseen:
+            self._show(report, observers)
         if self._world.rank == 0:
             save_model(self.training.model, run_dir.model)
+            if self.training.average is not None:
+                save_model(self.training.average.module, run_dir.averaged_model)
             seconds = time.perf_counter() - start
             logger.info(
                 "trained %d steps on %d samples in %.1f s: %.0f samples/s over all processes",
@@ -94,53 +125,46 @@ class Engine:
                 num_samples / seconds,
             )
             logger.info("model: %s", run_dir.model)
+        return values
 
-    def steps(self) -> Iterator[StepReport]:
-        """Take one step after the other and look at what each of them found. Collective for each step."""
-        batches = self._loader.batches(0, self.last_step)
-        for step in range(self.last_step):
-            self._watch.check(step)
-            report = self._train_step.run(batches)
-            if step == 0:
-                self._describe_first(report)
-            self._require_finite(report)
-            if not report.totals.weight:
-                logger.warning("step %d: the global batch has weight 0, so nothing was updated", step)
-            yield report
+    def _evaluate(
+        self, report: StepReport, run_dir: RunDir, observers: Sequence[Callback]
+    ) -> dict[str, float]:
+        """Evaluate, and keep the best model. Collective."""
+        assert self._evaluation is not None
+        values, is_best = self._evaluation.run()
+        for observer in observers:
+            observer.on_evaluation(report.epoch, report.step, values)
+        if is_best and self._world.rank == 0:
+            save_model(self.training.evaluated_model, run_dir.best_model)
+            for observer in observers:
+                observer.on_best(report.epoch, report.step, run_dir.best_model)
+        return values
 
-    def _describe_first(self, report: StepReport) -> None:
-        """Say what only the first step could show. Collective."""
-        unused = self._watch.unused(self._world)
-        if self._world.rank:
-            return
-        unit = "samples" if self._train_step.is_sample_mean else "units of the task's Loss"
-        logger.info(
-            "a step's loss and gradient are the mean over its %s: %g in the first", unit, report.totals.weight
-        )
-        if unused:
-            logger.warning(
-                "no lane of the first step used these parameters, so their gradient is zero: %s",
-                ", ".join(unused),
-            )
+    def _show(self, report: StepReport, observers: Sequence[Callback]) -> None:
+        if observers:
+            metrics = self._metrics(report)
+            for observer in observers:
+                observer.on_step(report.epoch, report.step, metrics)
 
-    def _require_finite(self, report: StepReport) -> None:
-        lanes = report.totals.non_finite_lanes
-        if not lanes:
-            return
-        described = "\n".join(
-            f"  lane {lane}: loss {loss_sum}, samples {list(self._loader.indices(report.step, lane))}"
-            for lane, loss_sum in ((lane.lane, lane.loss_sum) for lane in lanes)
-        )
-        raise NonFiniteLossError(
-            f"the loss is not finite in step {report.step} (epoch {report.epoch}), which updated nothing.\n"
-            f"{described}\nLook at these samples, or lower the learning rate."
-        )
-
-    def _metrics(self, report: StepReport) -> dict[str, float]:
-        num_samples = self._schedule.num_samples_in(report.step)
+    def _metrics(self, report: StepReport) -> Mapping[str, float]:
+        """Name what a step found; times and memory are those of this process."""
+        seconds = {f"time/{phase}_seconds": spent for phase, spent in report.phase_seconds().items()}
         metrics = {
             "train/loss": report.totals.loss,
+            "train/grad_norm": float(report.grad_norm()),
             "train/learning_rate": report.learning_rate,
-            "perf/samples_per_second": num_samples / report.duration_seconds,
+            "perf/samples_per_second": self._schedule.num_samples_in(report.step) / sum(seconds.values()),
+            **seconds,
+            "memory/peak_gib": _peak_bytes(self._world.device) / 2**30,
         }
-        return metrics if report.grad_norm is None else {**metrics, "train/grad_norm": report.grad_norm}
+        if self.training.precision.loss_scale is not None:
+            metrics["train/skipped_steps"] = report.skipped_steps
+        return metrics
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Return the most memory that tensors held on the GPU so far; on a CPU, that the process held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB

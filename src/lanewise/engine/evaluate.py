@@ -1,17 +1,18 @@
 """Evaluates a model on exactly the samples that exist, with the same result on any number of processes."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
 from lanewise.config import Mode
-from lanewise.data import LaneReader, read_turns
-from lanewise.engine.lane import LaneLoss, to_device
-from lanewise.errors import ConfigError
+from lanewise.data import LaneBatch, LaneReader, map_leaves, read_turns
+from lanewise.engine.lane import LaneLoss, named_lane, to_device
+from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import BlockSchedule, evaluation_seed, lane_blocks
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.precision import Precision
@@ -93,27 +94,58 @@ class Evaluator:
             values |= {f"{eval_set.name}/{key}": value for key, value in self._merge(lanes).items()}
         return values
 
+    def predict(self, name: str) -> list[Any]:
+        """Compute the outputs on one set. Collective: every rank must call this.
+
+        Returns:
+            On rank 0 what `Task.forward` gives for each sample, on the CPU, in dataset order; elsewhere
+            nothing.
+
+        Raises:
+            TaskError: if there is no such set, or an output is not one for each sample.
+        """
+        sets = {eval_set.name: eval_set for eval_set in self._sets}
+        if name not in sets:
+            raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
+        own: list[Any] = []
+        with _eval_mode(self._model), torch.no_grad():
+            for batch in self._batches(sets[name]):
+                with named_lane(batch), self._precision.forward():
+                    outputs = self._task.forward(self._model, batch.data)
+                own += _split(outputs, len(batch.indices))
+        gathered = self._world.gather_object(own)
+        # Blocks of lanes are contiguous, and so are the lanes of a process.
+        return [] if gathered is None else [output for outputs in gathered for output in outputs]
+
     def _run_lanes(self, eval_set: EvalSet) -> dict[int, _LaneResult]:
         """Evaluate the blocks of this process's lanes."""
         results: dict[int, _LaneResult] = {}
-        turns = eval_set.schedule.turns(self._lanes)
-        indexed = ((turn, tuple(turn.positions)) for turn in turns)
-        for batch in read_turns(eval_set.reader, indexed, self._num_workers):
+        what = f"the loss of {type(self._task).__name__}"
+        for batch in self._batches(eval_set):
             turn = batch.turn
             if turn.lane not in results:
                 result = results[turn.lane] = _LaneResult()
                 metrics = {name: m.to(self._world.device) for name, m in self._task.build_metrics().items()}
-            set_random_state(evaluation_seed(self._seed, turn.step, turn.lane))
-            data = to_device(batch.data, self._world.device)
-            with self._precision.forward():
-                outputs = self._task.forward(self._model, data)
-                loss = LaneLoss.compute(self._task, outputs, data, len(batch.indices))
+            with named_lane(batch):
+                with self._precision.forward():
+                    outputs = self._task.forward(self._model, batch.data)
+                    returned = self._task.loss(outputs, batch.data)
+                loss = LaneLoss.check(returned, len(batch.indices), what)
+                self._task.update_metrics(metrics, outputs, batch.data)
             result.loss_sums.append(0.0 if loss.sum is None else loss.sum.item())
             result.weights.append(loss.weight)
-            self._task.update_metrics(metrics, outputs, data)
             if turn.is_last:
                 result.states = take_states(metrics)
         return results
+
+    def _batches(self, eval_set: EvalSet) -> Iterator[LaneBatch]:
+        """Read the blocks of this process's lanes, each micro-batch under a random state of its own."""
+        turns = ((turn, tuple(turn.positions)) for turn in eval_set.schedule.turns(self._lanes))
+        is_on_gpu = self._world.device.type == "cuda"
+        batches = read_turns(eval_set.reader, turns, self._num_workers, pin_memory=is_on_gpu)
+        for batch in to_device(batches, self._world.device):
+            set_random_state(evaluation_seed(self._seed, batch.turn.step, batch.turn.lane))
+            yield batch
 
     def _merge(self, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
         """Fold what all lanes found, in lane order."""
@@ -123,6 +155,24 @@ class Evaluator:
         is_finite = all(map(math.isfinite, loss_sums)) and weight > 0
         loss = math.fsum(loss_sums) / weight if is_finite else math.nan
         return {"loss": loss, **merge_metrics(self._task.build_metrics(), [lane.states for lane in in_order])}
+
+
+def _split(outputs: Any, num_samples: int) -> list[Any]:
+    """Cut the outputs of a micro-batch into one for each sample, whatever containers they are in."""
+
+    def take(sample: int) -> Callable[[Any], Any]:
+        def take_from(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (num_samples,):
+                got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+                raise TaskError(
+                    f"an output of the model is not one for each of the {num_samples} samples: got {got}. "
+                    "Return from forward what has the samples as its first dimension."
+                )
+            return leaf[sample].cpu()
+
+        return take_from
+
+    return [map_leaves(take(sample), outputs) for sample in range(num_samples)]
 
 
 class Evaluation:

@@ -1,14 +1,16 @@
-"""The loss of one lane's micro-batch, and its way to the device."""
+"""One lane's micro-batch: its way to the device, and its loss."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from lanewise.data import LaneBatch, map_leaves
 from lanewise.errors import TaskError
-from lanewise.task import Loss, Task
+from lanewise.task import Loss
 
 
 @dataclass(frozen=True)
@@ -22,31 +24,35 @@ class LaneLoss:
     """Whether the task returned a bare mean, which weighs as many units as there are samples."""
 
     @classmethod
-    def compute(cls, task: Task, outputs: Any, data: Any, num_samples: int) -> "LaneLoss":
-        """Run the task's loss on a lane's outputs.
+    def check(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
+        """Make sure that a loss can be trained on.
+
+        Args:
+            returned: what the user's code made of a lane's micro-batch.
+            num_samples: samples in the micro-batch.
+            what: how to call it in an error.
 
         Raises:
             TaskError: if it is not a scalar with a weight of 0 or more, and in training a gradient.
         """
-        returned: object = task.loss(outputs, data)
         is_sample_mean = isinstance(returned, torch.Tensor)
         loss: object = Loss.mean(returned, num_samples) if isinstance(returned, torch.Tensor) else returned
         if not isinstance(loss, Loss) or not _is_scalar(loss.sum):
             shape = getattr(getattr(loss, "sum", None), "shape", None)
             got = f"{returned!r:.60}" if shape is None else f"a tensor of shape {tuple(shape)}"
             raise TaskError(
-                f"{type(task).__name__}.loss must return a scalar tensor or a Loss: got {got}. "
-                "Return the mean over the micro-batch, or Loss(sum, weight) with the number of its units."
+                f"{what} must be a scalar tensor or a Loss: got {got}. "
+                "Give the mean over the micro-batch, or Loss(sum, weight) with the number of its units."
             )
         weight = float(loss.weight)
         if not 0 <= weight < math.inf:
             raise TaskError(
-                f"{type(task).__name__}.loss returned the weight {weight}: need a finite one, not negative. "
+                f"{what} has the weight {weight}: need a finite one, not negative. "
                 "It counts the units that were added up."
             )
         if weight and torch.is_grad_enabled() and not loss.sum.requires_grad:
             raise TaskError(
-                f"{type(task).__name__}.loss returned a loss without a gradient: nothing would be trained. "
+                f"{what} has no gradient: nothing would be trained. "
                 "Compute it from the model's outputs, without detach(), item() or torch.no_grad()."
             )
         return cls(loss.sum.reshape(()) if weight else None, weight, is_sample_mean)
@@ -56,14 +62,36 @@ def _is_scalar(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
-def to_device(data: Any, device: torch.device) -> Any:
-    """Move the tensors in nested containers; anything with a `.to(device)` moves itself."""
-    if isinstance(data, torch.Tensor) or callable(getattr(data, "to", None)):
-        return data.to(device)
-    if isinstance(data, Mapping):
-        return type(data)((key, to_device(value, device)) for key, value in data.items())  # type: ignore[call-arg]
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(to_device(value, device) for value in data))
-    if isinstance(data, list | tuple):
-        return type(data)(to_device(value, device) for value in data)
-    return data
+@contextmanager
+def named_lane(batch: LaneBatch) -> Iterator[None]:
+    """Add to an error of the user's code where it arose."""
+    try:
+        yield
+    except Exception as error:
+        turn = batch.turn
+        error.add_note(f"in step {turn.step}, lane {turn.lane}, samples {list(batch.indices)}")
+        raise
+
+
+def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:
+    """Yield batches whose tensors are on the device.
+
+    A GPU copies them on a side stream, from pinned memory, while it computes what was enqueued before.
+    """
+    if device.type != "cuda":
+        yield from batches
+        return
+    copying = torch.cuda.Stream(device)
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf.to(device)
+        with torch.cuda.stream(copying):
+            moved = leaf.to(device, non_blocking=True)
+        moved.record_stream(torch.cuda.current_stream(device))
+        return moved
+
+    for batch in batches:
+        data = map_leaves(move, batch.data)
+        torch.cuda.current_stream(device).wait_stream(copying)
+        yield replace(batch, data=data)

@@ -1,23 +1,22 @@
 """One optimizer step over all lanes."""
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from lanewise.data import LaneBatch
-from lanewise.engine.lane import LaneLoss, to_device
-from lanewise.lanes import lane_seed
+from lanewise.engine.clock import StepClock
+from lanewise.engine.lane import named_lane
+from lanewise.engine.passes import LanePasses
 from lanewise.precision import Precision
-from lanewise.random_state import set_random_state
-from lanewise.reduce import LaneBuffers, LaneTotals, Reducer, StepTotals, start_totals
+from lanewise.reduce import StepTotals
 from lanewise.task import Task
-from lanewise.world.world import World
+from lanewise.world.streams import start_copy_to_host
 
 
 @dataclass(frozen=True)
@@ -31,20 +30,30 @@ class Training:
     scheduler: LRScheduler | None
     """Stepped once in each optimizer step."""
     precision: Precision
+    average: AveragedModel | None = None
+    """The exponential moving average of the weights, which is what gets evaluated; None: the model itself."""
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The module to evaluate, and to keep if it is the best."""
+        return self.model if self.average is None else self.average.module
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a step did; the same on every rank but for the time."""
+    """What a step did; the same on every rank but for the times. Reading a number may wait for the device."""
 
     epoch: int
     step: int
     totals: StepTotals
     learning_rate: float
     """Of the first parameter group, as this step used it."""
-    grad_norm: float | None
-    """Norm of the gradient before clipping; None without clipping."""
-    duration_seconds: float
+    grad_norm: Callable[[], torch.Tensor]
+    """Norm of the gradient before clipping."""
+    skipped_steps: int
+    """Steps so far that updated nothing since an fp16 gradient overflowed."""
+    phase_seconds: Callable[[], dict[str, float]]
+    """What the time went to."""
 
 
 class TrainStep:
@@ -52,93 +61,61 @@ class TrainStep:
 
     Args:
         training: the task, the module, the optimizer and the scheduler.
-        reducer: sums the gradients of all lanes.
-        world: the processes.
-        num_lanes: lanes of the run.
-        seed: seed of the run.
+        passes: makes the gradient.
+        clock: the one that `passes` has.
         max_grad_norm: clip the gradient to this norm.
     """
 
     def __init__(
         self,
         training: Training,
-        reducer: Reducer,
-        world: World,
+        passes: LanePasses,
+        clock: StepClock,
         *,
-        num_lanes: int,
-        seed: int,
         max_grad_norm: float | None = None,
     ) -> None:
         self._training = training
-        self._reducer = reducer
-        self._buffers = LaneBuffers(training.model, world, num_lanes)
-        self._world = world
-        self._num_lanes = num_lanes
-        self._seed = seed
+        self._passes = passes
+        self._clock = clock
         self._max_grad_norm = max_grad_norm
-        self.is_sample_mean = False
-        """Whether the last loss was a bare mean over samples, without a weight of its own."""
+        self._what = f"the loss of {type(training.task).__name__}"
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
         """Take the next step's batches and update the model, alike on any number of processes.
 
-        Where the loss of some lane is not finite, or the global weight is 0, nothing is updated.
+        Where the global weight is 0, or an fp16 gradient overflowed, nothing is updated.
 
         Collective: every rank must call this, with the batches of its own lanes.
 
         Raises:
             TaskError: if the task breaks its contract.
+            NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        start = time.perf_counter()
+        task, model, passes = self._training.task, self._training.model, self._passes
         optimizer, scheduler = self._training.optimizer, self._training.scheduler
-        own: list[LaneTotals] = []
-        for batch in batches:  # the lanes that this process carries
-            turn = batch.turn
-            set_random_state(lane_seed(self._seed, turn.step, turn.lane))
-            with self._buffers.lane(turn):
-                loss_sum = self._reducer.forward(turn, partial(self._compute_loss, batch, own))
-            if turn.is_last:  # all own weights are known: the exchange overlaps the last backward
-                wait_for_totals = start_totals(self._world, self._num_lanes, turn.num_present_lanes, own)
-            self._reducer.backward(turn, loss_sum)
-            if turn.is_last:
-                break
-        totals = wait_for_totals()
-        self._reducer.finish(totals.weight)
-        grad_norm = self._clip()
+        for batch in passes.run(batches):  # the lanes that this process carries
+            with named_lane(batch):
+                with self._training.precision.forward():
+                    loss = task.loss(task.forward(model, batch.data), batch.data)
+                passes.backward(loss, self._what)
+        grad_norm = start_copy_to_host(passes.grad_norm)
         learning_rate = float(optimizer.param_groups[0]["lr"])
-        if totals.allow_update:
-            self._buffers.finish()
-            optimizer.step()
-        else:
-            self._buffers.discard()
-        if scheduler is not None and not totals.non_finite_lanes:
+        if self._max_grad_norm is not None:
+            nn.utils.clip_grads_with_norm_(model.parameters(), self._max_grad_norm, passes.grad_norm)
+        optimizer.step()  # does nothing where there is no gradient
+        if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad()
+        if self._training.average is not None and passes.allow_update:
+            self._training.average.update_parameters(model)
+        self._clock.lap("optimizer")
+        loss_scale = self._training.precision.loss_scale
         return StepReport(
-            turn.epoch, turn.step, totals, learning_rate, grad_norm, time.perf_counter() - start
+            epoch=passes.turn.epoch,
+            step=passes.turn.step,
+            totals=passes.totals,
+            learning_rate=learning_rate,
+            grad_norm=grad_norm,
+            skipped_steps=0 if loss_scale is None else loss_scale.skipped_steps,
+            phase_seconds=self._clock.take(),
         )
-
-    def _compute_loss(self, batch: LaneBatch, own: list[LaneTotals]) -> torch.Tensor | None:
-        """Return the sum of a lane's loss, None where it contributes nothing, and note its scalars."""
-        if not batch.indices:
-            return None
-        try:
-            task, data = self._training.task, to_device(batch.data, self._world.device)
-            with self._training.precision.forward():
-                outputs = task.forward(self._training.model, data)
-                loss = LaneLoss.compute(task, outputs, data, len(batch.indices))
-        except Exception as error:
-            turn = batch.turn
-            error.add_note(f"in step {turn.step}, lane {turn.lane}, samples {list(batch.indices)}")
-            raise
-        self.is_sample_mean = loss.is_sample_mean
-        own.append(LaneTotals(batch.turn.lane, 0.0 if loss.sum is None else loss.sum.item(), loss.weight))
-        return loss.sum
-
-    def _clip(self) -> float | None:
-        if self._max_grad_norm is None:
-            return None
-        parameters = (
-            parameter for group in self._training.optimizer.param_groups for parameter in group["params"]
-        )
-        return float(nn.utils.clip_grad_norm_(parameters, self._max_grad_norm))

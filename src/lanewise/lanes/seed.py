@@ -12,9 +12,12 @@ def model_seed(seed: int) -> int:
     return _digest(b"model", seed)
 
 
-def lane_seed(seed: int, step: int, lane: int) -> int:
-    """Return the seed of a lane's forward and backward in a step: dropout and the like."""
-    return _digest(b"lane", seed, step, lane)
+def lane_seed(seed: int, step: int, lane: int, repeat: int = 0) -> int:
+    """Return the seed of a lane's forward and backward in a step: dropout and the like.
+
+    Where a step goes through its lanes several times, for one model after the other, `repeat` counts them.
+    """
+    return _digest(b"lane", seed, step, lane, *([repeat] if repeat else []))
 
 
 def evaluation_seed(seed: int, step: int, lane: int) -> int:

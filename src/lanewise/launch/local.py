@@ -4,20 +4,22 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from lanewise.launch.failure import first_failure
 from lanewise.lifeline import PARENT_PID_VARIABLE
 
 
-def launch_local(arguments: Sequence[str], num_processes: int) -> None:
-    """Run `python -m lanewise ARGUMENTS` in several processes that form one world, and wait for all of them.
+def launch_local(arguments: Sequence[str], num_processes: int, variables: Mapping[str, str]) -> None:
+    """Run `python ARGUMENTS` in several processes that form one world, and wait for all of them.
 
     The workers end when this process ends, whatever ends it.
 
     Args:
         arguments: command line of each worker.
         num_processes: workers to start.
+        variables: added to the environment of the workers.
 
     Raises:
         LaunchError: what the first failing worker said.
@@ -29,7 +31,6 @@ def launch_local(arguments: Sequence[str], num_processes: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    os.environ[PARENT_PID_VARIABLE] = str(os.getpid())
     # What the agent logs of a failure is said better, and once, by the error raised here.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
@@ -44,10 +45,23 @@ def launch_local(arguments: Sequence[str], num_processes: int) -> None:
         logs_specs=DefaultLogsSpecs(),
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "lanewise", *arguments)
+        with _environment({**variables, PARENT_PID_VARIABLE: str(os.getpid())}):
+            elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
         raise first_failure(error.failures.items()) from None
     except SignalException as error:
         if error.sigval == signal.SIGINT:
             raise KeyboardInterrupt from None
         raise SystemExit(128 + error.sigval) from None
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, which the agent's workers inherit, and put the old ones back."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

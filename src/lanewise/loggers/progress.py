@@ -2,26 +2,27 @@
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from lanewise.callback import Callback
+
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class ProgressLogger:
-    """Follows the steps of a run.
+class ProgressLogger(Callback):
+    """Follows the steps of a run."""
 
-    Args:
-        first_step: the step at which this process begins.
-        last_step: the step before which the run ends.
-    """
-
-    def __init__(self, first_step: int, last_step: int) -> None:
-        self._last_step = last_step
+    def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._next_line = 0.0
         self._bar: Progress | None = None
+
+    def on_start(self, run_dir: Path, first_step: int, last_step: int) -> None:
+        """See `Callback`."""
+        self._last_step = last_step
         if self._console.is_terminal:
             self._bar = Progress(
                 TextColumn("epoch {task.fields[epoch]}"),
@@ -34,8 +35,8 @@ class ProgressLogger:
             self._row = self._bar.add_task("", total=last_step, completed=first_step, epoch=0, text="")
             self._bar.start()
 
-    def log(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Logger`."""
+    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Callback`."""
         text = f"loss {metrics['train/loss']:.4f}  {metrics['perf/samples_per_second']:,.0f} samples/s"
         if self._bar is not None:
             self._bar.update(self._row, completed=step + 1, epoch=epoch + 1, text=text)
@@ -45,12 +46,12 @@ class ProgressLogger:
             )
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
 
-    def log_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `Logger`. A line that stays above the bar."""
+    def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `Callback`. A line that stays above the bar."""
         text = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         self._console.print(f"epoch {epoch + 1}  after step {step + 1}  {text}", highlight=False)
 
-    def close(self) -> None:
-        """See `Logger`."""
+    def on_end(self, error: BaseException | None) -> None:
+        """See `Callback`."""
         if self._bar is not None:
             self._bar.stop()

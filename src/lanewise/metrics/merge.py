@@ -55,18 +55,16 @@ def take_states(metrics: Mapping[str, "Metric"]) -> MetricStates:
     }
 
 
-def merge_metrics(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]) -> dict[str, float]:
-    """Compute the metrics over all lanes.
+def load_merged(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]) -> None:
+    """Put the merged states of all lanes into metrics, ready to compute.
 
     Args:
-        metrics: metrics as the task builds them; they receive the merged states.
+        metrics: receive the states, on the device where they are.
         lanes: what each lane counted, in lane order; lanes without samples are left out.
-
-    Returns:
-        Each metric's value. One with several values gives several: `name/key`, or `name/index`.
     """
-    values: dict[str, float] = {}
     for name, metric in metrics.items():
+        device = metric.device
+        metric.reset()
         for state, reduction in metric._reductions.items():
             parts = [states[name][1][state] for states in lanes]
             if isinstance(parts[0], list):
@@ -78,8 +76,25 @@ def merge_metrics(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]
             setattr(metric, state, merged)
         metric._update_count = sum(states[name][0] for states in lanes)
         metric._to_sync = False  # every process has all states already
-        values |= _flatten(name, metric.compute())
-    return values
+        metric.to(device)
+
+
+def merge_metrics(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]) -> dict[str, float]:
+    """Compute the metrics over all lanes.
+
+    Args:
+        metrics: metrics as the task builds them; they receive the merged states.
+        lanes: what each lane counted, in lane order; lanes without samples are left out.
+
+    Returns:
+        Each metric's value. One with several values gives several: `name/key`, or `name/index`.
+    """
+    load_merged(metrics, lanes)
+    return {
+        key: value
+        for name, metric in metrics.items()
+        for key, value in _flatten(name, metric.compute()).items()
+    }
 
 
 def _to_cpu(state: torch.Tensor | list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:

@@ -1,5 +1,6 @@
 """In which number formats a model computes."""
 
+from lanewise.precision.loss_scale import LossScale
 from lanewise.precision.precision import Precision
 
-__all__ = ["Precision"]
+__all__ = ["LossScale", "Precision"]

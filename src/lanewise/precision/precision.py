@@ -4,24 +4,30 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from lanewise.precision.loss_scale import LossScale
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 class Precision:
     """Runs forward and loss in a number format.
 
     Args:
         name: `float32`; `tf32`, in which GPUs round the inputs of matrix products to 10 bits of mantissa; or
-            `bf16`, torch's autocast to bfloat16.
+            `bf16` and `fp16`, torch's autocast to 16 bits.
         device_type: `cpu` or `cuda`.
     """
 
     def __init__(self, name: str, device_type: str) -> None:
-        self._name = name
+        self._autocast = _AUTOCAST.get(name)
         self._device_type = device_type
+        self.loss_scale = LossScale() if name == "fp16" else None
+        """Keeps gradients in range; None where the format has the range of float32."""
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = name == "tf32"
 
     def forward(self) -> AbstractContextManager[object]:
         """Enter the format, for one lane's forward and loss: weights are cast once in it."""
-        if self._name == "bf16":
-            return torch.autocast(self._device_type, torch.bfloat16)
+        if self._autocast is not None:
+            return torch.autocast(self._device_type, self._autocast)
         return nullcontext()

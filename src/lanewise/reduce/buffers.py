@@ -6,9 +6,7 @@ buffers must agree. Buffers that no lane changes are left alone. So the statisti
 lanes, not of the processes, in both grades.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -16,29 +14,33 @@ from torch import nn
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, TreeSum, lane_blocks, subtrees
 from lanewise.reduce.pending import add_into_right
+from lanewise.world.streams import start_copy_to_host
 from lanewise.world.world import World
 
 _LaneValues = list[tuple[LaneTurn, dict[str, torch.Tensor]]]
 """What each lane of this process made of the buffers, by name; of the others it made nothing."""
 
 
-@dataclass
 class _Buffer:
     """One buffer of one module, by name; it survives that the module replaces the tensor."""
 
-    name: str
-    module: nn.Module
-    key: str
-    tensor: torch.Tensor
-    start: torch.Tensor
-    """Its value at the start of the step."""
-    version: int = 0
+    def __init__(self, name: str, module: nn.Module, key: str, tensor: torch.Tensor) -> None:
+        self.name = name
+        self._module = module
+        self._key = key
+        self._tensor = tensor
+        self.note_start()
+
+    def note_start(self) -> None:
+        """Take the present value for the one at the start of the step."""
+        self.start = self.value()
+        self.reset()
 
     def reset(self) -> None:
         """Put the value at the start of the step back."""
-        self.module._buffers[self.key] = self.tensor
-        self.tensor.copy_(self.start)
-        self.version = self.tensor._version
+        self._module._buffers[self._key] = self._tensor
+        self._tensor.copy_(self.start)
+        self._version = self._tensor._version
 
     def has_changed(self) -> bool:
         """Compare with the start of the step; waits for the device."""
@@ -49,12 +51,12 @@ class _Buffer:
 
         A kernel that updates it aside, as BatchNorm's does with its statistics, is not seen.
         """
-        value = self.module._buffers[self.key]
-        return value is not self.tensor or value._version != self.version
+        value = self._module._buffers[self._key]
+        return value is not self._tensor or value._version != self._version
 
     def value(self) -> torch.Tensor:
         """Return a copy of what the module holds now: the next lane's forward overwrites it."""
-        value = self.module._buffers[self.key]
+        value = self._module._buffers[self._key]
         assert value is not None
         return value.detach().clone()
 
@@ -62,72 +64,93 @@ class _Buffer:
 class LaneBuffers:
     """Gives every lane the same starting buffers and merges what the lanes made of them.
 
-    Which buffers change is found out in the first step, over all ranks; they travel in each step, in one
-    all-gather.
+    For each lane of a step `begin` and, after its forward, `end`; then `merge` or `discard`. Which buffers
+    change is found out in the first step, over all ranks; they travel in each step, in one all-gather.
 
     Args:
-        model: the user's module.
+        modules: whatever runs in a lane's forward; read when the first lane begins.
         world: the processes.
         num_lanes: lanes of the run.
     """
 
-    def __init__(self, model: nn.Module, world: World, num_lanes: int) -> None:
+    def __init__(self, modules: Sequence[nn.Module], world: World, num_lanes: int) -> None:
+        self._modules = modules
         self._world = world
         self._num_lanes = num_lanes
         self._blocks = lane_blocks(num_lanes, world.world_size)
-        self._buffers = [
-            _Buffer(f"{prefix}.{key}".lstrip("."), module, key, tensor, tensor.clone(), tensor._version)
-            for prefix, module in model.named_modules()
-            for key, tensor in module._buffers.items()
-            if tensor is not None
-        ]
-        self._tracked: list[_Buffer] | None = None
+        self._is_first_step = True
+        self._changing: list[_Buffer] = []
         self._constant: list[_Buffer] = []
         self._lanes: _LaneValues = []
+        self._check: Callable[[], None] = lambda: None
 
-    @contextmanager
-    def lane(self, turn: LaneTurn) -> Iterator[None]:
-        """Run a lane's forward from the starting values, and note what it makes of them."""
-        is_first = self._tracked is None
-        buffers = self._buffers if self._tracked is None else self._tracked
-        for buffer in buffers:
-            buffer.reset()
-        yield
-        values = {buffer.name: buffer.value() for buffer in buffers if not is_first or buffer.has_changed()}
+    def begin(self) -> None:
+        """Give a lane the starting values."""
+        if self._lanes:
+            for buffer in self._changing:
+                buffer.reset()
+            return
+        self.check()
+        if self._is_first_step:
+            self._changing = list(_find(self._modules))
+        for buffer in self._changing:
+            buffer.note_start()
+        for buffer in self._constant:
+            if buffer.was_written():  # between the steps, by the user
+                buffer.note_start()
+
+    def end(self, turn: LaneTurn) -> None:
+        """Note what a lane made of the buffers."""
+        values = {
+            buffer.name: buffer.value()
+            for buffer in self._changing
+            if not self._is_first_step or buffer.has_changed()
+        }
         self._lanes.append((turn, values))
 
     def discard(self) -> None:
         """Forget what the lanes of the step made of the buffers."""
         self._lanes = []
-        for buffer in self._buffers:
+        for buffer in (*self._changing, *self._constant):
             buffer.reset()
 
-    def finish(self) -> None:
+    def merge(self) -> None:
         """Merge the buffers over all lanes of the step. Collective: every rank must call this.
 
         Raises:
-            TaskError: if an integer buffer differs between lanes, or a buffer changes that didn't in the
-            first step.
+            TaskError: if a buffer changes that didn't in the first step.
         """
         lanes, self._lanes = self._lanes, []
-        if self._tracked is None:
+        if self._is_first_step:
+            self._is_first_step = False
             changed = {name for _, values in lanes for name in values}
             everywhere = set().union(*self._world.all_gather_object(changed))
-            self._tracked = [buffer for buffer in self._buffers if buffer.name in everywhere]
-            self._constant = [buffer for buffer in self._buffers if buffer.name not in everywhere]
+            self._constant = [buffer for buffer in self._changing if buffer.name not in everywhere]
+            self._changing = [buffer for buffer in self._changing if buffer.name in everywhere]
         for buffer in self._constant:
             if buffer.was_written() and buffer.has_changed():
                 raise TaskError(
                     f"buffer {buffer.name} changed in step {lanes[0][0].step}, but not in the first step. "
                     "Update it in every step, or keep it out of the module's buffers."
                 )
-        if not self._tracked:
+        if not self._changing:
             return
-        for buffer, mean in zip(self._tracked, self._mean(lanes, self._tracked), strict=True):
+        integers: list[tuple[str, torch.Tensor]] = []
+        for buffer, mean in zip(self._changing, self._mean(lanes, self._changing), strict=True):
             if not buffer.start.is_floating_point():
-                _require_agreement(buffer, mean, lanes)
+                integers.append((buffer.name, mean))
             buffer.start = mean.to(buffer.start.dtype)
             buffer.reset()
+        self._check = _start_comparison(integers, lanes)
+
+    def check(self) -> None:
+        """Look at what `merge` found; apart from it, so that a GPU need not be waited for at once.
+
+        Raises:
+            TaskError: if an integer buffer differed between lanes.
+        """
+        check, self._check = self._check, lambda: None
+        check()
 
     def _mean(self, lanes: _LaneValues, buffers: list[_Buffer]) -> list[torch.Tensor]:
         """Return each buffer's mean over the lanes of all ranks, in float64, weighted by samples."""
@@ -159,16 +182,41 @@ class LaneBuffers:
         ]
 
 
-def _require_agreement(buffer: _Buffer, mean: torch.Tensor, lanes: _LaneValues) -> None:
-    """Raise where a lane of this process made something else of an integer buffer than the mean.
+def _start_comparison(integers: list[tuple[str, torch.Tensor]], lanes: _LaneValues) -> Callable[[], None]:
+    """Compare what the lanes of this process made of integer buffers with the means over all lanes.
 
-    If no process raises, all lanes agree: each equals the same mean.
+    If no process finds a difference, all lanes agree: each equals the same mean.
+
+    Returns:
+        A function that waits for the comparison and raises TaskError where they differ.
     """
-    for turn, values in lanes:
-        value = values.get(buffer.name, buffer.start)
-        if turn.positions and not torch.equal(value.double(), mean):
-            raise TaskError(
-                f"integer buffer {buffer.name} differs between the lanes of step {turn.step}: "
-                f"lane {turn.lane} made {value.tolist()} of it, the mean over all lanes is {mean.tolist()}. "
-                "Make it a float buffer, or equal in all lanes."
-            )
+    claims = [
+        (name, turn, values[name], mean)
+        for name, mean in integers
+        for turn, values in lanes
+        if turn.positions and name in values
+    ]
+    if not claims:
+        return lambda: None
+    wait = start_copy_to_host(torch.stack([(value != mean).any() for _, _, value, mean in claims]))
+
+    def check() -> None:
+        for differs, (name, turn, value, mean) in zip(wait().tolist(), claims, strict=True):
+            if differs:
+                raise TaskError(
+                    f"integer buffer {name} differs between the lanes of step {turn.step}: "
+                    f"lane {turn.lane} made {value.tolist()} of it, the mean over all lanes is "
+                    f"{mean.tolist()}. Make it a float buffer, or equal in all lanes."
+                )
+
+    return check
+
+
+def _find(modules: Sequence[nn.Module]) -> Iterator[_Buffer]:
+    """Find every buffer of the modules; of several, with the module's number in its name."""
+    for number, root in enumerate(modules):
+        for prefix, module in root.named_modules():
+            for key, tensor in module._buffers.items():
+                if tensor is not None:
+                    name = ".".join(part for part in (prefix, key) if part)
+                    yield _Buffer(f"{number}:{name}" if len(modules) > 1 else name, module, key, tensor)

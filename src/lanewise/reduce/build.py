@@ -1,6 +1,7 @@
 """Chooses the reducer, after making sure that all ranks start from the same model."""
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -12,7 +13,14 @@ from lanewise.reduce.single import SingleReducer
 from lanewise.world.world import World
 
 
-def build_reducer(model: nn.Module, num_lanes: int, world: World, *, exact: bool) -> Reducer:
+def build_reducer(
+    model: nn.Module,
+    num_lanes: int,
+    world: World,
+    *,
+    exact: bool,
+    on_bucket: Callable[[], None] = lambda: None,
+) -> Reducer:
     """Build what sums the lanes' gradients.
 
     Collective: every rank must call this.
@@ -22,6 +30,7 @@ def build_reducer(model: nn.Module, num_lanes: int, world: World, *, exact: bool
         num_lanes: lanes of the run.
         world: the processes.
         exact: whether sums are added in the tree.
+        on_bucket: called inside a backward when gradients are complete and begin to travel.
 
     Raises:
         TaskError: if no parameter is trainable.
@@ -33,7 +42,7 @@ def build_reducer(model: nn.Module, num_lanes: int, world: World, *, exact: bool
     if world.world_size == 1:
         return SingleReducer(parameters, num_lanes, exact=exact)
     _compare_replicas(model, world)
-    return DDPReducer(model, parameters, num_lanes, world, exact=exact)
+    return DDPReducer(model, parameters, num_lanes, world, exact=exact, on_bucket=on_bucket)
 
 
 def _compare_replicas(model: nn.Module, world: World) -> None:

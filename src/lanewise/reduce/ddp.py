@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lanewise.lanes import LaneTurn, Node, TreeSum
 from lanewise.reduce.pending import PendingGradients, add_into_right
-from lanewise.reduce.reducer import connect, divide_gradients
+from lanewise.reduce.reducer import divide_gradients, reach_all
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.world.world import World
 
@@ -31,9 +31,9 @@ class DDPReducer:
         parameters: its trainable parameters.
         num_lanes: lanes of the run.
         world: the processes; more than one.
-        exact: add in the tree, through `TreeAllReduce`. Otherwise autograd adds the lanes of a process and
-        the
-            backend's all-reduce adds the processes.
+        exact: add in the tree, through `TreeAllReduce`; otherwise autograd adds the lanes of a process and
+            the backend's all-reduce adds the processes.
+        on_bucket: called inside the last lane's backward, when the gradients of a bucket are complete.
     """
 
     def __init__(
@@ -44,9 +44,11 @@ class DDPReducer:
         world: World,
         *,
         exact: bool,
+        on_bucket: Callable[[], None],
     ) -> None:
-        self._parameters = parameters
+        self.parameters = parameters
         self._num_lanes = num_lanes
+        self._on_bucket = on_bucket
         self._turn: LaneTurn | None = None
         self._earlier: list[tuple[Node, dict[torch.Tensor, torch.Tensor]]] = []
         self._ddp = DistributedDataParallel(
@@ -62,28 +64,28 @@ class DDPReducer:
             self._tree = TreeAllReduce(world, num_lanes)
             self._ddp.register_comm_hook(None, self._sum_in_tree)
         else:
-            self._ddp.register_comm_hook(None, _sum_processes)
+            self._ddp.register_comm_hook(None, self._sum_processes)
 
-    def forward(self, turn: LaneTurn, compute_loss: Callable[[], torch.Tensor | None]) -> torch.Tensor:
-        """See `Reducer`."""
+    def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
+        """See `Reducer`. DDP need not see the forward; its rebuilding of buckets is a collective."""
         with nullcontext() if turn.is_last else self._ddp.no_sync():
-            loss_sum: torch.Tensor = self._ddp(lambda: connect(compute_loss(), self._parameters))
-        return loss_sum
+            connected: torch.Tensor = self._ddp(lambda: reach_all(loss_sum, self.parameters))
+        return connected
 
-    def backward(self, turn: LaneTurn, loss_sum: torch.Tensor) -> None:
+    def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
         """See `Reducer`."""
         if self._pending is None:
-            loss_sum.backward()
+            connected.backward()
         elif not turn.is_last:
-            loss_sum.backward()
+            connected.backward()
             self._pending.push(turn)
         else:
             self._turn, self._earlier = turn, self._pending.take()
-            loss_sum.backward()
+            connected.backward()
 
     def finish(self, weight: float) -> None:
         """See `Reducer`."""
-        divide_gradients(self._parameters, weight)
+        divide_gradients(self.parameters, weight)
 
     def close(self) -> None:
         """See `Reducer`."""
@@ -95,6 +97,7 @@ class DDPReducer:
 
         Runs inside backward, for each bucket as soon as its gradients exist.
         """
+        self._on_bucket()
         assert self._turn is not None
         assert self._tree is not None
         turn, flat, parameters = self._turn, bucket.buffer(), bucket.parameters()
@@ -111,6 +114,13 @@ class DDPReducer:
         subtree_sums = [_flatten(sums, bucket) for _, sums in others] + [flat]
         return self._tree.start(subtree_sums, turn.num_present_lanes, flat)
 
+    def _sum_processes(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Add up a bucket over the processes, where DDP's own hook would make a mean."""
+        self._on_bucket()
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+        return summed
+
 
 class _Caller(nn.Module):
     """Holds the user's module, for DDP to find its parameters; calling it calls the given function."""
@@ -121,13 +131,6 @@ class _Caller(nn.Module):
 
     def forward(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
         return function()
-
-
-def _sum_processes(_state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The hook of `close`: a sum, where DDP's own would be a mean over processes."""
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
-    return summed
 
 
 def _flatten(gradients: list[torch.Tensor], bucket: GradBucket) -> torch.Tensor:

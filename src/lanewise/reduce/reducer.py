@@ -1,6 +1,6 @@
 """What the engine asks of every reducer, and the autograd node that lets every parameter take part."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,28 +12,28 @@ from lanewise.lanes import LaneTurn
 class Reducer(Protocol):
     """Sums the gradients of a step's lanes over all processes.
 
-    Within a step the engine calls `forward` and `backward` for each lane of the process, in lane order, then
+    Within a step the engine calls `connect` and `backward` for each lane of the process, in lane order, then
     `finish`. Communication happens in the backward of the last lane (`turn.is_last`), overlapping it, and in
     `finish`:
 
-        forward(lane 0)  backward(lane 0)  forward(lane 1)  backward(lane 1)         finish
+        connect(lane 0)  backward(lane 0)  connect(lane 1)  backward(lane 1)         finish
                                                             |- buckets travel ...... |
     """
 
-    def forward(self, turn: LaneTurn, compute_loss: Callable[[], torch.Tensor | None]) -> torch.Tensor:
-        """Run a lane's forward.
+    parameters: Sequence[nn.Parameter]
+    """What is trained."""
+
+    def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
+        """Return the scalar for `backward`. Collective in the first lane of a process in a step.
 
         Args:
-            turn: the lane's turn; a turn without samples takes part with nothing.
-            compute_loss: returns the sum of the lane's loss, or None where the lane contributes nothing.
-
-        Returns:
-            The scalar to give to `backward`.
+            turn: the lane's turn; one without samples takes part with nothing.
+            loss_sum: scalar, the sum of the lane's loss; None where the lane contributes nothing.
         """
         ...
 
-    def backward(self, turn: LaneTurn, loss_sum: torch.Tensor) -> None:
-        """Add the lane's gradients. Collective for the last lane of a step."""
+    def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
+        """Add the gradients of a lane. Collective for the last lane of a step."""
         ...
 
     def finish(self, weight: float) -> None:
@@ -45,7 +45,7 @@ class Reducer(Protocol):
         ...
 
 
-def connect(loss_sum: torch.Tensor | None, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+def reach_all(loss_sum: torch.Tensor | None, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     """Make every parameter an input of the loss, so that backward reaches each of them.
 
     A parameter that the lane did not use gets an undefined gradient through this node, at no cost, and its

@@ -11,12 +11,20 @@ from lanewise.world.world import World
 
 
 @dataclass(frozen=True)
+class OwnTotals:
+    """What a lane of this process tells the others in a step."""
+
+    loss_sum: torch.Tensor
+    """Sum of the lane's loss, a scalar on its device; 0 where its weight is 0."""
+    weight: float
+
+
+@dataclass(frozen=True)
 class LaneTotals:
-    """What one lane tells the others in a step."""
+    """What one lane told all processes in a step."""
 
     lane: int
     loss_sum: float
-    """Sum of the lane's loss; 0 where its weight is 0."""
     weight: float
 
 
@@ -52,7 +60,7 @@ class StepTotals:
 
 
 def start_totals(
-    world: World, num_lanes: int, num_present_lanes: int, own: Sequence[LaneTotals]
+    world: World, num_lanes: int, num_present_lanes: int, own: Sequence[OwnTotals]
 ) -> Callable[[], StepTotals]:
     """Begin to exchange the scalars of a step.
 
@@ -68,10 +76,12 @@ def start_totals(
         A function that waits and returns the totals.
     """
     blocks = lane_blocks(num_lanes, world.world_size)
-    rows = [(row.loss_sum, row.weight) for row in own]
-    padding = [(0.0, 0.0)] * (len(blocks[0]) - len(rows))
-    device = world.scalar_device
-    wait = world.start_all_gather(torch.tensor(rows + padding, dtype=torch.float64, device=device))
+    rows = torch.zeros(len(blocks[0]), 2, dtype=torch.float64, device=world.device)
+    if own:
+        rows[: len(own), 0] = torch.stack([row.loss_sum for row in own])
+        weights = torch.tensor([row.weight for row in own], dtype=torch.float64)
+        rows[: len(own), 1] = weights.to(world.device, non_blocking=True)
+    wait = world.start_all_gather_to_host(rows)
 
     def finish() -> StepTotals:
         gathered = wait().tolist()

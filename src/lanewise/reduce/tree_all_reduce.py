@@ -108,7 +108,12 @@ class TreeAllReduce:
             with torch.cuda.stream(self._stream):
                 if self._stream is not None and ready is not None:
                     self._stream.wait_event(ready)
-                future.set_result(self._reduce(subtree_sums, num_present_lanes, bucket))
+                if self._thread is not None:  # gloo's all_to_all and all_gather are of the CPU
+                    subtree_sums = [subtree_sum.cpu() for subtree_sum in subtree_sums]
+                summed = self._reduce(
+                    subtree_sums, num_present_lanes, bucket if self._thread is None else bucket.cpu()
+                )
+                future.set_result(summed.to(self._device))
         except Exception as error:  # noqa: BLE001 - raised where DDP waits for the future
             future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
 

@@ -48,7 +48,7 @@ class ParameterWatch:
 
     def _note_use(self, name: str) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
-            if parameter.grad is None:  # reached through `connect` alone
+            if parameter.grad is None:  # reached through `reach_all` alone
                 return
             if parameter.grad.layout != torch.strided:
                 raise TaskError(

@@ -1,11 +1,25 @@
-"""Reads from torchrun's environment variables who this process is; no torch."""
+"""Reads from torchrun's or Slurm's variables who this process is and where it meets the others; no torch."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lanewise.errors import WorldError
 
-_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SLURM = (
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+)
+
+# Below Linux's ephemeral ports, which begin at 32768: no outgoing connection may hold the port by chance.
+_FIRST_PORT, _NUM_PORTS = 10_000, 20_000
 
 
 @dataclass(frozen=True)
@@ -24,10 +38,16 @@ class Environment:
     local_rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
+    master_address: str = ""
+    """The host where the processes meet, that of rank 0; empty for a process alone."""
+    master_port: int = 0
 
     @classmethod
     def from_env(cls, variables: Mapping[str, str]) -> "Environment | None":
-        """Read what torchrun (or anyone who speaks its language) has set.
+        """Read what torchrun (or anyone who speaks its language) has set, else what srun has.
+
+        Slurm counts only inside a step of several tasks: its batch script has a SLURM_PROCID as well, and
+        would wait for ever for the others.
 
         Args:
             variables: usually `os.environ`.
@@ -38,23 +58,109 @@ class Environment:
         Raises:
             WorldError: if only some of the variables are set, or they contradict each other.
         """
-        if not {"RANK", "WORLD_SIZE"} & variables.keys():
-            return None
-        missing = [name for name in _VARIABLES if name not in variables]
+        if {"RANK", "WORLD_SIZE"} & variables.keys():
+            return cls._from_torchrun(variables)
+        if "SLURM_STEP_NUM_TASKS" in variables and _integer(variables, "SLURM_STEP_NUM_TASKS") > 1:
+            return cls._from_slurm(variables)
+        return None
+
+    @classmethod
+    def _from_torchrun(cls, variables: Mapping[str, str]) -> "Environment":
+        missing = [name for name in _TORCHRUN if name not in variables]
         if missing:
             raise WorldError(
                 f"the environment describes a world only in part: {', '.join(missing)} not set. "
                 "Start through torchrun, or unset RANK and WORLD_SIZE."
             )
-        try:
-            rank, local_rank, world_size, local_world_size = (int(variables[name]) for name in _VARIABLES[:4])
-        except ValueError as error:
-            raise WorldError(
-                f"RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE must be integers: {error}."
-            ) from None
+        rank, local_rank, world_size, local_world_size = (_integer(variables, name) for name in _TORCHRUN[:4])
         if not (0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size):
             raise WorldError(
                 f"the environment contradicts itself: got RANK={rank} of WORLD_SIZE={world_size} and "
                 f"LOCAL_RANK={local_rank} of LOCAL_WORLD_SIZE={local_world_size}."
             )
-        return cls(rank, local_rank, world_size, local_world_size)
+        port = _port(variables)
+        return cls(rank, local_rank, world_size, local_world_size, variables["MASTER_ADDR"], port)
+
+    @classmethod
+    def _from_slurm(cls, variables: Mapping[str, str]) -> "Environment":
+        missing = [name for name in _SLURM if name not in variables]
+        if missing:
+            raise WorldError(
+                f"the environment describes a step of Slurm only in part: {', '.join(missing)} not set. "
+                "Start through srun, or unset SLURM_STEP_NUM_TASKS to train in one process."
+            )
+        rank, local_rank, node, world_size = (_integer(variables, name) for name in _SLURM[:4])
+        sizes = _tasks_per_node(variables["SLURM_STEP_TASKS_PER_NODE"])
+        if not (
+            sum(sizes) == world_size
+            and 0 <= rank < world_size
+            and 0 <= node < len(sizes)
+            and 0 <= local_rank < sizes[node]
+        ):
+            got = ", ".join(f"{name}={variables[name]}" for name in _SLURM[:5])
+            raise WorldError(
+                f"the environment contradicts itself: got {got}. "
+                "Start through srun, and set none of these variables."
+            )
+        address = variables.get("MASTER_ADDR")
+        if address is None:
+            nodes = variables["SLURM_STEP_NODELIST"]
+            address = _first_host(nodes)
+            if rank == 0 and node != 0:
+                raise WorldError(
+                    f"the processes meet at rank 0, and look for it on the first host of {nodes}: got "
+                    f"SLURM_PROCID=0 with SLURM_NODEID={node}. Set MASTER_ADDR to the host of task 0, or "
+                    "use another --distribution."
+                )
+        port = _port(variables, _step_port(variables))
+        return cls(rank, local_rank, world_size, sizes[node], address, port)
+
+
+def _integer(variables: Mapping[str, str], name: str) -> int:
+    """Read one variable."""
+    try:
+        return int(variables[name])
+    except ValueError:
+        raise WorldError(f"{name} must be an integer: got '{variables[name]}'.") from None
+
+
+def _port(variables: Mapping[str, str], default: int = 0) -> int:
+    """Read MASTER_PORT."""
+    port = _integer(variables, "MASTER_PORT") if "MASTER_PORT" in variables else default
+    if not 0 < port < 65536:
+        raise WorldError(f"MASTER_PORT must be a port: got {port}. Use 1 to 65535.")
+    return port
+
+
+def _step_port(variables: Mapping[str, str]) -> int:
+    """Derive a port that every task of a step finds by itself, and that other steps do not.
+
+    Steps share a port only if they are 20,000 apart in one job, or their jobs are about 200 apart.
+    """
+    job, step = _integer(variables, "SLURM_JOB_ID"), _integer(variables, "SLURM_STEP_ID")
+    return _FIRST_PORT + (101 * job + step) % _NUM_PORTS
+
+
+def _tasks_per_node(written: str) -> list[int]:
+    """Expand `2(x3),1` to [2, 2, 2, 1]."""
+    sizes = []
+    for part in written.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise WorldError(
+                f"SLURM_STEP_TASKS_PER_NODE must be written like 2(x3),1: got '{written}'. "
+                "Start through srun, and do not set it."
+            )
+        sizes += [int(match[1])] * int(match[2] or 1)
+    return sizes
+
+
+def _first_host(written: str) -> str:
+    """Expand the first host of `gpu-a[003-010,12]-ib,login` to `gpu-a003-ib`."""
+    match = re.match(r"((?:[^\s\[\],]|\[\d+(?:[-,]\d+)*\])+)(?:,|$)", written)
+    if match is None:
+        raise WorldError(
+            f"SLURM_STEP_NODELIST must be written like node[1-2,07]: got '{written}'. "
+            "Set MASTER_ADDR to the host of task 0."
+        )
+    return re.sub(r"\[(\d+)[^]]*\]", r"\1", match[1])

@@ -1,13 +1,14 @@
 """The processes of a run and the few collectives that the engine needs of them."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from lanewise.world.environment import Environment
+from lanewise.world.streams import side_stream, start_copy_to_host
 
 # torch 2.13 renamed the collective; the old name warns there, the new one does not exist before.
 all_gather_single: Callable[..., dist.Work | None] = getattr(
@@ -21,8 +22,6 @@ class World(Protocol):
     rank: int
     world_size: int
     device: torch.device
-    scalar_device: torch.device
-    """Where tensors must be for the cheapest collective on a few scalars."""
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Send a tensor to every rank. Collective: every rank must call this, with equal shapes and dtypes.
@@ -32,8 +31,19 @@ class World(Protocol):
         """
         ...
 
+    def start_all_gather_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Send a small tensor to every rank's CPU. Collective, as `start_all_gather`.
+
+        Waiting for the result waits for what was enqueued on the device before, not for what comes after.
+        """
+        ...
+
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order. Collective: every rank must call this. For start-up."""
+        ...
+
+    def gather_object(self, value: Any) -> list[Any] | None:
+        """Return every rank's value on rank 0, None elsewhere. Collective: every rank must call this."""
         ...
 
     def new_group(self) -> dist.ProcessGroup | None:
@@ -53,13 +63,20 @@ class LocalWorld:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.scalar_device = torch.device("cpu")
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """See `World`."""
         return lambda: tensor.unsqueeze(0)
 
+    def start_all_gather_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """See `World`."""
+        return start_copy_to_host(tensor.unsqueeze(0))
+
     def all_gather_object(self, value: Any) -> list[Any]:
+        """See `World`."""
+        return [value]
+
+    def gather_object(self, value: Any) -> list[Any]:
         """See `World`."""
         return [value]
 
@@ -77,24 +94,38 @@ class GroupWorld:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.device = device
-        self.scalar_device = device if dist.get_backend() == "nccl" else torch.device("cpu")
+        self._is_on_host = dist.get_backend() == "gloo"
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """See `World`."""
-        gathered = tensor.new_empty((self.world_size, *tensor.shape))
-        work = all_gather_single(gathered.view(-1), tensor.contiguous().view(-1), async_op=True)
+        sent = tensor.cpu() if self._is_on_host else tensor  # gloo gathers tensors of the CPU only
+        gathered = sent.new_empty((self.world_size, *sent.shape))
+        work = all_gather_single(gathered.view(-1), sent.contiguous().view(-1), async_op=True)
 
         def wait() -> torch.Tensor:
             assert work is not None
             work.wait()
-            return gathered
+            return gathered.to(tensor.device)
 
         return wait
+
+    def start_all_gather_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """See `World`."""
+        if self._is_on_host:
+            return self.start_all_gather(tensor.cpu())
+        with side_stream(tensor.device):
+            return start_copy_to_host(self.start_all_gather(tensor)())
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """See `World`."""
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
+        return values
+
+    def gather_object(self, value: Any) -> list[Any] | None:
+        """See `World`."""
+        values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(value, values)
         return values
 
     def new_group(self) -> dist.ProcessGroup:
@@ -107,25 +138,26 @@ class GroupWorld:
         dist.destroy_process_group()
 
 
-def join_world(environment: Environment, device_type: str, backend: str) -> World:
+def join_world(environment: Environment, devices: Sequence[str], backend: str) -> World:
     """Meet the other processes.
 
     Collective: blocks until every rank has called it, for at most torch's default timeout.
 
     Args:
         environment: the place of this process.
-        device_type: `cpu`, or `cuda`: then the process takes the GPU of its local rank.
+        devices: the device of each local rank.
         backend: `gloo` or `nccl`.
     """
-    if device_type == "cuda":
-        device = torch.device("cuda", environment.local_rank)
+    device = torch.device(devices[environment.local_rank])
+    if device.type == "cuda":
         torch.cuda.set_device(device)
-    else:
-        device = torch.device("cpu")
     if environment.world_size == 1:
         return LocalWorld(device)
     if environment.world_size == environment.local_world_size:
         # All on one machine: gloo need not look up a host name that may not resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # torch reads from there where the processes meet, and Slurm does not tell it.
+    os.environ["MASTER_ADDR"] = environment.master_address
+    os.environ["MASTER_PORT"] = str(environment.master_port)
     dist.init_process_group(backend, rank=environment.rank, world_size=environment.world_size)
     return GroupWorld(device)

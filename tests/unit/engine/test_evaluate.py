@@ -1,7 +1,9 @@
 """Evaluation: each sample once, and the same floats on any number of processes."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,41 +16,48 @@ from torchmetrics import Accuracy, F1Score, MeanMetric, Metric
 from torchmetrics.classification import BinaryAUROC
 from torchmetrics.retrieval import RetrievalNormalizedDCG
 
-from lanewise import Loss, Task
+from lanewise import Callback, Loss, Task
 from lanewise.config import EvaluateConfig
 from lanewise.engine import build_engine
 from lanewise.engine.build import build_evaluator
+from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import configure
 
 CLASSES = 5
+NUM_SAMPLES, NUM_FEW, NUM_LANES = 1003, 3, 8
 
 
 class Scores(Dataset[dict[str, torch.Tensor]]):
-    """Random scores, labels and queries; remembers what was read."""
+    """Random scores, labels and queries; the samples of the whole task are numbered."""
 
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, num_samples: int, first: int = 0) -> None:
         generator = torch.Generator().manual_seed(3)
         self.scores = torch.randn(num_samples, CLASSES, generator=generator)
         self.labels = torch.randint(CLASSES, (num_samples,), generator=generator)
         self.labels[:2] = torch.arange(min(2, num_samples))  # both classes, in the smallest set as well
         self.queries = torch.randint(40, (num_samples,), generator=generator)
-        self.read: list[int] = []
+        self.numbers = torch.arange(first, first + num_samples)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        self.read.append(index)
-        return {"scores": self.scores[index], "labels": self.labels[index], "queries": self.queries[index]}
+        return {
+            "scores": self.scores[index],
+            "labels": self.labels[index],
+            "queries": self.queries[index],
+            "number": self.numbers[index],
+        }
 
 
 class Ranking(Task):
     """Judges given scores; the model adds dropout, which evaluation must not apply, and BatchNorm."""
 
-    def __init__(self, num_samples: int = 1003) -> None:
+    def __init__(self, num_samples: int = NUM_SAMPLES) -> None:
         self.dataset = Scores(num_samples)
+        self.evaluated: list[int] = []
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(CLASSES, CLASSES), nn.BatchNorm1d(CLASSES), nn.Dropout(0.5))
@@ -57,7 +66,7 @@ class Ranking(Task):
         return Scores(64)
 
     def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
-        return {"test": self.dataset, "few": Scores(3)}
+        return {"test": self.dataset, "few": Scores(NUM_FEW, first=len(self.dataset))}
 
     def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return model(batch["scores"]) / 3
@@ -77,9 +86,11 @@ class Ranking(Task):
         }
 
     def update_metrics(self, metrics: Mapping[str, Any], outputs: torch.Tensor, batch: Any) -> None:
+        self.evaluated += batch["number"].tolist()
         metrics["accuracy"].update(outputs, batch["labels"])
         metrics["f1"].update(outputs, batch["labels"])
-        metrics["auroc"].update(outputs[:, 0], batch["labels"] == 0)
+        # Logits would not do: torchmetrics takes a batch whose scores all lie in 0..1 for probabilities.
+        metrics["auroc"].update(outputs[:, 0].sigmoid(), batch["labels"] == 0)
         metrics["ndcg"].update(outputs[:, 0], batch["labels"] == 0, indexes=batch["queries"])
         metrics["mean_score"].update(outputs)
 
@@ -90,68 +101,69 @@ def evaluate(world, config) -> tuple[dict[str, float], list[int]]:
     task = engine.training.task
     evaluator = build_evaluator(config, task, engine.training.model, engine.training.precision, world)
     assert evaluator is not None
-    task.dataset.read.clear()
     values = evaluator.run()
     assert engine.training.model.training
-    return values, task.dataset.read
+    return values, task.evaluated
+
+
+CONFIG = configure(Ranking, num_lanes=NUM_LANES, micro_batch_size=16)
 
 
 @pytest.fixture(scope="module")
 def alone():
-    return run_distributed(evaluate, 1, configure(Ranking, num_lanes=8, micro_batch_size=16))[0]
+    return run_distributed(evaluate, 1, CONFIG)[0]
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7])
-def test_every_value_is_the_same_float_and_each_sample_is_read_once(alone, world_size):
-    results = run_distributed(evaluate, world_size, configure(Ranking, num_lanes=8, micro_batch_size=16))
-    for values, _ in results:
-        assert values == alone[0]
-    assert sorted(index for _, read in results for index in read) == list(range(1003))
-    assert max(len(read) for _, read in results) <= -(-1003 // 8) * -(-8 // world_size)
+def test_every_value_is_the_same_float_and_each_sample_is_evaluated_once(alone, world_size):
+    results = run_distributed(evaluate, world_size, CONFIG)
+    assert [values for values, _ in results] == [alone[0]] * world_size
+    numbers = [number for _, evaluated in results for number in evaluated]
+    assert sorted(numbers) == list(range(NUM_SAMPLES + NUM_FEW))
+
+    num_few = [sum(number >= NUM_SAMPLES for number in evaluated) for _, evaluated in results]
+    num_others = [len(evaluated) - few for (_, evaluated), few in zip(results, num_few, strict=True)]
+    num_lanes_each = math.ceil(NUM_LANES / world_size)
+    assert max(num_others) <= num_lanes_each * math.ceil(NUM_SAMPLES / NUM_LANES)
+    assert max(num_few) <= num_lanes_each
+    assert min(num_few) == 0, "no process was without samples"
 
 
 def test_values_are_those_of_torchmetrics_on_the_whole_set(alone):
-    values, read = alone
-    assert read == list(range(1003))
-    config = configure(Ranking, num_lanes=8, micro_batch_size=16)
     from lanewise.world.world import LocalWorld
 
-    engine = build_engine(config, LocalWorld(torch.device("cpu")))
+    values, evaluated = alone
+    assert evaluated == list(range(NUM_SAMPLES + NUM_FEW))
+    engine = build_engine(CONFIG, LocalWorld(torch.device("cpu")))
     task, model = engine.training.task, engine.training.model.eval()
-    batch = task.collate([task.dataset[index] for index in range(1003)])
-    with torch.no_grad():
-        outputs = task.forward(model, batch)
-        loss = task.loss(outputs, batch)
-    metrics = task.build_metrics()
-    task.update_metrics(metrics, outputs, batch)
-    assert values["test/loss"] == pytest.approx(float(loss.sum / loss.weight), rel=1e-6)
-    for name in ("accuracy", "auroc", "ndcg", "mean_score"):
-        assert values[f"test/{name}"] == pytest.approx(float(metrics[name].compute()), rel=1e-5)
-    per_class = [values[f"test/f1/{index}"] for index in range(CLASSES)]
-    np.testing.assert_allclose(per_class, metrics["f1"].compute().numpy(), rtol=1e-6)
+    for name, dataset in task.eval_datasets().items():
+        batch = task.collate([dataset[index] for index in range(len(dataset))])
+        with torch.no_grad():
+            outputs = task.forward(model, batch)
+            loss = task.loss(outputs, batch)
+        metrics = task.build_metrics()
+        task.update_metrics(metrics, outputs, batch)
+        assert values[f"{name}/loss"] == pytest.approx(float(loss.sum / loss.weight), rel=1e-6)
+        for key in ("accuracy", "auroc", "ndcg", "mean_score"):
+            assert values[f"{name}/{key}"] == pytest.approx(float(metrics[key].compute()), rel=1e-5)
+        per_class = [values[f"{name}/f1/{index}"] for index in range(CLASSES)]
+        np.testing.assert_allclose(per_class, metrics["f1"].compute().numpy(), rtol=1e-6)
+
+
+class Remember(Callback):
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, dict[str, float]]] = []
+
+    def on_evaluation(self, epoch, step, values):
+        self.seen.append((step, dict(values)))
 
 
 def fit(world, config, folder):
-    """Train, evaluating as configured; return what the logger got."""
-    from pathlib import Path
-
-    from lanewise.run_dir import RunDir
-
-    seen: list[tuple[int, dict[str, float]]] = []
-
-    class Remember:
-        def log(self, epoch, step, metrics):
-            pass
-
-        def log_evaluation(self, epoch, step, values):
-            seen.append((step, dict(values)))
-
-        def close(self):
-            pass
-
+    """Train, evaluating as configured; return what was observed, on rank 0, and the last values."""
     set_determinism("exact", 1)
-    build_engine(config, world).fit(RunDir(Path(folder)), [Remember()])
-    return seen
+    observer = Remember()
+    values = build_engine(config, world).fit(RunDir(Path(folder)), [observer])
+    return observer.seen, values
 
 
 def with_evaluation(**options) -> Any:
@@ -163,16 +175,17 @@ def with_evaluation(**options) -> Any:
     ("options", "steps"), [({}, [3, 7, 8]), ({"every_epochs": 2}, [7, 8]), ({"every_steps": 3}, [2, 5, 8])]
 )
 def test_it_is_done_every_so_often_and_at_the_end(tmp_path, options, steps):
-    (seen,) = run_distributed(fit, 1, with_evaluation(**options), str(tmp_path))
+    ((seen, _),) = run_distributed(fit, 1, with_evaluation(**options), str(tmp_path))
     assert [step for step, _ in seen] == steps
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_the_best_model_is_kept_and_every_rank_agrees(tmp_path, mode):
     config = with_evaluation(every_steps=1, best="test/loss", best_mode=mode)
-    first, second = run_distributed(fit, 2, config, str(tmp_path))
-    assert first == second
-    losses = [values["test/loss"] for _, values in first]
+    (seen, values), second = run_distributed(fit, 2, config, str(tmp_path))
+    assert second == ([], values)
+    assert values == seen[-1][1]
+    losses = [values["test/loss"] for _, values in seen]
     best = losses.index((min if mode == "min" else max)(losses))
     assert len(set(losses)) == len(losses), "else the test could not tell"
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=best + 1))

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -25,18 +26,24 @@ def clock(monkeypatch):
     return now
 
 
+def start(first_step: int, last_step: int) -> ProgressLogger:
+    logger = ProgressLogger()
+    logger.on_start(Path("unused"), first_step, last_step)
+    return logger
+
+
 def metrics(loss: float) -> dict[str, float]:
     return {"train/loss": loss, "perf/samples_per_second": 12345.6}
 
 
 def test_a_line_at_once_and_every_ten_seconds_and_at_the_end(capsys, clock):
-    logger = ProgressLogger(0, 100)
+    logger = start(0, 100)
     for step, seconds in enumerate([0, 1, 9.9, 10, 19.9, 20]):
         clock[0] = 1000 + seconds
-        logger.log(step // 3, step, metrics(step))
-    logger.log(2, 98, metrics(98))
-    logger.log(2, 99, metrics(99))
-    logger.close()
+        logger.on_step(step // 3, step, metrics(step))
+    logger.on_step(2, 98, metrics(98))
+    logger.on_step(2, 99, metrics(99))
+    logger.on_end(None)
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [
@@ -48,25 +55,25 @@ def test_a_line_at_once_and_every_ten_seconds_and_at_the_end(capsys, clock):
 
 
 def test_a_resumed_run_counts_from_the_runs_first_step(capsys):
-    logger = ProgressLogger(50, 100)
-    logger.log(1, 50, metrics(0.5))
-    logger.close()
+    logger = start(50, 100)
+    logger.on_step(1, 50, metrics(0.5))
+    logger.on_end(None)
     assert capsys.readouterr().err == "epoch 2  step 51/100  loss 0.5000  12,346 samples/s\n"
 
 
 @pytest.mark.parametrize(("loss", "shown"), [(float("nan"), "loss nan"), (float("inf"), "loss inf")])
 def test_a_loss_that_is_no_number_is_shown_as_such(capsys, loss, shown):
-    ProgressLogger(0, 1).log(0, 0, metrics(loss))
+    start(0, 1).on_step(0, 0, metrics(loss))
     assert shown in capsys.readouterr().err
 
 
 def test_a_bar_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     threads = set(threading.enumerate())
-    logger = ProgressLogger(2, 8)
+    logger = start(2, 8)
     for step in range(2, 8):
-        logger.log(step // 4, step, metrics(step))
-    logger.close()
+        logger.on_step(step // 4, step, metrics(step))
+    logger.on_end(None)
     for thread in set(threading.enumerate()) - threads:  # the one that redraws the bar was told to end
         thread.join(timeout=5)
         assert not thread.is_alive()
@@ -81,5 +88,5 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
 
 def test_a_bar_begins_where_the_run_resumes(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    ProgressLogger(6, 8).close()
+    start(6, 8).on_end(None)
     assert "6/8" in capsys.readouterr().err

@@ -40,11 +40,7 @@ def reduce_lanes(
             ]
             return torch.stack(products).sum() if products else None
 
-        if turn.positions:
-            loss_sum = reducer.forward(turn, compute_loss)
-        else:
-            loss_sum = reducer.forward(turn, lambda: None)
-        reducer.backward(turn, loss_sum)
+        reducer.backward(turn, reducer.connect(turn, compute_loss() if turn.positions else None))
         if turn.is_last:
             reducer.finish(1.0)
             gradients = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]

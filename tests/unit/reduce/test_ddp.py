@@ -141,7 +141,7 @@ def reduce_behind_a_gate(world):
                 hidden = WaitInBackward.apply(hidden, begun)
             return model[1:](hidden).sum()
 
-        reducer.backward(turn, reducer.forward(turn, compute_loss))
+        reducer.backward(turn, reducer.connect(turn, compute_loss()))
         if turn.is_last:
             reducer.finish(1.0)
             model.zero_grad()

@@ -1,0 +1,32 @@
+"""What may observe a run: loggers, and the user's own callbacks."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class Callback:
+    """Observes a run on rank 0. It is given numbers and changes nothing; every event may be left out.
+
+        on_start        before the first step
+        on_step         after each step
+        on_evaluation   after each evaluation, which follows its step
+        on_best         after the best model so far was written, which follows its evaluation
+        on_end          after the last step, or after the error that ends the run
+
+    On a GPU events come while the next step is computed already.
+    """
+
+    def on_start(self, run_dir: Path, first_step: int, last_step: int) -> None:
+        """Take where the run writes, and which steps it will take: `first_step` to `last_step - 1`."""
+
+    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a step. Names are `group/name` with the unit: `perf/samples_per_second`."""
+
+    def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """Take what an evaluation after this step gave, by `set/metric`."""
+
+    def on_best(self, epoch: int, step: int, model_file: Path) -> None:
+        """Take where the model lies that is the best so far by `evaluate.best`."""
+
+    def on_end(self, error: BaseException | None) -> None:
+        """Flush and let go; `error` is what ended the run early."""

@@ -1,0 +1,33 @@
+"""`lanewise evaluate RUN_OR_MODEL`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lanewise.jobs.evaluate import EvaluateJob, find_model
+from lanewise.jobs.start import run_command
+
+_HELP = """\
+usage: lanewise evaluate RUN_OR_MODEL [--key.path value ...]
+
+Evaluates a trained model on the eval datasets of its task and prints every value: of a run directory its
+model.safetensors, or the .safetensors file that is named. The values are the same on any number of devices:
+
+  lanewise evaluate runs/mnist
+  lanewise evaluate runs/mnist/best.safetensors --distributed.devices 4
+"""
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """Run the subcommand and return the exit code."""
+    wants_help = bool({"-h", "--help"} & set(arguments))
+    if wants_help or not arguments:
+        print(_HELP, end="")
+        return 0 if wants_help else 2
+    config, model_file = find_model(Path(arguments[0]), arguments[1:])
+    run_command(EvaluateJob(config, model_file=model_file), _show)
+    return 0
+
+
+def _show(values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        print(f"{name} {value!r}")

@@ -1,0 +1,383 @@
+"""The engine's parts for those who keep their own loop: lanes, their gradients and their evaluation."""
+
+import atexit
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, default_collate
+
+from lanewise.checkpoint import save_model
+from lanewise.config import (
+    Backend,
+    BatchConfig,
+    DeviceType,
+    DistributedConfig,
+    Equality,
+    PrecisionName,
+    pin_environment,
+)
+from lanewise.data import LaneBatch, LaneLoader, LaneReader, read_turns
+from lanewise.engine.build import compare_datasets, count_samples, make_schedule
+from lanewise.engine.clock import StepClock
+from lanewise.engine.lane import to_device
+from lanewise.engine.passes import LanePasses
+from lanewise.errors import ConfigError, TaskError
+from lanewise.lanes import BlockSchedule, Order, Schedule, evaluation_seed, lane_blocks, model_seed
+from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
+from lanewise.precision import Precision
+from lanewise.random_state import set_random_state
+from lanewise.reduce import build_reducer
+from lanewise.world.determinism import set_determinism
+from lanewise.world.device import choose_devices
+from lanewise.world.environment import Environment
+from lanewise.world.world import join_world
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Lanes:
+    """The lanes of a run, for a loop of your own.
+
+        lanes = Lanes(global_batch_size=64, micro_batch_size=16)
+        model = lanes.prepare(build_model())
+        steps = lanes.steps(dataset)
+        for epoch in range(3):
+            for step in steps:
+                for images, labels in step:
+                    step.backward(loss_function(model(images), labels))
+                optimizer.step()
+
+    Joins the processes that torchrun or Slurm started, or is one alone, and seeds the default generators, as
+    `torch.manual_seed` would. Build the models afterwards. Every method but `autocast` and `print` is
+    collective: every rank must call it.
+
+    Args:
+        global_batch_size: samples of one optimizer step, over all lanes.
+        micro_batch_size: samples of one lane's forward.
+        seed: seed of the weights, the sample order and every lane's random numbers.
+        equality: `close`, or `exact`: the same bytes on any number of processes.
+        precision: the format in `autocast`: `float32`, `tf32`, `bf16` or `fp16`.
+        device_type: `auto`, `cpu` or `cuda`.
+        backend: `auto`, `gloo` or `nccl`.
+        threads: intra-op CPU threads of each process.
+
+    Raises:
+        ConfigError: lists what is wrong with the arguments.
+        WorldError: if the environment describes a world only in part.
+    """
+
+    def __init__(
+        self,
+        *,
+        global_batch_size: int,
+        micro_batch_size: int,
+        seed: int = 0,
+        equality: Equality = "close",
+        precision: PrecisionName = "float32",
+        device_type: DeviceType = "auto",
+        backend: Backend = "auto",
+        threads: int = 1,
+    ) -> None:
+        self._batch = BatchConfig(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size)
+        distributed = DistributedConfig(
+            equality=equality, device_type=device_type, backend=backend, threads=threads
+        )
+        pin_environment(threads, equality)
+        set_determinism(equality, threads)
+        place = Environment.from_env(os.environ) or Environment()
+        if place.world_size > self._batch.num_lanes:
+            raise ConfigError(
+                f"every process needs at least one lane: got {place.world_size} processes and "
+                f"{self._batch.num_lanes} lanes. Start fewer, or use a smaller micro_batch_size."
+            )
+        devices, backend_name = choose_devices(device_type, distributed.backend, place.local_world_size)
+        self._world = join_world(place, devices, backend_name)
+        atexit.register(self.close)
+        self.rank = self._world.rank
+        self.world_size = self._world.world_size
+        self.device = self._world.device
+        self._seed = seed
+        self._is_exact = equality == "exact"
+        self._precision = Precision(precision, self.device.type)
+        self._clock = StepClock(self.device)
+        self._lanes = lane_blocks(self._batch.num_lanes, self.world_size)[self.rank]
+        self._models: list[nn.Module] = []
+        self._passes: list[LanePasses] = []
+        set_random_state(model_seed(seed))
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Move a model to this process's device, and make it one whose gradients are reduced.
+
+        It stays the user's own module, without a wrapper.
+
+        Raises:
+            TaskError: if it has no trainable parameter.
+            WorldError: if the ranks built different models.
+        """
+        model = model.to(self.device)
+        reducer = build_reducer(model, self._batch.num_lanes, self._world, exact=self._is_exact)
+        self._models.append(model)
+        self._passes.append(
+            LanePasses(
+                model,
+                reducer,
+                self._world,
+                self._clock,
+                num_lanes=self._batch.num_lanes,
+                seed=self._seed,
+                loss_scale=self._precision.loss_scale,
+                modules=self._models,
+            )
+        )
+        return model
+
+    def steps(
+        self,
+        dataset: Dataset[Any],
+        *,
+        collate: Collate = default_collate,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        first_step: int = 0,
+    ) -> "Steps":
+        """Cut a map-style dataset into steps; each process reads its own lanes only.
+
+        Args:
+            dataset: the same on every rank.
+            collate: makes a micro-batch of samples.
+            num_workers: processes that read ahead.
+            shuffle: whether each epoch has an order of its own.
+            drop_last: whether to drop the partial last step of an epoch instead of weighting it.
+            first_step: where to go on; reached at once, in the middle of an epoch as well.
+
+        Raises:
+            DataError: if the dataset is too small, or differs between ranks.
+        """
+        num_samples = count_samples(dataset)
+        schedule = make_schedule(
+            num_samples, self._batch.global_batch_size, self._batch.micro_batch_size, drop_last
+        )
+        reader = LaneReader(dataset, collate, self._seed)
+        compare_datasets(reader, num_samples, self._world)
+        loader = LaneLoader(
+            reader,
+            schedule,
+            Order(num_samples, seed=self._seed, shuffle=shuffle),
+            self._lanes,
+            num_workers=num_workers,
+            pin_memory=self.device.type == "cuda",
+        )
+        return Steps(loader, schedule, self._models, self._passes, self.device, first_step)
+
+    def evaluate(
+        self,
+        dataset: Dataset[Any],
+        *metrics: "Metric",
+        collate: Collate = default_collate,
+        num_workers: int = 0,
+    ) -> Iterator[Any]:
+        """Yield the micro-batches of this process's share of a dataset, each sample exactly once.
+
+            for images, labels in lanes.evaluate(dataset, accuracy):
+                accuracy.update(model(images), labels)
+
+        When the iterator ends, the metrics hold the states of all lanes, merged in lane order, on every rank:
+        `compute` gives the same value on any number of processes. Put the model into evaluation mode before.
+
+        Raises:
+            DataError: if the dataset differs between ranks.
+            TaskError: if a metric cannot be merged.
+        """
+        named = {str(number): metric.to(self.device) for number, metric in enumerate(metrics)}
+        check_metrics(named)
+        num_samples = count_samples(dataset)
+        reader = LaneReader(dataset, collate, self._seed)
+        compare_datasets(reader, num_samples, self._world)
+        schedule = BlockSchedule(num_samples, self._batch.num_lanes, self._batch.micro_batch_size)
+        turns = ((turn, tuple(turn.positions)) for turn in schedule.turns(self._lanes))
+        batches = read_turns(reader, turns, num_workers, pin_memory=self.device.type == "cuda")
+        own: dict[int, MetricStates] = {}
+        for batch in to_device(batches, self.device):
+            turn = batch.turn
+            if turn.step == 0:
+                for metric in metrics:
+                    metric.reset()
+            set_random_state(evaluation_seed(self._seed, turn.step, turn.lane))
+            yield batch.data
+            if turn.is_last:
+                own[turn.lane] = take_states(named)
+        lanes: dict[int, MetricStates] = {}
+        for rank_lanes in self._world.all_gather_object(own):
+            lanes |= rank_lanes
+        load_merged(named, [lanes[lane] for lane in sorted(lanes)])
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Enter the precision, for the forward and the loss of a micro-batch."""
+        return self._precision.forward()
+
+    def save_model(self, model: nn.Module, path: str | Path) -> None:
+        """Write a model's weights on rank 0, under the plain module's names, as safetensors."""
+        if self.rank == 0:
+            save_model(model, Path(path))
+
+    def print(self, *values: object) -> None:
+        """Print on rank 0."""
+        if self.rank == 0:
+            print(*values, flush=True)  # noqa: T201 - what the user asks for
+
+    def close(self) -> None:
+        """Look at what the last step left to check, and leave the world; at exit this happens by itself."""
+        atexit.unregister(self.close)
+        passes, self._passes = self._passes, []
+        for one in passes:
+            one.close()
+        for one in passes:
+            one.check()
+        passes.clear()
+        self._models.clear()
+        gc.collect()  # what still holds a process group keeps its threads alive
+        self._world.close()
+
+
+class Steps:
+    """The optimizer steps of a run. Each iteration yields those of one epoch, or what is left of it."""
+
+    def __init__(
+        self,
+        loader: LaneLoader,
+        schedule: Schedule,
+        models: list[nn.Module],
+        passes: list[LanePasses],
+        device: torch.device,
+        first_step: int,
+    ) -> None:
+        self._schedule = schedule
+        self._models = models
+        self._passes = passes
+        self._next = first_step
+        self._last: Step | None = None
+        # One iterator for the whole run: reading ahead never stops between epochs.
+        self._batches = to_device(loader.batches(first_step, _FOR_EVER), device)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step."""
+        return self._next // self._schedule.steps_per_epoch
+
+    def __len__(self) -> int:
+        """Count the steps of an epoch."""
+        return self._schedule.steps_per_epoch
+
+    def __iter__(self) -> "Iterator[Step]":
+        epoch = self.epoch
+        while self.epoch == epoch:
+            if self._last is not None and not self._last.is_read:
+                raise TaskError(
+                    f"step {self._last.number} was left before its micro-batches were done. "
+                    "Iterate over each step to its end."
+                )
+            step = self._last = Step(self._next, epoch, self._batches, self._models, self._passes)
+            self._next += 1
+            yield step
+
+
+class Step:
+    """One optimizer step: an iterator over the micro-batches of the lanes that this process carries."""
+
+    def __init__(
+        self,
+        number: int,
+        epoch: int,
+        batches: Iterator[LaneBatch],
+        models: list[nn.Module],
+        passes: list[LanePasses],
+    ) -> None:
+        self.number = number
+        """Counted over the whole run."""
+        self.epoch = epoch
+        self._batches = batches
+        self._models = models
+        self._all_passes = passes
+        self._passes = passes[0]
+        self._kept: list[LaneBatch] = []
+        self._num_passes = 0
+        self.is_read = False
+        """Whether all its micro-batches were given out."""
+
+    def __iter__(self) -> Iterator[Any]:
+        if len(self._models) != 1:
+            raise TaskError(
+                f"{len(self._models)} models were prepared, so a step must be told whose gradients to make. "
+                "Iterate over step.batches(model)."
+            )
+        return self.batches(self._models[0])
+
+    def batches(self, model: nn.Module) -> Iterator[Any]:
+        """Yield the micro-batches; each needs one `backward`. Afterwards the model's gradients are whole.
+
+        Every parameter's `grad` is then the weighted mean over the global batch, or None where there is
+        nothing to update by: the global weight is 0, or an fp16 gradient overflowed.
+
+        Collective: every rank must iterate to the end. Every call yields the same micro-batches, under other
+        random numbers.
+
+        Args:
+            model: one that was prepared; of others, gradients are left as they are on this process.
+
+        Raises:
+            NonFiniteLossError: if the loss of some lane is NaN or infinite.
+        """
+        self._passes = self._all_passes[[one is model for one in self._models].index(True)]
+        for batch in self._passes.run(self._read(), self._num_passes):
+            yield batch.data
+        self._num_passes += 1
+
+    def backward(self, loss: object) -> None:
+        """Compute the gradients of a micro-batch, in place of `loss.backward()`.
+
+        Args:
+            loss: a mean over the micro-batch's samples, or a `Loss`.
+
+        Raises:
+            TaskError: if it cannot be trained on, or this is no place for it.
+        """
+        self._passes.backward(loss)
+
+    @property
+    def loss(self) -> float:
+        """Weighted mean of the loss over the global batch, in the last pass."""
+        return self._passes.totals.loss
+
+    @property
+    def weight(self) -> float:
+        """Weight of the global batch, in the last pass."""
+        return self._passes.totals.weight
+
+    @property
+    def grad_norm(self) -> torch.Tensor:
+        """L2 norm of the gradient before any clipping, a scalar on the device."""
+        return self._passes.grad_norm
+
+    def _read(self) -> Iterator[LaneBatch]:
+        """Yield this step's batches, kept for further passes where there are several models."""
+        if self._kept:
+            yield from self._kept
+            return
+        for batch in self._batches:
+            if len(self._models) > 1:
+                self._kept.append(batch)
+            self.is_read = batch.turn.is_last
+            yield batch
+
+
+_FOR_EVER = 10**15

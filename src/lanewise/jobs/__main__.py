@@ -1,0 +1,10 @@
+"""`python -m lanewise.jobs FILE`: a worker that `lanewise.jobs.start` started."""
+
+import sys
+from pathlib import Path
+
+from lanewise.jobs.start import work
+from lanewise.lifeline import die_with_parent
+
+die_with_parent()
+work(Path(sys.argv[1]))

@@ -1,0 +1,199 @@
+"""What `lanewise` offers to Python: train, evaluate and predict, each in fresh processes."""
+
+import dataclasses
+import inspect
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lanewise.config import RunConfig
+from lanewise.config.check import read_section
+from lanewise.errors import ConfigError
+from lanewise.jobs.evaluate import EvaluateJob, PredictJob, find_model
+from lanewise.jobs.start import start
+from lanewise.jobs.train import TrainJob
+from lanewise.run_dir import RunDir
+from lanewise.world.environment import Environment
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lanewise.callback import Callback
+    from lanewise.task import Task
+
+Section = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What `train` leaves."""
+
+    run_dir: Path
+    evaluation: Mapping[str, float]
+    """What the last evaluation gave, by `set/metric`; empty where the task has no eval datasets."""
+    task: "Task"
+
+    def model(self) -> "nn.Module":
+        """Return a new model with the trained weights, on the CPU and in evaluation mode."""
+        from lanewise.checkpoint import load_model
+
+        model = self.task.build_model()
+        load_model(model, RunDir(self.run_dir).model)
+        return model.eval()
+
+
+def train(  # noqa: PLR0913 - the sections of the configuration
+    task: "Task",
+    *,
+    batch: Section,
+    train: Section,
+    optimizer: Section,
+    scheduler: Section | None = None,
+    precision: str = "float32",
+    data: Section | None = None,
+    evaluate: Section | None = None,
+    distributed: Section | None = None,
+    callbacks: "Sequence[Callback]" = (),
+) -> TrainResult:
+    """Train a task; the other arguments are the sections of a configuration file, as mappings.
+
+    The training runs in fresh processes, one for each device, to which the task is sent; so a task may be
+    defined in a script or in a notebook. Under torchrun or Slurm it runs in the processes that are there.
+
+    Args:
+        task: what to train.
+        batch: `{"global_batch_size": 64, "micro_batch_size": 16}`.
+        train: `{"epochs": 3, "run_dir": "runs/digits"}` and more.
+        optimizer: `{"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-3}}`.
+        scheduler: likewise.
+        precision: `float32`, `tf32`, `bf16` or `fp16`.
+        data: how samples are ordered and loaded.
+        evaluate: when to evaluate.
+        distributed: which devices to use; `devices` unset: all GPUs, or one process on a CPU.
+        callbacks: observe the run on rank 0, in its process.
+
+    Returns:
+        Where the run is, and what its last evaluation gave.
+
+    Raises:
+        ConfigError: lists every mistake in the sections.
+        LaunchError: what the first failing process said.
+    """
+    class_config, search_path = _describe_task(task)
+    sections = {
+        "task": class_config,
+        "batch": batch,
+        "train": train,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "precision": precision,
+        "data": data,
+        "evaluate": evaluate,
+        "distributed": distributed,
+        "search_path": search_path,
+    }
+    given = {name: section for name, section in sections.items() if section is not None}
+    config = _on_all_devices(read_section(RunConfig, given))
+    values = start(TrainJob(config, task, callbacks=tuple(callbacks)), is_fresh=True)
+    return TrainResult(Path(config.train.run_dir), values, task)
+
+
+def evaluate(run_or_model: str | Path, *, devices: int | Sequence[str] | None = None) -> dict[str, float]:
+    """Evaluate a trained model on the eval datasets of its task.
+
+    Args:
+        run_or_model: a run directory, for its trained model; or a .safetensors file in one.
+        devices: processes, as in the configuration; None: one.
+
+    Returns:
+        Every value by `set/metric`, the same on any number of devices.
+
+    Raises:
+        CheckpointError: if there is no such model.
+        LaunchError: what the first failing process said.
+    """
+    config, model_file = find_model(Path(run_or_model), _device_override(devices))
+    values: dict[str, float] = start(EvaluateJob(config, model_file=model_file), is_fresh=True)
+    return values
+
+
+def predict(
+    run_or_model: str | Path, dataset: str, *, devices: int | Sequence[str] | None = None
+) -> list[Any]:
+    """Compute the outputs of a trained model on one of the eval datasets of its task.
+
+    Args:
+        run_or_model: a run directory, for its trained model; or a .safetensors file in one.
+        dataset: name of the eval dataset.
+        devices: processes, as in the configuration; None: one.
+
+    Returns:
+        What `Task.forward` gives for each sample, on the CPU, in dataset order; in a prepared world on rank
+        0 only, elsewhere nothing.
+
+    Raises:
+        CheckpointError: if there is no such model.
+        LaunchError: what the first failing process said.
+    """
+    config, model_file = find_model(Path(run_or_model), _device_override(devices))
+    job = PredictJob(config, model_file=model_file, dataset=dataset)
+    outputs: list[Any] = start(job, is_fresh=True)
+    return outputs
+
+
+def _device_override(devices: int | Sequence[str] | None) -> list[str]:
+    if devices is None:
+        return []
+    value = str(devices) if isinstance(devices, int) else f"[{', '.join(devices)}]"
+    return ["--distributed.devices", value]
+
+
+def _on_all_devices(config: RunConfig) -> RunConfig:
+    """Use every GPU of this machine, unless the user or a launcher says otherwise."""
+    if config.distributed.devices is not None or Environment.from_env(os.environ) is not None:
+        return config
+    import torch
+
+    num_gpus = 0 if config.distributed.device_type == "cpu" else torch.cuda.device_count()
+    devices = max(1, min(num_gpus, config.batch.num_lanes))
+    return replace(config, distributed=replace(config.distributed, devices=devices))
+
+
+def _describe_task(task: "Task") -> tuple[dict[str, Any], str | None]:
+    """Say how a configuration file would name the task, and where its module lies.
+
+    A class of the script that is running is a class of the module that its file is.
+    """
+    from lanewise.task import Task
+
+    given: object = task
+    if not isinstance(given, Task):
+        raise ConfigError(f"train needs a lanewise.Task: got {given!r:.60}. Give it an object of your class.")
+    module, search_path = type(task).__module__, None
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if module == "__main__" and script is not None:
+        module, search_path = Path(script).stem, str(Path(script).resolve().parent)
+    args, kwargs = task._init_arguments  # type: ignore[attr-defined]  # noqa: SLF001 - noted for this
+    arguments = inspect.signature(type(task)).bind(*args, **kwargs).arguments
+    return {
+        "class_path": f"{module}.{type(task).__qualname__}",
+        "init_args": {name: _plain(value) for name, value in arguments.items()},
+    }, search_path
+
+
+def _plain(value: Any) -> Any:
+    """Write a value as a configuration file would; for what it cannot hold, text that no argument accepts."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"

@@ -1,0 +1,82 @@
+"""Evaluating a trained model, and predicting with it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lanewise.config import RunConfig, load_config
+from lanewise.errors import CheckpointError
+from lanewise.jobs.job import Job
+from lanewise.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from lanewise.engine.evaluate import Evaluator
+    from lanewise.world.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateJob(Job):
+    """Evaluates a model on the task's eval datasets; the result is every value by `set/metric`."""
+
+    model_file: Path
+
+    def run(self, world: "World") -> Any:
+        """See `Job`."""
+        return self.evaluator(world).run()
+
+    def evaluator(self, world: "World") -> "Evaluator":
+        """Build what evaluates the model in the file. Collective: every rank must call this."""
+        from lanewise.checkpoint import load_model
+        from lanewise.engine import build_evaluator, build_model, build_task
+        from lanewise.errors import TaskError
+        from lanewise.precision import Precision
+
+        task = self.task or build_task(self.config)
+        model = build_model(task, self.config.train.seed)
+        load_model(model, self.model_file)
+        precision = Precision(self.config.precision, world.device.type)
+        evaluator = build_evaluator(self.config, task, model.to(world.device), precision, world)
+        if evaluator is None:
+            raise TaskError(f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on.")
+        return evaluator
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictJob(EvaluateJob):
+    """Computes outputs; the result is one for each sample, in dataset order."""
+
+    dataset: str
+    """Name of the eval dataset."""
+
+    def run(self, world: "World") -> Any:
+        """See `Job`."""
+        return self.evaluator(world).predict(self.dataset)
+
+
+def find_model(run_or_model: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, Path]:
+    """Find a model, and the configuration that it was trained with.
+
+    Args:
+        run_or_model: a run directory, for its trained model; or a file of weights in one, such as its
+            `best.safetensors`.
+        overrides: of the configuration, as on the command line.
+
+    Raises:
+        CheckpointError: if there is none.
+        ConfigError: if the configuration has a mistake.
+    """
+    is_file = run_or_model.suffix == ".safetensors"
+    run_dir = RunDir(run_or_model.parent if is_file else run_or_model)
+    model_file = run_or_model if is_file else run_dir.model
+    for needed in (run_dir.config, model_file):
+        if not needed.exists():
+            raise CheckpointError(
+                f"{run_or_model} is no finished run: there is no {needed}. "
+                "Name a run_dir, or a .safetensors file in one."
+            )
+    config = load_config(str(run_dir.config), overrides)
+    if not any(re.match(r"--distributed\.devices\b", override) for override in overrides):
+        config = replace(config, distributed=replace(config.distributed, devices=None))
+    return config, model_file

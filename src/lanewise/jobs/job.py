@@ -1,0 +1,66 @@
+"""What a job is, and what is checked before any process starts for it."""
+
+import os
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lanewise.config import RunConfig
+from lanewise.errors import ConfigError
+from lanewise.world.environment import Environment
+
+if TYPE_CHECKING:
+    from lanewise.task import Task
+    from lanewise.world.world import World
+
+
+@dataclass(frozen=True)
+class Job(ABC):
+    """A configuration, and what to do with it on every process of a world."""
+
+    config: RunConfig
+    task: "Task | None" = None
+    """The user's task, where it was given as an object; None: built from the configuration."""
+
+    @abstractmethod
+    def run(self, world: "World") -> Any:
+        """Do it. Collective: every rank must call this. What rank 0 returns is the result."""
+
+    def claim(self) -> AbstractContextManager[object]:
+        """Keep others from writing what this job writes, while it runs."""
+        return nullcontext()
+
+    def log_file(self, rank: int) -> Path:
+        """Return where a rank logs."""
+        return Path(os.devnull)
+
+    def check(self, place: Environment) -> None:
+        """Find what is wrong with the classes and the devices, before any worker starts.
+
+        Args:
+            place: one process of the world that is meant to be.
+
+        Raises:
+            ConfigError: lists every mistake that was found.
+        """
+        from lanewise.config.classes import check_classes
+        from lanewise.world.device import choose_devices
+
+        distributed = self.config.distributed
+        if distributed.num_devices not in (None, place.local_world_size):
+            raise ConfigError(
+                f"distributed.devices contradicts the launcher: got {distributed.num_devices}, and "
+                f"{place.local_world_size} processes were started on this machine. "
+                "Leave the key out under a launcher."
+            )
+        if place.world_size > self.config.batch.num_lanes:
+            raise ConfigError(
+                f"every process needs at least one lane: got {place.world_size} processes and "
+                f"{self.config.batch.num_lanes} lanes. Start fewer, or use a smaller batch.micro_batch_size."
+            )
+        check_classes(self.config, has_task=self.task is not None)
+        choose_devices(
+            distributed.device_type, distributed.backend, place.local_world_size, distributed.device_names
+        )

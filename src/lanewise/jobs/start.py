@@ -1,0 +1,159 @@
+"""Runs a job: in this process, in workers that are started for it, or as one worker of a given world."""
+
+import atexit
+import logging
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from lanewise.config import pin_environment, pinned_variables
+from lanewise.config.class_path import add_search_path
+from lanewise.errors import ConfigError, LanewiseError
+from lanewise.jobs.job import Job
+from lanewise.launch import has_agent, launch_local, record_failure
+from lanewise.world.environment import Environment
+
+
+def start(job: Job, *, is_fresh: bool) -> Any:
+    """Run a job on as many processes as its configuration says, or in the world that was prepared.
+
+    Args:
+        job: what to run.
+        is_fresh: whether even a single process is started for it, so that nothing that this one did before
+            can change a result, and nothing is left in it.
+
+    Returns:
+        What the job returned on rank 0; in a prepared world, on this rank.
+
+    Raises:
+        LaunchError: what the first failing worker said.
+    """
+    distributed = job.config.distributed
+    place = Environment.from_env(os.environ)
+    if place is not None or not is_fresh:
+        pin_environment(distributed.threads, distributed.equality)
+    add_search_path(job.config)
+    if place is not None:
+        with ExitStack() as stack:
+            job.check(place)
+            if place.rank == 0:
+                stack.enter_context(job.claim())
+            return run_in_world(job, place)
+    num_processes = distributed.num_devices or 1
+    place = Environment(world_size=num_processes, local_world_size=num_processes)
+    job.check(place)
+    with job.claim():
+        if num_processes == 1 and not is_fresh:
+            return run_in_world(job, place)
+        return _launch(job, num_processes)
+
+
+def run_command(job: Job, show: Callable[[Any], None]) -> None:
+    """Start a job for the command line, and show its result once.
+
+    A process of a prepared world ends here instead of returning.
+    """
+    place = Environment.from_env(os.environ)
+    if place is None:
+        show(start(job, is_fresh=False))
+        return
+    try:
+        result = start(job, is_fresh=False)
+        if place.rank == 0:
+            show(result)
+    except BaseException as error:  # noqa: BLE001 - this process ends here
+        leave_after(error, place.rank)
+    leave()
+
+
+def run_in_world(job: Job, place: Environment) -> Any:
+    """Be one process of the world in which a job runs. Collective: every rank must call this."""
+    from lanewise.loggers import log_to
+    from lanewise.world.determinism import set_determinism
+    from lanewise.world.device import choose_devices
+    from lanewise.world.world import join_world
+
+    distributed = job.config.distributed
+    log_to(job.log_file(place.rank), is_rank_zero=place.rank == 0)
+    set_determinism(distributed.equality, distributed.threads)
+    devices, backend = choose_devices(
+        distributed.device_type, distributed.backend, place.local_world_size, distributed.device_names
+    )
+    world = join_world(place, devices, backend)
+    result = job.run(world)
+    world.close()
+    return result
+
+
+def work(file: Path) -> NoReturn:
+    """Be a worker that `start` started, and never wait for the others after an error.
+
+    Args:
+        file: what `_launch` wrote; rank 0 writes the result beside it.
+    """
+    place = Environment.from_env(os.environ)
+    assert place is not None
+    try:
+        written = pickle.loads(file.read_bytes())  # noqa: S301 - from our own parent
+        sys.path[:] = written["sys.path"]
+        job = pickle.loads(written["job"])  # noqa: S301 - likewise
+        result = run_in_world(job, place)
+        if place.rank == 0:
+            _result_of(file).write_bytes(pickle.dumps(result))
+    except BaseException as error:  # noqa: BLE001 - this process ends here
+        leave_after(error, place.rank)
+    leave()
+
+
+def leave_after(error: BaseException, rank: int) -> NoReturn:
+    """End a process of a world after an error, telling its agent."""
+    record_failure(error)
+    # The agent shows the first failure of all ranks, and shows it once.
+    if not has_agent() or logging.root.handlers:
+        logging.getLogger(__name__).error(
+            "rank %d failed", rank, exc_info=error, extra={"is_for_file_only": has_agent()}
+        )
+    # Leaving in the usual way would run destructors that wait for ranks which are gone.
+    logging.shutdown()
+    os._exit(error.exit_code if isinstance(error, LanewiseError) else 1)
+
+
+def leave() -> NoReturn:
+    """End a process of a world that is done.
+
+    Threads of gloo outlive the process group, and one that returns to a python that is being torn down
+    aborts the process (seen: SIGABRT after a good run, 1 in 20). So this one ends without tearing down.
+    """
+    atexit._run_exitfuncs()  # noqa: SLF001 - the user's, logging's and multiprocessing's
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _launch(job: Job, num_processes: int) -> Any:
+    """Start one worker for each device of this machine."""
+    with tempfile.TemporaryDirectory(prefix="lanewise-") as folder:
+        file = Path(folder) / "job"
+        try:
+            pickled = cloudpickle.dumps(job)
+        except Exception as error:
+            raise ConfigError(
+                f"the task cannot be sent to worker processes: {error}. Keep what cannot be pickled (open "
+                "files, locks, connections) out of it: open them in train_dataset or build_model."
+            ) from error
+        file.write_bytes(pickle.dumps({"sys.path": sys.path, "job": pickled}))
+        distributed = job.config.distributed
+        variables = pinned_variables(distributed.threads, distributed.equality)
+        launch_local(["-m", "lanewise.jobs", str(file)], num_processes, variables)
+        return pickle.loads(_result_of(file).read_bytes())  # noqa: S301 - from our own worker
+
+
+def _result_of(file: Path) -> Path:
+    return file.with_suffix(".result")

@@ -1,0 +1,36 @@
+"""Writes TensorBoard's event files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from lanewise.callback import Callback
+
+
+class TensorBoardLogger(Callback):
+    """Writes every metric as a scalar at its step, under its name in metrics.jsonl.
+
+    Args:
+        folder: gets the event files, with the first number.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+
+    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        if self._writer is None:
+            self._writer = SummaryWriter(str(self._folder))
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self.on_step(epoch, step, values)
+
+    def on_end(self, error: BaseException | None) -> None:
+        """See `Callback`."""
+        if self._writer is not None:
+            self._writer.close()

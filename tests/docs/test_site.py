@@ -1,0 +1,49 @@
+"""The site of the docs builds without a warning, and the Markdown stays readable where it lies."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
+
+
+def build(source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Build the site as `make docs` does."""
+    options = ("-W", "--keep-going", "-q", "-E", "-b", "html", "-d", folder / "doctrees")
+    return subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, source, folder / "html"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_every_page_is_built_without_a_warning(tmp_path):
+    done = build(DOCS, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    built = {path.relative_to(tmp_path / "html") for path in tmp_path.rglob("*.html")}
+    assert {page.relative_to(DOCS).with_suffix(".html") for page in PAGES} <= built
+
+
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
+    source = tmp_path / "docs"
+    source.mkdir()
+    (source / "conf.py").write_text((DOCS / "conf.py").read_text().replace('["_static"]', "[]"))
+    (source / "index.md").write_text("# Page\n\n[nowhere](nowhere.md)\n")
+    done = build(source, tmp_path)
+    assert done.returncode
+    assert "nowhere" in done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_a_page_is_ascii_and_its_links_lead_to_files_without_a_site_too(page):
+    text = page.read_text(encoding="utf-8")
+    assert text.isascii()
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), target

@@ -1,0 +1,104 @@
+"""A real Slurm of two nodes on this machine, in namespaces of its own, so that nothing of it stays behind."""
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.integration.command import BIN, Command, Done, run, wait_for
+
+# The nodes' names resolve in here only. Its /proc has its own pids: Slurm looks there for a task's children.
+NAMESPACE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+CONFIG = """
+ClusterName=lanewise
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdSpoolDir={folder}/spool-%n
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+# The nodes have as many CPUs as is said here, not as the machine has.
+SlurmdParameters=config_overrides
+NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
+NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
+PartitionName=all Nodes=ALL Default=YES
+"""
+
+# The first process of a pid namespace takes all others with it when it ends. Munged needs --force because the
+# socket lies in a folder that is not open to everyone.
+DAEMONS = """
+mount --bind hosts /etc/hosts
+munged --foreground --force --origin=127.0.0.1 --key-file="$PWD/munge.key" --socket="$PWD/munge.socket" \
+    --pid-file="$PWD/munged.pid" --log-file="$PWD/munged.log" --seed-file="$PWD/munged.seed" &
+slurmctld -D &
+slurmd -D -N node1 &
+slurmd -D -N node2 &
+wait
+"""
+
+
+def why_not() -> str | None:
+    """What this machine lacks for a Slurm of its own, or None."""
+    programs = ("munged", "slurmctld", "slurmd", "srun", "unshare", "setpriv")
+    missing = [name for name in programs if shutil.which(name) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)} (Debian: slurm-wlm, munge)"
+    if os.geteuid() != 0 or subprocess.run([*NAMESPACE, "true"], check=False, capture_output=True).returncode:
+        return "Slurm's daemons need root, and the right to make namespaces"
+    return None
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A running cluster of the nodes `node1` and `node2`."""
+
+    folder: Path
+
+    def run(
+        self, *arguments: object, cwd: Path | None = None, variables: Mapping[str, str] | None = None
+    ) -> Done:
+        """Run one of Slurm's commands to its end, with `lanewise` on the path."""
+        given: dict[str, str | None] = {name: None for name in os.environ if name.startswith("SLURM_")}
+        given["SLURM_CONF"] = str(self.folder / "slurm.conf")
+        given["PATH"] = os.pathsep.join([str(BIN), os.environ["PATH"]])
+        return run(*arguments, variables={**given, **(variables or {})}, cwd=cwd)
+
+    def is_ready(self) -> bool:
+        """Tell whether both nodes wait for work."""
+        return self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split() == ["idle", "idle"]
+
+
+@contextmanager
+def running_slurm(folder: Path) -> Iterator[Slurm]:
+    """Start the daemons in a folder, and kill whatever runs in their namespace in the end."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        ports = [bound.getsockname()[1] for bound in sockets]
+    host = socket.gethostname().partition(".")[0]
+    for name in ("state", "spool-node1", "spool-node2"):
+        (folder / name).mkdir()
+    (folder / "slurm.conf").write_text(CONFIG.format(host=host, ports=ports, folder=folder))
+    (folder / "hosts").write_text(f"127.0.0.1 localhost {host} node1 node2\n")
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o600)
+    with (folder / "daemons.log").open("w") as log:
+        program = ("setpriv", "--pdeathsig", "KILL", *NAMESPACE, "sh", "-ec", DAEMONS)
+        variables = {"SLURM_CONF": str(folder / "slurm.conf")}
+        with Command(*program, variables=variables, cwd=folder, stdout=log, stderr=log):
+            slurm = Slurm(folder)
+            try:
+                wait_for(slurm.is_ready)
+            except AssertionError:
+                print((folder / "daemons.log").read_text())
+                raise
+            yield slurm
