@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from tests.integration.command import BIN, TORCHRUN, run, train
 PAGES = Path(__file__).parents[2] / "docs" / "coming_from"
 CODE = PAGES / "code"
 
-OUR_LOOPS = sorted(CODE.glob("*_ours.py"))
-OUR_CONFIGS = sorted({*CODE.glob("*_ours.*")} - {*OUR_LOOPS})
+OUR_LOOPS = sorted(path for path in CODE.glob("*_ours.py") if "lanewise.Lanes(" in path.read_text())
+OUR_CONFIGS = sorted(path for path in CODE.glob("*_ours.*") if path.suffix != ".py")
 THEIR_SCRIPTS = sorted(CODE.glob("*_theirs.py"))
 
 # What a script needs besides torch. Where it is missing, the script is only parsed; so it is with the
@@ -41,8 +42,8 @@ for name, forward in (("module", model.module), ("wrapper", model)):
 torch.distributed.destroy_process_group()
 """
 
-# What the command line pins by itself, a script gets from its environment.
-PINS = {"MKL_CBWR": "AUTO", "OMP_NUM_THREADS": "1"}
+# What `exact` needs of the environment of a script, as the pages say.
+PINS = {"MKL_CBWR": "AUTO"}
 
 
 def stem(path: Path) -> str:
@@ -57,35 +58,51 @@ def is_installed(module: str) -> bool:
 
 
 def run_loop(script: Path, folder: Path, *launcher: object) -> bytes:
-    """Run a script in a folder of its own, and return the weights that it leaves there."""
+    """Run a script in a new folder, and return the weights that it leaves there."""
     folder.mkdir()
     run(*launcher, script, cwd=folder, variables=PINS).require_success()
     return (folder / "model.safetensors").read_bytes()
 
 
+def run_config(config: Path, run_dir: Path, devices: int) -> bytes:
+    train(config, f"--distributed.devices={devices}", f"--train.run_dir={run_dir}").require_success()
+    return (run_dir / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Return the weights that one of our programs leaves on one process; each runs once."""
+
+    @cache
+    def run_alone(program: Path) -> bytes:
+        folder = tmp_path_factory.mktemp("alone") / "run"
+        if program in OUR_LOOPS:
+            return run_loop(program, folder, BIN / "python")
+        return run_config(program, folder, devices=1)
+
+    return run_alone
+
+
 @pytest.mark.parametrize("script", OUR_LOOPS, ids=stem)
-def test_our_loop_leaves_the_same_weights_on_one_and_on_two_processes(tmp_path, script):
-    alone = run_loop(script, tmp_path / "one", BIN / "python")
-    assert run_loop(script, tmp_path / "two", *TORCHRUN, 2) == alone
+def test_our_loop_leaves_the_same_weights_on_one_and_on_two_processes(tmp_path, alone, script):
+    assert run_loop(script, tmp_path / "two", *TORCHRUN, 2) == alone(script)
 
 
 @pytest.mark.parametrize("config", OUR_CONFIGS, ids=stem)
-def test_our_config_leaves_the_same_weights_on_one_and_on_two_processes(tmp_path, config):
-    models = []
-    for devices in (1, 2):
-        run_dir = tmp_path / str(devices)
-        train(config, f"--distributed.devices={devices}", f"--train.run_dir={run_dir}").require_success()
-        models.append((run_dir / "model.safetensors").read_bytes())
-    assert models[0] == models[1]
+def test_our_config_leaves_the_same_weights_on_one_and_on_two_processes(tmp_path, alone, config):
+    assert run_config(config, tmp_path / "two", devices=2) == alone(config)
 
 
-def test_pages_with_the_same_loop_leave_the_same_weights(tmp_path):
-    """A page may leave out clipping or evaluation, but what it keeps means the same everywhere."""
-    weights = [
-        run_loop(CODE / f"{name}_ours.py", tmp_path / name, BIN / "python")
-        for name in ("data_parallel", "ddp")
-    ]
-    assert weights[0] == weights[1]
+def test_training_from_python_leaves_the_same_weights_as_from_a_config(tmp_path, alone):
+    done = run(BIN / "python", CODE / "lightning_ours.py", cwd=tmp_path).require_success()
+    assert "test/accuracy" in done.stdout
+    model = tmp_path / "runs" / "points" / "model.safetensors"
+    assert model.read_bytes() == alone(CODE / "lightning_ours.yaml")
+
+
+def test_pages_with_the_same_loop_leave_the_same_weights(alone):
+    """What a page leaves out, evaluation for instance, changes nothing about what it keeps."""
+    assert alone(CODE / "data_parallel_ours.py") == alone(CODE / "ddp_ours.py")
 
 
 @pytest.mark.parametrize("script", THEIR_SCRIPTS, ids=stem)

@@ -29,6 +29,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 # The nodes have as many CPUs as is said here, not as the machine has.
 SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0
 NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
 NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
 PartitionName=all Nodes=ALL Default=YES
@@ -72,6 +73,17 @@ class Slurm:
         given["SLURM_CONF"] = str(self.folder / "slurm.conf")
         given["PATH"] = os.pathsep.join([str(BIN), os.environ["PATH"]])
         return run(*arguments, variables={**given, **(variables or {})}, cwd=cwd)
+
+    def run_batch(self, *arguments: object, cwd: Path) -> str:
+        """Submit a batch script and return the state in which it ended; --wait would look only rarely."""
+        job = self.run("sbatch", "--parsable", *arguments, cwd=cwd).require_success().stdout.strip()
+
+        def ended() -> str | None:
+            shown = self.run("scontrol", "--oneliner", "show", "job", job).stdout
+            state = dict(item.partition("=")[::2] for item in shown.split())["JobState"]
+            return None if state in ("PENDING", "RUNNING", "COMPLETING") else state
+
+        return wait_for(ended)
 
     def is_ready(self) -> bool:
         """Tell whether both nodes wait for work."""

@@ -93,7 +93,7 @@ def test_gpus_that_are_not_there_are_refused(tmp_path, devices):
     ("task", "overrides", "mistake"),
     [
         ("tasks.Line", ["--task.init_args.num_samples", 0], "it has 0 samples"),
-        ("tasks.Detached", [], "Detached.loss returned a loss without a gradient"),
+        ("tasks.Detached", [], "the loss of Detached has no gradient"),
     ],
 )
 def test_what_training_cannot_work_with_is_refused(tmp_path, devices, task, overrides, mistake):

@@ -62,7 +62,7 @@ def test_four_processes_on_two_nodes_leave_the_model_of_one(slurm, digits, on_on
 
 def test_the_documented_batch_script_leaves_the_model_of_one(slurm, digits, on_one_process):
     (digits / "digits.sh").write_text(documented(r"^```bash\n(#!/bin/bash\n.*?)^```$"))
-    slurm.run("sbatch", "--wait", "digits.sh", cwd=digits).require_success()
+    assert slurm.run_batch("digits.sh", cwd=digits) == "COMPLETED"
     (log,) = digits.glob("digits-*.log")
     assert "4 processes on cpu" in log.read_text()
     assert (digits / "run" / "model.safetensors").read_bytes() == on_one_process
@@ -70,7 +70,7 @@ def test_the_documented_batch_script_leaves_the_model_of_one(slurm, digits, on_o
 
 def test_a_batch_script_without_srun_trains_alone(slurm, digits, on_one_process):
     (digits / "alone.sh").write_text("#!/bin/bash\necho task $SLURM_PROCID\nlanewise train digits.yaml\n")
-    slurm.run("sbatch", "--wait", *FOUR, "--output=alone.log", "alone.sh", cwd=digits).require_success()
+    assert slurm.run_batch(*FOUR, "--output=alone.log", "alone.sh", cwd=digits) == "COMPLETED"
     log = (digits / "alone.log").read_text()
     assert "task 0\n" in log
     assert "1 process on cpu" in log
@@ -92,6 +92,7 @@ def test_a_rank_that_raises_ends_all_of_them(slurm, tmp_path, options, others_sl
     assert time.monotonic() - start < 100
     assert done.code != 0
     assert done.leftover == []
+    assert done.stderr.count("ValueError: the image is upside down") == 1
     logs = {path.name: path.read_text() for path in (tmp_path / "run" / "logs").iterdir()}
     said = [name for name, log in logs.items() if "ValueError: the image is upside down" in log]
     assert said == ["rank-00001.log"]

@@ -1,10 +1,15 @@
 """The environment variables that must be fixed before torch is imported."""
 
+import ctypes
 import os
 import sys
+from pathlib import Path
 
 from lanewise.config.run import Equality
 from lanewise.errors import ConfigError
+
+# MKL_CBWR_BRANCH and MKL_CBWR_AUTO of mkl_types.h
+_CBWR_BRANCH, _CBWR_AUTO = 1, 2
 
 
 def pinned_variables(threads: int, equality: Equality) -> dict[str, str]:
@@ -26,17 +31,29 @@ def pinned_variables(threads: int, equality: Equality) -> dict[str, str]:
 
 
 def pin_environment(threads: int, equality: Equality) -> None:
-    """Set `pinned_variables` in this process; call it before torch is imported.
+    """Set `pinned_variables` in this process; call it before anything is computed.
 
     Raises:
-        ConfigError: equality is exact, and torch was imported without `MKL_CBWR=AUTO`.
+        ConfigError: equality is exact, and MKL was used already without `MKL_CBWR=AUTO`.
     """
-    mkl_cbwr = os.environ.get("MKL_CBWR")
-    if equality == "exact" and "torch" in sys.modules and mkl_cbwr != "AUTO":
+    os.environ.update(pinned_variables(threads, equality))
+    if equality == "exact" and not _mkl_is_pinned():
         mistake = (
-            f"distributed.equality exact needs MKL_CBWR=AUTO from before torch is imported: got "
-            f"{mkl_cbwr or 'it unset'}, with torch imported already. Start the program with MKL_CBWR=AUTO in "
-            f"its environment, or call lanewise.config.pin_environment before the first import of torch."
+            "equality exact needs MKL_CBWR=AUTO from before MKL computes for the first time, and this "
+            "process has used it already. Ask for exact earlier in the program, or start it with "
+            "MKL_CBWR=AUTO in its environment."
         )
         raise ConfigError(mistake)
-    os.environ.update(pinned_variables(threads, equality))
+
+
+def _mkl_is_pinned() -> bool:
+    """Ask the MKL that torch carries for its reproducibility mode, which it fixes when it is first used."""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.__file__ is None:
+        return True  # it will find the variable when it is loaded
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        mode: int = library.mkl_serv_cbwr_get(_CBWR_BRANCH)
+    except (OSError, AttributeError):
+        return True  # a torch without MKL
+    return mode == _CBWR_AUTO

@@ -19,6 +19,10 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was, so that the next lap begins now."""
         self._laps: list[tuple[str, float | torch.cuda.Event]] = [("", self._now())]
 
     def lap(self, phase: str) -> None:
@@ -26,12 +30,13 @@ class StepClock:
         self._laps.append((phase, self._now()))
 
     def take(self) -> Callable[[], dict[str, float]]:
-        """Begin anew.
+        """Restart.
 
         Returns:
             A function that returns the seconds of each phase up to now; on a GPU it waits for that point.
         """
-        laps, self._laps = self._laps, self._laps[-1:]
+        laps = self._laps
+        self.restart()
 
         def read() -> dict[str, float]:
             seconds = dict.fromkeys(PHASES, 0.0)

@@ -75,6 +75,7 @@ class Engine:
         observers = callbacks if self._world.rank == 0 else ()
         for observer in observers:
             observer.on_start(run_dir.path, 0, self.last_step)
+        start = time.perf_counter()
         try:
             values = self._fit(run_dir, observers)
         except BaseException as error:
@@ -83,6 +84,17 @@ class Engine:
             raise
         for observer in observers:
             observer.on_end(None)
+        if self._world.rank == 0:
+            seconds = time.perf_counter() - start
+            num_samples = self._schedule.num_samples_before(self.last_step)
+            logger.info(
+                "trained %d steps on %d samples in %.1f s: %.0f samples/s over all processes",
+                self.last_step,
+                num_samples,
+                seconds,
+                num_samples / seconds,
+            )
+            logger.info("model: %s", run_dir.model)
         return values
 
     def steps(self) -> Iterator[StepReport]:
@@ -96,14 +108,11 @@ class Engine:
             self._passes.close()
 
     def _fit(self, run_dir: RunDir, observers: Sequence[Callback]) -> dict[str, float]:
-        start = time.perf_counter()
-        num_samples = 0
         values: dict[str, float] = {}
         unseen: deque[StepReport] = deque()
         # What a step found is known on a GPU only when it is done: look at it while the next one runs.
         num_behind = 1 if self._world.device.type == "cuda" else 0
         for report in self.steps():
-            num_samples += self._schedule.num_samples_in(report.step)
             is_due = self._evaluation is not None and self._evaluation.is_due_after(report.step)
             unseen.append(report)
             while len(unseen) > (0 if is_due else num_behind):
@@ -116,15 +125,6 @@ class Engine:
             save_model(self.training.model, run_dir.model)
             if self.training.average is not None:
                 save_model(self.training.average.module, run_dir.averaged_model)
-            seconds = time.perf_counter() - start
-            logger.info(
-                "trained %d steps on %d samples in %.1f s: %.0f samples/s over all processes",
-                self.last_step,
-                num_samples,
-                seconds,
-                num_samples / seconds,
-            )
-            logger.info("model: %s", run_dir.model)
         return values
 
     def _evaluate(

@@ -91,6 +91,7 @@ class TrainStep:
             TaskError: if the task breaks its contract.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
+        self._clock.restart()  # an evaluation may have come between
         task, model, passes = self._training.task, self._training.model, self._passes
         optimizer, scheduler = self._training.optimizer, self._training.scheduler
         for batch in passes.run(batches):  # the lanes that this process carries

@@ -57,6 +57,12 @@ class Schedule:
         start = step % self.steps_per_epoch * self.global_batch_size
         return min(self.global_batch_size, self.num_samples - start)
 
+    def num_samples_before(self, step: int) -> int:
+        """Count the samples of all steps before this one, over all epochs."""
+        epochs, steps = divmod(step, self.steps_per_epoch)
+        per_epoch = min(self.num_samples, self.steps_per_epoch * self.global_batch_size)
+        return epochs * per_epoch + steps * self.global_batch_size
+
     def num_present_lanes(self, step: int) -> int:
         """Count the lanes that have samples in a step: they are the first ones."""
         return -(-self.num_samples_in(step) // self.micro_batch_size)

@@ -2,7 +2,7 @@
 
 from lanewise.loggers.jsonl import JsonlLogger
 from lanewise.loggers.progress import ProgressLogger
-from lanewise.loggers.rank_log import log_to
+from lanewise.loggers.rank_log import RankLog
 from lanewise.loggers.tensorboard import TensorBoardLogger
 
-__all__ = ["JsonlLogger", "ProgressLogger", "TensorBoardLogger", "log_to"]
+__all__ = ["JsonlLogger", "ProgressLogger", "RankLog", "TensorBoardLogger"]

@@ -1,14 +1,17 @@
-"""Gives each rank a log file; the console belongs to rank 0."""
+"""Gives each rank a log file; the console belongs to rank 0, and to every rank's warnings."""
 
 import io
 import logging
 import os
 import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 
-def log_to(path: Path, *, is_rank_zero: bool) -> None:
-    """Send python's logging and warnings to a file; on rank 0 also to the console.
+class RankLog:
+    """Sends python's logging and warnings to a file; on rank 0 also to the console.
 
     A record with `extra={"is_for_file_only": True}` stays off the console.
 
@@ -17,23 +20,65 @@ def log_to(path: Path, *, is_rank_zero: bool) -> None:
 
     Args:
         path: the log file of this rank.
-        is_rank_zero: whether the console is this process's.
+        rank: this process's rank.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a", encoding="utf-8", buffering=1)
-    to_file = logging.StreamHandler(file)
-    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handlers: list[logging.Handler] = [to_file]
-    if is_rank_zero:
-        to_console = logging.StreamHandler(sys.stderr)
-        to_console.addFilter(lambda record: not getattr(record, "is_for_file_only", False))
-        handlers.append(to_console)
-    else:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(line_buffering=True)  # as on a terminal: a killed rank keeps its lines
-    logging.basicConfig(level=logging.INFO, handlers=handlers, format="%(message)s", force=True)
-    logging.captureWarnings(True)
+
+    def __init__(self, path: Path, rank: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", encoding="utf-8", buffering=1)
+        to_file = logging.StreamHandler(file)
+        to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        if rank == 0:
+            self._console = _Console(rank, lambda: sys.stderr)  # a progress bar may have replaced it
+        else:
+            terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
+            self._console = _Console(rank, lambda: terminal)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(line_buffering=True)  # as on a terminal: a killed rank keeps its lines
+        logging.basicConfig(
+            level=logging.INFO, handlers=[to_file, self._console], format="%(message)s", force=True
+        )
+        logging.captureWarnings(True)
+
+    def share_warnings(self, claim: Callable[[str], bool]) -> None:
+        """Show the warnings of every rank on the console, each of them once.
+
+        Args:
+            claim: tells whether this process is the first of all to ask with this text.
+        """
+        self._console.claim = claim
+
+
+class _Console(logging.Handler):
+    """The terminal on which a run was started."""
+
+    def __init__(self, rank: int, stream: Callable[[], TextIO]) -> None:
+        super().__init__()
+        self.claim: Callable[[str], bool] | None = None
+        self._stream = stream
+        self._rank = rank
+        self._pid = os.getpid()
+        self._said: Counter[str] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record that has a place on the console."""
+        if getattr(record, "is_for_file_only", False):
+            return
+        text = self.format(record)
+        # A process that was forked, to load data, must not use the claim.
+        claim = self.claim if os.getpid() == self._pid else None
+        if self._rank == 0 and (record.levelno < logging.WARNING or claim is None):
+            self._write(text)
+        elif record.levelno >= logging.WARNING and claim is not None:
+            self._said[text] += 1  # what one rank says twice, all ranks may say twice
+            if claim(f"{self._said[text]} {text}"):
+                self._write(text if self._rank == 0 else f"[rank {self._rank}] {text}")
+
+    def _write(self, text: str) -> None:
+        stream = self._stream()
+        stream.write(f"{text}\n")
+        stream.flush()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from lanewise.lifeline import die_with_parent
 from lanewise.world.world import GroupWorld, LocalWorld, World
@@ -92,8 +93,9 @@ def _run(rank: int, world_size: int, store: str, call: bytes, pipe: Connection) 
         function, args, device = pickle.loads(call)  # noqa: S301 - from our own process
         world: World = LocalWorld(torch.device(device))
         if world_size > 1:
-            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-            world = GroupWorld(torch.device(device))
+            meeting = FileStore(store, world_size)
+            dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world_size)
+            world = GroupWorld(torch.device(device), meeting)
             dist.barrier()  # else a rank that ends at once hangs up on one that is still connecting
         result = pickle.dumps((False, function(world, *args)))
         world.close()

@@ -1,11 +1,14 @@
 """The processes of a run and the few collectives that the engine needs of them."""
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from lanewise.world.environment import Environment
 from lanewise.world.streams import side_stream, start_copy_to_host
@@ -50,6 +53,10 @@ class World(Protocol):
         """Open a second channel with the same members. Collective: every rank must call this."""
         ...
 
+    def claim(self, key: str) -> bool:
+        """Tell whether this is the first call with this key, of all ranks. No collective."""
+        ...
+
     def close(self) -> None:
         """Leave the world. The others need not do so at the same time."""
         ...
@@ -63,6 +70,7 @@ class LocalWorld:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._claimed: set[str] = set()
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """See `World`."""
@@ -83,17 +91,29 @@ class LocalWorld:
     def new_group(self) -> None:
         """See `World`."""
 
+    def claim(self, key: str) -> bool:
+        """See `World`."""
+        is_first = key not in self._claimed
+        self._claimed.add(key)
+        return is_first
+
     def close(self) -> None:
         """See `World`."""
 
 
 class GroupWorld:
-    """The processes of torch's default process group, which must be initialised."""
+    """The processes of torch's default process group.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: of this process.
+        store: the one that the group was initialised with.
+    """
+
+    def __init__(self, device: torch.device, store: Store) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.device = device
+        self._claims = PrefixStore("lanewise/claims", store)
         self._is_on_host = dist.get_backend() == "gloo"
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -133,6 +153,13 @@ class GroupWorld:
         group: dist.ProcessGroup = dist.new_group()
         return group
 
+    def claim(self, key: str) -> bool:
+        """See `World`."""
+        try:
+            return self._claims.add(hashlib.sha256(key.encode()).hexdigest(), 1) == 1
+        except RuntimeError:  # the process that keeps the store is gone
+            return True
+
     def close(self) -> None:
         """See `World`."""
         dist.destroy_process_group()
@@ -159,5 +186,6 @@ def join_world(environment: Environment, devices: Sequence[str], backend: str) -
     # torch reads from there where the processes meet, and Slurm does not tell it.
     os.environ["MASTER_ADDR"] = environment.master_address
     os.environ["MASTER_PORT"] = str(environment.master_port)
-    dist.init_process_group(backend, rank=environment.rank, world_size=environment.world_size)
-    return GroupWorld(device)
+    store, rank, world_size = next(rendezvous("env://", environment.rank, environment.world_size))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    return GroupWorld(device, store)

@@ -1,9 +1,11 @@
-"""The environment variables that must be there before torch is imported."""
+"""The environment variables that must be there before MKL computes."""
 
 import os
+import subprocess
 import sys
 
 import pytest
+import torch
 
 from lanewise.config import pin_environment
 from lanewise.errors import ConfigError
@@ -44,25 +46,33 @@ def test_exact_fixes_the_code_paths_too(monkeypatch):
     }
 
 
-@pytest.mark.parametrize(("value", "shown"), [(None, "it unset"), ("AVX2", "AVX2")])
-def test_exact_comes_too_late_after_torch(monkeypatch, value, shown):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    if value:
-        monkeypatch.setenv("MKL_CBWR", value)
-    with pytest.raises(ConfigError, match=f"before torch is imported: got {shown}") as caught:
-        pin_environment(threads=1, equality="exact")
-    assert "Start the program with MKL_CBWR=AUTO" in str(caught.value)
-    assert os.environ.get("MKL_CBWR") == value
+AFTER_TORCH = """
+import sys, torch
+from lanewise.config import pin_environment
+from lanewise.errors import ConfigError
+if "compute" in sys.argv:
+    torch.ones(64, 64) @ torch.ones(64, 64)
+try:
+    pin_environment(threads=1, equality=sys.argv[1])
+except ConfigError as error:
+    print(error)
+"""
 
 
-def test_exact_after_torch_is_fine_if_it_was_set_in_time(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setenv("MKL_CBWR", "AUTO")
-    pin_environment(threads=1, equality="exact")
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-
-
-def test_close_does_not_mind_torch(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    pin_environment(threads=3, equality="close")
-    assert os.environ["OMP_NUM_THREADS"] == "3"
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
+@pytest.mark.parametrize(
+    ("arguments", "value", "said"),
+    [
+        (["exact"], None, ""),
+        (["exact"], "COMPATIBLE", ""),
+        (["exact", "compute"], "AUTO", ""),
+        (["close", "compute"], None, ""),
+        (["exact", "compute"], None, "equality exact needs MKL_CBWR=AUTO from before MKL computes"),
+        (["exact", "compute"], "COMPATIBLE", "equality exact needs MKL_CBWR=AUTO from before MKL computes"),
+    ],
+)
+def test_exact_comes_too_late_only_where_mkl_has_computed(arguments, value, said):
+    environment = dict(os.environ) if value is None else {**os.environ, "MKL_CBWR": value}
+    printed = subprocess.check_output([sys.executable, "-c", AFTER_TORCH, *arguments], env=environment)
+    assert printed.decode().startswith(said)
+    assert bool(printed) == bool(said)

@@ -176,3 +176,10 @@ def test_steps_of_an_epoch(num_samples, drop_last, steps):
 def test_batch_sizes_that_do_not_fit_are_refused(global_batch_size, micro_batch_size):
     with pytest.raises(ValueError, match=f"got {global_batch_size} and {micro_batch_size}"):
         Schedule(20, global_batch_size, micro_batch_size)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_samples_before_a_step_are_those_of_the_steps_before_it(drop_last):
+    schedule = Schedule(num_samples=21, global_batch_size=8, micro_batch_size=2, drop_last=drop_last)
+    for step in range(3 * schedule.steps_per_epoch + 1):
+        assert schedule.num_samples_before(step) == sum(map(schedule.num_samples_in, range(step)))

@@ -11,10 +11,10 @@ import pytest
 SCRIPT = """
 import logging, os, subprocess, sys, warnings
 from pathlib import Path
-from lanewise.loggers.rank_log import log_to
+from lanewise.loggers.rank_log import RankLog
 
 print("print before")
-log_to(Path(sys.argv[1]), is_rank_zero=sys.argv[2] == "0")
+RankLog(Path(sys.argv[1]), int(sys.argv[2]))
 print("print to stdout")
 print("print to stderr", file=sys.stderr)
 sys.stdout.flush()
@@ -107,11 +107,11 @@ def test_what_is_there_is_kept(tmp_path):
 TWICE = """
 import logging, sys
 from pathlib import Path
-from lanewise.loggers.rank_log import log_to
+from lanewise.loggers.rank_log import RankLog
 
 logging.basicConfig()
 for name in sys.argv[1:]:
-    log_to(Path(name), is_rank_zero=True)
+    RankLog(Path(name), 0)
     logging.getLogger("mine").info("to %s", name)
 """
 
@@ -125,9 +125,9 @@ def test_it_replaces_the_handlers_that_were_there(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from lanewise.loggers.rank_log import log_to
+from lanewise.loggers.rank_log import RankLog
 
-log_to(Path(sys.argv[1]), is_rank_zero=False)
+RankLog(Path(sys.argv[1]), 1)
 print("last words")
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -136,3 +136,41 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_what_a_killed_rank_printed_is_in_its_log(tmp_path):
     assert start(KILLED, tmp_path / "rank-00001.log").returncode == -signal.SIGKILL
     assert (tmp_path / "rank-00001.log").read_text() == "last words\n"
+
+
+SHARED = """
+import logging, os, sys, warnings
+from pathlib import Path
+from lanewise.loggers.rank_log import RankLog
+
+folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+
+def claim(key):
+    try:
+        (folder / f"{hash(key)}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+RankLog(folder / f"rank-{rank}.log", rank).share_warnings(claim)
+logging.info("an info")
+logging.warning("all ranks say this")
+logging.warning("all ranks say this")
+logging.warning("only rank %d says this", rank)
+if os.fork() == 0:
+    logging.warning("a loader process says this")
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_warnings_of_every_rank_are_on_the_console_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    said = [start(SHARED, tmp_path, rank).stderr.splitlines() for rank in (1, 0, 2)]
+    assert said[0] == ["[rank 1] all ranks say this"] * 2 + ["[rank 1] only rank 1 says this"]
+    assert said[1] == ["an info", "only rank 0 says this", "a loader process says this"]
+    assert said[2] == ["[rank 2] only rank 2 says this"]
+    for rank in range(3):
+        log = (tmp_path / f"rank-{rank}.log").read_text()
+        assert log.count("all ranks say this") == 2
+        assert "a loader process says this" in log

@@ -1,0 +1,235 @@
+"""Training from Python: a plain script, and a notebook."""
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from queue import Empty
+
+import nbclient
+import nbformat
+import pytest
+import torch
+
+import lanewise
+from lanewise.errors import CheckpointError, ConfigError, LaunchError
+from tests.integration import curve
+from tests.integration.command import LANEWISE, TORCHRUN, Command, run, train, write_config
+
+SCRIPT = Path(curve.__file__)
+SECTIONS = {
+    "batch": {"global_batch_size": 16, "micro_batch_size": 4},
+    "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-2}},
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """The run directory that the command line leaves on one process."""
+    folder = tmp_path_factory.mktemp("command-line")
+    train_section = {"epochs": 4, "run_dir": str(folder / "run")}
+    path = write_config(folder, "curve.Curve", train=train_section, **SECTIONS)
+    train(path, "--task.init_args.width", 6).require_success()
+    return folder / "run"
+
+
+def model_of(run_dir: Path) -> bytes:
+    return (run_dir / "model.safetensors").read_bytes()
+
+
+def last_evaluation(run_dir: Path) -> dict[str, float]:
+    line = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    return {name: value for name, value in line.items() if name.startswith("held_out/")}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_plain_script_leaves_what_the_command_line_leaves(tmp_path, finished, devices):
+    done = run(sys.executable, SCRIPT, tmp_path / "run", devices).require_success()
+    assert model_of(tmp_path / "run") == model_of(finished)
+    assert last_evaluation(tmp_path / "run") == last_evaluation(finished)
+    error, _ = done.stdout.split()
+    assert float(error) == last_evaluation(finished)["held_out/error"]
+
+
+def test_what_a_script_leaves_can_be_trained_again_from_its_configuration(tmp_path, finished):
+    run(sys.executable, SCRIPT, tmp_path / "run", 2).require_success()
+    train(tmp_path / "run" / "config.yaml", "--train.run_dir", tmp_path / "again").require_success()
+    assert model_of(tmp_path / "again") == model_of(finished)
+
+
+def test_a_script_joins_the_processes_of_torchrun(tmp_path, finished):
+    pins = {"MKL_CBWR": "AUTO", "OMP_NUM_THREADS": "1"}
+    done = run(*TORCHRUN, 2, SCRIPT, tmp_path / "run", 2, variables=pins).require_success()
+    assert model_of(tmp_path / "run") == model_of(finished)
+    assert len(done.stdout.split()) == 2  # of rank 0; the other one's is in its log
+
+
+def test_an_interrupted_script_leaves_no_process(tmp_path):
+    with Command(sys.executable, SCRIPT, tmp_path / "run", 2, 0.5) as command:
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            time.sleep(0.05)
+        command.interrupt()
+        done = command.finish()
+    assert "KeyboardInterrupt" in done.stderr
+    assert done.leftover == []
+
+
+@pytest.mark.parametrize("devices", [None, 3])
+def test_evaluating_a_run_gives_the_values_of_its_last_evaluation(finished, devices):
+    chosen = [] if devices is None else ["--distributed.devices", devices]
+    done = run(*LANEWISE, "evaluate", finished, *chosen).require_success()
+    values = dict(line.split() for line in done.stdout.splitlines())
+    assert {name: float(value) for name, value in values.items()} == last_evaluation(finished)
+    done = run(*TORCHRUN, 2, "-m", "lanewise", "evaluate", finished / "model.safetensors").require_success()
+    assert dict(line.split() for line in done.stdout.splitlines()) == values
+
+
+def test_predictions_are_in_dataset_order_on_any_number_of_processes(finished, monkeypatch):
+    monkeypatch.chdir("/")
+    task = curve.Curve(width=6)
+    model = task.build_model().eval()
+    lanewise_model = lanewise.predict(finished, "held_out", devices=1)
+    assert len(lanewise_model) == 15
+    assert all(output.shape == (1,) for output in lanewise_model)
+    shared = lanewise.predict(finished, "held_out", devices=3)
+    assert all(map(torch.equal, shared, lanewise_model))
+    from lanewise.checkpoint import load_model
+
+    load_model(model, finished / "model.safetensors")
+    with torch.no_grad():
+        whole = model(task.eval_datasets()["held_out"].tensors[0])
+    torch.testing.assert_close(torch.stack(shared), whole)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere is no finished run: there is no nowhere/config.yaml"),
+        (["{run}/other.safetensors"], "there is no {run}/other.safetensors"),
+        (["{run}", "--distributed.device", "2"], "Did you mean distributed.devices?"),
+    ],
+)
+def test_evaluating_what_is_not_there_is_one_clear_error(finished, arguments, said):
+    done = run(*LANEWISE, "evaluate", *(argument.format(run=finished) for argument in arguments))
+    assert done.code == 2
+    assert len(done.errors) == 1
+    assert said.format(run=finished) in done.errors[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_weights_of_another_model_are_one_clear_error(finished):
+    done = run(*LANEWISE, "evaluate", finished, "--task.init_args.width", 7)
+    assert done.code == 2
+    assert "0.weight is (6, 1) in the file and (7, 1) in the model" in done.errors[0]
+
+
+def options(folder: Path, **others) -> dict:
+    return {**SECTIONS, "train": {"epochs": 1, "run_dir": str(folder / "run")}, **others}
+
+
+def test_mistakes_in_the_sections_are_listed_all_at_once(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        lanewise.train(curve.Curve(), **options(tmp_path, precision="fp8", data={"workers": 1}))
+    assert [mistake.split()[0] for mistake in caught.value.mistakes] == ["precision", "data.workers"]
+
+
+def test_a_class_is_no_task(tmp_path):
+    with pytest.raises(ConfigError, match=r"train needs a lanewise.Task: got <class .*Give it an object"):
+        lanewise.train(curve.Curve, **options(tmp_path))
+
+
+class WithFile(curve.Curve):
+    def __init__(self) -> None:
+        self.file = SCRIPT.open()
+
+
+def test_a_task_that_cannot_be_sent_to_other_processes_is_told_so(tmp_path):
+    task = WithFile()
+    with task.file, pytest.raises(ConfigError, match=r"the task cannot be sent to worker processes: .*pickle"):
+        lanewise.train(task, **options(tmp_path))
+
+
+class Failing(curve.Curve):
+    def forward(self, model, batch):
+        raise ValueError("the curve is flat")
+
+
+def test_the_exception_of_a_worker_is_an_error_here(tmp_path):
+    with pytest.raises(LaunchError, match=r"rank 0 on [\s\S]*ValueError: the curve is flat"):
+        lanewise.train(Failing(), **options(tmp_path))
+    assert "LANEWISE_PARENT_PID" not in os.environ
+
+
+def test_there_is_no_model_before_a_run_has_ended(tmp_path):
+    with pytest.raises(CheckpointError, match="is no finished run"):
+        lanewise.evaluate(tmp_path)
+
+
+def notebook(run_dir: Path, seconds_a_lane: float = 0.0) -> nbformat.NotebookNode:
+    """The script as a notebook: the class in one cell, its training in another."""
+    source, _, _ = SCRIPT.read_text().partition('if __name__ == "__main__"')
+    cells = [source, f"main({str(run_dir)!r}, 2, {seconds_a_lane})"]
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+
+
+quiet_kernel = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+
+
+@quiet_kernel
+def test_a_notebook_leaves_what_the_command_line_leaves_and_shows_one_bar(tmp_path, finished):
+    book = nbclient.NotebookClient(notebook(tmp_path / "run"), timeout=120).execute()
+    assert model_of(tmp_path / "run") == model_of(finished)
+    outputs = book.cells[1].outputs
+    stdout = "".join(output.text for output in outputs if output.get("name") == "stdout")
+    assert float(stdout.split()[0]) == last_evaluation(finished)["held_out/error"]
+    stderr = "".join(output.text for output in outputs if output.get("name") == "stderr")
+    bars = [line for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stderr).split("\n") if "12/12" in line]
+    assert len(bars) == 1, stderr  # one line, drawn over and over
+
+
+@quiet_kernel
+def test_interrupting_a_cell_leaves_no_process(tmp_path):
+    marker = f"LANEWISE_TEST_NOTEBOOK={tmp_path}"
+    client = nbclient.NotebookClient(notebook(tmp_path / "run", 0.5), timeout=120)
+    client.create_kernel_manager()
+    client.start_new_kernel(env={**os.environ, **dict([marker.split("=", 1)])})
+    client.start_new_kernel_client()
+    try:
+        client.execute_cell(client.nb.cells[0], 0)
+        client.kc.execute(client.nb.cells[1].source)
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            time.sleep(0.05)
+        assert len(pids(marker)) >= 3  # the kernel and two workers
+        client.km.interrupt_kernel()
+        assert "KeyboardInterrupt" in shown(client)
+        deadline = time.monotonic() + 5
+        while len(left := pids(marker)) > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(left) == 1  # the kernel
+    finally:
+        client.km.shutdown_kernel(now=True)
+        client.kc.stop_channels()
+
+
+def shown(client) -> str:
+    """The error that the running cell ends with."""
+    while True:
+        try:
+            message = client.kc.get_iopub_msg(timeout=60)
+        except Empty:
+            return "nothing"
+        if message["msg_type"] == "error":
+            return message["content"]["ename"]
+
+
+def pids(marker: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,289 @@
+"""The engine's parts in a loop of one's own: they give the bytes of the trainer."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import Dataset, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from lanewise import Lanes, Loss
+from lanewise.engine import own_loop
+from lanewise.errors import TaskError
+from lanewise.testing import run_distributed
+from lanewise.world.environment import Environment
+from tests.distributed.tasks import Language, TinyTransformer, configure, train
+
+SAMPLES = 53  # in steps of 16: the fourth step of an epoch has 5 samples on 3 of the 8 lanes
+WORLDS = pytest.mark.parametrize("world_size", [2, 3])
+
+
+def make_lanes(world, **options: Any) -> Lanes:
+    """Make lanes in a world that is there already, instead of one that a launcher prepared."""
+    own_loop.join_world = lambda *_: world  # type: ignore[assignment]
+    place = Environment(world.rank, world.rank, world.world_size, world.world_size)
+    own_loop.Environment = functools.partial(Environment)  # type: ignore[assignment, misc]
+    own_loop.Environment.from_env = lambda _: place  # type: ignore[attr-defined]
+    return Lanes(**{"global_batch_size": 16, "micro_batch_size": 2, "equality": "exact", **options})
+
+
+def state_of(*models: nn.Module) -> list[dict[str, bytes]]:
+    return [{name: t.numpy().tobytes() for name, t in model.state_dict().items()} for model in models]
+
+
+def language(world, last_step=9, resume_at=None):
+    """Train the task `Language`; on the way, forget all but what a checkpoint would hold."""
+    task = Language(SAMPLES)
+    lanes = make_lanes(world)
+    model = lanes.prepare(TinyTransformer())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    steps = lanes.steps(task.train_dataset(), collate=task.collate)
+    losses: list[float] = []
+    while steps.epoch < 3 and len(losses) < last_step:
+        for step in steps:
+            assert step.number == len(losses)
+            for batch in step:
+                step.backward(task.loss(model(batch), batch))
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(step.loss)
+            if len(losses) == last_step:
+                break
+            if len(losses) == resume_at:
+                torch.manual_seed(123)
+                kept = model.state_dict(), optimizer.state_dict()
+                model = lanes.prepare(TinyTransformer())
+                own_loop_models = lanes._models  # a new process would have one model only
+                del own_loop_models[0], lanes._passes[0]
+                optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+                model.load_state_dict(kept[0])
+                optimizer.load_state_dict(kept[1])
+                steps = lanes.steps(task.train_dataset(), collate=task.collate, first_step=resume_at)
+                break
+    return state_of(model)[0], losses
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_transformer_ends_with_the_bytes_and_losses_of_the_trainer(world_size):
+    expected = run_distributed(train, 1, configure(Language, num_samples=SAMPLES))[0]
+    for result in run_distributed(language, world_size):
+        assert result == expected
+
+
+@pytest.mark.parametrize("resume_at", [2, 4])
+def test_going_on_in_the_middle_of_an_epoch_gives_the_same_bytes(resume_at):
+    expected = run_distributed(language, 1)[0]
+    for result in run_distributed(language, 2, 9, resume_at):
+        assert result == expected
+
+
+class Points(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index / 30, (index / 30) ** 2])
+
+
+def gan(world):
+    """A generator and a discriminator with dropout and BatchNorm, two optimizers, clipping for each."""
+    lanes = make_lanes(world)
+    generator = lanes.prepare(
+        nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2))
+    )
+    discriminator = lanes.prepare(nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(), nn.Linear(8, 1)))
+    of_generator = torch.optim.Adam(generator.parameters(), lr=1e-2)
+    of_discriminator = torch.optim.Adam(discriminator.parameters(), lr=1e-2)
+    steps = lanes.steps(Points())
+    losses = []
+    for _ in range(3):
+        for step in steps:
+            for real in step.batches(discriminator):
+                fake = generator(torch.randn(len(real), 3)).detach()
+                step.backward(
+                    F.softplus(-discriminator(real)).mean() + F.softplus(discriminator(fake)).mean()
+                )
+            nn.utils.clip_grad_norm_(discriminator.parameters(), 0.5)
+            of_discriminator.step()
+            losses.append(step.loss)
+            for real in step.batches(generator):
+                step.backward(F.softplus(-discriminator(generator(torch.randn(len(real), 3)))).mean())
+            nn.utils.clip_grad_norm_(generator.parameters(), 1.0)
+            of_generator.step()
+            losses.append(step.loss)
+    return state_of(generator, discriminator), losses
+
+
+@WORLDS
+def test_a_gan_with_two_optimizers_ends_with_the_same_bytes(world_size):
+    alone = run_distributed(gan, 1)[0]
+    assert len(set(alone[1])) == len(alone[1]) == 12
+    for result in run_distributed(gan, world_size):
+        assert result == alone
+
+
+def draws(world):
+    lanes = make_lanes(world)
+    first, second = lanes.prepare(nn.Linear(2, 1)), lanes.prepare(nn.Linear(2, 1))
+    drawn = []
+    for step in lanes.steps(Points()):
+        for model in (first, second, first):
+            for batch in step.batches(model):
+                drawn.append((torch.rand(()).item(), batch.tolist()))
+                step.backward(model(batch).mean())
+    return drawn
+
+
+def test_every_pass_of_a_step_has_the_same_batches_and_other_random_numbers():
+    drawn = run_distributed(draws, 1)[0]
+    first_step = drawn[:8], drawn[8:16], drawn[16:24]
+    assert all([batch for _, batch in one] == [batch for _, batch in first_step[0]] for one in first_step)
+    assert len({number for number, _ in drawn}) == len(drawn)
+
+
+def siamese(world):
+    """Several forwards before a backward."""
+    lanes = make_lanes(world)
+    model = lanes.prepare(nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.2), nn.Linear(4, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in lanes.steps(Points()):
+        for batch in step:
+            near, far = model(batch), model(1 - batch)
+            step.backward(Loss(((near - far) ** 2).sum(), weight=2 * len(batch)))
+        optimizer.step()
+    return state_of(model)
+
+
+@WORLDS
+def test_several_forwards_before_a_backward_end_with_the_same_bytes(world_size):
+    alone = run_distributed(siamese, 1)[0]
+    for result in run_distributed(siamese, world_size):
+        assert result == alone
+
+
+def count(world, num_samples):
+    lanes = make_lanes(world)
+    data = TensorDataset(torch.arange(num_samples) % 5, (torch.arange(num_samples) // 3) % 5)
+    accuracy = MulticlassAccuracy(num_classes=5, average="macro")
+    values, num_seen = [], 0
+    for _ in range(2):  # the metric is as good as new
+        for guesses, labels in lanes.evaluate(data, accuracy):
+            accuracy.update(guesses, labels)
+            num_seen += len(labels)
+        values.append(accuracy.compute().item())
+    return values, num_seen
+
+
+@pytest.mark.parametrize("num_samples", [53, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_a_metric_has_the_value_of_the_whole_set_and_each_sample_is_seen_once(world_size, num_samples):
+    whole = MulticlassAccuracy(num_classes=5, average="macro")
+    whole.update(torch.arange(num_samples) % 5, (torch.arange(num_samples) // 3) % 5)
+    results = run_distributed(count, world_size, num_samples)
+    assert all(values == [whole.compute().item()] * 2 for values, _ in results)
+    assert sum(num_seen for _, num_seen in results) == 2 * num_samples
+
+
+def overflow(world):
+    lanes = make_lanes(world, precision="fp16")
+    model = lanes.prepare(nn.Linear(2, 1))
+    before = state_of(model)
+    step = next(iter(lanes.steps(Points())))
+    for batch in step:
+        with lanes.autocast():
+            loss = (model(batch) * 1e4).sum()
+        step.backward(loss)
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    return state_of(model) == before, [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_step_whose_fp16_gradient_overflowed_leaves_none(world_size):
+    for result in run_distributed(overflow, world_size):
+        assert result == (True, [None, None])
+
+
+def no_backward(lanes, model):
+    for _batch in next(iter(lanes.steps(Points()))):
+        pass
+
+
+def two_backwards(lanes, model):
+    step = next(iter(lanes.steps(Points())))
+    for batch in step:
+        step.backward(model(batch).mean())
+        step.backward(model(batch).mean())
+
+
+def half_a_step(lanes, model):
+    for step in lanes.steps(Points()):
+        for batch in step:
+            step.backward(model(batch).mean())
+            break
+
+
+def whose_gradients(lanes, model):
+    lanes.prepare(nn.Linear(1, 1))
+    for _batch in next(iter(lanes.steps(Points()))):
+        pass
+
+
+def vector(lanes, model):
+    step = next(iter(lanes.steps(Points())))
+    for batch in step:
+        step.backward(model(batch))
+
+
+def misuse(world, use):
+    lanes = make_lanes(world)
+    try:
+        use(lanes, lanes.prepare(nn.Linear(2, 1)))
+    except TaskError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (no_backward, "a lane of step 0 had no backward. Call it once for each micro-batch"),
+        (two_backwards, "backward was called twice for one micro-batch"),
+        (half_a_step, "step 0 was left before its micro-batches were done"),
+        (whose_gradients, "2 models were prepared"),
+        (
+            vector,
+            "the loss given to backward must be a scalar tensor or a Loss: got a tensor of shape (2, 1)",
+        ),
+    ],
+)
+def test_a_misuse_is_one_clear_error(use, said):
+    assert run_distributed(misuse, 1, use)[0].startswith(said)
+
+
+def cosine(world):
+    """What the example does, with a scheduler."""
+    lanes = make_lanes(world)
+    model = lanes.prepare(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = lanes.steps(Points(), shuffle=False, drop_last=True)
+    scheduler = CosineAnnealingLR(optimizer, T_max=2 * len(steps))
+    seen = []
+    for epoch in range(2):
+        for step in steps:
+            assert step.epoch == epoch
+            for batch in step:
+                seen.extend(batch[:, 0].mul(30).round().int().tolist())
+                step.backward(model(batch).mean())
+            optimizer.step()
+            scheduler.step()
+    assert steps.epoch == 2
+    return seen, scheduler.last_epoch
+
+
+def test_steps_are_counted_without_shuffling_or_the_last_one():
+    assert run_distributed(cosine, 1)[0] == ([*range(16), *range(16)], 2)
