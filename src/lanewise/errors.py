@@ -13,6 +13,8 @@
 A user's mistake is shown as its message alone, without a traceback; an `AssertionError` is a bug of ours.
 """
 
+from collections.abc import Sequence
+
 
 class LanewiseError(Exception):
     """Base of all errors raised on purpose; its message says what is wrong and what to change."""
@@ -77,3 +79,13 @@ class LaunchError(LanewiseError):
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def describe(error: BaseException) -> str:
+    """Return what an error says, with the notes of where it arose."""
+    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+def mistakes_of(error: LanewiseError) -> Sequence[str]:
+    """Return what an error says, as one text for each mistake."""
+    return error.mistakes if isinstance(error, ConfigError) else [describe(error)]

@@ -147,7 +147,10 @@ class WithFile(curve.Curve):
 
 def test_a_task_that_cannot_be_sent_to_other_processes_is_told_so(tmp_path):
     task = WithFile()
-    with task.file, pytest.raises(ConfigError, match=r"the task cannot be sent to worker processes: .*pickle"):
+    with (
+        task.file,
+        pytest.raises(ConfigError, match=r"the task cannot be sent to worker processes: .*pickle"),
+    ):
         lanewise.train(task, **options(tmp_path))
 
 

@@ -93,6 +93,7 @@ def test_a_rank_that_raises_ends_all_of_them(slurm, tmp_path, options, others_sl
     assert done.code != 0
     assert done.leftover == []
     assert done.stderr.count("ValueError: the image is upside down") == 1
+    assert done.stderr.count("Traceback") == 1
     logs = {path.name: path.read_text() for path in (tmp_path / "run" / "logs").iterdir()}
     said = [name for name, log in logs.items() if "ValueError: the image is upside down" in log]
     assert said == ["rank-00001.log"]

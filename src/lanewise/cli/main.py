@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from lanewise.errors import LanewiseError
+from lanewise.errors import LanewiseError, mistakes_of
 
 _HELP = """\
 usage: lanewise COMMAND ...
@@ -53,9 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {command} is no command of lanewise. Use: train, evaluate.", file=sys.stderr)
         return 2
     except LanewiseError as error:
-        from lanewise.launch import describe
-
-        for mistake in getattr(error, "mistakes", [describe(error)]):
+        for mistake in mistakes_of(error):
             print(f"error: {mistake}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -14,7 +14,8 @@ Trains as CONFIG says (.yaml, .json, .toml or .jsonnet). Any key can be overridd
 
   lanewise train mnist.yaml --distributed.devices 4 --optimizer.init_args.lr 3e-4
 
-Under torchrun each process joins the others. Give a CONFIG with --help to see the arguments of its classes.
+Under torchrun or srun each process joins the others. Give a CONFIG with --help to see the arguments of its
+classes.
 """
 
 

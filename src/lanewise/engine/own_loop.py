@@ -56,9 +56,9 @@ class Lanes:
                     step.backward(loss_function(model(images), labels))
                 optimizer.step()
 
-    Joins the processes that torchrun or Slurm started, or is one alone, and seeds the default generators, as
-    `torch.manual_seed` would. Build the models afterwards. Every method but `autocast` and `print` is
-    collective: every rank must call it.
+    Joins the processes that torchrun or Slurm started, or is one alone, and seeds the default generators:
+    make it before anything is computed, and build the models afterwards. Every method but `autocast` and
+    `print` is collective: every rank must call it.
 
     Args:
         global_batch_size: samples of one optimizer step, over all lanes.
@@ -344,6 +344,8 @@ class Step:
 
     def backward(self, loss: object) -> None:
         """Compute the gradients of a micro-batch, in place of `loss.backward()`.
+
+        The gradients of the step are whole when the loop over its micro-batches has ended.
 
         Args:
             loss: a mean over the micro-batch's samples, or a `Loss`.

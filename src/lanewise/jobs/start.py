@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ import cloudpickle
 
 from lanewise.config import pin_environment, pinned_variables
 from lanewise.config.class_path import add_search_path
-from lanewise.errors import ConfigError, LanewiseError
+from lanewise.errors import ConfigError, LanewiseError, mistakes_of
 from lanewise.jobs.job import Job
 from lanewise.launch import has_agent, launch_local, record_failure
 from lanewise.world.environment import Environment
@@ -116,11 +117,20 @@ def work(file: Path) -> NoReturn:
 def leave_after(error: BaseException, rank: int) -> NoReturn:
     """End a process of a world after an error, telling its agent."""
     record_failure(error)
-    # The agent shows the first failure of all ranks, and shows it once.
-    if not has_agent() or logging.root.handlers:
+    if logging.root.handlers:
+        # Each rank has its error in its log. On the console the first one is the cause of the others; an
+        # agent shows it by itself.
         logging.getLogger(__name__).error(
-            "rank %d failed", rank, exc_info=error, extra={"is_for_file_only": has_agent()}
+            "rank %d failed",
+            rank,
+            exc_info=error,
+            extra={"is_for_file_only": has_agent(), "claim": "the first failure"},
         )
+    elif not has_agent() and isinstance(error, LanewiseError):
+        for mistake in mistakes_of(error):
+            sys.stderr.write(f"error: {mistake}\n")
+    elif not has_agent():
+        traceback.print_exception(error)
     # Leaving in the usual way would run destructors that wait for ranks which are gone.
     logging.shutdown()
     os._exit(error.exit_code if isinstance(error, LanewiseError) else 1)

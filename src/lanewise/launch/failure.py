@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lanewise.errors import LanewiseError, LaunchError
+from lanewise.errors import LanewiseError, LaunchError, describe
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
@@ -47,11 +47,6 @@ def record_failure(error: BaseException) -> None:
         },
     }
     Path(path).write_text(json.dumps(data), encoding="utf-8")
-
-
-def describe(error: BaseException) -> str:
-    """Return what an error says, with the notes of where it arose."""
-    return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
 def first_failure(failures: Iterable[tuple[int, Any]]) -> LaunchError:

@@ -13,7 +13,8 @@ from typing import TextIO
 class RankLog:
     """Sends python's logging and warnings to a file; on rank 0 also to the console.
 
-    A record with `extra={"is_for_file_only": True}` stays off the console.
+    A record with `extra={"is_for_file_only": True}` stays off the console; of those with the same `claim` in
+    `extra`, the console shows the first.
 
     On other ranks everything that is printed goes to the file, by the file descriptors, so that native code
     is included: otherwise each line of the user's code would appear once for each process.
@@ -75,7 +76,7 @@ class _Console(logging.Handler):
             self._write(text)
         elif record.levelno >= logging.WARNING and claim is not None:
             self._said[text] += 1  # what one rank says twice, all ranks may say twice
-            if claim(f"{self._said[text]} {text}"):
+            if claim(getattr(record, "claim", f"{self._said[text]} {text}")):
                 self._write(text if self._rank == 0 else f"[rank {self._rank}] {text}")
 
     def _write(self, text: str) -> None:

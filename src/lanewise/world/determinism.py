@@ -8,8 +8,7 @@ def set_determinism(equality: str, threads: int) -> None:
 
     Args:
         equality: in `exact`, operators without a deterministic implementation raise, and cuDNN does not
-        choose
-            algorithms by timing them; `close` leaves both to torch.
+            choose algorithms by timing them; `close` leaves both to torch.
         threads: intra-op threads. Never derived from the number of processes: the order of float additions
             depends on it.
     """

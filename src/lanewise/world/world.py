@@ -157,8 +157,8 @@ class GroupWorld:
         """See `World`."""
         try:
             return self._claims.add(hashlib.sha256(key.encode()).hexdigest(), 1) == 1
-        except RuntimeError:  # the process that keeps the store is gone
-            return True
+        except RuntimeError:  # the process that keeps the store is gone: what failed first was said
+            return False
 
     def close(self) -> None:
         """See `World`."""

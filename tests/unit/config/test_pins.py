@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lanewise.config import pin_environment
-from lanewise.errors import ConfigError
 
 VARIABLES = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG"]
 
