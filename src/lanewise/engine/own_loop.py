@@ -1,7 +1,6 @@
 """The engine's parts for those who keep their own loop: lanes, their gradients and their evaluation."""
 
 import atexit
-import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -245,7 +244,6 @@ class Lanes:
             one.check()
         passes.clear()
         self._models.clear()
-        gc.collect()  # what still holds a process group keeps its threads alive
         self._world.close()
 
 

@@ -1,6 +1,5 @@
 """Runs a job: in this process, in workers that are started for it, or as one worker of a given world."""
 
-import atexit
 import logging
 import os
 import pickle
@@ -57,10 +56,7 @@ def start(job: Job, *, is_fresh: bool) -> Any:
 
 
 def run_command(job: Job, show: Callable[[Any], None]) -> None:
-    """Start a job for the command line, and show its result once.
-
-    A process of a prepared world ends here instead of returning.
-    """
+    """Start a job for the command line, and show its result once; after an error, leave a prepared world."""
     place = Environment.from_env(os.environ)
     if place is None:
         show(start(job, is_fresh=False))
@@ -71,7 +67,6 @@ def run_command(job: Job, show: Callable[[Any], None]) -> None:
             show(result)
     except BaseException as error:  # noqa: BLE001 - this process ends here
         leave_after(error, place.rank)
-    leave()
 
 
 def run_in_world(job: Job, place: Environment) -> Any:
@@ -94,7 +89,7 @@ def run_in_world(job: Job, place: Environment) -> Any:
     return result
 
 
-def work(file: Path) -> NoReturn:
+def work(file: Path) -> None:
     """Be a worker that `start` started, and never wait for the others after an error.
 
     Args:
@@ -111,7 +106,6 @@ def work(file: Path) -> NoReturn:
             _result_of(file).write_bytes(pickle.dumps(result))
     except BaseException as error:  # noqa: BLE001 - this process ends here
         leave_after(error, place.rank)
-    leave()
 
 
 def leave_after(error: BaseException, rank: int) -> NoReturn:
@@ -134,18 +128,6 @@ def leave_after(error: BaseException, rank: int) -> NoReturn:
     # Leaving in the usual way would run destructors that wait for ranks which are gone.
     logging.shutdown()
     os._exit(error.exit_code if isinstance(error, LanewiseError) else 1)
-
-
-def leave() -> NoReturn:
-    """End a process of a world that is done.
-
-    Threads of gloo outlive the process group, and one that returns to a python that is being torn down
-    aborts the process (seen: SIGABRT after a good run, 1 in 20). So this one ends without tearing down.
-    """
-    atexit._run_exitfuncs()  # noqa: SLF001 - the user's, logging's and multiprocessing's
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _launch(job: Job, num_processes: int) -> Any:

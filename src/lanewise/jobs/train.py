@@ -52,4 +52,6 @@ class TrainJob(Job):
                 *build_callbacks(self.config),
                 *self.callbacks,
             ]
-        return engine.fit(self.run_dir, callbacks)
+        values = engine.fit(self.run_dir, callbacks)
+        world.all_gather_object(None)  # no rank goes on before the model is on disk
+        return values

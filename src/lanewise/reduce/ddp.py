@@ -91,6 +91,9 @@ class DDPReducer:
         """See `Reducer`."""
         if self._tree is not None:
             self._tree.close()
+        # DDP holds its hook, which holds this object: a cycle through C++, which python does not see. It
+        # would keep the process groups and their threads alive.
+        del self._ddp
 
     def _sum_in_tree(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Add the pending sums to a bucket of the last lane's gradients and send it on its way.

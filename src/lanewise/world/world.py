@@ -1,5 +1,6 @@
 """The processes of a run and the few collectives that the engine needs of them."""
 
+import gc
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -163,6 +164,7 @@ class GroupWorld:
     def close(self) -> None:
         """See `World`."""
         dist.destroy_process_group()
+        gc.collect()  # whatever still holds a process group keeps its threads alive
 
 
 def join_world(environment: Environment, devices: Sequence[str], backend: str) -> World:

@@ -1,0 +1,171 @@
+"""The loop: which events its callbacks see, and which metrics."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from lanewise import Callback, Task
+from lanewise.config import ClassConfig, EvaluateConfig, RunConfig
+from lanewise.engine import build_callbacks, build_engine
+from lanewise.errors import ConfigError, NonFiniteLossError
+from lanewise.run_dir import RunDir
+from lanewise.testing import run_distributed
+from lanewise.world.world import LocalWorld
+from tests.distributed.tasks import configure
+
+
+class Line(Task):
+    """A linear model whose loss on all 12 samples falls with every step; from some step on it is NaN."""
+
+    def __init__(self, first_bad_step: int = 1000) -> None:
+        self.num_forwards_left = 4 * first_bad_step  # of four lanes in a step, all in one process
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def train_dataset(self) -> Dataset[Any]:
+        inputs = torch.arange(12.0).unsqueeze(1) / 12
+        return TensorDataset(inputs, 2 + inputs)
+
+    def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
+        return {"test": self.train_dataset()}
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        self.num_forwards_left -= 1
+        return F.mse_loss(outputs, batch[1]) * (1 if self.num_forwards_left >= 0 else math.nan)
+
+
+class Remember(Callback):
+    """Notes every event."""
+
+    def __init__(self, label: str = "") -> None:
+        self.label = label
+        self.events: list[tuple[Any, ...]] = []
+        self.metrics: list[dict[str, float]] = []
+
+    def on_start(self, run_dir, first_step, last_step):
+        self.events.append(("start", run_dir, first_step, last_step))
+
+    def on_step(self, epoch, step, metrics):
+        self.events.append(("step", epoch, step))
+        self.metrics.append(dict(metrics))
+
+    def on_evaluation(self, epoch, step, values):
+        self.events.append(("evaluation", epoch, step, *values))
+
+    def on_best(self, epoch, step, model_file):
+        assert model_file.stat().st_size
+        self.events.append(("best", epoch, step, model_file))
+
+    def on_end(self, error):
+        self.events.append(("end", error))
+
+
+class Silent(Callback):
+    """Leaves every event out."""
+
+
+def line(steps: int = 5, best_mode: str = "min", **init_args: Any) -> RunConfig:
+    """Three steps an epoch, evaluated after each second one."""
+    config = configure(
+        Line, num_lanes=4, micro_batch_size=1, steps=steps, optimizer="torch.optim.SGD", **init_args
+    )
+    evaluate = EvaluateConfig(every_steps=2, best="test/loss", best_mode=best_mode)
+    return dataclasses.replace(config, evaluate=evaluate)
+
+
+def fit(config: RunConfig, folder: Path) -> Remember:
+    seen = Remember()
+    build_engine(config, LocalWorld(torch.device("cpu"))).fit(RunDir(folder), [Silent(), seen, Callback()])
+    return seen
+
+
+@pytest.mark.parametrize(("best_mode", "steps_of_best"), [("min", [1, 3, 4]), ("max", [1])])
+def test_events_come_in_the_order_of_the_run(tmp_path, best_mode, steps_of_best):
+    expected: list[tuple[Any, ...]] = [("start", tmp_path, 0, 5)]
+    for step in range(5):
+        epoch = step // 3
+        expected.append(("step", epoch, step))
+        if step in {1, 3, 4}:
+            expected.append(("evaluation", epoch, step, "test/loss"))
+        if step in steps_of_best:
+            expected.append(("best", epoch, step, tmp_path / "best.safetensors"))
+    assert fit(line(best_mode=best_mode), tmp_path).events == [*expected, ("end", None)]
+
+
+def test_the_end_is_told_what_made_training_fail(tmp_path):
+    seen = Remember()
+    engine = build_engine(line(first_bad_step=1), LocalWorld(torch.device("cpu")))
+    with pytest.raises(NonFiniteLossError) as caught:
+        engine.fit(RunDir(tmp_path), [seen])
+    assert seen.events == [("start", tmp_path, 0, 5), ("step", 0, 0), ("end", caught.value)]
+    assert not RunDir(tmp_path).model.exists()
+
+
+def events_on_each_rank(world, config, folder) -> list[str]:
+    seen = Remember()
+    build_engine(config, world).fit(RunDir(Path(folder)), [seen])
+    return [name for name, *_ in seen.events]
+
+
+def test_callbacks_are_called_on_rank_0_only(tmp_path):
+    first, second = run_distributed(events_on_each_rank, 2, line(steps=1), str(tmp_path))
+    assert first == ["start", "step", "evaluation", "best", "end"]
+    assert second == []
+
+
+def test_a_steps_metrics_are_finite_and_named_with_their_units(tmp_path):
+    seen = fit(line(steps=3), tmp_path)
+    assert len(seen.metrics) == 3
+    for metrics in seen.metrics:
+        assert sorted(metrics) == [
+            "memory/peak_gib",
+            "perf/samples_per_second",
+            "time/backward_seconds",
+            "time/communication_seconds",
+            "time/data_seconds",
+            "time/forward_seconds",
+            "time/optimizer_seconds",
+            "train/grad_norm",
+            "train/learning_rate",
+            "train/loss",
+        ]
+        assert all(type(value) is float and math.isfinite(value) for value in metrics.values())
+        phases = {name: value for name, value in metrics.items() if name.startswith("time/")}
+        assert phases.pop("time/communication_seconds") == 0.0  # of one process with itself
+        assert min(phases.values()) > 0
+        assert metrics["perf/samples_per_second"] == pytest.approx(4 / sum(phases.values()))
+        assert 0.01 < metrics["memory/peak_gib"] < 1000
+        assert metrics["train/learning_rate"] == 1e-2
+        assert metrics["train/grad_norm"] > 0
+        assert metrics["train/loss"] > 0
+
+
+def with_callbacks(*sections: ClassConfig) -> RunConfig:
+    return dataclasses.replace(line(), callbacks=sections)
+
+
+def test_configured_callbacks_are_built_in_order():
+    first = ClassConfig(class_path=f"{__name__}.Remember", init_args={"label": "mine"})
+    second = ClassConfig(class_path=f"{__name__}.Silent")
+    one, other = build_callbacks(with_callbacks(first, second))
+    assert type(one).__name__ == "Remember"
+    assert one.label == "mine"
+    assert type(other).__name__ == "Silent"
+    assert build_callbacks(line()) == []
+
+
+def test_what_is_no_callback_is_an_error():
+    with pytest.raises(ConfigError, match=r"^callbacks must name .*: torch\.nn\.Identity is not one\.$"):
+        build_callbacks(with_callbacks(ClassConfig(class_path="torch.nn.Identity")))
