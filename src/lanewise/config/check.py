@@ -73,9 +73,11 @@ class Section:
     its fields are valid by themselves, and returns the mistake or None."""
 
     def __post_init__(self) -> None:
-        _, mistakes = _read_fields(type(self), vars(self), key="")
+        values, mistakes = _read_fields(type(self), vars(self), key="")
         if mistakes:
             raise ConfigError(*mistakes)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # converted; the class is frozen from here on
 
 
 def read_section(cls: type[S], tree: object, key: str = "") -> S:
@@ -161,7 +163,11 @@ def _read_value(hint: Any, value: Any, key: str) -> Any:
     if origin in (Union, UnionType):
         if value is None and NoneType in get_args(hint):
             return None
-        return _read_value(_option(hint, value), value, key)
+        options = [option for option in get_args(hint) if option is not NoneType]
+        meant = next((one for one in options if isinstance(value, list | tuple) == _is_list(one)), options[0])
+        if len(options) > 1 and not _is_list(meant) and not _is_valid(_without_ranges(meant), value):
+            raise ConfigError(f"{key} must be {' or '.join(map(_needed, options))}: got {show(value)}.")
+        return _read_value(meant, value, key)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{key} must be {_needed(hint)}: got {show(value)}{_remedy(hint, value)}")
@@ -180,11 +186,12 @@ def _read_value(hint: Any, value: Any, key: str) -> Any:
     raise ConfigError(f"{key} must be {_needed(hint)}: got {show(value)}{_remedy(hint, value)}")
 
 
-def _option(union: Any, value: object) -> Any:
-    """Choose the member of a union that a value is meant for: the list for a list, else the other one."""
-    options = [option for option in get_args(union) if option is not NoneType]
-    is_list = isinstance(value, list | tuple)
-    return next((option for option in options if (get_origin(option) is tuple) == is_list), options[0])
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) is tuple
+
+
+def _without_ranges(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _read_items(hint: Any, values: Iterable[object], key: str) -> list[Any]:

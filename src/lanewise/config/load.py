@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lanewise.config.check import read_section, show
 from lanewise.config.run import RunConfig
@@ -141,21 +142,24 @@ def _override(tree: dict[str, object], overrides: Sequence[str]) -> tuple[dict[s
     return tree, mistakes
 
 
-def _with_value(
-    tree: Mapping[str, object], keys: Sequence[str], value: object, above: str = ""
-) -> dict[str, object]:
+def _with_value(tree: object, keys: Sequence[str], value: object, above: str = "") -> Any:
     """Copy the tree with one value set; never in place, since two keys may share a mapping (a YAML alias)."""
+    if not keys:
+        return value
     key, *below = keys
-    if not below:
-        return {**tree, key: value}
-    section = tree.get(key)
-    if section is None:
-        section = {}
+    if isinstance(tree, list):
+        if not key.isdecimal() or int(key) >= len(tree):
+            raise ConfigError(
+                f"--{above}.{key} is no item of {above}, which has {len(tree)}. Count them from 0."
+            )
+        index = int(key)
+        return [*tree[:index], _with_value(tree[index], below, value, f"{above}.{key}"), *tree[index + 1 :]]
+    section = {} if tree is None else tree
     if not isinstance(section, Mapping):
-        dotted = f"{above}{key}"
-        option = f"--{dotted}.{'.'.join(below)}"
         mistake = (
-            f"{option} is below {dotted}, which is {show(section)} and no section. Override {dotted} itself."
+            f"--{above}.{'.'.join(keys)} is below {above}, which is {show(section)} and no section. "
+            f"Override {above} itself."
         )
         raise ConfigError(mistake)
-    return {**tree, key: _with_value(section, below, value, f"{above}{key}.")}
+    dotted = f"{above}.{key}" if above else key
+    return {**section, key: _with_value(section.get(key), below, value, dotted)}

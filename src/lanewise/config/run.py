@@ -126,7 +126,11 @@ def _device_names_are_of_one_kind(
         return None
     listed = ", ".join(devices)
     kinds = {name.partition(":")[0] for name in devices}
-    if not devices or not all(re.fullmatch(r"cpu|cuda:\d+", name) for name in devices) or len(kinds) > 1:
+    if (
+        not devices
+        or not all(re.fullmatch(r"cpu|cuda:(0|[1-9]\d*)", name) for name in devices)
+        or len(kinds) > 1
+    ):
         return (
             f"distributed.devices must be a number, or a list of GPUs, or of cpu: got [{listed}]. "
             "Write [cuda:0, cuda:1], or [cpu, cpu]."
@@ -153,11 +157,12 @@ def _single_reduces_one_device(devices: Devices | None, reducer: Reducer) -> str
     )
 
 
-def _nccl_runs_on_gpus(device_type: DeviceType, backend: Backend) -> str | None:
-    if backend != "nccl" or device_type != "cpu":
+def _nccl_runs_on_gpus(devices: Devices | None, device_type: DeviceType, backend: Backend) -> str | None:
+    is_on_cpu = device_type == "cpu" or (isinstance(devices, tuple) and "cpu" in devices)
+    if backend != "nccl" or not is_on_cpu:
         return None
     return (
-        "distributed.backend nccl needs GPUs: got distributed.device_type cpu. "
+        "distributed.backend nccl needs GPUs: got processes on the CPU. "
         "Use distributed.backend=gloo, or distributed.device_type=cuda."
     )
 

@@ -5,6 +5,8 @@ import resource
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 
 import torch
 
@@ -73,17 +75,12 @@ class Engine:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         observers = callbacks if self._world.rank == 0 else ()
-        for observer in observers:
-            observer.on_start(run_dir.path, 0, self.last_step)
         start = time.perf_counter()
-        try:
-            values = self._fit(run_dir, observers)
-        except BaseException as error:
+        with ExitStack() as stack:
             for observer in observers:
-                observer.on_end(error)
-            raise
-        for observer in observers:
-            observer.on_end(None)
+                stack.push(partial(_end, observer))
+                observer.on_start(run_dir.path, 0, self.last_step)
+            values = self._fit(run_dir, observers)
         if self._world.rank == 0:
             seconds = time.perf_counter() - start
             num_samples = self._schedule.num_samples_before(self.last_step)
@@ -161,6 +158,10 @@ class Engine:
         if self.training.precision.loss_scale is not None:
             metrics["train/skipped_steps"] = report.skipped_steps
         return metrics
+
+
+def _end(observer: Callback, _kind: object, error: BaseException | None, _traceback: object) -> None:
+    observer.on_end(error)
 
 
 def _peak_bytes(device: torch.device) -> int:

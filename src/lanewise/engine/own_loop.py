@@ -29,7 +29,7 @@ from lanewise.engine.passes import LanePasses
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import BlockSchedule, Order, Schedule, evaluation_seed, lane_blocks, model_seed
 from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
-from lanewise.precision import Precision
+from lanewise.precision import LossScale, Precision
 from lanewise.random_state import set_random_state
 from lanewise.reduce import build_reducer
 from lanewise.world.determinism import set_determinism
@@ -133,7 +133,7 @@ class Lanes:
                 self._clock,
                 num_lanes=self._batch.num_lanes,
                 seed=self._seed,
-                loss_scale=self._precision.loss_scale,
+                loss_scale=None if self._precision.loss_scale is None else LossScale(),
                 modules=self._models,
             )
         )

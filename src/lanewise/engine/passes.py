@@ -87,6 +87,7 @@ class LanePasses:
             TaskError: if the model cannot be trained so.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
+        self._clock.restart()  # an evaluation may have come between
         self._own, self._own_samples = [], {}
         self._drop_gradients()
         for batch in batches:

@@ -83,7 +83,7 @@ class TrainStep:
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
         """Take the next step's batches and update the model, alike on any number of processes.
 
-        Where the global weight is 0, or an fp16 gradient overflowed, nothing is updated.
+        Where the global weight is 0, or an fp16 gradient overflowed, the weights stay.
 
         Collective: every rank must call this, with the batches of its own lanes.
 
@@ -91,7 +91,6 @@ class TrainStep:
             TaskError: if the task breaks its contract.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        self._clock.restart()  # an evaluation may have come between
         task, model, passes = self._training.task, self._training.model, self._passes
         optimizer, scheduler = self._training.optimizer, self._training.scheduler
         for batch in passes.run(batches):  # the lanes that this process carries

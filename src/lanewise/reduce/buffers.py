@@ -57,7 +57,11 @@ class _Buffer:
     def value(self) -> torch.Tensor:
         """Return a copy of what the module holds now: the next lane's forward overwrites it."""
         value = self._module._buffers[self._key]
-        assert value is not None
+        if value is None or value.shape != self._tensor.shape:
+            raise TaskError(
+                f"buffer {self.name} had the shape {tuple(self._tensor.shape)} at first and now "
+                f"{'is None' if value is None else f'has {tuple(value.shape)}'}. Keep the shapes of buffers."
+            )
         return value.detach().clone()
 
 

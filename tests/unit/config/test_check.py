@@ -149,6 +149,62 @@ def test_a_section_made_in_python_is_checked_too():
         Inner(start=2, end=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lists(Section):
+    parts: tuple[Inner, ...] = ()
+    names: Annotated[int, AtLeast(1)] | tuple[str, ...] | None = None
+
+
+def mistakes_of_lists(**tree: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read_section(Lists, tree)
+    return list(caught.value.mistakes)
+
+
+def test_a_list_becomes_a_tuple_of_checked_items():
+    config = read_section(Lists, {"parts": [{"start": 1}, {"start": 2, "end": 3}], "names": ["a", "b"]})
+    assert config == Lists(parts=(Inner(start=1), Inner(start=2, end=3)), names=("a", "b"))
+    assert read_section(Lists, {"parts": []}) == Lists()
+
+
+@pytest.mark.parametrize("names", [None, 3])
+def test_where_a_list_is_one_of_the_choices_the_others_hold_too(names):
+    assert read_section(Lists, {"names": names}).names == names
+
+
+def test_every_mistake_of_every_item_comes_with_its_number():
+    items = [{"start": 1}, {"start": -1, "ende": 2}, {}, 3, {"start": 5, "end": 4}]
+    assert mistakes_of_lists(parts=items) == [
+        "parts.1.ende is not a key of parts.1. Did you mean parts.1.end?",
+        "parts.1.start must be at least 0: got -1.",
+        "parts.2.start is missing: need a whole number at least 0. Add the key parts.2.start.",
+        "parts.3 must be a section with the keys start, end: got 3.",
+        "end 4 is before start 5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "got"), [({"start": 1}, '{"start": 1}'), (None, "null"), (3, "3"), (True, "true")]
+)
+def test_what_is_no_list_is_one_mistake(value, got):
+    (mistake,) = mistakes_of_lists(parts=value)
+    needed = "a list, each item a section with the keys start, end"
+    assert mistake == f"parts must be {needed}: got {got}. Write {needed}."
+
+
+@pytest.mark.parametrize(
+    ("names", "mistake"),
+    [
+        (0, "names must be at least 1: got 0."),
+        (True, "names must be a whole number at least 1 or a list, each item text: got true."),
+        (["a", 0], 'names.1 must be text: got 0. Put it into quotes: "0".'),
+        ([["a"]], 'names.0 must be text: got ["a"]. Write text.'),
+    ],
+)
+def test_a_mistake_is_told_for_the_choice_that_was_meant(names, mistake):
+    assert mistakes_of_lists(names=names) == [mistake]
+
+
 def test_suggest_names_the_nearest_or_all():
     assert suggest("optimiser", ["optimizer", "task"]) == "Did you mean optimizer?"
     assert suggest("lrr", ["lr"], prefix="optimizer.") == "Did you mean optimizer.lr?"

@@ -362,3 +362,16 @@ def test_stage_one_imports_neither_torch_nor_the_argument_parser(yaml_file):
         "assert not {'torch', 'numpy', 'jsonargparse'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_item_of_a_list_is_overridden_by_its_number(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "task: {class_path: a.A}\nbatch: {global_batch_size: 2, micro_batch_size: 1}\n"
+        "train: {epochs: 1, run_dir: run}\noptimizer: {class_path: o.O}\n"
+        "callbacks: [{class_path: c.C}, {class_path: c.D, init_args: {x: 1}}]\n"
+    )
+    config = load_config(str(path), ["--callbacks.1.init_args.x", "2"])
+    assert [callback.init_args for callback in config.callbacks] == [{}, {"x": 2}]
+    with pytest.raises(ConfigError, match=r"--callbacks.2 is no item of callbacks, which has 2. Count them"):
+        load_config(str(path), ["--callbacks.2.init_args.x", "2"])

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, RunConfig, TrainConfig
+from lanewise.config.check import read_section
 from lanewise.errors import ConfigError
 
 
@@ -78,6 +79,110 @@ def test_nccl_needs_gpus():
     DistributedConfig(device_type="auto", backend="nccl")
 
 
+GPUS, SHARED_GPU, CPUS = ("cuda:0", "cuda:1"), ("cuda:0", "cuda:0"), ("cpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_devices", "names"),
+    [(None, None, ()), (1, 1, ()), (3, 3, ()), *((names, 2, names) for names in (GPUS, SHARED_GPU, CPUS))],
+)
+def test_devices_are_a_number_or_names(devices, num_devices, names):
+    config = DistributedConfig(devices=devices)
+    assert config.num_devices == num_devices
+    assert config.device_names == names
+
+
+def test_devices_are_read_from_a_list():
+    assert read_section(DistributedConfig, {"devices": list(SHARED_GPU)}).device_names == SHARED_GPU
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        (),
+        ("gpu:0",),
+        ("cuda",),
+        ("cuda:",),
+        ("cuda:-1",),
+        ("cuda:x",),
+        ("cpu:0",),
+        ("0", "1"),
+        ("cpu", "cuda:0"),
+    ],
+)
+def test_names_of_devices_that_are_wrong_or_of_two_kinds(devices):
+    (mistake,) = mistakes_of(lambda: DistributedConfig(devices=devices))
+    assert mistake == (
+        "distributed.devices must be a number, or a list of GPUs, or of cpu: "
+        f"got [{', '.join(devices)}]. Write [cuda:0, cuda:1], or [cpu, cpu]."
+    )
+
+
+@pytest.mark.parametrize(("devices", "device_type"), [(CPUS, "cuda"), (GPUS, "cpu")])
+def test_names_of_devices_contradict_their_type(devices, device_type):
+    (mistake,) = mistakes_of(lambda: DistributedConfig(devices=devices, device_type=device_type))
+    assert mistake == (
+        "distributed.device_type contradicts distributed.devices: "
+        f"got {device_type} and [{', '.join(devices)}]. Leave device_type out."
+    )
+    other = {"cuda": "cpu", "cpu": "cuda"}[device_type]
+    assert DistributedConfig(devices=devices, device_type=other).device_names == devices
+
+
+def test_nccl_needs_a_gpu_for_each_process():
+    (mistake,) = mistakes_of(lambda: DistributedConfig(devices=SHARED_GPU, backend="nccl"))
+    assert mistake == (
+        "distributed.backend nccl needs a GPU for each process: got [cuda:0, cuda:0]. "
+        "Use distributed.backend=gloo, or other devices."
+    )
+    DistributedConfig(devices=SHARED_GPU, backend="gloo")
+    DistributedConfig(devices=GPUS, backend="nccl")
+
+
+def test_named_devices_are_counted_where_a_number_would_be():
+    (mistake,) = mistakes_of(lambda: run_config(distributed=DistributedConfig(devices=CPUS * 5)))
+    assert "got 10 devices and 8 lanes" in mistake
+    (mistake,) = mistakes_of(lambda: DistributedConfig(devices=CPUS, reducer="single"))
+    assert mistake.startswith("distributed.reducer single needs distributed.devices 1: got 2 devices.")
+    DistributedConfig(devices=("cpu",), reducer="single")
+
+
+REQUIRED = {
+    "task": {"class_path": "my_project.Mnist"},
+    "batch": {"global_batch_size": 256, "micro_batch_size": 32},
+    "train": {"run_dir": "runs/mnist", "epochs": 3},
+    "optimizer": {"class_path": "torch.optim.AdamW"},
+}
+
+
+def test_callbacks_are_a_list_of_classes():
+    sections = [{"class_path": "mine.First"}, {"class_path": "mine.Second", "init_args": {"size": 3}}]
+    assert read_section(RunConfig, {**REQUIRED, "callbacks": sections}) == run_config(
+        callbacks=(
+            ClassConfig(class_path="mine.First"),
+            ClassConfig(class_path="mine.Second", init_args={"size": 3}),
+        )
+    )
+    assert read_section(RunConfig, REQUIRED).callbacks == ()
+
+
+def test_every_mistake_of_the_callbacks_is_told_with_the_number_of_its_section():
+    sections = [
+        {"class_path": 3},
+        {"class_path": "mine.First"},
+        {"init_arg": {}, "class_path": "mine.Second"},
+        {},
+        "mine.Third",
+    ]
+    mistakes = mistakes_of(lambda: read_section(RunConfig, {**REQUIRED, "callbacks": sections}))
+    assert [mistake.split()[0] for mistake in mistakes] == [
+        "callbacks.0.class_path",
+        "callbacks.2.init_arg",
+        "callbacks.3.class_path",
+        "callbacks.4",
+    ]
+
+
 def test_an_invalid_section_cannot_be_made_in_python():
     (mistake,) = mistakes_of(lambda: BatchConfig(global_batch_size=0, micro_batch_size=1))
     assert mistake.startswith("global_batch_size must be at least 1: got 0.")
@@ -108,6 +213,7 @@ def test_sections_are_frozen():
 def test_defaults():
     config = run_config()
     assert config.scheduler is None
+    assert config.callbacks == ()
     assert config.data.num_workers == 0
     assert config.data.shuffle
     assert not config.data.drop_last

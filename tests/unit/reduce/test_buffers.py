@@ -1,0 +1,165 @@
+"""A model's buffers between the lanes of a step, and what the user does with them between the steps."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from lanewise.errors import TaskError
+from lanewise.lanes import Schedule
+from lanewise.reduce import LaneBuffers
+from lanewise.world.world import LocalWorld
+
+NUM_LANES = 4
+NUM_SAMPLES = [2, 2, 2, 1]
+"""Of each lane, in every step."""
+
+
+class Steps:
+    """Takes steps of four lanes on one process."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        self.buffers = LaneBuffers(modules, LocalWorld(torch.device("cpu")), NUM_LANES)
+        self._turns = Schedule(sum(NUM_SAMPLES), 8, 2).turns(range(NUM_LANES), 0, 100)
+
+    def run(self, forward: Callable[[int], object], *, discard: bool = False) -> None:
+        """Take a step.
+
+        Args:
+            forward: what a lane, by its number, does with the buffers.
+            discard: forget what the lanes made of them.
+        """
+        for turn in self._turns:
+            self.buffers.begin()
+            forward(turn.lane)
+            self.buffers.end(turn)
+            if turn.is_last:
+                break
+        if discard:
+            self.buffers.discard()
+        else:
+            self.buffers.merge()
+
+
+class Holder(nn.Module):
+    """Has one buffer, and can do to it what forwards and users do."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("value", value)
+        self.seen: list[float] = []
+
+    def look(self, lane: int) -> None:
+        self.seen.append(self.value.sum().item())
+
+    def add_lane(self, lane: int) -> None:
+        self.look(lane)
+        self.value += lane
+
+    def write(self, value: torch.Tensor) -> None:
+        self.value.copy_(value)
+
+    def replace(self, value: torch.Tensor) -> None:
+        while value._version < self.value._version:  # so that only the identity tells them apart
+            value += 0
+        self.value = value
+
+
+WAYS_TO_WRITE = pytest.mark.parametrize("write", [Holder.write, Holder.replace])
+MEAN = (0 * 2 + 1 * 2 + 2 * 2 + 3 * 1) / 7
+
+
+def test_every_lane_begins_with_the_start_and_the_mean_is_weighted_by_samples():
+    holder = Holder(torch.tensor([10.0]))
+    steps = Steps(holder)
+    steps.run(holder.add_lane)
+    assert holder.value.tolist() == pytest.approx([10 + MEAN])
+    steps.run(holder.add_lane)
+    assert holder.value.tolist() == pytest.approx([10 + 2 * MEAN])
+    assert holder.seen == pytest.approx([10] * 4 + [10 + MEAN] * 4)
+
+
+@WAYS_TO_WRITE
+def test_a_queue_that_the_user_fills_between_steps_is_what_the_next_step_sees(write):
+    queue = Holder(torch.zeros(3))
+    steps = Steps(queue)
+    for number in range(4):
+        write(queue, torch.full((3,), float(number)))
+        steps.run(queue.look)
+        assert queue.value.tolist() == [number] * 3
+    assert queue.seen == [0.0] * 4 + [3.0] * 4 + [6.0] * 4 + [9.0] * 4
+
+
+@WAYS_TO_WRITE
+def test_what_the_user_makes_of_statistics_is_where_the_next_step_begins(write):
+    holder = Holder(torch.tensor([10.0]))
+    steps = Steps(holder)
+    steps.run(holder.add_lane)
+    write(holder, torch.tensor([20.0]))
+    steps.run(holder.add_lane)
+    assert holder.seen == [10.0] * 4 + [20.0] * 4
+    assert holder.value.tolist() == pytest.approx([20 + MEAN])
+
+
+@WAYS_TO_WRITE
+def test_a_lane_that_writes_a_queue_later_than_in_the_first_step_is_an_error(write):
+    queue = Holder(torch.zeros(3))
+    steps = Steps(queue)
+    steps.run(queue.look)
+    write(queue, torch.ones(3))
+    with pytest.raises(TaskError, match="buffer value changed in step 1, but not in the first step"):
+        steps.run(lambda _: write(queue, torch.full((3,), 2.0)))
+
+
+@pytest.mark.parametrize("find", [LaneBuffers.begin, LaneBuffers.check])
+def test_an_integer_that_differs_between_lanes_is_found_by_the_next_look(find):
+    holder = Holder(torch.tensor(5))
+    steps = Steps(holder)
+    steps.run(lambda lane: holder.write(torch.tensor(6 if lane < 3 else 13)))
+    with pytest.raises(TaskError, match="value differs between the lanes of step 0: lane 0 made 6 of it"):
+        find(steps.buffers)
+
+
+def test_an_integer_that_all_lanes_count_alike_counts_the_steps():
+    holder = Holder(torch.tensor(2**40))
+    steps = Steps(holder)
+    for _ in range(3):
+        steps.run(lambda _: holder.value.add_(1))
+    steps.buffers.check()
+    assert holder.value.dtype == torch.long
+    assert holder.value.item() == 2**40 + 3
+
+
+def test_a_step_that_is_discarded_leaves_the_start():
+    statistics, queue = Holder(torch.tensor([10.0])), Holder(torch.zeros(3))
+    steps = Steps(statistics, queue)
+
+    def forward(lane: int) -> None:
+        statistics.add_lane(lane)
+        queue.look(lane)
+
+    steps.run(forward, discard=True)  # the first step, so what changes is not known
+    assert statistics.value.tolist() == [10.0]
+    steps.run(forward)
+    queue.write(torch.ones(3))
+    steps.run(forward, discard=True)
+    assert statistics.value.tolist() == pytest.approx([10 + MEAN])
+    assert queue.value.tolist() == [1.0] * 3
+
+
+def test_equal_names_in_two_modules_do_not_collide():
+    counted, statistics, queue = Holder(torch.tensor(0)), Holder(torch.tensor([10.0])), Holder(torch.zeros(2))
+    steps = Steps(counted, statistics, queue)
+
+    def forward(lane: int) -> None:
+        counted.value += 1
+        statistics.add_lane(lane)
+
+    for _ in range(2):
+        steps.run(forward)
+    assert counted.value.item() == 2
+    assert statistics.value.tolist() == pytest.approx([10 + 2 * MEAN])
+    assert queue.value.tolist() == [0.0, 0.0]
+    with pytest.raises(TaskError, match="buffer 2:value changed in step 2"):
+        steps.run(queue.add_lane)
