@@ -164,7 +164,7 @@ class GroupWorld:
     def close(self) -> None:
         """See `World`."""
         dist.destroy_process_group()
-        gc.collect()  # whatever still holds a process group keeps its threads alive
+        gc.collect()  # what belongs to a process group must not be left to the end of the interpreter
 
 
 def join_world(environment: Environment, devices: Sequence[str], backend: str) -> World:

@@ -1,11 +1,13 @@
 """The reducer of several processes: what it adds in which order, when, and what it sends."""
 
+import gc
 import os
 import random
 import socket
 import struct
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -184,3 +186,19 @@ def test_exact_sends_about_as_much_as_a_ring_all_reduce(num_lanes):
     """On two processes each sends half of the gradient in either stage, for any number of lanes."""
     for ratio in run_distributed(measure_traffic, 2, num_lanes):
         assert 0.95 < ratio < 1.1
+
+
+def is_freed(world, exact):
+    """DDP holds its hook, the hook the reducer, the reducer DDP; then a process could abort at its end."""
+    torch.manual_seed(0)
+    reducer = build_reducer(nn.Linear(2, 2), 2, world, exact=exact)
+    freed = weakref.ref(reducer)
+    reducer.close()
+    del reducer
+    gc.collect()
+    return freed() is None
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_closing_it_breaks_the_cycle_through_ddp(exact):
+    assert run_distributed(is_freed, 2, exact) == [True, True]
