@@ -1,9 +1,17 @@
 """`exact` on a GPU: processes that share one card over gloo give the bytes of a single process."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
 
+from lanewise import Loss
+from lanewise.engine import build_engine
 from lanewise.testing import run_distributed
+from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import Language, configure, train
 from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 
@@ -33,18 +41,58 @@ def test_the_reducer_adds_in_the_tree(world_size):
         assert result == expected
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32"])
+def test_every_format_ends_with_the_same_bytes(precision):
+    config = configure(Language, precision=precision)
+    alone = run_distributed(train, 1, config, device="cuda:0")[0]
+    for result in run_distributed(train, 2, config, device="cuda:0"):
+        assert result == alone
+
+
+def train_without_waiting(world):
+    """After two steps, make every operation that waits for the GPU an error."""
+    set_determinism("close", threads=1)
+    steps = build_engine(configure(NeverWaits, equality="close", steps=6), world).steps()
+    reports = [next(steps), next(steps)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        reports += [next(steps) for _ in range(3)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return [float(report.grad_norm()) for report in reports], reports[-1].phase_seconds()
+
+
+class NeverWaits(Language):
+    """Its weight is a number on the host, and its model looks at no value."""
+
+    def build_model(self):
+        return nn.Sequential(nn.Embedding(31, 16), nn.Linear(16, 16), nn.Dropout(0.1), nn.Linear(16, 31))
+
+    def loss(self, outputs, batch):
+        total = nn.functional.cross_entropy(outputs.flatten(0, 1), batch.flatten(), reduction="sum")
+        return Loss(total, batch.numel())
+
+
+def test_a_step_does_not_wait_for_the_gpu():
+    norms, seconds = run_distributed(train_without_waiting, 1, device="cuda:0")[0]
+    assert all(norm > 0 for norm in norms)
+    assert set(seconds) == {"data", "forward", "backward", "communication", "optimizer"}
+    assert all(spent >= 0 for spent in seconds.values())
+
+
+def model_of(run_dir, *overrides):
+    config = Path(__file__).parents[2] / "examples" / "mnist" / "mnist.yaml"
+    command = [sys.executable, "-m", "lanewise", "train", str(config), "--train.epochs", "1"]
+    subprocess.run([*command, "--train.run_dir", str(run_dir), *overrides], check=True)
+    return (run_dir / "model.safetensors").read_bytes()
+
+
+def test_two_processes_on_one_card_leave_the_bytes_of_one(tmp_path):
+    alone = model_of(tmp_path / "one")
+    assert model_of(tmp_path / "two", "--distributed.devices", "[cuda:0, cuda:0]") == alone
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs one GPU for each process")
 def test_nccl_gives_the_bytes_of_one_process(tmp_path):
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    config = Path(__file__).parents[2] / "examples" / "mnist" / "mnist.yaml"
-    models = []
-    for devices in (1, 2):
-        run_dir = tmp_path / str(devices)
-        command = [sys.executable, "-m", "lanewise", "train", str(config), "--train.epochs", "1"]
-        command += ["--train.run_dir", str(run_dir), "--distributed.devices", str(devices)]
-        subprocess.run(command, check=True)
-        models.append((run_dir / "model.safetensors").read_bytes())
-    assert models[0] == models[1]
+    alone = model_of(tmp_path / "one")
+    assert model_of(tmp_path / "two", "--distributed.devices", "2") == alone
