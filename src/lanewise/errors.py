@@ -9,6 +9,7 @@
     +-- NonFiniteLossError      1   a lane's loss is NaN or infinite
     +-- WorldError              1   the processes cannot form a world, or disagree with each other
     +-- LaunchError             1   a worker process failed
+    +-- PreemptedError         75   a signal stopped the run, after a checkpoint was saved: start it again
 
 A user's mistake is shown as its message alone, without a traceback; an `AssertionError` is a bug of ours.
 """
@@ -79,6 +80,12 @@ class LaunchError(LanewiseError):
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class PreemptedError(LanewiseError):
+    """SIGTERM or SIGUSR1 stopped the run at a step boundary, after a checkpoint was saved."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 
 def describe(error: BaseException) -> str:

@@ -19,6 +19,7 @@ class RunDir:
         model.safetensors         the trained model
         averaged.safetensors      the moving average of its weights, if train.ema_decay is set
         best.safetensors          the best model by evaluate.best, if that is set
+        checkpoints/step-000500/  the state after 500 steps, from which a run goes on
         tensorboard/              event files
     """
 
@@ -45,6 +46,11 @@ class RunDir:
         return self.path / "averaged.safetensors"
 
     @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
     def tensorboard(self) -> Path:
         """Folder of TensorBoard's event files."""
         return self.path / "tensorboard"
@@ -58,8 +64,11 @@ class RunDir:
         """The log of one rank."""
         return self.path / "logs" / f"rank-{rank:05d}.log"
 
-    def claim(self) -> IO[str]:
+    def claim(self, *, may_hold_run: bool = False) -> IO[str]:
         """Make the folder and become its only writer, until the returned file is closed or the process ends.
+
+        Args:
+            may_hold_run: whether it may hold a run already, to go on with.
 
         Raises:
             RunDirError: if another process writes it, or it holds a run already.
@@ -71,10 +80,10 @@ class RunDir:
             raise RunDirError(f"run_dir {self.path} cannot be written: {error.strerror}.") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self.metrics.exists():
+            if self.metrics.exists() and not may_hold_run:
                 raise RunDirError(
                     f"run_dir {self.path} holds a run already (it has a {self.metrics.name}). "
-                    "Choose another with --train.run_dir, or move that one away."
+                    "Go on with it by --resume, or choose another with --train.run_dir."
                 )
         except BlockingIOError:
             lock.close()

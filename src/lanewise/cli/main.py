@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from lanewise.errors import LanewiseError, mistakes_of
+from lanewise.errors import LanewiseError, PreemptedError, mistakes_of
 
 _HELP = """\
 usage: lanewise COMMAND ...
@@ -19,7 +19,8 @@ options:
   --help       show this
   --version    show the version
 
-Exit codes: 0 done, 1 failed, 2 a mistake in what was asked for, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 a mistake in what was asked for, 75 stopped by SIGTERM or SIGUSR1 after saving
+a checkpoint, 130 interrupted.
 """
 
 
@@ -52,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return evaluate(rest)
         print(f"error: {command} is no command of lanewise. Use: train, evaluate.", file=sys.stderr)
         return 2
+    except PreemptedError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     except LanewiseError as error:
         for mistake in mistakes_of(error):
             print(f"error: {mistake}", file=sys.stderr)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from lanewise.config import load_config
 from lanewise.config.class_path import add_search_path
+from lanewise.errors import ConfigError
 from lanewise.jobs.start import run_command
-from lanewise.jobs.train import TrainJob
+from lanewise.jobs.train import ALLOWED, TrainJob
 
 _HELP = """\
 usage: lanewise train CONFIG [--key.path value ...]
@@ -13,6 +14,9 @@ usage: lanewise train CONFIG [--key.path value ...]
 Trains as CONFIG says (.yaml, .json, .toml or .jsonnet). Any key can be overridden:
 
   lanewise train mnist.yaml --distributed.devices 4 --optimizer.init_args.lr 3e-4
+
+  --resume           go on from the newest good checkpoint in run_dir, if there is one
+  --allow A,B        with --resume: go on although the checkpoint has other lanes, dataset or seed
 
 Under torchrun or srun each process joins the others. Give a CONFIG with --help to see the arguments of its
 classes.
@@ -33,5 +37,25 @@ def train(arguments: Sequence[str]) -> int:
         add_search_path(config)
         print(_HELP + "\n" + describe_classes(config), end="")
         return 0
-    run_command(TrainJob(load_config(arguments[0], arguments[1:])), show=lambda _: None)
+    is_resumed = "--resume" in arguments
+    arguments = [argument for argument in arguments if argument != "--resume"]
+    allow, arguments = _take_allow(arguments)
+    job = TrainJob(load_config(arguments[0], arguments[1:]), is_resumed=is_resumed, allow=allow)
+    run_command(job, show=lambda _: None)
     return 0
+
+
+def _take_allow(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Take `--allow lanes,dataset,seed` out of the arguments."""
+    rest = list(arguments)
+    if "--allow" not in rest:
+        return (), rest
+    index = rest.index("--allow")
+    allow = tuple(rest[index + 1].split(",")) if index + 1 < len(rest) else ()
+    wrong = [name for name in allow if name not in ALLOWED]
+    if wrong or not allow:
+        raise ConfigError(
+            f"--allow must list what may differ, out of {', '.join(ALLOWED)}: "
+            f"got {','.join(allow) or 'nothing'}."
+        )
+    return allow, rest[:index] + rest[index + 2 :]

@@ -112,6 +112,32 @@ class EvaluateConfig(Section):
     """Whether more of that metric is better, or less."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EveryConfig(Section):
+    """How often; several together mean whichever comes first."""
+
+    steps: Annotated[int, AtLeast(1)] | None = None
+    """Optimizer steps from one to the next."""
+    epochs: Annotated[int, AtLeast(1)] | None = None
+    """Epochs from one to the next."""
+    seconds: Annotated[float, Above(0)] | None = None
+    """Seconds from one to the next, by the clock of rank 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Section):
+    """When the state of the run is saved, besides at its end, and how many checkpoints are kept."""
+
+    every: EveryConfig = field(default_factory=lambda: EveryConfig(seconds=600.0))
+    """How often to save; every ten minutes by default."""
+    keep_last: Annotated[int, AtLeast(1)] = 2
+    """How many of the newest checkpoints are kept."""
+    keep_best: Annotated[int, AtLeast(0)] = 0
+    """How many are kept besides, of those with the best value of evaluate.best."""
+    preempt_seconds: Annotated[float, Above(0)] = 60.0
+    """How long a save may take after SIGTERM or SIGUSR1."""
+
+
 Devices = Annotated[int, AtLeast(1)] | tuple[str, ...]
 
 
@@ -187,6 +213,9 @@ class DistributedConfig(Section):
     threads: Annotated[int, AtLeast(1)] = 1
     """Intra-op CPU threads of each process; never derived, since it changes the order of float additions."""
 
+    max_restarts: Annotated[int, AtLeast(0)] = 0
+    """How often the processes are started again when one fails; they go on from the newest checkpoint."""
+
     @property
     def num_devices(self) -> int | None:
         """Processes per machine; None where `devices` is unset."""
@@ -196,6 +225,15 @@ class DistributedConfig(Section):
     def device_names(self) -> tuple[str, ...]:
         """The device of each process, where they were named; else empty."""
         return self.devices if isinstance(self.devices, tuple) else ()
+
+
+def _best_checkpoints_have_a_metric(checkpoint: CheckpointConfig, evaluate: EvaluateConfig) -> str | None:
+    if not checkpoint.keep_best or evaluate.best is not None:
+        return None
+    return (
+        f"checkpoint.keep_best needs a metric to compare by: got {checkpoint.keep_best} and evaluate.best "
+        "unset. Set evaluate.best, for example to held_out/loss."
+    )
 
 
 def _every_device_has_a_lane(batch: BatchConfig, distributed: DistributedConfig) -> str | None:
@@ -214,7 +252,7 @@ def _every_device_has_a_lane(batch: BatchConfig, distributed: DistributedConfig)
 class RunConfig(Section):
     """Everything that a run was asked for."""
 
-    RULES = (_every_device_has_a_lane,)
+    RULES = (_every_device_has_a_lane, _best_checkpoints_have_a_metric)
 
     task: ClassConfig
     """The user's Task."""
@@ -232,6 +270,8 @@ class RunConfig(Section):
     """Order and loading of the samples."""
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     """Evaluation during training."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Checkpoints, from which a run goes on."""
     callbacks: tuple[ClassConfig, ...] = ()
     """What observes the run on rank 0, besides the progress bar, metrics.jsonl and TensorBoard's events."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)

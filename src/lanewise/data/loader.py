@@ -1,5 +1,6 @@
 """Feeds the lanes of one process for a whole run through a single torch DataLoader iterator."""
 
+import signal
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -86,3 +87,4 @@ def read_turns(
 def _init_worker(_worker: int) -> None:
     """Without this a worker would outlive a killed trainer by up to 5 s, torch's polling interval."""
     die_with_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1})  # the trainer may block them

@@ -2,10 +2,15 @@
 
 from lanewise.engine.build import build_callbacks, build_engine, build_evaluator, build_model, build_task
 from lanewise.engine.engine import Engine
+from lanewise.engine.resume import resume
+from lanewise.engine.saving import Saving
+from lanewise.engine.state import RunState
 from lanewise.engine.step import StepReport, TrainStep
 
 __all__ = [
     "Engine",
+    "RunState",
+    "Saving",
     "StepReport",
     "TrainStep",
     "build_callbacks",
@@ -13,4 +18,5 @@ __all__ = [
     "build_evaluator",
     "build_model",
     "build_task",
+    "resume",
 ]

@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Sized
+from dataclasses import asdict
 from typing import Any
 
 from torch import nn
@@ -14,7 +15,7 @@ from lanewise.callback import Callback
 from lanewise.config import RunConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.classes import build
-from lanewise.data import LaneLoader, LaneReader, fingerprint
+from lanewise.data import Fingerprint, LaneLoader, LaneReader, fingerprint
 from lanewise.engine.clock import StepClock
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluate import EvalSet, Evaluation, Evaluator
@@ -26,6 +27,7 @@ from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.reduce import build_reducer
 from lanewise.task import Task
+from lanewise.world.determinism import exact_pins
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -102,7 +104,7 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
         num_samples, config.batch.global_batch_size, config.batch.micro_batch_size, config.data.drop_last
     )
     reader = LaneReader(dataset, task.collate, config.train.seed)
-    compare_datasets(reader, num_samples, world)
+    found = compare_datasets(reader, num_samples, world)
     lanes = lane_blocks(schedule.num_lanes, world.world_size)[world.rank]
     order = Order(num_samples, seed=config.train.seed, shuffle=config.data.shuffle)
     loader = LaneLoader(
@@ -134,7 +136,9 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
         )
     if world.rank == 0:
         _describe(config, schedule, world, last_step)
-    return Engine(training, train_step, passes, loader, schedule, world, last_step, evaluation)
+    engine = Engine(training, train_step, passes, loader, schedule, world, last_step, evaluation)
+    engine.identity = _identify(config, found, world)
+    return engine
 
 
 def build_callbacks(config: RunConfig) -> list[Callback]:
@@ -249,8 +253,27 @@ def count_samples(dataset: Any) -> int:
     return len(dataset)
 
 
-def compare_datasets(reader: LaneReader, num_samples: int, world: World) -> None:
-    """Raise where ranks see other datasets, which would otherwise show as a hang or a wrong model."""
+def _identify(config: RunConfig, dataset: Fingerprint, world: World) -> dict[str, Any]:
+    """Say what a run is of: with another value of these, its checkpoints mean something else."""
+    is_exact = config.distributed.equality == "exact"
+    return {
+        "lanes": asdict(config.batch),
+        "dataset": {
+            **dataset._asdict(),
+            "shuffle": config.data.shuffle,
+            "drop_last": config.data.drop_last,
+        },
+        "seed": config.train.seed,
+        "exact": {"threads": config.distributed.threads, **exact_pins(world.device)} if is_exact else None,
+        "precision": config.precision,
+    }
+
+
+def compare_datasets(reader: LaneReader, num_samples: int, world: World) -> Fingerprint:
+    """Return what a dataset is known by; raise where ranks see other ones.
+
+    A difference would otherwise show as a hang or a wrong model. Collective: every rank must call this.
+    """
     own = fingerprint(reader, num_samples)
     for rank, other in enumerate(world.all_gather_object(own)):
         if other != own:
@@ -259,6 +282,7 @@ def compare_datasets(reader: LaneReader, num_samples: int, world: World) -> None
                 f"{other.num_samples} samples, digests of three samples {own.samples_digest} and "
                 f"{other.samples_digest}. A dataset must be whole on every rank."
             )
+    return own
 
 
 def _last_step(config: RunConfig, schedule: Schedule) -> int:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from lanewise.data import LaneLoader
 from lanewise.engine.evaluate import Evaluation
 from lanewise.engine.lane import to_device
 from lanewise.engine.passes import LanePasses
+from lanewise.engine.saving import Saving
 from lanewise.engine.step import StepReport, Training, TrainStep
 from lanewise.lanes import Schedule
 from lanewise.run_dir import RunDir
@@ -55,17 +57,24 @@ class Engine:
         self._train_step = train_step
         self._passes = passes
         self._loader = loader
-        self._schedule = schedule
         self._world = world
-        self._evaluation = evaluation
+        self.evaluation = evaluation
+        self.schedule = schedule
+        self.identity: Mapping[str, Any] = {}
+        """What the run is of, for its checkpoints."""
+        self.first_step = 0
+        """The step with which training begins; a run that goes on begins later."""
         self.last_step = last_step
 
-    def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = ()) -> dict[str, float]:
+    def fit(
+        self, run_dir: RunDir, callbacks: Sequence[Callback] = (), saving: Saving | None = None
+    ) -> dict[str, float]:
         """Train, and write the model to the run directory.
 
         Args:
             run_dir: where rank 0 writes the trained model, and the best one so far.
             callbacks: observe the run on rank 0.
+            saving: saves checkpoints; None saves none.
 
         Returns:
             What the last evaluation gave; empty where the task has no eval datasets.
@@ -73,20 +82,25 @@ class Engine:
         Raises:
             TaskError: if the task breaks its contract.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
+            CheckpointError: if a checkpoint could not be saved.
+            PreemptedError: if a signal stopped the run.
         """
         observers = callbacks if self._world.rank == 0 else ()
         start = time.perf_counter()
         with ExitStack() as stack:
             for observer in observers:
                 stack.push(partial(_end, observer))
-                observer.on_start(run_dir.path, 0, self.last_step)
-            values = self._fit(run_dir, observers)
+                observer.on_start(run_dir.path, self.first_step, self.last_step)
+            if saving is not None:
+                self._passes.vote = saving.vote
+            values = self._fit(run_dir, observers, saving)
         if self._world.rank == 0:
             seconds = time.perf_counter() - start
-            num_samples = self._schedule.num_samples_before(self.last_step)
+            before = self.schedule.num_samples_before
+            num_samples = before(self.last_step) - before(self.first_step)
             logger.info(
                 "trained %d steps on %d samples in %.1f s: %.0f samples/s over all processes",
-                self.last_step,
+                self.last_step - self.first_step,
                 num_samples,
                 seconds,
                 num_samples / seconds,
@@ -96,26 +110,31 @@ class Engine:
 
     def steps(self) -> Iterator[StepReport]:
         """Take one step after the other. Collective for each step."""
-        batches = to_device(self._loader.batches(0, self.last_step), self._world.device)
+        batches = to_device(self._loader.batches(self.first_step, self.last_step), self._world.device)
         try:
-            for _ in range(self.last_step):
+            for _ in range(self.first_step, self.last_step):
                 yield self._train_step.run(batches)
             self._passes.check()
         finally:
             self._passes.close()
 
-    def _fit(self, run_dir: RunDir, observers: Sequence[Callback]) -> dict[str, float]:
+    def _fit(self, run_dir: RunDir, observers: Sequence[Callback], saving: Saving | None) -> dict[str, float]:
         values: dict[str, float] = {}
         unseen: deque[StepReport] = deque()
         # What a step found is known on a GPU only when it is done: look at it while the next one runs.
         num_behind = 1 if self._world.device.type == "cuda" else 0
         for report in self.steps():
-            is_due = self._evaluation is not None and self._evaluation.is_due_after(report.step)
+            evaluates = self.evaluation is not None and self.evaluation.is_due_after(report.step)
+            saves = saving is not None and saving.is_due_after(report.step, report.totals)
             unseen.append(report)
-            while len(unseen) > (0 if is_due else num_behind):
+            while len(unseen) > (0 if evaluates or saves else num_behind):
                 self._show(unseen.popleft(), observers)
-            if is_due:
+            if evaluates:
                 values = self._evaluate(report, run_dir, observers)
+            if saving is not None and saves:
+                self._passes.check()
+                metric = None if self.evaluation is None else self.evaluation.last_value
+                saving.save(report.step, report.totals, metric)
         for report in unseen:
             self._show(report, observers)
         if self._world.rank == 0:
@@ -128,8 +147,8 @@ class Engine:
         self, report: StepReport, run_dir: RunDir, observers: Sequence[Callback]
     ) -> dict[str, float]:
         """Evaluate, and keep the best model. Collective."""
-        assert self._evaluation is not None
-        values, is_best = self._evaluation.run()
+        assert self.evaluation is not None
+        values, is_best = self.evaluation.run()
         for observer in observers:
             observer.on_evaluation(report.epoch, report.step, values)
         if is_best and self._world.rank == 0:
@@ -151,7 +170,7 @@ class Engine:
             "train/loss": report.totals.loss,
             "train/grad_norm": float(report.grad_norm()),
             "train/learning_rate": report.learning_rate,
-            "perf/samples_per_second": self._schedule.num_samples_in(report.step) / sum(seconds.values()),
+            "perf/samples_per_second": self.schedule.num_samples_in(report.step) / sum(seconds.values()),
             **seconds,
             "memory/peak_gib": _peak_bytes(self._world.device) / 2**30,
         }

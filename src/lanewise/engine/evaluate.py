@@ -196,8 +196,11 @@ class Evaluation:
         self._every_steps = every_steps
         self._last_step = last_step
         self._best = best
-        self._sign = 1 if best_mode == "max" else -1
-        self._best_value = -math.inf
+        self.sign = 1 if best_mode == "max" else -1
+        self.best_value = -math.inf
+        """The best value so far, times -1 where less is better."""
+        self.last_value: float | None = None
+        """The value that the last evaluation gave; None before it, and where none is compared."""
         if best is not None and not any(best == key or best.startswith(f"{key}/") for key in evaluator.keys):
             raise ConfigError(
                 f"evaluate.best must be a value of an evaluation: got {best}. "
@@ -216,9 +219,10 @@ class Evaluation:
         values = self._evaluator.run()
         if self._best is None:
             return values, False
-        value = self._sign * values[self._best]
-        is_best = value > self._best_value
-        self._best_value = max(value, self._best_value)
+        self.last_value = values[self._best]
+        value = self.sign * self.last_value
+        is_best = value > self.best_value
+        self.best_value = max(value, self.best_value)
         return values, is_best
 
 

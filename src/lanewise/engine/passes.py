@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -62,6 +62,8 @@ class LanePasses:
         self._own: list[OwnTotals] = []
         self._own_samples: dict[int, tuple[int, ...]] = {}
         self._is_first_step = True
+        self.vote: Callable[[], tuple[bool, bool]] = lambda: (False, False)
+        """Asked in each step whether this process wants to save after it, and to stop."""
         self.turn: LaneTurn
         """The last turn of this process."""
         self.totals: StepTotals
@@ -157,7 +159,7 @@ class LanePasses:
         connected = self._reducer.connect(turn, scaled)
         if turn.is_last:  # all own weights are known: the exchange overlaps the last backward
             self._wait_for_totals = start_totals(
-                self._world, self._num_lanes, turn.num_present_lanes, self._own
+                self._world, self._num_lanes, turn.num_present_lanes, self._own, self.vote()
             )
         self._reducer.backward(turn, connected)
         self._clock.lap("communication" if turn.is_last and self._world.world_size > 1 else "backward")

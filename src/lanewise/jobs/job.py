@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lanewise.config import RunConfig
 from lanewise.errors import ConfigError
@@ -23,6 +23,8 @@ class Job(ABC):
     config: RunConfig
     task: "Task | None" = None
     """The user's task, where it was given as an object; None: built from the configuration."""
+    can_stop: ClassVar[bool] = False
+    """Whether the job, told so by a file, ends by itself in good order; else signals end its processes."""
 
     @abstractmethod
     def run(self, world: "World") -> Any:

@@ -5,6 +5,7 @@ import os
 import pickle
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,8 +16,9 @@ import cloudpickle
 
 from lanewise.config import pin_environment, pinned_variables
 from lanewise.config.class_path import add_search_path
-from lanewise.errors import ConfigError, LanewiseError, mistakes_of
+from lanewise.errors import ConfigError, LanewiseError, PreemptedError, mistakes_of
 from lanewise.jobs.job import Job
+from lanewise.jobs.signals import STOP_FILE_VARIABLE, handling
 from lanewise.launch import has_agent, launch_local, record_failure
 from lanewise.world.environment import Environment
 
@@ -84,7 +86,11 @@ def run_in_world(job: Job, place: Environment) -> Any:
     )
     world = join_world(place, devices, backend)
     log.share_warnings(world.claim)
-    result = job.run(world)
+    try:
+        result = job.run(world)
+    except PreemptedError:  # on every rank, in good order
+        world.close()
+        raise
     world.close()
     return result
 
@@ -101,7 +107,10 @@ def work(file: Path) -> None:
         written = pickle.loads(file.read_bytes())  # noqa: S301 - from our own parent
         sys.path[:] = written["sys.path"]
         job = pickle.loads(written["job"])  # noqa: S301 - likewise
-        result = run_in_world(job, place)
+        try:
+            result = run_in_world(job, place)
+        except PreemptedError as error:  # no failure: the agent must not start the processes again
+            result = error
         if place.rank == 0:
             _result_of(file).write_bytes(pickle.dumps(result))
     except BaseException as error:  # noqa: BLE001 - this process ends here
@@ -144,8 +153,23 @@ def _launch(job: Job, num_processes: int) -> Any:
         file.write_bytes(pickle.dumps({"sys.path": sys.path, "job": pickled}))
         distributed = job.config.distributed
         variables = pinned_variables(distributed.threads, distributed.equality)
-        launch_local(["-m", "lanewise.jobs", str(file)], num_processes, variables)
-        return pickle.loads(_result_of(file).read_bytes())  # noqa: S301 - from our own worker
+        arguments = ["-m", "lanewise.jobs", str(file)]
+        stop_file = file.with_suffix(".stop")
+        if job.can_stop and threading.current_thread() is threading.main_thread():
+            with handling(stop_file.touch):
+                launch_local(
+                    arguments,
+                    num_processes,
+                    {**variables, STOP_FILE_VARIABLE: str(stop_file)},
+                    max_restarts=distributed.max_restarts,
+                    signals="SIGINT,SIGHUP,SIGQUIT",
+                )
+        else:
+            launch_local(arguments, num_processes, variables, max_restarts=distributed.max_restarts)
+        result = pickle.loads(_result_of(file).read_bytes())  # noqa: S301 - from our own worker
+        if isinstance(result, PreemptedError):
+            raise result
+        return result
 
 
 def _result_of(file: Path) -> Path:

@@ -1,17 +1,22 @@
 """Training, from the command line or from Python."""
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lanewise.config import dump_config
 from lanewise.jobs.job import Job
+from lanewise.jobs.signals import wants_stop, watching
 from lanewise.run_dir import RunDir
 
 if TYPE_CHECKING:
     from lanewise.callback import Callback
     from lanewise.world.world import World
+
+ALLOWED = ("lanes", "dataset", "seed")
+"""What may differ on resume from what the checkpoint is of, if the user says so; the rest never may."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,11 @@ class TrainJob(Job):
 
     callbacks: "tuple[Callback, ...]" = ()
     """Observers that were given as objects."""
+    is_resumed: bool = False
+    """Whether to go on from the newest good checkpoint, if there is one."""
+    allow: tuple[str, ...] = ()
+    """What may differ from what the checkpoint is of."""
+    can_stop: ClassVar[bool] = True
 
     @property
     def run_dir(self) -> RunDir:
@@ -28,7 +38,7 @@ class TrainJob(Job):
 
     def claim(self) -> AbstractContextManager[object]:
         """See `Job`."""
-        return self.run_dir.claim()
+        return self.run_dir.claim(may_hold_run=self.is_resumed)
 
     def log_file(self, rank: int) -> Path:
         """See `Job`."""
@@ -36,22 +46,47 @@ class TrainJob(Job):
 
     def run(self, world: "World") -> dict[str, float]:
         """See `Job`."""
-        from lanewise.engine import build_callbacks, build_engine
+        from lanewise.checkpoint import CheckpointFolder, Saver
+        from lanewise.engine import RunState, Saving, build_callbacks, build_engine, resume
         from lanewise.loggers import JsonlLogger, ProgressLogger, TensorBoardLogger
         from lanewise.world.determinism import exact_pins
 
         engine = build_engine(self.config, world, self.task)
+        folder = CheckpointFolder(self.run_dir.checkpoints)
+        # An agent that starts the processes again wants them to go on.
+        if self.is_resumed or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+            resume(engine, folder, world, self.allow, ALLOWED)
         callbacks: list[Callback] = []
         if world.rank == 0:
+            folder.remove_leftovers()
             pins = "".join(f"# {name}: {value}\n" for name, value in exact_pins(world.device).items())
             self.run_dir.config.write_text(f"{pins}{dump_config(self.config)}", encoding="utf-8")
             callbacks = [
-                JsonlLogger(self.run_dir.metrics),
-                TensorBoardLogger(self.run_dir.tensorboard),
+                JsonlLogger(self.run_dir.metrics, engine.first_step),
+                TensorBoardLogger(self.run_dir.tensorboard, engine.first_step),
                 ProgressLogger(),
                 *build_callbacks(self.config),
                 *self.callbacks,
             ]
-        values = engine.fit(self.run_dir, callbacks)
+        config = self.config.checkpoint
+        saver = Saver(
+            folder,
+            world,
+            keep_last=config.keep_last,
+            keep_best=config.keep_best,
+            sign=1 if engine.evaluation is None else engine.evaluation.sign,
+        )
+        saving = Saving(
+            saver,
+            RunState(engine.training, engine.evaluation),
+            config,
+            engine.schedule,
+            engine.identity,
+            world.rank,
+            engine.last_step,
+            wants_stop,
+        )
+        with watching():
+            values = engine.fit(self.run_dir, callbacks, saving)
         world.all_gather_object(None)  # no rank goes on before the model is on disk
         return values

@@ -11,7 +11,14 @@ from lanewise.launch.failure import first_failure
 from lanewise.lifeline import PARENT_PID_VARIABLE
 
 
-def launch_local(arguments: Sequence[str], num_processes: int, variables: Mapping[str, str]) -> None:
+def launch_local(
+    arguments: Sequence[str],
+    num_processes: int,
+    variables: Mapping[str, str],
+    *,
+    max_restarts: int = 0,
+    signals: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+) -> None:
     """Run `python ARGUMENTS` in several processes that form one world, and wait for all of them.
 
     The workers end when this process ends, whatever ends it.
@@ -20,6 +27,8 @@ def launch_local(arguments: Sequence[str], num_processes: int, variables: Mappin
         arguments: command line of each worker.
         num_processes: workers to start.
         variables: added to the environment of the workers.
+        max_restarts: how often all of them are started again when one fails.
+        signals: those that end the workers and this call.
 
     Raises:
         LaunchError: what the first failing worker said.
@@ -41,8 +50,9 @@ def launch_local(arguments: Sequence[str], num_processes: int, variables: Mappin
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         local_addr="127.0.0.1",
-        max_restarts=0,
+        max_restarts=max_restarts,
         logs_specs=DefaultLogsSpecs(),
+        signals_to_handle=signals,
     )
     try:
         with _environment({**variables, PARENT_PID_VARIABLE: str(os.getpid())}):

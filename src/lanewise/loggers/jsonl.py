@@ -14,11 +14,14 @@ class JsonlLogger(Callback):
 
     Args:
         path: the file, made with the first line, so that a run which fails before leaves none.
+        first_step: lines of this step and later ones are cut off, as a run that goes on writes them again.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, first_step: int = 0) -> None:
         self._path = path
         self._file: IO[str] | None = None
+        if path.exists():
+            _cut(path, first_step)
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
@@ -35,3 +38,17 @@ class JsonlLogger(Callback):
         """See `Callback`."""
         if self._file is not None:
             self._file.close()
+
+
+def _cut(path: Path, first_step: int) -> None:
+    """Remove the lines from a step on, and what a killed run left unfinished."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] < first_step:
+                kept.append(f"{line}\n")
+        except ValueError:
+            continue
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(path)

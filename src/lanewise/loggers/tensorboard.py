@@ -13,16 +13,19 @@ class TensorBoardLogger(Callback):
 
     Args:
         folder: gets the event files, with the first number.
+        first_step: TensorBoard is told to forget this step and later ones, which a run that goes on writes
+            again.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first_step: int = 0) -> None:
         self._folder = folder
+        self._first_step = first_step
         self._writer: SummaryWriter | None = None
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
         if self._writer is None:
-            self._writer = SummaryWriter(str(self._folder))
+            self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 

@@ -34,6 +34,10 @@ class StepTotals:
 
     lanes: tuple[LaneTotals, ...]
     """The lanes with samples, in order."""
+    wants_save: bool = False
+    """Whether some rank voted to save a checkpoint after this step."""
+    wants_stop: bool = False
+    """Whether some rank voted to stop the run after this step."""
 
     @property
     def weight(self) -> float:
@@ -60,7 +64,11 @@ class StepTotals:
 
 
 def start_totals(
-    world: World, num_lanes: int, num_present_lanes: int, own: Sequence[OwnTotals]
+    world: World,
+    num_lanes: int,
+    num_present_lanes: int,
+    own: Sequence[OwnTotals],
+    votes: tuple[bool, bool] = (False, False),
 ) -> Callable[[], StepTotals]:
     """Begin to exchange the scalars of a step.
 
@@ -71,12 +79,16 @@ def start_totals(
         num_lanes: lanes of the run.
         num_present_lanes: lanes that have samples in this step.
         own: the rows of this process's lanes that have samples.
+        votes: whether this process wants to save, and to stop the run, after this step.
 
     Returns:
         A function that waits and returns the totals.
     """
     blocks = lane_blocks(num_lanes, world.world_size)
-    rows = torch.zeros(len(blocks[0]), 2, dtype=torch.float64, device=world.device)
+    # The last row holds the votes.
+    rows = torch.zeros(len(blocks[0]) + 1, 2, dtype=torch.float64)
+    rows[-1] = torch.tensor(votes)
+    rows = rows.to(world.device, non_blocking=True)
     if own:
         rows[: len(own), 0] = torch.stack([row.loss_sum for row in own])
         weights = torch.tensor([row.weight for row in own], dtype=torch.float64)
@@ -85,13 +97,13 @@ def start_totals(
 
     def finish() -> StepTotals:
         gathered = wait().tolist()
-        return StepTotals(
-            tuple(
-                LaneTotals(lane, *row)
-                for block, rank_rows in zip(blocks, gathered, strict=True)
-                for lane, row in zip(block, rank_rows, strict=False)
-                if lane < num_present_lanes
-            )
+        lanes = tuple(
+            LaneTotals(lane, *row)
+            for block, rank_rows in zip(blocks, gathered, strict=True)
+            for lane, row in zip(block, rank_rows, strict=False)
+            if lane < num_present_lanes
         )
+        saves, stops = zip(*(rank_rows[-1] for rank_rows in gathered), strict=True)
+        return StepTotals(lanes, wants_save=any(saves), wants_stop=any(stops))
 
     return finish

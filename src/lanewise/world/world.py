@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from lanewise.errors import WorldError
 from lanewise.world.environment import Environment
 from lanewise.world.streams import side_stream, start_copy_to_host
 
@@ -18,6 +20,8 @@ from lanewise.world.streams import side_stream, start_copy_to_host
 all_gather_single: Callable[..., dist.Work | None] = getattr(
     dist, "all_gather_single", dist.all_gather_into_tensor
 )
+
+_SECONDS_BETWEEN_QUESTIONS = 0.02
 
 
 class World(Protocol):
@@ -58,6 +62,18 @@ class World(Protocol):
         """Tell whether this is the first call with this key, of all ranks. No collective."""
         ...
 
+    def tell(self, key: str, text: str) -> None:
+        """Leave a text for `hear`. No collective; may be called in any thread."""
+        ...
+
+    def hear(self, key: str, timeout_seconds: float) -> list[str]:
+        """Wait for what every rank told under a key, and forget it. No collective; in any thread.
+
+        Raises:
+            WorldError: if not all of them told it in time; names those that did not.
+        """
+        ...
+
     def close(self) -> None:
         """Leave the world. The others need not do so at the same time."""
         ...
@@ -72,6 +88,7 @@ class LocalWorld:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._claimed: set[str] = set()
+        self._told: dict[str, str] = {}
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """See `World`."""
@@ -98,6 +115,14 @@ class LocalWorld:
         self._claimed.add(key)
         return is_first
 
+    def tell(self, key: str, text: str) -> None:
+        """See `World`."""
+        self._told[key] = text
+
+    def hear(self, key: str, timeout_seconds: float) -> list[str]:
+        """See `World`."""
+        return [self._told.pop(key)]
+
     def close(self) -> None:
         """See `World`."""
 
@@ -115,6 +140,7 @@ class GroupWorld:
         self.world_size = dist.get_world_size()
         self.device = device
         self._claims = PrefixStore("lanewise/claims", store)
+        self._told = PrefixStore("lanewise/told", store)
         self._is_on_host = dist.get_backend() == "gloo"
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -160,6 +186,25 @@ class GroupWorld:
             return self._claims.add(hashlib.sha256(key.encode()).hexdigest(), 1) == 1
         except RuntimeError:  # the process that keeps the store is gone: what failed first was said
             return False
+
+    def tell(self, key: str, text: str) -> None:
+        """See `World`."""
+        self._told.set(f"{key}/{self.rank}", text)
+
+    def hear(self, key: str, timeout_seconds: float) -> list[str]:
+        """See `World`."""
+        keys = [f"{key}/{rank}" for rank in range(self.world_size)]
+        deadline = time.monotonic() + timeout_seconds
+        # Not store.wait: it would keep other threads from the store.
+        while not self._told.check(keys):
+            if time.monotonic() > deadline:
+                missing = [rank for rank, one in enumerate(keys) if not self._told.check([one])]
+                raise WorldError(f"ranks {missing} did not answer within {timeout_seconds:.0f} s ({key}).")
+            time.sleep(_SECONDS_BETWEEN_QUESTIONS)
+        texts = [self._told.get(one).decode() for one in keys]
+        for one in keys:
+            self._told.delete_key(one)
+        return texts
 
     def close(self) -> None:
         """See `World`."""

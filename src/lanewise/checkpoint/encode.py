@@ -1,0 +1,105 @@
+"""Turns nested state into strict JSON and a flat set of tensors, and back; what is loaded cannot run code.
+
+What JSON lacks has one encoding each:
+
+    tensor                     {"$tensor": "optimizer/state/weight/exp_avg"}      its name among the tensors
+    nan, inf, -inf             {"$float": "nan"}
+    tuple                      {"$tuple": [1, 2]}
+    keys that are no text      {"$items": [[30, 1], [80, 1]]}
+    collections.Counter        {"$counter": [[30, 1], [80, 1]]}                   MultiStepLR has one
+
+A mapping that has a key of that kind itself is written as `$items`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lanewise.errors import CheckpointError
+
+_TAGS = {"$tensor", "$float", "$tuple", "$items", "$counter"}
+
+
+class TensorTable(dict[str, torch.Tensor]):
+    """Tensors by name; of those that show the same elements of one storage, the first."""
+
+    def __init__(self) -> None:
+        self._first_names: dict[tuple[object, ...], str] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> str:
+        """Add a tensor, and return the name under which it is."""
+        view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        first = self._first_names.setdefault(view, name) if tensor.numel() else name
+        self.setdefault(first, tensor)
+        return first
+
+
+def encode(value: Any, path: str, tensors: TensorTable) -> Any:
+    """Return what JSON can hold, and add the tensors on the way.
+
+    Args:
+        value: numbers, text, None, tensors, and lists, tuples and mappings of them.
+        path: how to name the value: tensors below it get names that begin with it.
+        tensors: receives the tensors, as they are.
+
+    Raises:
+        CheckpointError: names the first value that cannot be encoded.
+    """
+    if isinstance(value, torch.Tensor):
+        return {"$tensor": tensors.add(path, value)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Counter):
+        return {"$counter": _encode_items(value, path, tensors)}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value) and not _TAGS & value.keys():
+            return {key: encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
+        return {"$items": _encode_items(value, path, tensors)}
+    if isinstance(value, list | tuple):
+        items = [encode(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    raise CheckpointError(
+        f"{path} cannot be saved: it is a {type(value).__module__}.{type(value).__qualname__}. "
+        "A checkpoint holds tensors, numbers, text, and lists and mappings of them."
+    )
+
+
+def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Undo `encode`.
+
+    Raises:
+        CheckpointError: if a tensor is missing, or an encoding is not one of ours.
+    """
+    if isinstance(value, list):
+        return [decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    tag = next(iter(value), None)
+    if tag not in _TAGS or len(value) != 1:
+        return {key: decode(item, tensors) for key, item in value.items()}
+    content = value[tag]
+    try:
+        if tag == "$tensor":
+            return tensors[content]
+        if tag == "$float":
+            return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
+        if tag == "$tuple":
+            return tuple(decode(content, tensors))
+        items = {decode(key, tensors): decode(item, tensors) for key, item in content}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the state of a checkpoint holds {value!r:.80}, which means nothing."
+        ) from error
+    return Counter(items) if tag == "$counter" else items
+
+
+def _encode_items(value: Mapping[Any, Any], path: str, tensors: TensorTable) -> list[list[Any]]:
+    return [
+        [encode(key, f"{path}/(key)", tensors), encode(item, f"{path}/{key}", tensors)]
+        for key, item in value.items()
+    ]

@@ -1,0 +1,115 @@
+"""The folder of a run's checkpoints: which are there, which are good, which may go."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from lanewise.checkpoint.manifest import Manifest, sync_folder
+from lanewise.errors import CheckpointError
+
+_NAME = re.compile(r"step-(\d{6,})")
+_TEMPORARY = re.compile(r"step-\d{6,}\.(tmp|old)-\w+")
+
+
+class CheckpointFolder:
+    """`checkpoints/step-000500/` and its like.
+
+    A checkpoint is written under a temporary name and renamed when it is whole and on disk. So whatever has
+    the final name was whole once; whether it still is, `Manifest.verify` says.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def of_step(self, step: int) -> Path:
+        """Return where the checkpoint of a step is, once it is whole."""
+        return self.path / f"step-{step:06d}"
+
+    def temporary(self, step: int, token: str) -> Path:
+        """Return where a checkpoint is while it is written."""
+        return self.path / f"step-{step:06d}.tmp-{token}"
+
+    def publish(self, temporary: Path, step: int) -> None:
+        """Give a whole checkpoint its name, in the place of a bad one if there is one."""
+        final = self.of_step(step)
+        if final.exists():
+            aside = final.with_name(f"{final.name}.old-{temporary.name.rpartition('-')[2]}")
+            final.rename(aside)
+            temporary.rename(final)
+            sync_folder(self.path)
+            shutil.rmtree(aside)
+        else:
+            temporary.rename(final)
+            sync_folder(self.path)
+
+    def all(self) -> list[Path]:
+        """List the checkpoints, the newest first."""
+        if not self.path.is_dir():
+            return []
+        steps = {int(match[1]): path for path in self.path.iterdir() if (match := _NAME.fullmatch(path.name))}
+        return [steps[step] for step in sorted(steps, reverse=True)]
+
+    def newest_good(self, warn: Callable[[str], None]) -> tuple[Path, Manifest] | None:
+        """Find the newest checkpoint that verifies.
+
+        Args:
+            warn: told which ones were skipped, and why.
+
+        Returns:
+            Its folder and manifest; None if there is no checkpoint at all.
+
+        Raises:
+            CheckpointError: if there are some, and all are bad. Nothing is deleted.
+        """
+        folders = self.all()
+        for folder in folders:
+            try:
+                manifest = Manifest.read(folder)
+                manifest.verify(folder)
+            except CheckpointError as error:
+                warn(f"skipping a checkpoint: {error}")
+            else:
+                return folder, manifest
+        if folders:
+            raise CheckpointError(
+                f"none of the {len(folders)} checkpoints in {self.path} is good. Nothing was deleted. "
+                "Start anew with another --train.run_dir."
+            )
+        return None
+
+    def remove_leftovers(self) -> None:
+        """Remove what saves left behind that were killed."""
+        if self.path.is_dir():
+            for path in self.path.iterdir():
+                if _TEMPORARY.fullmatch(path.name):
+                    shutil.rmtree(path)
+
+    def prune(self, *, keep_last: int, keep_best: int, sign: int) -> None:
+        """Remove all but the newest checkpoints, and those with the best metric.
+
+        Call it after a new one was published and verified.
+
+        Args:
+            keep_last: how many of the newest to keep.
+            keep_best: how many to keep of those with the best metric.
+            sign: 1 if more is better, -1 if less is.
+        """
+        folders = self.all()
+        kept = set(folders[:keep_last])
+        if keep_best:
+            metrics: dict[Path, float] = {}
+            for folder in folders:
+                try:
+                    metric = Manifest.read(folder).metric
+                except CheckpointError:
+                    continue
+                if metric is not None:
+                    metrics[folder] = sign * metric
+            kept |= set(sorted(metrics, key=lambda folder: -metrics[folder])[:keep_best])
+        for folder in folders:
+            if folder not in kept:
+                # Renamed first: a removal that is killed must not leave half a checkpoint under its name.
+                aside = folder.with_name(f"{folder.name}.old-pruned")
+                folder.rename(aside)
+                shutil.rmtree(aside)

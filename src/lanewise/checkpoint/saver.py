@@ -1,0 +1,131 @@
+"""Saves checkpoints while training goes on: the loop waits for a copy into memory, a thread writes it."""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from lanewise.checkpoint.encode import TensorTable, encode
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import FileEntry, Manifest, sync_folder, write_durably
+from lanewise.checkpoint.part import Staging, part_name, share_out
+from lanewise.errors import CheckpointError, LanewiseError
+from lanewise.world.world import World
+
+logger = logging.getLogger(__name__)
+
+STATE = "state.json"
+_SECONDS_FOR_A_PART = 1800.0
+
+
+class Saver:
+    """Writes a checkpoint of all processes in the background, one at a time.
+
+    Every process writes its part; then rank 0 writes the rest, publishes the checkpoint and removes older
+    ones. The threads issue no collective: they report over the world's store.
+
+    Collective: every rank must construct it.
+
+    Args:
+        folder: where the checkpoints are, on a file system that all ranks share.
+        world: the processes.
+        keep_last: how many of the newest checkpoints to keep.
+        keep_best: how many to keep of those with the best metric.
+        sign: 1 if more of the metric is better, -1 if less is.
+    """
+
+    def __init__(
+        self, folder: CheckpointFolder, world: World, *, keep_last: int, keep_best: int, sign: int
+    ) -> None:
+        self._folder = folder
+        self._world = world
+        self._keep = {"keep_last": keep_last, "keep_best": keep_best, "sign": sign}
+        self._staging = Staging()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        # Of this process of rank 0, so that a save that was killed is not mistaken for one of ours.
+        self._token: str = world.all_gather_object(os.urandom(4).hex())[0]
+
+    def save(self, state: Mapping[str, Any], manifest: Manifest) -> None:
+        """Copy the state, and begin to write it; waits for the previous save to end.
+
+        Every rank must call this for the same step.
+
+        Args:
+            state: equal on every rank; tensors, and what `encode` takes. May change afterwards.
+            manifest: without files.
+
+        Raises:
+            CheckpointError: if the state cannot be saved, or the previous save failed.
+        """
+        self.finish()
+        tensors = TensorTable()
+        tree = {name: encode(value, name, tensors) for name, value in state.items()}
+        parts = share_out({name: tensor.nbytes for name, tensor in tensors.items()}, self._world.world_size)
+        self._staging.take({name: tensors[name] for name in parts[self._world.rank]})
+        self._thread = threading.Thread(
+            target=self._write, args=(tree, manifest), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what made a save fail, if one did: a CheckpointError."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def finish(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until the last save is written, and check it.
+
+        Returns:
+            Whether it was written in time.
+        """
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
+        self.check()
+        return True
+
+    def _write(self, tree: Any, manifest: Manifest) -> None:
+        """Write this process's part, and on rank 0 the rest."""
+        temporary = self._folder.temporary(manifest.step, self._token)
+        key = f"checkpoint/{manifest.step}"
+        try:
+            start = time.monotonic()
+            temporary.mkdir(parents=True, exist_ok=True)
+            entry = self._staging.write(temporary / part_name(self._world.rank))
+            self._world.tell(key, json.dumps(asdict(entry)))
+            if self._world.rank == 0:
+                told = [json.loads(text) for text in self._world.hear(key, _SECONDS_FOR_A_PART)]
+                self._publish(temporary, tree, manifest, told)
+                logger.info(
+                    "checkpoint of step %d: written in %.1f s", manifest.step, time.monotonic() - start
+                )
+        except LanewiseError as error:
+            self._error = error
+        except OSError as error:
+            self._error = CheckpointError(
+                f"the checkpoint of step {manifest.step} could not be written: {error.strerror} "
+                f"({error.filename or temporary}). Earlier checkpoints are as they were."
+            )
+            self._error.__cause__ = error
+
+    def _publish(self, temporary: Path, tree: Any, manifest: Manifest, told: list[dict[str, Any]]) -> None:
+        """Write what is not of one process, verify all of it, and give the checkpoint its name."""
+        text = json.dumps(tree, allow_nan=False)
+        entries = [FileEntry(**entry) for entry in told]
+        entries.append(write_durably(temporary / STATE, text.encode()))
+        manifest = replace(manifest, files=tuple(entries))
+        manifest.write(temporary)
+        sync_folder(temporary)
+        self._folder.publish(temporary, manifest.step)
+        sync_folder(self._folder.path.parent)
+        manifest.verify(self._folder.of_step(manifest.step))
+        self._folder.prune(**self._keep)

@@ -1,0 +1,80 @@
+"""Goes on with a run from its newest good checkpoint, on whatever devices there are now."""
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from lanewise.checkpoint import CheckpointFolder, load_state
+from lanewise.engine.engine import Engine
+from lanewise.engine.state import RunState
+from lanewise.errors import CheckpointError
+from lanewise.world.world import World
+
+logger = logging.getLogger(__name__)
+
+
+def resume(
+    engine: Engine,
+    folder: CheckpointFolder,
+    world: World,
+    allow: Collection[str],
+    allowable: Collection[str],
+) -> int:
+    """Put an engine where the newest good checkpoint is.
+
+    Collective: every rank must call this.
+
+    Args:
+        engine: newly built; changed only if everything fits.
+        folder: the checkpoints of the run.
+        world: the processes.
+        allow: what may differ from what the checkpoint is of.
+        allowable: what might be allowed, for the error.
+
+    Returns:
+        The step that comes next; 0 if there is no checkpoint.
+
+    Raises:
+        CheckpointError: if no checkpoint is good, or the newest good one does not fit; lists everything.
+    """
+    found = world.all_gather_object(_find(folder) if world.rank == 0 else None)[0]
+    if isinstance(found, CheckpointError):
+        raise found
+    if found is None:
+        return 0
+    path, manifest = found
+    mistakes, allowed = compare(engine.identity, manifest.identity, allow)
+    if mistakes:
+        options = sorted({mistake.partition(" ")[0] for mistake in mistakes} & set(allowable))
+        remedy = f" To go on all the same: --allow {','.join(options)}" if options else ""
+        raise CheckpointError(
+            f"{path} is of another run.\n  " + "\n  ".join(mistakes) + f"\nUse its configuration.{remedy}"
+        )
+    RunState(engine.training, engine.evaluation).restore(load_state(path, manifest))
+    if world.rank == 0:
+        for difference in allowed:
+            logger.warning("going on although it is another one: %s", difference)
+        logger.info("going on from %s: %d of %d steps were taken", path, manifest.step, engine.last_step)
+    engine.first_step = min(manifest.step, engine.last_step)
+    return engine.first_step
+
+
+def compare(
+    own: Mapping[str, Any], saved: Mapping[str, Any], allow: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Compare what a run and a checkpoint are of; return the differences, those that are allowed apart."""
+    mistakes: list[str] = []
+    allowed: list[str] = []
+    for name in sorted(own.keys() | saved.keys()):
+        mine, theirs = own.get(name), saved.get(name)
+        if mine != theirs:
+            (allowed if name in allow else mistakes).append(f"{name} was {theirs}, and is {mine} now")
+    return mistakes, allowed
+
+
+def _find(folder: CheckpointFolder) -> Any:
+    """Find the newest good checkpoint; an error is returned, for all ranks to raise."""
+    try:
+        return folder.newest_good(logger.warning)
+    except CheckpointError as error:
+        return error

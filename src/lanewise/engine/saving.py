@@ -1,0 +1,104 @@
+"""When a run saves a checkpoint, and when it saves one and stops."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lanewise.checkpoint import Manifest, Saver
+from lanewise.config import CheckpointConfig
+from lanewise.engine.state import RunState
+from lanewise.errors import CheckpointError, PreemptedError
+from lanewise.lanes import Schedule
+from lanewise.reduce import StepTotals
+
+
+class Saving:
+    """Saves checkpoints at step boundaries, on which all ranks agree.
+
+    Args:
+        saver: writes them.
+        state: what to save.
+        config: how often.
+        schedule: knows where epochs end.
+        identity: what the run is of, for the manifest.
+        rank: rank 0 has the clock.
+        last_step: the step before which the run ends; its end is always saved.
+        wants_stop: tells whether this process was asked to save and stop.
+    """
+
+    def __init__(
+        self,
+        saver: Saver,
+        state: RunState,
+        config: CheckpointConfig,
+        schedule: Schedule,
+        identity: Mapping[str, Any],
+        rank: int,
+        last_step: int,
+        wants_stop: Callable[[], bool],
+    ) -> None:
+        self._saver = saver
+        self._state = state
+        self._every = config.every
+        self._preempt_seconds = config.preempt_seconds
+        self._schedule = schedule
+        self._identity = identity
+        self._rank = rank
+        self._last_step = last_step
+        self._last_save = time.monotonic()
+        self._wants_stop = wants_stop
+
+    def vote(self) -> tuple[bool, bool]:
+        """Tell whether this process wants to save after the current step, and to stop."""
+        seconds = self._every.seconds
+        is_late = seconds is not None and time.monotonic() - self._last_save >= seconds
+        return self._rank == 0 and is_late, self._wants_stop()
+
+    def is_due_after(self, step: int, totals: StepTotals) -> bool:
+        """Tell whether to save after a step; the same on every rank.
+
+        Args:
+            step: the step that was taken.
+            totals: its votes.
+
+        Raises:
+            CheckpointError: if an earlier save failed.
+        """
+        self._saver.check()
+        done = step + 1
+        every_steps, every_epochs = self._every.steps, self._every.epochs
+        return (
+            totals.wants_save
+            or totals.wants_stop
+            or done == self._last_step
+            or (every_steps is not None and done % every_steps == 0)
+            or (every_epochs is not None and done % (every_epochs * self._schedule.steps_per_epoch) == 0)
+        )
+
+    def save(self, step: int, totals: StepTotals, metric: float | None) -> None:
+        """Save after a step. Collective: every rank must call this.
+
+        Args:
+            step: the step that was taken.
+            totals: its votes.
+            metric: the value by which checkpoints are compared.
+
+        Raises:
+            CheckpointError: if this save, or the one before, failed.
+            PreemptedError: if a signal stopped the run.
+        """
+        manifest = Manifest(step=step + 1, metric=metric, identity=self._identity, files=())
+        self._saver.save(self._state.take(), manifest)
+        self._last_save = time.monotonic()
+        if step + 1 == self._last_step:
+            self._saver.finish()
+        elif totals.wants_stop:
+            if not self._saver.finish(self._preempt_seconds):
+                raise CheckpointError(
+                    f"a signal stopped the run, and the checkpoint after step {step} was not written within "
+                    f"checkpoint.preempt_seconds={self._preempt_seconds:g}. Earlier ones are as they were."
+                )
+            raise PreemptedError(
+                f"a signal stopped the run after step {step}, and a checkpoint was saved. "
+                "Go on with --resume."
+            )

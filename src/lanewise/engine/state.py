@@ -1,0 +1,147 @@
+"""What a run is besides its configuration: all that a checkpoint holds, by the names of parameters."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from lanewise.engine.evaluate import Evaluation
+from lanewise.engine.step import Training
+from lanewise.errors import CheckpointError
+
+
+class RunState:
+    """The model, its optimizer, and whatever else changes with the steps.
+
+    There is no state of a loader and none of random generators: the step is enough for both. Nothing is
+    stored by rank, and all of it is equal on every rank.
+
+    Args:
+        training: what is trained.
+        evaluation: knows the best value so far; None where nothing is evaluated.
+    """
+
+    def __init__(self, training: Training, evaluation: Evaluation | None) -> None:
+        self._training = training
+        self._evaluation = evaluation
+
+    def take(self) -> dict[str, Any]:
+        """Return the state, whose tensors are those of the run, not copies."""
+        training = self._training
+        state: dict[str, Any] = {
+            "model": training.model.state_dict(),
+            "optimizer": take_optimizer(training.optimizer, training.model),
+        }
+        if training.scheduler is not None:
+            state["scheduler"] = training.scheduler.state_dict()
+        if training.precision.loss_scale is not None:
+            state["loss_scale"] = training.precision.loss_scale.state_dict()
+        if training.average is not None:
+            state["average"] = training.average.state_dict()
+        if self._evaluation is not None:
+            state["best"] = self._evaluation.best_value
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `take` returned in another process, maybe on other devices.
+
+        Raises:
+            CheckpointError: lists everything that does not fit; then nothing was changed.
+        """
+        own = self.take()
+        mistakes = [f"{name} is not in it" for name in own.keys() - state.keys()]
+        mistakes += [f"it has a state of {name}, and this run has none" for name in state.keys() - own.keys()]
+        for name in ("model", "average"):
+            if name in own and name in state:
+                mistakes += _compare(own[name], state[name], name)
+        mistakes += compare_optimizers(own["optimizer"], state.get("optimizer", own["optimizer"]))
+        if mistakes:
+            raise CheckpointError(f"the checkpoint is of another run: {'; '.join(sorted(mistakes))}.")
+        training = self._training
+        _copy(training.model, state["model"])
+        restore_optimizer(training.optimizer, state["optimizer"])
+        if training.scheduler is not None:
+            training.scheduler.load_state_dict(state["scheduler"])
+        if training.precision.loss_scale is not None:
+            training.precision.loss_scale.load_state_dict(state["loss_scale"])
+        if training.average is not None:
+            _copy(training.average, state["average"])
+        if self._evaluation is not None:
+            self._evaluation.best_value = state["best"]
+
+
+def take_optimizer(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+    """Return an optimizer's state by the names of parameters."""
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        "state": {names[parameter]: dict(values) for parameter, values in optimizer.state.items() if values},
+        "groups": [
+            {
+                **{key: value for key, value in group.items() if key not in ("params", "param_names")},
+                "params": [names[parameter] for parameter in group["params"]],
+            }
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def compare_optimizers(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    """Say in what the groups of two optimizers differ: their parameters, and which options they have."""
+    if len(own["groups"]) != len(saved["groups"]):
+        return [f"optimizer has {len(saved['groups'])} groups in it and {len(own['groups'])} in this run"]
+    mistakes = []
+    for number, (mine, theirs) in enumerate(zip(own["groups"], saved["groups"], strict=True)):
+        if mine["params"] != theirs["params"]:
+            mistakes.append(f"group {number} of the optimizer has other parameters")
+        if mine.keys() != theirs.keys():
+            differing = ", ".join(sorted(mine.keys() ^ theirs.keys()))
+            mistakes.append(f"the optimizer is another one: its options {differing}")
+    return mistakes
+
+
+def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give an optimizer the state that `take_optimizer` returned; the groups must fit."""
+    numbers: dict[str, int] = {}
+    groups = []
+    for group in saved["groups"]:
+        for name in group["params"]:
+            numbers.setdefault(name, len(numbers))
+        groups.append({**group, "params": [numbers[name] for name in group["params"]]})
+    for group, mine in zip(groups, optimizer.param_groups, strict=True):
+        if "param_names" in mine:
+            group["param_names"] = list(mine["param_names"])
+    optimizer.load_state_dict(
+        {
+            "state": {numbers[name]: dict(values) for name, values in saved["state"].items()},
+            "param_groups": groups,
+        }
+    )
+
+
+def _compare(own: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> Iterable[str]:
+    for name in own.keys() - saved.keys():
+        yield f"{what} {name} is not in it"
+    for name in saved.keys() - own.keys():
+        yield f"{what} {name} is not in this run"
+    for name in own.keys() & saved.keys():
+        mine, theirs = own[name], saved[name]
+        if isinstance(mine, torch.Tensor) != isinstance(theirs, torch.Tensor):
+            yield f"{what} {name} is no tensor in one of them"
+        elif isinstance(mine, torch.Tensor) and (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+            yield (
+                f"{what} {name} is {tuple(theirs.shape)} of {theirs.dtype} in it "
+                f"and {tuple(mine.shape)} of {mine.dtype} in this run"
+            )
+
+
+def _copy(module: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Copy tensors into the module's own storage; what is no tensor goes to `set_extra_state`."""
+    extra = {name: value for name, value in saved.items() if not isinstance(value, torch.Tensor)}
+    with torch.no_grad():
+        for name, value in module.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                value.copy_(saved[name])
+    if extra:
+        module.load_state_dict(extra, strict=False)
