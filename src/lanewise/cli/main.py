@@ -1,9 +1,11 @@
 """Finds the subcommand and turns errors into messages and exit codes; imports each subcommand late."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
-from lanewise.errors import LanewiseError, PreemptedError, mistakes_of
+from lanewise.config.check import suggest
+from lanewise.errors import ConfigError, LanewiseError, PreemptedError, mistakes_of
 
 _HELP = """\
 usage: lanewise COMMAND ...
@@ -14,6 +16,8 @@ commands:
   train CONFIG [--key.path value ...]    train as the configuration says
   train CONFIG --help                    show the arguments of its classes
   evaluate RUN_OR_MODEL [--key value]    evaluate a trained model
+  checkpoints RUN                        list the checkpoints of a run, and verify them
+  export RUN_OR_CHECKPOINT --output F    write the weights of a checkpoint
 
 options:
   --help       show this
@@ -22,6 +26,10 @@ options:
 Exit codes: 0 done, 1 failed, 2 a mistake in what was asked for, 75 stopped by SIGTERM or SIGUSR1 after saving
 a checkpoint, 130 interrupted.
 """
+
+
+_COMMANDS = ("train", "evaluate", "checkpoints", "export")
+"""Each is a function of its name, in a module of its name beside this one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,16 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(version("lanewise"))
         return 0
     try:
-        if command == "train":
-            from lanewise.cli.train import train
-
-            return train(rest)
-        if command == "evaluate":
-            from lanewise.cli.evaluate import evaluate
-
-            return evaluate(rest)
-        print(f"error: {command} is no command of lanewise. Use: train, evaluate.", file=sys.stderr)
-        return 2
+        if command not in _COMMANDS:
+            raise ConfigError(f"{command} is no command of lanewise. {suggest(command, _COMMANDS)}")
+        run: Callable[[Sequence[str]], int] = getattr(import_module(f"lanewise.cli.{command}"), command)
+        return run(rest)
     except PreemptedError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -4,10 +4,10 @@ import atexit
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 
@@ -21,13 +21,15 @@ from lanewise.config import (
     PrecisionName,
     pin_environment,
 )
-from lanewise.data import LaneBatch, LaneLoader, LaneReader, read_turns
+from lanewise.data import LaneLoader, LaneReader, read_turns
 from lanewise.engine.build import compare_datasets, count_samples, make_schedule
 from lanewise.engine.clock import StepClock
 from lanewise.engine.lane import to_device
+from lanewise.engine.own_checkpoints import OwnCheckpoints
+from lanewise.engine.own_steps import Steps
 from lanewise.engine.passes import LanePasses
-from lanewise.errors import ConfigError, TaskError
-from lanewise.lanes import BlockSchedule, Order, Schedule, evaluation_seed, lane_blocks, model_seed
+from lanewise.errors import ConfigError
+from lanewise.lanes import BlockSchedule, Order, evaluation_seed, lane_blocks, model_seed
 from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
 from lanewise.precision import LossScale, Precision
 from lanewise.random_state import set_random_state
@@ -148,7 +150,7 @@ class Lanes:
         shuffle: bool = True,
         drop_last: bool = False,
         first_step: int = 0,
-    ) -> "Steps":
+    ) -> Steps:
         """Cut a map-style dataset into steps; each process reads its own lanes only.
 
         Args:
@@ -220,6 +222,28 @@ class Lanes:
             lanes |= rank_lanes
         load_merged(named, [lanes[lane] for lane in sorted(lanes)])
 
+    def checkpoints(self, folder: str | Path, *, keep_last: int = 2, **objects: Any) -> OwnCheckpoints:
+        """Go on from the newest good checkpoint in a folder, if there is one, and save further ones there.
+
+            checkpoints = lanes.checkpoints("runs/mine", model=model, optimizer=optimizer)
+            steps = lanes.steps(dataset, first_step=checkpoints.step)
+            ...
+            checkpoints.save(step.number + 1)
+
+        Call it when the models are prepared. A run may go on with another number of processes.
+
+        Args:
+            folder: on a file system that all ranks share.
+            keep_last: how many of the newest checkpoints to keep.
+            objects: modules, optimizers, and whatever has `state_dict` and `load_state_dict`.
+
+        Raises:
+            CheckpointError: if the checkpoint does not fit, or none is good.
+        """
+        scales = [passes.loss_scale for passes in self._passes if passes.loss_scale is not None]
+        identity = {"lanes": asdict(self._batch), "seed": self._seed}
+        return OwnCheckpoints(Path(folder), self._world, identity, objects, scales, keep_last=keep_last)
+
     def autocast(self) -> AbstractContextManager[object]:
         """Enter the precision, for the forward and the loss of a micro-batch."""
         return self._precision.forward()
@@ -245,139 +269,3 @@ class Lanes:
         passes.clear()
         self._models.clear()
         self._world.close()
-
-
-class Steps:
-    """The optimizer steps of a run. Each iteration yields those of one epoch, or what is left of it."""
-
-    def __init__(
-        self,
-        loader: LaneLoader,
-        schedule: Schedule,
-        models: list[nn.Module],
-        passes: list[LanePasses],
-        device: torch.device,
-        first_step: int,
-    ) -> None:
-        self._schedule = schedule
-        self._models = models
-        self._passes = passes
-        self._next = first_step
-        self._last: Step | None = None
-        # One iterator for the whole run: reading ahead never stops between epochs.
-        self._batches = to_device(loader.batches(first_step, _FOR_EVER), device)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next step."""
-        return self._next // self._schedule.steps_per_epoch
-
-    def __len__(self) -> int:
-        """Count the steps of an epoch."""
-        return self._schedule.steps_per_epoch
-
-    def __iter__(self) -> "Iterator[Step]":
-        epoch = self.epoch
-        while self.epoch == epoch:
-            if self._last is not None and not self._last.is_read:
-                raise TaskError(
-                    f"step {self._last.number} was left before its micro-batches were done. "
-                    "Iterate over each step to its end."
-                )
-            step = self._last = Step(self._next, epoch, self._batches, self._models, self._passes)
-            self._next += 1
-            yield step
-
-
-class Step:
-    """One optimizer step: an iterator over the micro-batches of the lanes that this process carries."""
-
-    def __init__(
-        self,
-        number: int,
-        epoch: int,
-        batches: Iterator[LaneBatch],
-        models: list[nn.Module],
-        passes: list[LanePasses],
-    ) -> None:
-        self.number = number
-        """Counted over the whole run."""
-        self.epoch = epoch
-        self._batches = batches
-        self._models = models
-        self._all_passes = passes
-        self._passes = passes[0]
-        self._kept: list[LaneBatch] = []
-        self._num_passes = 0
-        self.is_read = False
-        """Whether all its micro-batches were given out."""
-
-    def __iter__(self) -> Iterator[Any]:
-        if len(self._models) != 1:
-            raise TaskError(
-                f"{len(self._models)} models were prepared, so a step must be told whose gradients to make. "
-                "Iterate over step.batches(model)."
-            )
-        return self.batches(self._models[0])
-
-    def batches(self, model: nn.Module) -> Iterator[Any]:
-        """Yield the micro-batches; each needs one `backward`. Afterwards the model's gradients are whole.
-
-        Every parameter's `grad` is then the weighted mean over the global batch, or None where there is
-        nothing to update by: the global weight is 0, or an fp16 gradient overflowed.
-
-        Collective: every rank must iterate to the end. Every call yields the same micro-batches, under other
-        random numbers.
-
-        Args:
-            model: one that was prepared; of others, gradients are left as they are on this process.
-
-        Raises:
-            NonFiniteLossError: if the loss of some lane is NaN or infinite.
-        """
-        self._passes = self._all_passes[[one is model for one in self._models].index(True)]
-        for batch in self._passes.run(self._read(), self._num_passes):
-            yield batch.data
-        self._num_passes += 1
-
-    def backward(self, loss: object) -> None:
-        """Compute the gradients of a micro-batch, in place of `loss.backward()`.
-
-        The gradients of the step are whole when the loop over its micro-batches has ended.
-
-        Args:
-            loss: a mean over the micro-batch's samples, or a `Loss`.
-
-        Raises:
-            TaskError: if it cannot be trained on, or this is no place for it.
-        """
-        self._passes.backward(loss)
-
-    @property
-    def loss(self) -> float:
-        """Weighted mean of the loss over the global batch, in the last pass."""
-        return self._passes.totals.loss
-
-    @property
-    def weight(self) -> float:
-        """Weight of the global batch, in the last pass."""
-        return self._passes.totals.weight
-
-    @property
-    def grad_norm(self) -> torch.Tensor:
-        """L2 norm of the gradient before any clipping, a scalar on the device."""
-        return self._passes.grad_norm
-
-    def _read(self) -> Iterator[LaneBatch]:
-        """Yield this step's batches, kept for further passes where there are several models."""
-        if self._kept:
-            yield from self._kept
-            return
-        for batch in self._batches:
-            if len(self._models) > 1:
-                self._kept.append(batch)
-            self.is_read = batch.turn.is_last
-            yield batch
-
-
-_FOR_EVER = 10**15

@@ -55,7 +55,7 @@ class LanePasses:
         self._clock = clock
         self._num_lanes = num_lanes
         self._seed = seed
-        self._loss_scale = loss_scale
+        self.loss_scale = loss_scale
         self._watch = ParameterWatch(model)
         self._buffers = LaneBuffers(modules, world, num_lanes)
         self._batch: LaneBatch | None = None
@@ -166,12 +166,12 @@ class LanePasses:
 
     def _factor(self, weight: float) -> float:
         """Return what loss sums are multiplied by. Collective in the first lane of each process."""
-        if self._loss_scale is None:
+        if self.loss_scale is None:
             return 1.0
-        if not self._loss_scale.has_unit:
+        if not self.loss_scale.has_unit:
             first_weight = self._world.all_gather_object(weight)[0]  # of lane 0, whoever carries it
-            self._loss_scale.set_unit(self._num_lanes * first_weight)
-        return self._loss_scale.factor
+            self.loss_scale.set_unit(self._num_lanes * first_weight)
+        return self.loss_scale.factor
 
     def _finish(self) -> None:
         """Make the gradients of the step whole. Collective."""
@@ -184,9 +184,9 @@ class LanePasses:
             self._buffers.merge()
         else:
             self._buffers.discard()
-        if totals.allow_update and self._loss_scale is not None:
+        if totals.allow_update and self.loss_scale is not None:
             self.allow_update = math.isfinite(self.grad_norm)
-            self._loss_scale.update(is_finite=self.allow_update)
+            self.loss_scale.update(is_finite=self.allow_update)
         if not self.allow_update:
             self._drop_gradients()
         self._clock.lap("communication" if self._world.world_size > 1 else "backward")

@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from lanewise.checkpoint import CheckpointFolder, load_state
+from lanewise.checkpoint import CheckpointFolder, Manifest, load_state
 from lanewise.engine.engine import Engine
 from lanewise.engine.state import RunState
 from lanewise.errors import CheckpointError
@@ -37,9 +38,7 @@ def resume(
     Raises:
         CheckpointError: if no checkpoint is good, or the newest good one does not fit; lists everything.
     """
-    found = world.all_gather_object(_find(folder) if world.rank == 0 else None)[0]
-    if isinstance(found, CheckpointError):
-        raise found
+    found = find_newest(folder, world)
     if found is None:
         return 0
     path, manifest = found
@@ -72,9 +71,20 @@ def compare(
     return mistakes, allowed
 
 
-def _find(folder: CheckpointFolder) -> Any:
-    """Find the newest good checkpoint; an error is returned, for all ranks to raise."""
-    try:
-        return folder.newest_good(logger.warning)
-    except CheckpointError as error:
-        return error
+def find_newest(folder: CheckpointFolder, world: World) -> tuple[Path, Manifest] | None:
+    """Find the newest checkpoint that verifies; rank 0 looks. Collective: every rank must call this.
+
+    Raises:
+        CheckpointError: if there are some, and none is good.
+    """
+    found: Any = None
+    if world.rank == 0:
+        try:
+            found = folder.newest_good(logger.warning)
+        except CheckpointError as error:
+            found = error
+    found = world.all_gather_object(found)[0]
+    if isinstance(found, CheckpointError):
+        raise found
+    newest: tuple[Path, Manifest] | None = found
+    return newest

@@ -32,7 +32,7 @@ class RunState:
         training = self._training
         state: dict[str, Any] = {
             "model": training.model.state_dict(),
-            "optimizer": take_optimizer(training.optimizer, training.model),
+            "optimizer": take_optimizer(training.optimizer, dict(training.model.named_parameters())),
         }
         if training.scheduler is not None:
             state["scheduler"] = training.scheduler.state_dict()
@@ -55,26 +55,26 @@ class RunState:
         mistakes += [f"it has a state of {name}, and this run has none" for name in state.keys() - own.keys()]
         for name in ("model", "average"):
             if name in own and name in state:
-                mistakes += _compare(own[name], state[name], name)
+                mistakes += compare_modules(own[name], state[name], name)
         mistakes += compare_optimizers(own["optimizer"], state.get("optimizer", own["optimizer"]))
         if mistakes:
             raise CheckpointError(f"the checkpoint is of another run: {'; '.join(sorted(mistakes))}.")
         training = self._training
-        _copy(training.model, state["model"])
+        copy_state(training.model, state["model"])
         restore_optimizer(training.optimizer, state["optimizer"])
         if training.scheduler is not None:
             training.scheduler.load_state_dict(state["scheduler"])
         if training.precision.loss_scale is not None:
             training.precision.loss_scale.load_state_dict(state["loss_scale"])
         if training.average is not None:
-            _copy(training.average, state["average"])
+            copy_state(training.average, state["average"])
         if self._evaluation is not None:
             self._evaluation.best_value = state["best"]
 
 
-def take_optimizer(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+def take_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
     """Return an optimizer's state by the names of parameters."""
-    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters.items()}
     return {
         "state": {names[parameter]: dict(values) for parameter, values in optimizer.state.items() if values},
         "groups": [
@@ -120,7 +120,8 @@ def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     )
 
 
-def _compare(own: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> Iterable[str]:
+def compare_modules(own: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> Iterable[str]:
+    """Say in what the states of two modules differ: their names, shapes and dtypes."""
     for name in own.keys() - saved.keys():
         yield f"{what} {name} is not in it"
     for name in saved.keys() - own.keys():
@@ -136,7 +137,7 @@ def _compare(own: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> Ite
             )
 
 
-def _copy(module: nn.Module, saved: Mapping[str, Any]) -> None:
+def copy_state(module: nn.Module, saved: Mapping[str, Any]) -> None:
     """Copy tensors into the module's own storage; what is no tensor goes to `set_extra_state`."""
     extra = {name: value for name, value in saved.items() if not isinstance(value, torch.Tensor)}
     with torch.no_grad():

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lanewise import Lanes, Loss
 from lanewise.engine import own_loop
-from lanewise.errors import TaskError
+from lanewise.errors import CheckpointError, TaskError
 from lanewise.testing import run_distributed
 from lanewise.world.environment import Environment
 from tests.distributed.tasks import Language, TinyTransformer, configure, train
@@ -35,37 +35,34 @@ def state_of(*models: nn.Module) -> list[dict[str, bytes]]:
     return [{name: t.numpy().tobytes() for name, t in model.state_dict().items()} for model in models]
 
 
-def language(world, last_step=9, resume_at=None):
-    """Train the task `Language`; on the way, forget all but what a checkpoint would hold."""
+def language(world, folder=None, last_step=9):
+    """Train the task `Language`, saving after each step where a folder is given."""
     task = Language(SAMPLES)
     lanes = make_lanes(world)
     model = lanes.prepare(TinyTransformer())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    steps = lanes.steps(task.train_dataset(), collate=task.collate)
+    scheduler = CosineAnnealingLR(optimizer, T_max=20) if folder else None
+    checkpoints = folder and lanes.checkpoints(folder, model=model, optimizer=optimizer, scheduler=scheduler)
+    first_step = checkpoints.step if checkpoints else 0
+    steps = lanes.steps(task.train_dataset(), collate=task.collate, first_step=first_step)
     losses: list[float] = []
-    while steps.epoch < 3 and len(losses) < last_step:
+    while steps.epoch < 3:
         for step in steps:
-            assert step.number == len(losses)
+            assert step.number == first_step + len(losses)
             for batch in step:
                 step.backward(task.loss(model(batch), batch))
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(step.loss)
-            if len(losses) == last_step:
-                break
-            if len(losses) == resume_at:
-                torch.manual_seed(123)
-                kept = model.state_dict(), optimizer.state_dict()
-                model = lanes.prepare(TinyTransformer())
-                own_loop_models = lanes._models  # a new process would have one model only
-                del own_loop_models[0], lanes._passes[0]
-                optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-                model.load_state_dict(kept[0])
-                optimizer.load_state_dict(kept[1])
-                steps = lanes.steps(task.train_dataset(), collate=task.collate, first_step=resume_at)
-                break
-    return state_of(model)[0], losses
+            if scheduler is not None:
+                scheduler.step()
+                checkpoints.save(step.number + 1)
+            if step.number + 1 == last_step:
+                if checkpoints:
+                    checkpoints.finish()
+                return state_of(model)[0], losses
+    raise AssertionError("too few steps")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -75,11 +72,27 @@ def test_a_transformer_ends_with_the_bytes_and_losses_of_the_trainer(world_size)
         assert result == expected
 
 
-@pytest.mark.parametrize("resume_at", [2, 4])
-def test_going_on_in_the_middle_of_an_epoch_gives_the_same_bytes(resume_at):
-    expected = run_distributed(language, 1)[0]
-    for result in run_distributed(language, 2, 9, resume_at):
-        assert result == expected
+def test_going_on_in_the_middle_of_an_epoch_on_more_processes_gives_the_same_bytes(tmp_path):
+    state, losses = run_distributed(language, 1, str(tmp_path / "untouched"))[0]
+    run_distributed(language, 1, str(tmp_path / "stopped"), 2)
+    run_distributed(language, 3, str(tmp_path / "stopped"), 5)
+    for result in run_distributed(language, 2, str(tmp_path / "stopped")):
+        assert result == (state, losses[5:])
+
+
+def other_model(world, folder):
+    lanes = make_lanes(world, seed=1)
+    model = lanes.prepare(nn.Linear(2, 1))
+    with pytest.raises(CheckpointError) as caught:
+        lanes.checkpoints(folder, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+    return str(caught.value)
+
+
+def test_a_checkpoint_of_another_run_is_one_error_that_lists_all(tmp_path):
+    run_distributed(language, 1, str(tmp_path), 1)
+    (said,) = run_distributed(other_model, 1, str(tmp_path))
+    for part in ("seed was 0, and is 1 now", "model weight is not in it", "has a state of scheduler"):
+        assert part in said
 
 
 class Points(Dataset[torch.Tensor]):

@@ -1,0 +1,45 @@
+"""`lanewise checkpoints RUN`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lanewise.errors import CheckpointError
+from lanewise.run_dir import RunDir
+
+_HELP = """\
+usage: lanewise checkpoints RUN
+
+Lists the checkpoints of a run directory: their step, size and metric, and whether every file is as it was
+written.
+"""
+
+
+def checkpoints(arguments: Sequence[str]) -> int:
+    """Run the subcommand and return the exit code: 1 if a checkpoint is bad."""
+    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
+        print(_HELP, end="")
+        return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
+    from rich.console import Console
+    from rich.table import Table
+
+    from lanewise.checkpoint import CheckpointFolder, Manifest
+
+    folder = CheckpointFolder(RunDir(Path(arguments[0])).checkpoints)
+    paths = folder.all()
+    if not paths:
+        raise CheckpointError(f"there is no checkpoint in {folder.path}. Name the run_dir of a run.")
+    table = Table("step", "MiB", "metric", "verified", box=None)
+    num_bad = 0
+    for path in reversed(paths):
+        try:
+            manifest = Manifest.read(path)
+            manifest.verify(path)
+        except CheckpointError as error:
+            num_bad += 1
+            table.add_row(path.name.removeprefix("step-").lstrip("0"), "", "", f"no: {error}")
+            continue
+        size = sum(entry.num_bytes for entry in manifest.files) / 2**20
+        metric = "" if manifest.metric is None else f"{manifest.metric:.6g}"
+        table.add_row(str(manifest.step), f"{size:,.1f}", metric, "yes")
+    Console(soft_wrap=True).print(table)
+    return 1 if num_bad else 0

@@ -1,0 +1,42 @@
+"""`lanewise export RUN_OR_CHECKPOINT --output FILE`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lanewise.errors import CheckpointError, ConfigError
+from lanewise.run_dir import RunDir
+
+_HELP = """\
+usage: lanewise export RUN_OR_CHECKPOINT --output model.safetensors
+
+Writes the weights of a checkpoint, of a run directory those of its newest good one, under the names of the
+plain module.
+"""
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Run the subcommand and return the exit code."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(_HELP, end="")
+        return 0 if arguments else 2
+    if len(arguments) != 3 or arguments[1] != "--output":
+        raise ConfigError(f"export takes RUN_OR_CHECKPOINT --output FILE: got {' '.join(arguments)}.")
+    import torch
+
+    from lanewise.checkpoint import CheckpointFolder, Manifest, load_state, save_tensors
+
+    source, output = Path(arguments[0]), Path(arguments[2])
+    checkpoints = CheckpointFolder(RunDir(source).checkpoints)
+    if checkpoints.path.is_dir():
+        found = checkpoints.newest_good(warn=print)
+    else:
+        manifest = Manifest.read(source)
+        manifest.verify(source)
+        found = source, manifest
+    if found is None:
+        raise CheckpointError(f"{source} has no checkpoint yet. Its run saves the first one later.")
+    folder, manifest = found
+    model = load_state(folder, manifest)["model"]
+    save_tensors({name: value for name, value in model.items() if isinstance(value, torch.Tensor)}, output)
+    print(f"{output}: the weights after {manifest.step} steps")
+    return 0
