@@ -1,6 +1,7 @@
 """Prepares the environment before any test imports torch, as the command line does."""
 
 import os
+import signal
 from multiprocessing import forkserver
 
 from lanewise.config import pin_environment
@@ -8,6 +9,9 @@ from lanewise.config import pin_environment
 pin_environment(threads=1, equality="exact")
 # Warnings are errors in the processes that tests start as well; pytest's own setting ends at this process.
 os.environ["PYTHONWARNINGS"] = "error::FutureWarning,error::UserWarning"
+
+# A shell lets what it starts in the background ignore Ctrl-C, and the commands under test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # run_distributed forks from this server: what it has imported, no rank has to import again.
 forkserver.set_forkserver_preload(
