@@ -1,7 +1,9 @@
 """Tasks that the tests name in configuration files; small, fast, and most of them wrong in one way."""
 
 import os
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +46,68 @@ class Slow(Line):
     def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
         time.sleep(0.02)
         return super().loss(outputs, batch)
+
+
+class Noisy(Line):
+    """All of its state matters on resume: dropout, BatchNorm, and a line in a file for each micro-batch.
+
+    The files are `ATTEMPT-RANK-PID`, the first by the environment variable; a line is the seed of the lane,
+    and the sample indices.
+
+    Args:
+        num_samples: size of the dataset; even, as BatchNorm needs two samples in each micro-batch.
+        width: hidden units.
+        folder: gets the files; unset: none are written.
+        sleep_seconds: in each lane.
+    """
+
+    def __init__(
+        self, num_samples: int = 30, width: int = 8, folder: str | None = None, sleep_seconds: float = 0
+    ) -> None:
+        super().__init__(num_samples)
+        self.width = width
+        self.folder = folder
+        self.sleep_seconds = sleep_seconds
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(1, self.width),
+            nn.BatchNorm1d(self.width),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(self.width, 1),
+        )
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        if self.folder is not None:
+            samples = " ".join(str(int(index)) for index in batch[0])
+            path = Path(self.folder, f"{os.environ['ATTEMPT']}-{RANK}-{os.getpid()}")
+            with path.open("a") as file:
+                file.write(f"{torch.initial_seed()} {samples}\n")
+        time.sleep(self.sleep_seconds)
+        return super().forward(model, batch)
+
+
+class KilledOnce(Noisy):
+    """One rank kills itself in its ninth forward, but in the first attempt only.
+
+    Args:
+        mark: the file that says that it did.
+        rank: the rank.
+    """
+
+    def __init__(self, mark: str, rank: int = 1) -> None:
+        super().__init__()
+        self.mark = Path(mark)
+        self.rank = rank
+        self.num_calls = 0
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.num_calls += 1
+        if self.num_calls == 9 and self.rank == RANK and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(model, batch)
 
 
 class Stuck(Line):

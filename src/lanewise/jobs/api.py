@@ -55,8 +55,10 @@ def train(  # noqa: PLR0913 - the sections of the configuration
     precision: str = "float32",
     data: Section | None = None,
     evaluate: Section | None = None,
+    checkpoint: Section | None = None,
     distributed: Section | None = None,
     callbacks: "Sequence[Callback]" = (),
+    resume: bool = False,
 ) -> TrainResult:
     """Train a task; the other arguments are the sections of a configuration file, as mappings.
 
@@ -72,8 +74,10 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         precision: `float32`, `tf32`, `bf16` or `fp16`.
         data: how samples are ordered and loaded.
         evaluate: when to evaluate.
+        checkpoint: how often to save, and how many checkpoints to keep.
         distributed: which devices to use; `devices` unset: all GPUs, or one process on a CPU.
         callbacks: observe the run on rank 0, in its process.
+        resume: whether to go on from the newest good checkpoint in run_dir, if there is one.
 
     Returns:
         Where the run is, and what its last evaluation gave.
@@ -81,6 +85,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
     Raises:
         ConfigError: lists every mistake in the sections.
         LaunchError: what the first failing process said.
+        PreemptedError: a signal stopped the run, which saved a checkpoint first.
     """
     class_config, search_path = _describe_task(task)
     sections = {
@@ -92,12 +97,13 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         "precision": precision,
         "data": data,
         "evaluate": evaluate,
+        "checkpoint": checkpoint,
         "distributed": distributed,
         "search_path": search_path,
     }
     given = {name: section for name, section in sections.items() if section is not None}
     config = _on_all_devices(read_section(RunConfig, given))
-    values = start(TrainJob(config, task, callbacks=tuple(callbacks)), is_fresh=True)
+    values = start(TrainJob(config, task, tuple(callbacks), resume), is_fresh=True)
     return TrainResult(Path(config.train.run_dir), values, task)
 
 

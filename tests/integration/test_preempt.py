@@ -1,0 +1,134 @@
+"""SIGTERM, SIGUSR1 and crashes: the run saves at a step boundary or is started again, and then ends the same."""
+
+import os
+import signal
+
+import pytest
+
+from tests.integration.command import LANEWISE, TORCHRUN, Command, Done, train, wait_for
+from tests.soak.kill_and_resume import losses, result, write_noisy
+
+SIGNALS = pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1])
+SLOWLY = ("--task.init_args.sleep_seconds", 0.1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(write_noisy(folder)).require_success()
+    return folder
+
+
+def stop(folder, act, *arguments: object, program=LANEWISE) -> Done:
+    """Begin a run, tell it to stop in the middle of a step, and check that it saved and left nothing."""
+    config = write_noisy(folder, checkpoint={})  # only what the signal makes it save
+    with Command(*program, "train", config, *SLOWLY, *arguments) as command:
+        wait_for((folder / "run" / "metrics.jsonl").exists)
+        act(command)
+        done = command.finish()
+    assert done.leftover == []
+    num_steps = len(losses(folder / "run"))
+    assert 1 <= num_steps < 12
+    assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{num_steps:06d}"]
+    assert not (folder / "run" / "model.safetensors").exists()
+    return done
+
+
+def says_so(done: Done) -> None:
+    """Check that a stopped run ends with its own exit code and one line."""
+    assert done.code == 75, done.stderr
+    assert len([line for line in done.stderr.splitlines() if "a signal stopped the run" in line]) == 1
+    assert "Traceback" not in done.stderr
+    assert done.errors == []
+
+
+def go_on(folder, devices: int) -> None:
+    train(folder / "config.yaml", "--resume", "--distributed.devices", devices).require_success()
+
+
+@SIGNALS
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_signal_to_the_launcher_saves_and_stops(tmp_path, whole, sign, num_workers):
+    arguments = ("--distributed.devices", 2, "--data.num_workers", num_workers)
+    says_so(stop(tmp_path, lambda command: os.kill(command.process.pid, sign), *arguments))
+    go_on(tmp_path, 3)
+    assert result(tmp_path) == result(whole)
+
+
+@SIGNALS
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_signal_to_a_single_process_saves_and_stops(tmp_path, whole, sign, num_workers):
+    arguments = ("--data.num_workers", num_workers)
+    says_so(stop(tmp_path, lambda command: os.kill(command.process.pid, sign), *arguments))
+    go_on(tmp_path, 2)
+    assert result(tmp_path) == result(whole)
+
+
+@SIGNALS
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_rank_alone_saves_and_stops_all(tmp_path, whole, sign, rank):
+    says_so(stop(tmp_path, lambda command: os.kill(command.worker(rank), sign), "--distributed.devices", 2))
+    go_on(tmp_path, 1)
+    assert result(tmp_path) == result(whole)
+
+
+@SIGNALS
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_signal_to_every_process_with_its_loader_workers_saves_and_stops(tmp_path, whole, sign, devices):
+    def act(command: Command) -> None:
+        for pid in command.pids():
+            os.kill(pid, sign)
+
+    says_so(stop(tmp_path, act, "--distributed.devices", devices, "--data.num_workers", 1))
+    go_on(tmp_path, 3 - devices)
+    assert result(tmp_path) == result(whole)
+
+
+def test_sigterm_to_torchrun_saves_and_stops(tmp_path, whole):
+    program = (*TORCHRUN, 2, "-m", "lanewise")
+    done = stop(tmp_path, lambda command: os.kill(command.process.pid, signal.SIGTERM), program=program)
+    assert done.code != 0
+    assert "error:" not in done.stderr
+    go_on(tmp_path, 1)
+    assert result(tmp_path) == result(whole)
+
+
+def test_a_signal_to_one_rank_under_torchrun_saves_and_stops_all(tmp_path, whole):
+    program = (*TORCHRUN, 2, "-m", "lanewise")
+    stop(tmp_path, lambda command: os.kill(command.worker(1), signal.SIGUSR1), program=program)
+    go_on(tmp_path, 3)
+    assert result(tmp_path) == result(whole)
+
+
+def test_a_second_signal_ends_a_single_process_at_once(tmp_path):
+    config = write_noisy(tmp_path)
+    with Command(*LANEWISE, "train", config, "--task.init_args.sleep_seconds", 5) as command:
+        wait_for((tmp_path / "run" / "config.yaml").exists)
+        while command.process.poll() is None:
+            command.process.terminate()
+        assert command.finish().code == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("every_steps", [2, 100])
+def test_a_rank_that_dies_once_is_started_again_and_the_run_ends_the_same(tmp_path, whole, every_steps):
+    config = write_noisy(tmp_path, task="tasks.KilledOnce", every_steps=every_steps)
+    mark = tmp_path / "mark"
+    done = train(
+        config,
+        *("--task.init_args.mark", mark, "--distributed.devices", 2, "--distributed.max_restarts", 1),
+    ).require_success()
+    assert mark.exists()
+    assert ("steps were taken" in done.stderr) == (every_steps == 2)
+    assert result(tmp_path) == result(whole)
+
+
+def test_a_rank_that_dies_more_often_than_max_restarts_is_an_error(tmp_path):
+    config = write_noisy(tmp_path, task="tasks.KilledOnce")
+    mark = tmp_path / "no such folder" / "mark"
+    arguments = ("--task.init_args.mark", mark, "--distributed.devices", 2, "--distributed.max_restarts", 1)
+    done = train(config, *arguments)
+    assert done.code == 1
+    assert len(done.errors) == 1
+    assert "FileNotFoundError" in done.stderr
+    assert done.leftover == []

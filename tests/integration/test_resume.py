@@ -1,0 +1,177 @@
+"""Going on with a run from its checkpoints: what it leaves is what a run that was never stopped leaves."""
+
+import shutil
+from random import Random
+
+import pytest
+
+from tests.integration.command import train
+from tests.soak.kill_and_resume import KINDS, check_lineage, kill_and_resume, result, write_noisy
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(write_noisy(folder)).require_success()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory):
+    """The folder of a run that max_steps stopped after 7 of 12 steps; it has checkpoints of 6 and 7."""
+    folder = tmp_path_factory.mktemp("stopped")
+    train(write_noisy(folder, num_steps=7)).require_success()
+    return folder
+
+
+@pytest.fixture
+def stopped(stopped_once, tmp_path):
+    """A copy of that run, and its configuration, with all 12 steps."""
+    shutil.copytree(stopped_once / "run", tmp_path / "run")
+    return write_noisy(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_in_parts_on_1_2_3_and_1_devices_ends_like_one_that_was_never_stopped(tmp_path, whole):
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    config = write_noisy(tmp_path)
+    parts = [(2, 1, 0), (5, 2, 1), (9, 3, 2), (12, 1, 0)]
+    for attempt, (num_steps, devices, num_workers) in enumerate(parts):
+        done = train(
+            config,
+            *["--resume"] * (attempt > 0),
+            *("--train.max_steps", num_steps, "--distributed.devices", devices),
+            *("--data.num_workers", num_workers, "--task.init_args.folder", folder),
+            variables={"ATTEMPT": str(attempt)},
+        ).require_success()
+        if attempt:
+            before = parts[attempt - 1][0]
+            assert f"step-{before:06d}: {before} of {num_steps} steps were taken" in done.stderr
+    assert result(tmp_path) == result(whole)
+    check_lineage(folder, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "every_steps"), [(1, 1), (2, 3), (3, 1)])
+def test_a_run_that_is_killed_again_and_again_ends_like_one_that_never_was(
+    tmp_path, whole, seed, every_steps
+):
+    random = Random(seed)
+    kinds = random.sample(KINDS, 3)
+    kill_and_resume(write_noisy(tmp_path, every_steps=every_steps), random, kinds, print, num_steps=12)
+    assert result(tmp_path) == result(whole)
+
+
+def test_a_run_dir_that_holds_a_run_needs_resume_or_another_run_dir(stopped):
+    before = result(stopped.parent)
+    done = train(stopped)
+    assert done.code == 2
+    assert len(done.errors) == 1
+    assert "--resume" in done.errors[0]
+    assert "--train.run_dir" in done.errors[0]
+    assert result(stopped.parent) == before
+
+
+def test_resume_in_an_empty_run_dir_starts(tmp_path, whole):
+    train(write_noisy(tmp_path), "--resume").require_success()
+    assert result(tmp_path) == result(whole)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_resume_of_a_run_that_has_ended_ends_with_the_same_bytes(tmp_path, whole, devices):
+    shutil.copytree(whole / "run", tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    train(write_noisy(tmp_path), "--resume", "--distributed.devices", devices).require_success()
+    assert result(tmp_path) == result(whole)
+
+
+def test_resume_with_fewer_steps_than_were_taken_changes_nothing_that_was_trained(tmp_path, whole):
+    shutil.copytree(whole / "run", tmp_path / "run")
+    train(write_noisy(tmp_path, num_steps=5), "--resume")
+    assert result(tmp_path) == result(whole)
+
+
+def damage(folder):
+    """Cut the last byte off the largest file."""
+    path = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-1])
+    return path
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_resume_falls_back_from_a_damaged_checkpoint_to_the_one_before(stopped, whole, devices):
+    path = damage(stopped.parent / "run" / "checkpoints" / "step-000007")
+    done = train(stopped, "--resume", "--distributed.devices", devices).require_success()
+    assert result(stopped.parent) == result(whole)
+    skipped = [line for line in done.stderr.splitlines() if line.startswith("skipping a checkpoint: ")]
+    assert len(skipped) == 1
+    assert str(path) in skipped[0]
+    assert "step-000006: 6 of 12 steps were taken" in done.stderr
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_resume_from_damaged_checkpoints_only_is_one_error_and_deletes_nothing(stopped, devices):
+    checkpoints = stopped.parent / "run" / "checkpoints"
+    for folder in checkpoints.iterdir():
+        damage(folder)
+    before = {path: path.read_bytes() for path in checkpoints.rglob("*") if path.is_file()}
+    metrics = result(stopped.parent)
+    done = train(stopped, "--resume", "--distributed.devices", devices)
+    assert done.code == 2
+    assert len(done.errors) == 1
+    assert "none of the 2 checkpoints in" in done.errors[0]
+    assert "Traceback" not in done.stderr
+    assert {path: path.read_bytes() for path in checkpoints.rglob("*") if path.is_file()} == before
+    assert result(stopped.parent) == metrics
+
+
+OTHER = ("--train.seed", 1, "--task.init_args.num_samples", 32, "--batch.micro_batch_size", 4)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_another_seed_dataset_and_lanes_are_one_error_that_lists_them_and_says_how_to_go_on(stopped, devices):
+    before = result(stopped.parent)
+    done = train(stopped, "--resume", *OTHER, "--distributed.devices", devices)
+    assert done.code == 2
+    assert len(done.errors) == 1
+    named = [line.split()[0] for line in done.stderr.splitlines() if line.startswith("  ")]
+    assert named == ["dataset", "lanes", "seed"]
+    assert "--allow dataset,lanes,seed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert result(stopped.parent) == before
+
+
+def test_what_is_not_allowed_is_an_error_though_the_rest_is_allowed(stopped):
+    done = train(stopped, "--resume", *OTHER, "--allow", "lanes,dataset")
+    assert done.code == 2
+    named = [line.split()[0] for line in done.stderr.splitlines() if line.startswith("  ")]
+    assert named == ["seed"]
+
+
+def test_what_is_allowed_goes_on_and_says_so(stopped):
+    done = train(stopped, "--resume", *OTHER, "--allow", "lanes,dataset,seed").require_success()
+    said = [line for line in done.stderr.splitlines() if line.startswith("going on although")]
+    assert len(said) == 3
+    assert "step-000007: 7 of 12 steps were taken" in done.stderr
+    assert len(result(stopped.parent)[1]) == 12
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_another_model_is_an_error_that_names_what_does_not_fit(stopped, devices):
+    before = result(stopped.parent)
+    done = train(stopped, "--resume", "--task.init_args.width", 4, "--distributed.devices", devices)
+    assert done.code == 2
+    assert len(done.errors) == 1
+    assert "model 0.weight is (8, 1) of torch.float32 in it and (4, 1)" in done.errors[0]
+    assert "Traceback" not in done.stderr
+    assert result(stopped.parent) == before
+
+
+def test_allow_names_only_what_may_differ(stopped):
+    done = train(stopped, "--resume", "--allow", "precision")
+    assert done.code == 2
+    assert done.errors == [
+        "error: --allow must list what may differ, out of lanes, dataset, seed: got precision."
+    ]
