@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check fmt gpu docs clean
+.PHONY: help venv demo test soak check fmt gpu docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,9 @@ demo: $(STAMP) ## train the MNIST example on two processes, printing its accurac
 
 test: $(STAMP) ## run every test that needs no GPU
 	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+soak: $(STAMP) ## kill a run 20 times at random moments, and compare how it ends with one that was left alone
+	PYTHONPATH=. $(BIN)/python -m tests.soak.kill_and_resume
 
 check: $(STAMP) ## formatting, lint and types, without changing a file
 	$(BIN)/ruff format --check .

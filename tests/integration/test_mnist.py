@@ -14,6 +14,7 @@ DATA = Path(os.environ.get("LANEWISE_DATA", "/nonexistent")) / "mnist"
 # 4,000 samples in steps of 96 are 41 whole steps and one of 64 samples, which 6 of the 8 lanes share.
 NUM_SAMPLES, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = 4000, 96, 12
 NUM_STEPS = 42
+MEASURED = ("perf/", "time/", "memory/")
 EPOCH = (
     "--train.epochs=1",
     f"--batch.global_batch_size={GLOBAL_BATCH_SIZE}",
@@ -27,7 +28,7 @@ class Trained:
 
     model: bytes
     metrics: list[dict[str, float]]
-    """Of each step and evaluation, but for speeds."""
+    """Of each step and evaluation, but for what is measured."""
 
 
 def train_mnist(run_dir: Path, *overrides: object, **options) -> Trained:
@@ -35,7 +36,7 @@ def train_mnist(run_dir: Path, *overrides: object, **options) -> Trained:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return Trained(
         (run_dir / "model.safetensors").read_bytes(),
-        [{name: value for name, value in line.items() if not name.startswith("perf/")} for line in lines],
+        [{name: value for name, value in line.items() if not name.startswith(MEASURED)} for line in lines],
     )
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and crashes: the run saves at a step boundary or is started again, and then ends the same."""
+"""SIGTERM, SIGUSR1 and crashes: a run saves, or is started again, and then ends like one left alone."""
 
 import os
 import signal

@@ -2,8 +2,8 @@
 
     make soak
 
-Each line says what was killed, when, and how far the run had come; the last one, whether the model, the losses
-and the samples are those of a run that nobody killed. The seed of the moments is the only argument.
+Each line says what was killed, when, and how far the run had come; the last one, whether the model, the
+losses and the samples are those of a run that nobody killed. The only argument is the seed of the moments.
 """
 
 import json
@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
@@ -70,10 +71,10 @@ def kill_and_resume(
             pids = [command.process.pid]
             if kind == "worker" and devices > 1:
                 pids = [command.worker(random.randrange(devices))]
-            is_started = random.random() < 0.7
-            if is_started:
-                wait_for(lambda: any(folder.glob(f"{attempt}-*")) or command.process.poll() is not None)  # noqa: B023
-            seconds = random.uniform(0, 1.0 if is_started else 3.0)
+            # By what was trained, so that a slow machine is not killed before it begins; 0 is in its start.
+            num_lanes = random.randrange(SCHEDULE.num_lanes * num_steps // (len(kinds) + 1))
+            wait_for(partial(has_trained, command, folder, attempt, num_lanes))
+            seconds = random.uniform(0, 0.05 if num_lanes else 3)
             time.sleep(seconds)
             for pid in [*command.pids()] if kind == "all" else pids:
                 with suppress(ProcessLookupError):
@@ -81,12 +82,17 @@ def kill_and_resume(
             done = command.finish()
         assert done.leftover == [], done.leftover
         assert done.code in (-9, 1, 0), f"exit code {done.code}\n{done.stderr}"
-        place = "its first micro-batch" if is_started else "its start"
         say(
-            f"attempt {attempt} on {devices}: killed {kind} {seconds:.3f} s after {place}: "
+            f"attempt {attempt} on {devices}: killed {kind} {seconds:.3f} s after {num_lanes} lanes: "
             f"{sorted(path.name for path in config.parent.glob('run/checkpoints/*'))}"
         )
     check_lineage(folder, num_steps)
+
+
+def has_trained(command: Command, folder: Path, attempt: int, num_lanes: int) -> bool:
+    """Tell whether an attempt has gone through so many lanes, over all processes, or has ended."""
+    lines = sum(path.read_text().count("\n") for path in folder.glob(f"{attempt}-*"))
+    return lines >= num_lanes or command.process.poll() is not None
 
 
 def check_lineage(folder: Path, num_steps: int) -> None:
