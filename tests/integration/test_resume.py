@@ -111,6 +111,14 @@ def test_resume_falls_back_from_a_damaged_checkpoint_to_the_one_before(stopped, 
     assert "step-000006: 6 of 12 steps were taken" in done.stderr
 
 
+def test_a_damaged_checkpoint_of_a_later_step_does_not_count_among_those_that_are_kept(stopped):
+    checkpoints = stopped.parent / "run" / "checkpoints"
+    damage((checkpoints / "step-000007").rename(checkpoints / "step-000011"))
+    options = ("--checkpoint.keep_last", 1, "--checkpoint.every.steps", 1, "--train.max_steps", 9)
+    train(stopped, "--resume", *options).require_success()
+    assert "step-000009" in [path.name for path in checkpoints.iterdir()]
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_resume_from_damaged_checkpoints_only_is_one_error_and_deletes_nothing(stopped, devices):
     checkpoints = stopped.parent / "run" / "checkpoints"

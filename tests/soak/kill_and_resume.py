@@ -134,9 +134,10 @@ def main() -> None:
         run(*LANEWISE, "train", whole).require_success()
         kill_and_resume(parts, random, kinds, lambda line: print(line, flush=True), num_steps)
         is_same = result(whole.parent) == result(parts.parent)
-    sys.exit(None if is_same else "the killed run ended with another model or other losses")
+    if not is_same:
+        sys.exit("the killed run ended with another model or other losses")
+    print(f"{NUM_KILLS} kills: the same model, the same losses, every sample of every epoch once")
 
 
 if __name__ == "__main__":
     main()
-    print(f"{NUM_KILLS} kills: the same model, the same losses, every sample of every epoch once")

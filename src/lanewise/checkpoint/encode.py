@@ -20,21 +20,48 @@ import torch
 
 from lanewise.errors import CheckpointError
 
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls them."""
 _TAGS = {"$tensor", "$float", "$tuple", "$items", "$counter"}
 
 
 class TensorTable(dict[str, torch.Tensor]):
-    """Tensors by name; of those that show the same elements of one storage, the first."""
+    """Tensors by name; of those that show the same elements of one storage, the first.
+
+    Raises:
+        CheckpointError: names a tensor that safetensors cannot hold.
+    """
 
     def __init__(self) -> None:
         self._first_names: dict[tuple[object, ...], str] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> str:
         """Add a tensor, and return the name under which it is."""
+        if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
+            raise CheckpointError(
+                f"{name} cannot be saved: it is a {tensor.layout} tensor of {tensor.dtype}."
+            )
         view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        first = self._first_names.setdefault(view, name) if tensor.numel() else name
-        self.setdefault(first, tensor)
-        return first
+        if tensor.numel() and view in self._first_names:
+            return self._first_names[view]
+        while name in self:  # keys may be spelled alike: 1 and "1"
+            name += "~"
+        self._first_names[view] = name
+        self[name] = tensor
+        return name
 
 
 def encode(value: Any, path: str, tensors: TensorTable) -> Any:

@@ -12,6 +12,20 @@ _NAME = re.compile(r"step-(\d{6,})")
 _TEMPORARY = re.compile(r"step-\d{6,}\.(tmp|old)-\w+")
 
 
+def read_good(folder: Path) -> Manifest:
+    """Read the manifest of a checkpoint whose every file is as it was written.
+
+    Raises:
+        CheckpointError: says what is not.
+    """
+    manifest = Manifest.read(folder)
+    match = _NAME.fullmatch(folder.name)
+    if match is not None and int(match[1]) != manifest.step:
+        raise CheckpointError(f"{folder} holds the checkpoint of step {manifest.step}.")
+    manifest.verify(folder)
+    return manifest
+
+
 class CheckpointFolder:
     """`checkpoints/step-000500/` and its like.
 
@@ -65,8 +79,7 @@ class CheckpointFolder:
         folders = self.all()
         for folder in folders:
             try:
-                manifest = Manifest.read(folder)
-                manifest.verify(folder)
+                manifest = read_good(folder)
             except CheckpointError as error:
                 warn(f"skipping a checkpoint: {error}")
             else:

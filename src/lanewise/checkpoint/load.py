@@ -31,6 +31,6 @@ def load_state(folder: Path, manifest: Manifest) -> Any:
                     for name in file.keys():  # noqa: SIM118 - not a mapping
                         tensors[name] = file.get_tensor(name).clone()  # the file may go
         tree = json.loads((folder / STATE).read_bytes())
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}.") from error
     return decode(tree, tensors)

@@ -37,7 +37,9 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write it to a folder whose files are there, and make it durable."""
-        text = json.dumps({"format": _FORMAT, **asdict(self)}, allow_nan=False, indent=1)
+        tree = asdict(self)
+        whole = {"format": _FORMAT, "sha256": _digest(tree), "manifest": tree}
+        text = json.dumps(whole, allow_nan=False, indent=1)
         write_durably(folder / NAME, text.encode())
 
     @classmethod
@@ -45,19 +47,36 @@ class Manifest:
         """Read what `write` wrote; the files themselves are not looked at.
 
         Raises:
-            CheckpointError: if there is none, or it is not one of ours.
+            CheckpointError: if there is none, or it is damaged.
         """
         path = folder / NAME
         try:
-            tree = json.loads(path.read_bytes())
-            if tree.pop("format") != _FORMAT:
+            whole = json.loads(path.read_bytes())
+            if whole["format"] != _FORMAT:
                 raise CheckpointError(f"{path} was written by another version of lanewise.")
+            tree = whole["manifest"]
+            if whole["sha256"] != _digest(tree):
+                raise CheckpointError(f"{path} is damaged: its checksum is another one.")
             files = tuple(FileEntry(**entry) for entry in tree.pop("files"))
-            return cls(files=files, **tree)
+            manifest = cls(files=files, **tree)
+            manifest._require_types()
+            return manifest
         except FileNotFoundError:
             raise CheckpointError(f"{folder} has no {NAME}.") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error!r}.") from error
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error!r:.200}.") from error
+
+    def _require_types(self) -> None:
+        """Raise ValueError where something is not of its type, or names a file elsewhere."""
+        is_good = (
+            type(self.step) is int
+            and (self.metric is None or type(self.metric) in (int, float))
+            and isinstance(self.identity, dict)
+            and all(type(one.num_bytes) is int and type(one.sha256) is str for one in self.files)
+            and all(type(one.name) is str and Path(one.name).name == one.name for one in self.files)
+        )
+        if not is_good:
+            raise ValueError("a value is not of its type")
 
     def verify(self, folder: Path) -> None:
         """Compare every file with its size and checksum.
@@ -81,6 +100,10 @@ class Manifest:
                 raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
             if digest != entry.sha256:
                 raise CheckpointError(f"{path} is damaged: its checksum is another one.")
+
+
+def _digest(tree: object) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def write_durably(path: Path, *contents: bytes | memoryview) -> FileEntry:

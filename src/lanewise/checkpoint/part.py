@@ -12,23 +12,8 @@ from pathlib import Path
 
 import torch
 
+from lanewise.checkpoint.encode import DTYPES
 from lanewise.checkpoint.manifest import FileEntry, write_durably
-from lanewise.errors import CheckpointError
-
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 def share_out(num_bytes: Mapping[str, int], num_parts: int) -> list[list[str]]:
@@ -58,11 +43,7 @@ class Staging:
         self._header = b""
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy tensors here; returns when they may be changed again.
-
-        Raises:
-            CheckpointError: names a tensor whose dtype the format lacks.
-        """
+        """Copy tensors of a `TensorTable` here; returns when they may be changed again."""
         # The format wants no gaps: aligned if the tensors with the longest elements come first.
         names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         self._require(sum(tensor.nbytes for tensor in tensors.values()), tensors.values())
@@ -70,13 +51,11 @@ class Staging:
         start = 0
         for name in names:
             tensor = tensors[name].detach()
-            if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided:
-                raise CheckpointError(f"{name} cannot be saved: it is a {tensor.layout} of {tensor.dtype}.")
             stop = start + tensor.nbytes
             staged = self._buffer[start:stop].view(tensor.dtype).view(tensor.shape)
             staged.copy_(tensor, non_blocking=True)
             shape = list(tensor.shape)
-            header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": shape, "data_offsets": [start, stop]}
+            header[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [start, stop]}
             start = stop
         if self._buffer.is_pinned():
             torch.cuda.synchronize()

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -49,6 +50,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         # Of this process of rank 0, so that a save that was killed is not mistaken for one of ours.
+        self._number = 0
         self._token: str = world.all_gather_object(os.urandom(4).hex())[0]
 
     def save(self, state: Mapping[str, Any], manifest: Manifest) -> None:
@@ -58,15 +60,18 @@ class Saver:
 
         Args:
             state: equal on every rank; tensors, and what `encode` takes. May change afterwards.
-            manifest: without files.
+            manifest: without files; a metric that is not finite is kept as none.
 
         Raises:
             CheckpointError: if the state cannot be saved, or the previous save failed.
         """
         self.finish()
+        if manifest.metric is not None and not math.isfinite(manifest.metric):
+            manifest = replace(manifest, metric=None)
         tensors = TensorTable()
         tree = {name: encode(value, name, tensors) for name, value in state.items()}
         parts = share_out({name: tensor.nbytes for name, tensor in tensors.items()}, self._world.world_size)
+        self._number += 1
         self._staging.take({name: tensors[name] for name in parts[self._world.rank]})
         self._thread = threading.Thread(
             target=self._write, args=(tree, manifest), name="checkpoint", daemon=True
@@ -98,28 +103,44 @@ class Saver:
         return True
 
     def _write(self, tree: Any, manifest: Manifest) -> None:
-        """Write this process's part, and on rank 0 the rest."""
+        """Write this process's part, and on rank 0 the rest; every rank learns how it ended."""
         temporary = self._folder.temporary(manifest.step, self._token)
-        key = f"checkpoint/{manifest.step}"
+        key = f"checkpoint/{self._number}"
+        told: dict[str, Any] = {}
+        error: BaseException | None = None
         try:
-            start = time.monotonic()
             temporary.mkdir(parents=True, exist_ok=True)
-            entry = self._staging.write(temporary / part_name(self._world.rank))
-            self._world.tell(key, json.dumps(asdict(entry)))
+            told = asdict(self._staging.write(temporary / part_name(self._world.rank)))
+        except Exception as caught:  # noqa: BLE001 - told to all ranks, and raised where the loop looks
+            error = caught
+            told = {"error": _describe(caught, manifest.step, temporary)}
+        try:
+            self._world.tell(key, json.dumps(told))
             if self._world.rank == 0:
-                told = [json.loads(text) for text in self._world.hear(key, _SECONDS_FOR_A_PART)]
-                self._publish(temporary, tree, manifest, told)
-                logger.info(
-                    "checkpoint of step %d: written in %.1f s", manifest.step, time.monotonic() - start
-                )
-        except LanewiseError as error:
-            self._error = error
-        except OSError as error:
-            self._error = CheckpointError(
-                f"the checkpoint of step {manifest.step} could not be written: {error.strerror} "
-                f"({error.filename or temporary}). Earlier checkpoints are as they were."
-            )
+                outcome = self._finish_save(key, tree, manifest, temporary)
+                self._world.tell(f"{key}/outcome", outcome)
+            else:
+                outcome = self._world.hear(f"{key}/outcome", [0], _SECONDS_FOR_A_PART)[0]
+        except Exception as caught:  # noqa: BLE001 - the store is gone, or a rank
+            outcome, error = _describe(caught, manifest.step, temporary), caught
+        if outcome:
+            self._error = CheckpointError(outcome)
             self._error.__cause__ = error
+
+    def _finish_save(self, key: str, tree: Any, manifest: Manifest, temporary: Path) -> str:
+        """Publish what all ranks wrote; return what went wrong, or nothing."""
+        start = time.monotonic()
+        try:
+            ranks = range(self._world.world_size)
+            told = [json.loads(text) for text in self._world.hear(key, ranks, _SECONDS_FOR_A_PART)]
+            for one in told:
+                if "error" in one:
+                    return str(one["error"])
+            self._publish(temporary, tree, manifest, told)
+        except Exception as caught:  # noqa: BLE001 - told to all ranks
+            return _describe(caught, manifest.step, temporary)
+        logger.info("checkpoint of step %d: written in %.1f s", manifest.step, time.monotonic() - start)
+        return ""
 
     def _publish(self, temporary: Path, tree: Any, manifest: Manifest, told: list[dict[str, Any]]) -> None:
         """Write what is not of one process, verify all of it, and give the checkpoint its name."""
@@ -133,3 +154,14 @@ class Saver:
         sync_folder(self._folder.path.parent)
         manifest.verify(self._folder.of_step(manifest.step))
         self._folder.prune(**self._keep)
+
+
+def _describe(error: BaseException, step: int, folder: Path) -> str:
+    """Say why a save failed."""
+    if isinstance(error, LanewiseError):
+        why = str(error)
+    elif isinstance(error, OSError) and error.strerror:
+        why = f"{error.strerror} ({error.filename or folder})"
+    else:
+        why = repr(error)
+    return f"the checkpoint of step {step} could not be written: {why}. Earlier checkpoints are as they were."

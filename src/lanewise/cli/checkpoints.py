@@ -22,7 +22,7 @@ def checkpoints(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lanewise.checkpoint import CheckpointFolder, Manifest
+    from lanewise.checkpoint import CheckpointFolder, read_good
 
     folder = CheckpointFolder(RunDir(Path(arguments[0])).checkpoints)
     paths = folder.all()
@@ -32,8 +32,7 @@ def checkpoints(arguments: Sequence[str]) -> int:
     num_bad = 0
     for path in reversed(paths):
         try:
-            manifest = Manifest.read(path)
-            manifest.verify(path)
+            manifest = read_good(path)
         except CheckpointError as error:
             num_bad += 1
             table.add_row(path.name.removeprefix("step-").lstrip("0"), "", "", f"no: {error}")

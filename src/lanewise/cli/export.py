@@ -23,16 +23,14 @@ def export(arguments: Sequence[str]) -> int:
         raise ConfigError(f"export takes RUN_OR_CHECKPOINT --output FILE: got {' '.join(arguments)}.")
     import torch
 
-    from lanewise.checkpoint import CheckpointFolder, Manifest, load_state, save_tensors
+    from lanewise.checkpoint import CheckpointFolder, load_state, read_good, save_tensors
 
     source, output = Path(arguments[0]), Path(arguments[2])
     checkpoints = CheckpointFolder(RunDir(source).checkpoints)
     if checkpoints.path.is_dir():
         found = checkpoints.newest_good(warn=print)
     else:
-        manifest = Manifest.read(source)
-        manifest.verify(source)
-        found = source, manifest
+        found = source, read_good(source)
     if found is None:
         raise CheckpointError(f"{source} has no checkpoint yet. Its run saves the first one later.")
     folder, manifest = found

@@ -66,8 +66,8 @@ class World(Protocol):
         """Leave a text for `hear`. No collective; may be called in any thread."""
         ...
 
-    def hear(self, key: str, timeout_seconds: float) -> list[str]:
-        """Wait for what every rank told under a key, and forget it. No collective; in any thread.
+    def hear(self, key: str, ranks: Sequence[int], timeout_seconds: float) -> list[str]:
+        """Wait for what some ranks told under a key. No collective; in any thread.
 
         Raises:
             WorldError: if not all of them told it in time; names those that did not.
@@ -119,7 +119,7 @@ class LocalWorld:
         """See `World`."""
         self._told[key] = text
 
-    def hear(self, key: str, timeout_seconds: float) -> list[str]:
+    def hear(self, key: str, ranks: Sequence[int], timeout_seconds: float) -> list[str]:
         """See `World`."""
         return [self._told.pop(key)]
 
@@ -191,20 +191,17 @@ class GroupWorld:
         """See `World`."""
         self._told.set(f"{key}/{self.rank}", text)
 
-    def hear(self, key: str, timeout_seconds: float) -> list[str]:
+    def hear(self, key: str, ranks: Sequence[int], timeout_seconds: float) -> list[str]:
         """See `World`."""
-        keys = [f"{key}/{rank}" for rank in range(self.world_size)]
+        keys = [f"{key}/{rank}" for rank in ranks]
         deadline = time.monotonic() + timeout_seconds
         # Not store.wait: it would keep other threads from the store.
         while not self._told.check(keys):
             if time.monotonic() > deadline:
-                missing = [rank for rank, one in enumerate(keys) if not self._told.check([one])]
+                missing = [rank for rank, one in zip(ranks, keys, strict=True) if not self._told.check([one])]
                 raise WorldError(f"ranks {missing} did not answer within {timeout_seconds:.0f} s ({key}).")
             time.sleep(_SECONDS_BETWEEN_QUESTIONS)
-        texts = [self._told.get(one).decode() for one in keys]
-        for one in keys:
-            self._told.delete_key(one)
-        return texts
+        return [self._told.get(one).decode() for one in keys]
 
     def close(self) -> None:
         """See `World`."""

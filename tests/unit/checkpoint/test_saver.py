@@ -64,6 +64,17 @@ def names(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
 
 
+def num_bad(path: Path) -> int:
+    """Count what has the name of a checkpoint and is none."""
+    count = 0
+    for checkpoint in CheckpointFolder(path).all():
+        try:
+            Manifest.read(checkpoint).verify(checkpoint)
+        except CheckpointError:
+            count += 1
+    return count
+
+
 class Faults:
     """Stands in for the calls that write: from the n-th on, or at it alone, one fails halfway."""
 
@@ -224,6 +235,7 @@ def test_a_save_that_is_killed_anywhere_leaves_a_good_checkpoint(tmp_path, has_b
         assert code == 9
         before = find(path)
         assert before in (LAST, NEW)
+        assert num_bad(path) <= has_bad  # nothing that was whole is half now
         CheckpointFolder(path).remove_leftovers()
         assert not [name for name in names(path) if "." in name]
         assert find(path) == before
@@ -377,7 +389,7 @@ def test_each_process_writes_its_part(tmp_path, world_size):
     assert find(tmp_path) == NEW
     assert names(tmp_path) == ["step-000004", "step-000006"]
     manifest = json.loads((tmp_path / "step-000006" / "manifest.json").read_bytes())
-    assert [entry["name"] for entry in manifest["files"]] == [*parts, "state.json"]
+    assert [entry["name"] for entry in manifest["manifest"]["files"]] == [*parts, "state.json"]
 
 
 def save_while_one_fails(world, path: str, failing: int) -> str:

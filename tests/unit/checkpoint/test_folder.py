@@ -1,0 +1,215 @@
+"""Which checkpoints of a folder are good, and which may go."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest, write_durably
+from lanewise.errors import CheckpointError
+
+
+def make(folder: CheckpointFolder, step: int, metric: float | None = None, content: bytes = b"{}") -> Path:
+    temporary = folder.temporary(step, "abc")
+    temporary.mkdir(parents=True)
+    Manifest(step, metric, {}, (write_durably(temporary / "state.json", content),)).write(temporary)
+    folder.publish(temporary, step)
+    return folder.of_step(step)
+
+
+def names(folder: CheckpointFolder) -> list[str]:
+    return sorted(path.name for path in folder.path.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return CheckpointFolder(tmp_path / "checkpoints")
+
+
+def break_state(path: Path) -> str:
+    (path / "state.json").write_bytes(b"[]")
+    return "state.json is damaged"
+
+
+def cut_state(path: Path) -> str:
+    (path / "state.json").write_bytes(b"")
+    return "state.json has 0 bytes instead of 2"
+
+
+def remove_state(path: Path) -> str:
+    (path / "state.json").unlink()
+    return "state.json cannot be read"
+
+
+def add_file(path: Path) -> str:
+    (path / "notes.txt").touch()
+    return "notes.txt does not belong"
+
+
+def remove_manifest(path: Path) -> str:
+    (path / "manifest.json").unlink()
+    return "has no manifest.json"
+
+
+def cut_manifest(path: Path) -> str:
+    (path / "manifest.json").write_bytes(b'{"format": 1, ')
+    return "manifest.json cannot be read"
+
+
+def put_file(path: Path) -> str:
+    shutil.rmtree(path)
+    path.touch()
+    return "cannot be read"
+
+
+DAMAGES = [break_state, cut_state, remove_state, add_file, remove_manifest, cut_manifest, put_file]
+
+
+def test_no_folder_and_an_empty_one_have_no_checkpoint(folder):
+    assert folder.newest_good(pytest.fail) is None
+    assert folder.all() == []
+    folder.path.mkdir()
+    assert folder.newest_good(pytest.fail) is None
+
+
+def test_checkpoints_are_listed_by_number(folder):
+    for step in (999_999, 5, 1_000_000, 10):
+        make(folder, step)
+    assert [path.name for path in folder.all()] == [
+        "step-1000000",
+        "step-999999",
+        "step-000010",
+        "step-000005",
+    ]
+
+
+def test_the_newest_good_one_is_found_without_a_warning(folder):
+    for step in (2, 4):
+        make(folder, step)
+    path, manifest = folder.newest_good(pytest.fail)
+    assert (path, manifest.step) == (folder.of_step(4), 4)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_bad_one_is_skipped_with_the_reason(folder, damage):
+    for step in (2, 4):
+        make(folder, step)
+    reason = damage(folder.of_step(4))
+    warnings: list[str] = []
+    path, _ = folder.newest_good(warnings.append)
+    assert path == folder.of_step(2)
+    (warning,) = warnings
+    assert warning.startswith("skipping a checkpoint: ")
+    assert reason in warning
+    assert "step-000004" in warning
+
+
+def test_several_bad_ones_are_skipped(folder):
+    make(folder, 1)
+    for step, damage in enumerate(DAMAGES, start=2):
+        damage(make(folder, step))
+    warnings: list[str] = []
+    path, _ = folder.newest_good(warnings.append)
+    assert path == folder.of_step(1)
+    assert len(warnings) == len(DAMAGES)
+
+
+def test_all_bad_is_an_error_and_nothing_is_deleted(folder):
+    for step, damage in enumerate(DAMAGES, start=1):
+        damage(make(folder, step))
+    before = sorted(folder.path.rglob("*"))
+    warnings: list[str] = []
+    message = rf"none of the {len(DAMAGES)} checkpoints in .* is good\. Nothing was deleted"
+    with pytest.raises(CheckpointError, match=message):
+        folder.newest_good(warnings.append)
+    assert len(warnings) == len(DAMAGES)
+    assert sorted(folder.path.rglob("*")) == before
+
+
+FOREIGN = [
+    "step-12",
+    "step-000002.bak",
+    "step-000002.tmp",
+    "xstep-000002.tmp-abc",
+    "step-000002.tmp-abc.x",
+    "latest",
+]
+
+
+def test_leftovers_are_removed_and_only_these(folder):
+    make(folder, 2)
+    for name in [*FOREIGN, "step-000002.tmp-0a1b2c3d", "step-000004.old-0a1b2c3d", "step-000001.old-pruned"]:
+        (folder.path / name / "inner").mkdir(parents=True)
+    (folder.path / "step-000009.txt").touch()
+    folder.remove_leftovers()
+    assert names(folder) == sorted([*FOREIGN, "step-000002", "step-000009.txt"])
+
+
+def test_a_leftover_is_no_checkpoint(folder):
+    make(folder, 2)
+    shutil.copytree(folder.of_step(2), folder.temporary(4, "abc"))
+    shutil.copytree(folder.of_step(2), folder.path / "step-000006.old-abc")
+    path, _ = folder.newest_good(pytest.fail)
+    assert path == folder.of_step(2)
+
+
+def test_no_folder_has_no_leftovers(folder):
+    folder.remove_leftovers()
+    assert not folder.path.exists()
+
+
+METRICS = [0.3, 0.9, None, 0.1, 0.5, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_best", "sign", "kept"),
+    [
+        (1, 0, 1, [6]),
+        (3, 0, 1, [4, 5, 6]),
+        (9, 0, 1, [1, 2, 3, 4, 5, 6]),
+        (1, 1, 1, [2, 6]),
+        (1, 2, 1, [2, 5, 6]),
+        (1, 1, -1, [4, 6]),
+        (1, 2, -1, [1, 4, 6]),
+        (2, 2, -1, [1, 4, 5, 6]),
+        (1, 9, 1, [1, 2, 4, 5, 6]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(folder, keep_last, keep_best, sign, kept):
+    for step, metric in enumerate(METRICS, start=1):
+        make(folder, step, metric)
+    folder.prune(keep_last=keep_last, keep_best=keep_best, sign=sign)
+    assert names(folder) == [f"step-{step:06d}" for step in kept]
+
+
+def test_of_equal_ones_the_newer_is_kept(folder):
+    for step in (1, 2, 3):
+        make(folder, step, 0.5 if step < 3 else 0.1)
+    folder.prune(keep_last=1, keep_best=1, sign=1)
+    assert names(folder) == ["step-000002", "step-000003"]
+
+
+def test_one_without_a_readable_manifest_is_not_among_the_best(folder):
+    for step in (1, 2, 3):
+        make(folder, step, step / 10)
+    remove_manifest(folder.of_step(2))
+    folder.prune(keep_last=1, keep_best=2, sign=1)
+    assert names(folder) == ["step-000001", "step-000003"]
+
+
+def test_pruning_touches_nothing_else(folder):
+    for step in (1, 2):
+        make(folder, step)
+    (folder.path / "latest").mkdir()
+    folder.prune(keep_last=1, keep_best=0, sign=1)
+    assert names(folder) == ["latest", "step-000002"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES[:-1])
+def test_a_new_one_takes_the_place_of_a_bad_one(folder, damage):
+    damage(make(folder, 4))
+    make(folder, 4, content=b"[1, 2]")
+    path, _ = folder.newest_good(pytest.fail)
+    assert (path / "state.json").read_bytes() == b"[1, 2]"
+    assert names(folder) == ["step-000004"]

@@ -1,0 +1,215 @@
+"""What may differ from the checkpoint that a run goes on from, and how a difference is said."""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from lanewise import Task
+from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.config import DataConfig, RunConfig
+from lanewise.engine import RunState, build_engine, resume
+from lanewise.engine.engine import Engine
+from lanewise.engine.resume import compare
+from lanewise.errors import CheckpointError
+from lanewise.testing import run_distributed
+from lanewise.world.determinism import set_determinism
+from lanewise.world.world import LocalWorld, World
+from tests.distributed.tasks import configure
+
+ALLOWABLE = ("lanes", "dataset", "seed")
+OWN = {"lanes": {"micro_batch_size": 2}, "seed": 0, "exact": None, "precision": "fp16"}
+
+
+def test_equal_runs_have_no_difference():
+    assert compare(OWN, dict(OWN), ()) == ([], [])
+
+
+def test_every_difference_is_told_with_both_values():
+    saved = {"lanes": {"micro_batch_size": 4}, "seed": 1, "exact": {"threads": 1}, "precision": "bf16"}
+    mistakes, allowed = compare(OWN, saved, ())
+    assert mistakes == [
+        "exact was {'threads': 1}, and is None now",
+        "lanes was {'micro_batch_size': 4}, and is {'micro_batch_size': 2} now",
+        "precision was bf16, and is fp16 now",
+        "seed was 1, and is 0 now",
+    ]
+    assert allowed == []
+
+
+def test_what_is_allowed_is_told_apart():
+    mistakes, allowed = compare(OWN, {**OWN, "seed": 1, "precision": "bf16"}, ["seed", "lanes"])
+    assert mistakes == ["precision was bf16, and is fp16 now"]
+    assert allowed == ["seed was 1, and is 0 now"]
+
+
+@pytest.mark.parametrize(("own", "saved"), [(OWN, {}), ({}, OWN)])
+def test_what_only_one_of_them_knows_is_a_difference(own, saved):
+    mistakes, _ = compare(own, saved, ())
+    assert len(mistakes) == 3  # None is as good as nothing
+
+
+class Line(Task):
+    """Learns a line; `offset` makes another dataset, `width` another model."""
+
+    def __init__(self, offset: float = 0.0, width: int = 1):
+        self.offset = offset
+        self.width = width
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(self.width, 1)
+
+    def train_dataset(self) -> Dataset[Any]:
+        inputs = torch.arange(24.0).unsqueeze(1).expand(-1, self.width) / 24
+        return TensorDataset(inputs, 2 + inputs[:, :1] + self.offset)
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return F.mse_loss(outputs, batch[1])
+
+
+def build(config: RunConfig, world: World | None = None) -> Engine:
+    set_determinism(config.distributed.equality, threads=1)
+    return build_engine(config, world or LocalWorld(torch.device("cpu")))
+
+
+def save(engine: Engine, path: Path, world: World, step: int) -> None:
+    saver = Saver(CheckpointFolder(path), world, keep_last=3, keep_best=0, sign=1)
+    saver.save(RunState(engine.training, None).take(), Manifest(step, None, engine.identity, ()))
+    assert saver.finish()
+    world.all_gather_object(None)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint after no step at all."""
+    world = LocalWorld(torch.device("cpu"))
+    save(build(configure(Line)), tmp_path, world, 3)
+    return CheckpointFolder(tmp_path)
+
+
+def go_on(config: RunConfig, folder: CheckpointFolder, allow: tuple[str, ...] = ()) -> int:
+    engine = build(config)
+    step = resume(engine, folder, LocalWorld(torch.device("cpu")), allow, ALLOWABLE)
+    assert engine.first_step == step
+    return step
+
+
+def test_without_a_checkpoint_a_run_begins(tmp_path):
+    assert go_on(configure(Line), CheckpointFolder(tmp_path / "none")) == 0
+
+
+def test_a_run_goes_on_after_the_step_that_was_saved(saved):
+    assert go_on(configure(Line), saved) == 3
+
+
+def test_a_run_that_is_shorter_now_has_nothing_left(saved):
+    assert go_on(configure(Line, steps=2), saved) == 2
+
+
+def test_another_optimizer_option_or_length_is_no_other_run(saved):
+    assert go_on(configure(Line, lr=0.5, steps=100), saved) == 3
+
+
+def test_the_error_lists_every_difference_and_what_may_be_allowed(saved):
+    config = configure(Line, num_lanes=4, offset=1.0, precision="bf16")
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=5))
+    with pytest.raises(CheckpointError) as error:
+        go_on(config, saved)
+    message = str(error.value)
+    assert "step-000003 is of another run." in message
+    for name in ("lanes", "dataset", "seed", "precision"):
+        assert f"\n  {name} was " in message
+    assert message.endswith("\nUse its configuration. To go on all the same: --allow dataset,lanes,seed")
+
+
+def test_what_may_never_differ_has_no_remedy(saved):
+    with pytest.raises(CheckpointError) as error:
+        go_on(configure(Line, precision="bf16"), saved)
+    assert str(error.value).endswith("\n  precision was float32, and is bf16 now\nUse its configuration.")
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("lanes", configure(Line, num_lanes=4)),
+        ("dataset", configure(Line, offset=1.0)),
+        ("dataset", dataclasses.replace(configure(Line), data=DataConfig(shuffle=False))),
+        ("dataset", dataclasses.replace(configure(Line), data=DataConfig(drop_last=True))),
+    ],
+)
+def test_a_difference_that_is_allowed_is_a_warning(saved, caplog, name, config):
+    with pytest.raises(CheckpointError, match=f"--allow {name}$"):
+        go_on(config, saved)
+    with caplog.at_level(logging.WARNING):
+        assert go_on(config, saved, (name,)) == 3
+    assert f"going on although it is another one: {name} was " in caplog.text
+
+
+def test_exact_and_close_runs_do_not_mix(saved):
+    with pytest.raises(CheckpointError, match=r"exact was .*, and is None now"):
+        go_on(configure(Line, equality="close"), saved)
+
+
+def test_a_model_that_does_not_fit_is_an_error(saved):
+    with pytest.raises(CheckpointError, match=r"model weight is \(1, 1\) .* and \(1, 2\)"):
+        go_on(configure(Line, width=2), saved, ("dataset",))
+
+
+def test_a_bad_checkpoint_is_skipped_with_a_warning(saved, caplog):
+    world = LocalWorld(torch.device("cpu"))
+    save(build(configure(Line)), saved.path, world, 5)
+    (saved.of_step(5) / "state.json").write_bytes(b"torn")
+    assert go_on(configure(Line), saved) == 3
+    assert "skipping a checkpoint" in caplog.text
+
+
+def train_on(world: World, path: str, last_step: int) -> tuple[int, list[float], dict[str, bytes]]:
+    """Go on from what is there, train up to a step and save; return where it began and what it gave."""
+    engine = build(configure(Line, num_lanes=8, steps=9), world)
+    step = resume(engine, CheckpointFolder(Path(path)), world, (), ALLOWABLE)
+    losses = []
+    steps = engine.steps()
+    for report in steps:
+        losses.append(report.totals.loss)
+        if report.step + 1 == last_step:
+            break
+    steps.close()
+    save(engine, Path(path), world, last_step)
+    model = engine.training.model.state_dict()
+    return step, losses, {name: tensor.numpy().tobytes() for name, tensor in model.items()}
+
+
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+    alone = LocalWorld(torch.device("cpu"))
+    whole = train_on(alone, str(tmp_path / "whole"), 9)
+    first = train_on(alone, str(tmp_path / "parts"), 3)
+    second, other = run_distributed(train_on, 2, str(tmp_path / "parts"), 6)
+    assert other == second
+    last = train_on(alone, str(tmp_path / "parts"), 9)
+    assert [first[0], second[0], last[0]] == [0, 3, 6]
+    assert first[1] + second[1] + last[1] == whole[1]
+    assert last[2] == whole[2]
+
+
+def fail_on(world: World, path: str) -> str:
+    engine = build(configure(Line), world)
+    try:
+        resume(engine, CheckpointFolder(Path(path)), world, (), ALLOWABLE)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_that_no_checkpoint_is_good_is_an_error_on_every_rank(saved):
+    (saved.of_step(3) / "state.json").unlink()
+    messages = run_distributed(fail_on, 2, str(saved.path))
+    assert all("none of the 1 checkpoints" in message for message in messages)
