@@ -89,7 +89,9 @@ def test_resume_of_a_run_that_has_ended_ends_with_the_same_bytes(tmp_path, whole
 
 def test_resume_with_fewer_steps_than_were_taken_changes_nothing_that_was_trained(tmp_path, whole):
     shutil.copytree(whole / "run", tmp_path / "run")
-    train(write_noisy(tmp_path, num_steps=5), "--resume")
+    done = train(write_noisy(tmp_path, num_steps=5), "--resume")
+    assert done.code == 2
+    assert "and this one ends before step 5. Raise train.max_steps" in done.stderr
     assert result(tmp_path) == result(whole)
 
 

@@ -98,17 +98,21 @@ class CheckpointFolder:
                 if _TEMPORARY.fullmatch(path.name):
                     shutil.rmtree(path)
 
-    def prune(self, *, keep_last: int, keep_best: int, sign: int) -> None:
+    def prune(self, step: int, *, keep_last: int, keep_best: int, sign: int) -> None:
         """Remove all but the newest checkpoints, and those with the best metric.
 
-        Call it after a new one was published and verified.
+        Call it after a new one was published and verified. Later ones are left alone and do not count: they
+        were damaged, or the run would have gone on from them.
 
         Args:
+            step: of the new one.
             keep_last: how many of the newest to keep.
             keep_best: how many to keep of those with the best metric.
             sign: 1 if more is better, -1 if less is.
         """
+        newest = self.of_step(step)
         folders = self.all()
+        folders = folders[folders.index(newest) :]
         kept = set(folders[:keep_last])
         if keep_best:
             metrics: dict[Path, float] = {}

@@ -153,7 +153,7 @@ class Saver:
         self._folder.publish(temporary, manifest.step)
         sync_folder(self._folder.path.parent)
         manifest.verify(self._folder.of_step(manifest.step))
-        self._folder.prune(**self._keep)
+        self._folder.prune(manifest.step, **self._keep)
 
 
 def _describe(error: BaseException, step: int, folder: Path) -> str:

@@ -40,6 +40,8 @@ def train(arguments: Sequence[str]) -> int:
     is_resumed = "--resume" in arguments
     arguments = [argument for argument in arguments if argument != "--resume"]
     allow, arguments = _take_allow(arguments)
+    if allow and not is_resumed:
+        raise ConfigError("--allow says what may differ on resume: add --resume, or leave it out.")
     job = TrainJob(load_config(arguments[0], arguments[1:]), is_resumed=is_resumed, allow=allow)
     run_command(job, show=lambda _: None)
     return 0

@@ -85,6 +85,11 @@ def read_turns(
 
 
 def _init_worker(_worker: int) -> None:
-    """Without this a worker would outlive a killed trainer by up to 5 s, torch's polling interval."""
+    """End with the trainer, and not before it.
+
+    A worker would outlive a killed trainer by up to 5 s, torch's polling interval. And where a signal reaches
+    every process, it is the trainer that saves and stops.
+    """
     die_with_parent()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1})  # the trainer may block them
+    for sign in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(sign, signal.SIG_IGN)

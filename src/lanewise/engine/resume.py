@@ -49,12 +49,17 @@ def resume(
         raise CheckpointError(
             f"{path} is of another run.\n  " + "\n  ".join(mistakes) + f"\nUse its configuration.{remedy}"
         )
+    if manifest.step > engine.last_step:
+        raise CheckpointError(
+            f"{path} is of a run that took {manifest.step} steps, and this one ends before step "
+            f"{engine.last_step}. Raise train.max_steps or train.epochs, or use another train.run_dir."
+        )
     RunState(engine.training, engine.evaluation).restore(load_state(path, manifest))
     if world.rank == 0:
         for difference in allowed:
             logger.warning("going on although it is another one: %s", difference)
         logger.info("going on from %s: %d of %d steps were taken", path, manifest.step, engine.last_step)
-    engine.first_step = min(manifest.step, engine.last_step)
+    engine.first_step = manifest.step
     return engine.first_step
 
 

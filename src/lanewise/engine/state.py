@@ -93,8 +93,8 @@ def take_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter])
 
 def compare_optimizers(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Say in what the groups of two optimizers differ: their parameters, and which options they have."""
-    if own["class"] != saved["class"]:
-        return [f"the optimizer was a {saved['class']}, and is a {own['class']} now"]
+    if own["class"] != saved.get("class"):
+        return [f"the optimizer was a {saved.get('class')}, and is a {own['class']} now"]
     if len(own["groups"]) != len(saved["groups"]):
         return [f"optimizer has {len(saved['groups'])} groups in it and {len(own['groups'])} in this run"]
     mistakes = []
@@ -111,8 +111,8 @@ def compare_schedulers(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list
     """Say in what two schedulers differ: their class, and those of the ones inside them."""
     if not own or not saved:
         return []
-    if own["class"] != saved["class"]:
-        return [f"the scheduler was a {saved['class']}, and is a {own['class']} now"]
+    if own["class"] != saved.get("class"):
+        return [f"the scheduler was a {saved.get('class')}, and is a {own['class']} now"]
     inner_keys = [[set(one) for one in state.get("_schedulers", ())] for state in (own, saved)]
     if own.keys() != saved.keys() or inner_keys[0] != inner_keys[1]:
         return [f"the scheduler {own['class']} has other parts than in it"]

@@ -77,4 +77,4 @@ def _failed_at(failure: Any) -> float:
     said = failure.error_file_data.get("lanewise")
     if said is not None:
         return float(said["seconds"])
-    return math.inf if failure.exitcode == -signal.SIGTERM else 0.0
+    return math.inf if failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM) else 0.0

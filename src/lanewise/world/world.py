@@ -231,5 +231,7 @@ def join_world(environment: Environment, devices: Sequence[str], backend: str) -
     os.environ["MASTER_ADDR"] = environment.master_address
     os.environ["MASTER_PORT"] = str(environment.master_port)
     store, rank, world_size = next(rendezvous("env://", environment.rank, environment.world_size))
+    # An agent keeps its store when it starts the processes again, with the addresses of those that are gone.
+    store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     return GroupWorld(device, store)

@@ -179,14 +179,21 @@ METRICS = [0.3, 0.9, None, 0.1, 0.5, 0.4]
 def test_the_newest_and_the_best_are_kept(folder, keep_last, keep_best, sign, kept):
     for step, metric in enumerate(METRICS, start=1):
         make(folder, step, metric)
-    folder.prune(keep_last=keep_last, keep_best=keep_best, sign=sign)
+    folder.prune(6, keep_last=keep_last, keep_best=keep_best, sign=sign)
     assert names(folder) == [f"step-{step:06d}" for step in kept]
+
+
+def test_later_ones_that_were_damaged_do_not_count(folder):
+    for step in (1, 2, 9):
+        make(folder, step)
+    folder.prune(2, keep_last=1, keep_best=0, sign=1)
+    assert names(folder) == ["step-000002", "step-000009"]
 
 
 def test_of_equal_ones_the_newer_is_kept(folder):
     for step in (1, 2, 3):
         make(folder, step, 0.5 if step < 3 else 0.1)
-    folder.prune(keep_last=1, keep_best=1, sign=1)
+    folder.prune(3, keep_last=1, keep_best=1, sign=1)
     assert names(folder) == ["step-000002", "step-000003"]
 
 
@@ -194,7 +201,7 @@ def test_one_without_a_readable_manifest_is_not_among_the_best(folder):
     for step in (1, 2, 3):
         make(folder, step, step / 10)
     remove_manifest(folder.of_step(2))
-    folder.prune(keep_last=1, keep_best=2, sign=1)
+    folder.prune(3, keep_last=1, keep_best=2, sign=1)
     assert names(folder) == ["step-000001", "step-000003"]
 
 
@@ -202,7 +209,7 @@ def test_pruning_touches_nothing_else(folder):
     for step in (1, 2):
         make(folder, step)
     (folder.path / "latest").mkdir()
-    folder.prune(keep_last=1, keep_best=0, sign=1)
+    folder.prune(2, keep_last=1, keep_best=0, sign=1)
     assert names(folder) == ["latest", "step-000002"]
 
 
