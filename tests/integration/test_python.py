@@ -13,6 +13,7 @@ import nbformat
 import pytest
 import torch
 from jupyter_client.manager import start_new_kernel
+from torch.utils.data import TensorDataset
 
 import lanewise
 from lanewise.errors import CheckpointError, ConfigError, LaunchError
@@ -226,3 +227,30 @@ def pids(marker: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+class Given(curve.Curve):
+    """Takes its data as an object, and other arguments by name."""
+
+    def __init__(self, data: torch.Tensor, **others) -> None:
+        super().__init__(**others)
+        self.data = data
+
+    def train_dataset(self):
+        return TensorDataset(self.data, self.data**2)
+
+
+def test_a_task_that_was_made_of_objects_is_given_again_to_evaluate(tmp_path):
+    task = Given(torch.linspace(-1, 1, 30).unsqueeze(1), width=5)
+    result = lanewise.train(task, **options(tmp_path))
+    with pytest.raises(CheckpointError, match=r"its argument data was an object of torch\.Tensor"):
+        lanewise.evaluate(result.run_dir)
+    assert lanewise.evaluate(result.run_dir, task=task, devices=2) == result.evaluation
+    assert len(lanewise.predict(result.run_dir, "held_out", task=task)) == 10
+    assert (result.run_dir / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~current_umask()
+
+
+def current_umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

@@ -54,6 +54,9 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     save_file(written, temporary, metadata={"aliases": json.dumps(aliases)} if aliases else None)
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
+    umask = os.umask(0)
+    os.umask(umask)
+    temporary.chmod(0o666 & ~umask)  # safetensors makes files that only their owner may read
     temporary.replace(path)
 
 

@@ -107,10 +107,10 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
     return cls(**values)
 
 
-def suggest(word: object, known: Iterable[str], prefix: str = "") -> str:
+def suggest(word: object, known: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:
     """Say which of the `known` words was probably meant, or list them all if none is near."""
     known = list(known)
-    near = difflib.get_close_matches(str(word), known, n=1)
+    near = difflib.get_close_matches(str(word), known, n=1, cutoff=cutoff)
     if near:
         return f"Did you mean {prefix}{near[0]}?"
     return f"Valid here: {', '.join(known) or 'nothing'}."
@@ -239,7 +239,7 @@ def _needed(hint: Any) -> str:
 def _remedy(hint: Any, value: object) -> str:
     """End the sentence about a value of the wrong type, with the right spelling where it can be guessed."""
     if isinstance(value, str) and get_origin(hint) is Literal:
-        return f". {suggest(value, get_args(hint))}"
+        return f". {suggest(value, get_args(hint), cutoff=0.8)}"  # fp32 is not tf32, and gpu not cpu
     if isinstance(value, str) and hint is bool and value.lower() in _BOOLEANS:
         return f", which is text. Write {_BOOLEANS[value.lower()]}."
     if isinstance(value, str):

@@ -1,6 +1,7 @@
 """Builds an engine from a configuration and the user's Task."""
 
 import inspect
+import json
 import logging
 from collections.abc import Sized
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, S
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lanewise.callback import Callback
-from lanewise.config import RunConfig
+from lanewise.config import ClassConfig, RunConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.classes import build
 from lanewise.data import Fingerprint, LaneLoader, LaneReader, fingerprint
@@ -127,6 +128,7 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
     )
     train_step = TrainStep(training, passes, clock, max_grad_norm=config.train.max_grad_norm)
     last_step = _last_step(config, schedule)
+    _require_enough_steps(config, scheduler, last_step)
     evaluator = build_evaluator(config, task, training.evaluated_model, precision, world)
     evaluation = None
     if evaluator is not None:
@@ -226,6 +228,18 @@ def _build_scheduler(config: RunConfig, optimizer: Optimizer) -> LRScheduler | N
     return warmup if scheduler is None else SequentialLR(optimizer, [warmup, scheduler], [steps])
 
 
+def _require_enough_steps(config: RunConfig, scheduler: LRScheduler | None, last_step: int) -> None:
+    """Raise before the first step where a scheduler would refuse the last ones, as OneCycleLR does."""
+    if isinstance(scheduler, SequentialLR):
+        scheduler, last_step = scheduler._schedulers[-1], last_step - (config.train.warmup_steps or 0)  # noqa: SLF001
+    total_steps = getattr(scheduler, "total_steps", None)
+    if isinstance(total_steps, int) and total_steps < last_step:
+        raise ConfigError(
+            f"the scheduler ends after {total_steps} steps, and the run takes {last_step}: "
+            f"use --scheduler.init_args.total_steps {last_step}."
+        )
+
+
 def make_schedule(
     num_samples: int, global_batch_size: int, micro_batch_size: int, drop_last: bool
 ) -> Schedule:
@@ -266,7 +280,17 @@ def _identify(config: RunConfig, dataset: Fingerprint, world: World) -> dict[str
         "seed": config.train.seed,
         "exact": {"threads": config.distributed.threads, **exact_pins(world.device)} if is_exact else None,
         "precision": config.precision,
+        # Their state replaces their arguments, so other arguments would have no effect.
+        "optimizer": _plain(config.optimizer),
+        "scheduler": None if config.scheduler is None else _plain(config.scheduler),
+        "warmup_steps": config.train.warmup_steps,
     }
+
+
+def _plain(config: ClassConfig) -> dict[str, Any]:
+    """Return a class and its arguments as JSON gives them back."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
+    return plain
 
 
 def compare_datasets(reader: LaneReader, num_samples: int, world: World) -> Fingerprint:

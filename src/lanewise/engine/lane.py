@@ -40,6 +40,8 @@ class LaneLoss:
         if not isinstance(loss, Loss) or not _is_scalar(loss.sum):
             shape = getattr(getattr(loss, "sum", None), "shape", None)
             got = f"{returned!r:.60}" if shape is None else f"a tensor of shape {tuple(shape)}"
+            if isinstance(loss, Loss) and shape is None:
+                got = f"a Loss whose sum is a {type(loss.sum).__name__}, no tensor"
             raise TaskError(
                 f"{what} must be a scalar tensor or a Loss: got {got}. "
                 "Give the mean over the micro-batch, or Loss(sum, weight) with the number of its units."

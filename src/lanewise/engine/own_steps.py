@@ -72,14 +72,17 @@ class Step:
         self._batches = batches
         self._models = models
         self._all_passes = passes
-        self._passes = passes[0]
+        self._passes: LanePasses | None = None
+        self._running: LanePasses | None = None
         self._kept: list[LaneBatch] = []
         self._num_passes = 0
         self.is_read = False
         """Whether all its micro-batches were given out."""
 
     def __iter__(self) -> Iterator[Any]:
-        if len(self._models) != 1:
+        if not self._models:
+            raise TaskError("no model was prepared. Call lanes.prepare(model) before the first step.")
+        if len(self._models) > 1:
             raise TaskError(
                 f"{len(self._models)} models were prepared, so a step must be told whose gradients to make. "
                 "Iterate over step.batches(model)."
@@ -101,10 +104,15 @@ class Step:
         Raises:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        self._passes = self._all_passes[[one is model for one in self._models].index(True)]
-        for batch in self._passes.run(self._read(), self._num_passes):
+        numbers = [number for number, one in enumerate(self._models) if one is model]
+        if not numbers:
+            raise TaskError("this model was not prepared. Call lanes.prepare(model) before the first step.")
+        passes = self._all_passes[numbers[0]]
+        self._running, self._passes = passes, None
+        for batch in passes.run(self._read(), self._num_passes):
             yield batch.data
         self._num_passes += 1
+        self._passes = passes
 
     def backward(self, loss: object) -> None:
         """Compute the gradients of a micro-batch, in place of `loss.backward()`.
@@ -117,22 +125,31 @@ class Step:
         Raises:
             TaskError: if it cannot be trained on, or this is no place for it.
         """
-        self._passes.backward(loss)
+        if self._running is None:
+            raise TaskError("backward was called outside of the loop over a step's micro-batches.")
+        self._running.backward(loss)
 
     @property
     def loss(self) -> float:
         """Weighted mean of the loss over the global batch, in the last pass."""
-        return self._passes.totals.loss
+        return self._done().totals.loss
 
     @property
     def weight(self) -> float:
         """Weight of the global batch, in the last pass."""
-        return self._passes.totals.weight
+        return self._done().totals.weight
 
     @property
     def grad_norm(self) -> torch.Tensor:
         """L2 norm of the gradient before any clipping, a scalar on the device."""
-        return self._passes.grad_norm
+        return self._done().grad_norm
+
+    def _done(self) -> LanePasses:
+        if self._passes is None:
+            raise TaskError(
+                "this is known when the loop over the step's micro-batches has ended, not before."
+            )
+        return self._passes
 
     def _read(self) -> Iterator[LaneBatch]:
         """Yield this step's batches, kept for further passes where there are several models."""

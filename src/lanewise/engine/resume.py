@@ -40,6 +40,8 @@ def resume(
     """
     found = find_newest(folder, world)
     if found is None:
+        if world.rank == 0:
+            logger.info("no checkpoint in %s yet: starting from the beginning", folder.path)
         return 0
     path, manifest = found
     mistakes, allowed = compare(engine.identity, manifest.identity, allow)

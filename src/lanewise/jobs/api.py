@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lanewise.config import RunConfig
 from lanewise.config.check import read_section
 from lanewise.errors import ConfigError
-from lanewise.jobs.evaluate import EvaluateJob, PredictJob, find_model
+from lanewise.jobs.evaluate import OBJECT, EvaluateJob, PredictJob, find_model
 from lanewise.jobs.start import start
 from lanewise.jobs.train import TrainJob
 from lanewise.run_dir import RunDir
@@ -107,11 +107,17 @@ def train(  # noqa: PLR0913 - the sections of the configuration
     return TrainResult(Path(config.train.run_dir), values, task)
 
 
-def evaluate(run_or_model: str | Path, *, devices: int | Sequence[str] | None = None) -> dict[str, float]:
+def evaluate(
+    run_or_model: str | Path,
+    *,
+    task: "Task | None" = None,
+    devices: int | Sequence[str] | None = None,
+) -> dict[str, float]:
     """Evaluate a trained model on the eval datasets of its task.
 
     Args:
         run_or_model: a run directory, for its trained model; or a .safetensors file in one.
+        task: None: built again from the arguments that the run noted, if they are plain values.
         devices: processes, as in the configuration; None: one.
 
     Returns:
@@ -121,19 +127,24 @@ def evaluate(run_or_model: str | Path, *, devices: int | Sequence[str] | None = 
         CheckpointError: if there is no such model.
         LaunchError: what the first failing process said.
     """
-    config, model_file = find_model(Path(run_or_model), _device_override(devices))
-    values: dict[str, float] = start(EvaluateJob(config, model_file=model_file), is_fresh=True)
+    config, model_file = find_model(Path(run_or_model), _device_override(devices), has_task=task is not None)
+    values: dict[str, float] = start(EvaluateJob(config, task, model_file=model_file), is_fresh=True)
     return values
 
 
 def predict(
-    run_or_model: str | Path, dataset: str, *, devices: int | Sequence[str] | None = None
+    run_or_model: str | Path,
+    dataset: str,
+    *,
+    task: "Task | None" = None,
+    devices: int | Sequence[str] | None = None,
 ) -> list[Any]:
     """Compute the outputs of a trained model on one of the eval datasets of its task.
 
     Args:
         run_or_model: a run directory, for its trained model; or a .safetensors file in one.
         dataset: name of the eval dataset.
+        task: None: built again from the arguments that the run noted, if they are plain values.
         devices: processes, as in the configuration; None: one.
 
     Returns:
@@ -144,8 +155,8 @@ def predict(
         CheckpointError: if there is no such model.
         LaunchError: what the first failing process said.
     """
-    config, model_file = find_model(Path(run_or_model), _device_override(devices))
-    job = PredictJob(config, model_file=model_file, dataset=dataset)
+    config, model_file = find_model(Path(run_or_model), _device_override(devices), has_task=task is not None)
+    job = PredictJob(config, task, model_file=model_file, dataset=dataset)
     outputs: list[Any] = start(job, is_fresh=True)
     return outputs
 
@@ -178,20 +189,27 @@ def _describe_task(task: "Task") -> tuple[dict[str, Any], str | None]:
     given: object = task
     if not isinstance(given, Task):
         raise ConfigError(f"train needs a lanewise.Task: got {given!r:.60}. Give it an object of your class.")
-    module, search_path = type(task).__module__, None
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    if module == "__main__" and script is not None:
-        module, search_path = Path(script).stem, str(Path(script).resolve().parent)
+    module_name = type(task).__module__
+    file = getattr(sys.modules[module_name], "__file__", None)
+    search_path = None
+    if file is not None and "site-packages" not in file:
+        search_path = str(Path(file).resolve().parents[module_name.count(".")])
+    if module_name == "__main__" and file is not None:
+        module_name = Path(file).stem
     args, kwargs = task._init_arguments  # type: ignore[attr-defined]  # noqa: SLF001 - noted for this
-    arguments = inspect.signature(type(task)).bind(*args, **kwargs).arguments
+    signature = inspect.signature(type(task))
+    arguments = dict(signature.bind(*args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(parameter.name, {})
     return {
-        "class_path": f"{module}.{type(task).__qualname__}",
+        "class_path": f"{module_name}.{type(task).__qualname__}",
         "init_args": {name: _plain(value) for name, value in arguments.items()},
     }, search_path
 
 
 def _plain(value: Any) -> Any:
-    """Write a value as a configuration file would; for what it cannot hold, text that no argument accepts."""
+    """Write a value as a configuration file would; else a text that `find_model` knows."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):
@@ -202,4 +220,4 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return f"<{type(value).__module__}.{type(value).__qualname__}>"
+    return f"{OBJECT}{type(value).__module__}.{type(value).__qualname__}"

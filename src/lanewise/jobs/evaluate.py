@@ -55,13 +55,20 @@ class PredictJob(EvaluateJob):
         return self.evaluator(world).predict(self.dataset)
 
 
-def find_model(run_or_model: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, Path]:
+OBJECT = "an object of "
+"""How the text begins that stands in a run's configuration for an argument that was no plain value."""
+
+
+def find_model(
+    run_or_model: Path, overrides: Sequence[str] = (), *, has_task: bool = False
+) -> tuple[RunConfig, Path]:
     """Find a model, and the configuration that it was trained with.
 
     Args:
         run_or_model: a run directory, for its trained model; or a file of weights in one, such as its
             `best.safetensors`.
         overrides: of the configuration, as on the command line.
+        has_task: the task is there already as an object.
 
     Raises:
         CheckpointError: if there is none.
@@ -77,6 +84,12 @@ def find_model(run_or_model: Path, overrides: Sequence[str] = ()) -> tuple[RunCo
                 "Name a run_dir, or a .safetensors file in one."
             )
     config = load_config(str(run_dir.config), overrides)
+    for name, value in config.task.init_args.items():
+        if not has_task and isinstance(value, str) and value.startswith(OBJECT):
+            raise CheckpointError(
+                f"the task of {run_dir.path} cannot be built again: its argument {name} was {value}. "
+                "From Python, give evaluate or predict the task."
+            )
     if not any(re.match(r"--distributed\.devices\b", override) for override in overrides):
         config = replace(config, distributed=replace(config.distributed, devices=None))
     return config, model_file

@@ -55,8 +55,8 @@ def _compare_replicas(model: nn.Module, world: World) -> None:
         name = next(name for name in [*digests, *others] if digests.get(name) != others.get(name))
         raise WorldError(
             f"ranks {world.rank} and {rank} built different models: {name} differs. "
-            "build_model is called under equal random state on every rank; it must not depend on the rank, "
-            "the time, or files that differ between machines."
+            "Build it where every rank has equal random state, in Task.build_model or after Lanes was made, "
+            "and let it not depend on the rank, the time, or files that differ between machines."
         )
 
 

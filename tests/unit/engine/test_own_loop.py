@@ -252,6 +252,18 @@ def vector(lanes, model):
         step.backward(model(batch))
 
 
+def loss_too_early(lanes, model):
+    for step in lanes.steps(Points()):
+        for batch in step:
+            step.backward(model(batch).mean())
+            step.loss  # noqa: B018 - too early
+
+
+def another_model(lanes, model):
+    for _batch in next(iter(lanes.steps(Points()))).batches(nn.Linear(1, 1)):
+        pass
+
+
 def misuse(world, use):
     lanes = make_lanes(world)
     try:

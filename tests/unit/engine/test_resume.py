@@ -111,12 +111,18 @@ def test_a_run_goes_on_after_the_step_that_was_saved(saved):
     assert go_on(configure(Line), saved) == 3
 
 
-def test_a_run_that_is_shorter_now_has_nothing_left(saved):
-    assert go_on(configure(Line, steps=2), saved) == 2
+def test_a_run_that_is_shorter_now_is_an_error(saved):
+    with pytest.raises(CheckpointError, match="took 3 steps, and this one ends before step 2. Raise train"):
+        go_on(configure(Line, steps=2), saved)
 
 
-def test_another_optimizer_option_or_length_is_no_other_run(saved):
-    assert go_on(configure(Line, lr=0.5, steps=100), saved) == 3
+def test_another_length_is_no_other_run(saved):
+    assert go_on(configure(Line, steps=100), saved) == 3
+
+
+def test_another_argument_of_the_optimizer_would_have_no_effect_and_is_an_error(saved):
+    with pytest.raises(CheckpointError, match=r"optimizer was .*'lr': 0.01.*, and is .*'lr': 0.5.* now"):
+        go_on(configure(Line, lr=0.5), saved)
 
 
 def test_the_error_lists_every_difference_and_what_may_be_allowed(saved):
