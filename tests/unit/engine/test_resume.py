@@ -112,7 +112,7 @@ def test_a_run_goes_on_after_the_step_that_was_saved(saved):
 
 
 def test_a_run_that_is_shorter_now_is_an_error(saved):
-    with pytest.raises(CheckpointError, match="took 3 steps, and this one ends before step 2. Raise train"):
+    with pytest.raises(CheckpointError, match=r"took 3 steps, and this one ends before step 2\. Raise"):
         go_on(configure(Line, steps=2), saved)
 
 
