@@ -5,7 +5,7 @@
 A model of 100 million parameters with AdamW: 1.2 GB of state, one process. The ways take turns, five rounds
 after one that warms up; medians. `copy` is a plain copy of the state into memory that was touched before: no
 save can stop the loop for less. While lanewise writes in the background, steps of a matrix product go on;
-what they lose is the other figure.
+what they lose is the other figure. Accelerate and Lightning Fabric take part where they are installed.
 """
 
 import os
@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +78,23 @@ def measure(folder: Path) -> None:
         dcp_save(state(), checkpoint_id=folder / "dcp", no_dist=True)
 
     ways = {"copy": copy, "lanewise": ours, "torch.save": torch_save, "dcp.save": distributed_checkpoint}
-    compare(ways, saver)
+    compare({**ways, **installed(model, optimizer, folder)}, saver)
+
+
+def installed(
+    model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path
+) -> dict[str, Callable[[], None]]:
+    """Return the ways of other libraries, as far as they are there."""
+    ways: dict[str, Callable[[], None]] = {}
+    if find_spec("accelerate"):
+        accelerator = import_module("accelerate").Accelerator(cpu=True)
+        prepared = accelerator.prepare(model, optimizer)
+        ways["accelerate"] = lambda: accelerator.save_state(str(folder / "accelerate")) and prepared[0]
+    if find_spec("lightning"):
+        fabric = import_module("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+        objects = {"model": model, "optimizer": optimizer}
+        ways["lightning"] = lambda: fabric.save(folder / "lightning.ckpt", objects)
+    return ways
 
 
 def compare(ways: dict[str, Callable[[], None]], saver: Saver) -> None:
