@@ -46,7 +46,9 @@ def record_failure(error: BaseException) -> None:
             "host": socket.gethostname(),
         },
     }
-    Path(path).write_text(json.dumps(data), encoding="utf-8")
+    temporary = Path(f"{path}.tmp")
+    temporary.write_text(json.dumps(data), encoding="utf-8")
+    temporary.replace(path)  # the agent may look, or end this process, at any moment
 
 
 def first_failure(failures: Iterable[tuple[int, Any]]) -> LaunchError:
