@@ -16,7 +16,7 @@ CLASSES = {
 
 
 def test_the_exit_codes_as_drawn():
-    drawn = re.findall(r"(\w+Error) +(?:exit code )?(\d) ", errors.__doc__.replace("\n", " \n"))
+    drawn = re.findall(r"(\w+Error) +(?:exit code )?(\d+) ", errors.__doc__.replace("\n", " \n"))
     assert {name: int(code) for name, code in drawn} == {
         name: error.exit_code for name, error in CLASSES.items()
     }

@@ -139,7 +139,12 @@ class Saver:
             self._publish(temporary, tree, manifest, told)
         except Exception as caught:  # noqa: BLE001 - told to all ranks
             return _describe(caught, manifest.step, temporary)
-        logger.info("checkpoint of step %d: written in %.1f s", manifest.step, time.monotonic() - start)
+        logger.info(
+            "checkpoint of step %d: published after %.1f s",
+            manifest.step,
+            time.monotonic() - start,
+            extra={"is_for_file_only": True},
+        )
         return ""
 
     def _publish(self, temporary: Path, tree: Any, manifest: Manifest, told: list[dict[str, Any]]) -> None:

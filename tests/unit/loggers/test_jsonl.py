@@ -78,8 +78,15 @@ def test_a_line_is_written_when_its_step_ends(tmp_path):
 
 def test_what_is_there_is_kept(tmp_path):
     for step in range(2):
-        logger = JsonlLogger(tmp_path / "m")
+        logger = JsonlLogger(tmp_path / "m", first_step=step)
         logger.on_step(0, step, {})
         logger.on_end(None)
         logger.on_end(None)  # harmless
     assert lines_of(tmp_path / "m") == [{"epoch": 0, "step": 0}, {"epoch": 0, "step": 1}]
+
+
+def test_a_run_that_goes_on_cuts_the_lines_that_it_writes_again(tmp_path):
+    path = tmp_path / "m"
+    path.write_text('{"epoch": 0, "step": 0}\n{"epoch": 0, "step": 1}\n{"epoch": 0, "st')
+    JsonlLogger(path, first_step=1)
+    assert lines_of(path) == [{"epoch": 0, "step": 0}]
