@@ -50,10 +50,12 @@ def measure(folder: Path) -> None:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
 
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+
     def state() -> dict[str, Any]:
         return {
             "model": model.state_dict(),
-            "optimizer": take_optimizer(optimizer, dict(model.named_parameters())),
+            "optimizer": take_optimizer(optimizer, names),
         }
 
     tensors = list(model.state_dict().values())

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from lanewise.config import load_config
+from lanewise.config import MAY_DIFFER, load_config
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError
 from lanewise.jobs.start import run_command
-from lanewise.jobs.train import ALLOWED, TrainJob
+from lanewise.jobs.train import TrainJob
 
 _HELP = """\
 usage: lanewise train CONFIG [--key.path value ...]
@@ -54,10 +54,10 @@ def _take_allow(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
         return (), rest
     index = rest.index("--allow")
     allow = tuple(rest[index + 1].split(",")) if index + 1 < len(rest) else ()
-    wrong = [name for name in allow if name not in ALLOWED]
+    wrong = [name for name in allow if name not in MAY_DIFFER]
     if wrong or not allow:
         raise ConfigError(
-            f"--allow must list what may differ, out of {', '.join(ALLOWED)}: "
+            f"--allow must list what may differ, out of {', '.join(MAY_DIFFER)}: "
             f"got {','.join(allow) or 'nothing'}."
         )
     return allow, rest[:index] + rest[index + 2 :]

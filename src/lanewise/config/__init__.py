@@ -7,6 +7,7 @@ parser takes longer to import than all of stage one.
 from lanewise.config.load import dump_config, load_config
 from lanewise.config.pins import pin_environment, pinned_variables
 from lanewise.config.run import (
+    MAY_DIFFER,
     Backend,
     BatchConfig,
     CheckpointConfig,
@@ -25,6 +26,7 @@ from lanewise.config.run import (
 )
 
 __all__ = [
+    "MAY_DIFFER",
     "Backend",
     "BatchConfig",
     "CheckpointConfig",

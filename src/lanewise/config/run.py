@@ -14,6 +14,9 @@ PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
 Mode = Literal["max", "min"]
 Backend = Literal["auto", "gloo", "nccl"]
 
+MAY_DIFFER = ("lanes", "dataset", "seed")
+"""What may differ on resume from what the checkpoint is of, if the user says so; the rest never may."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassConfig(Section):

@@ -38,7 +38,7 @@ class LaneLoader:
         pin_memory: bool = False,
     ) -> None:
         self._reader = reader
-        self._schedule = schedule
+        self.schedule = schedule
         self._order = order
         self._lanes = lanes
         self._num_workers = num_workers
@@ -48,7 +48,7 @@ class LaneLoader:
         """Yield the batches of steps `first_step` to `last_step - 1`; at least one, maybe empty, a step."""
         turns = (
             (turn, self._indices(turn.epoch, turn.positions))
-            for turn in self._schedule.turns(self._lanes, first_step, last_step)
+            for turn in self.schedule.turns(self._lanes, first_step, last_step)
         )
         return read_turns(self._reader, turns, self._num_workers, pin_memory=self._pin_memory)
 

@@ -4,12 +4,10 @@ from lanewise.engine.build import build_callbacks, build_engine, build_evaluator
 from lanewise.engine.engine import Engine
 from lanewise.engine.resume import resume
 from lanewise.engine.saving import Saving
-from lanewise.engine.state import RunState
 from lanewise.engine.step import StepReport, TrainStep
 
 __all__ = [
     "Engine",
-    "RunState",
     "Saving",
     "StepReport",
     "TrainStep",

@@ -3,7 +3,7 @@
 import inspect
 import json
 import logging
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, S
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lanewise.callback import Callback
-from lanewise.config import ClassConfig, RunConfig
+from lanewise.config import BatchConfig, ClassConfig, DataConfig, RunConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.classes import build
 from lanewise.data import Fingerprint, LaneLoader, LaneReader, fingerprint
@@ -32,6 +32,8 @@ from lanewise.world.determinism import exact_pins
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
+
+Collate = Callable[[list[Any]], Any]
 
 
 def build_task(config: RunConfig) -> Task:
@@ -99,23 +101,10 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
     precision = Precision(config.precision, world.device.type)
     training = Training(task, model, optimizer, scheduler, precision, average)
 
-    dataset = task.train_dataset()
-    num_samples = count_samples(dataset)
-    schedule = make_schedule(
-        num_samples, config.batch.global_batch_size, config.batch.micro_batch_size, config.data.drop_last
+    loader, found = build_loader(
+        task.train_dataset(), task.collate, config.batch, config.data, world, config.train.seed
     )
-    reader = LaneReader(dataset, task.collate, config.train.seed)
-    found = compare_datasets(reader, num_samples, world)
-    lanes = lane_blocks(schedule.num_lanes, world.world_size)[world.rank]
-    order = Order(num_samples, seed=config.train.seed, shuffle=config.data.shuffle)
-    loader = LaneLoader(
-        reader,
-        schedule,
-        order,
-        lanes,
-        num_workers=config.data.num_workers,
-        pin_memory=world.device.type == "cuda",
-    )
+    schedule = loader.schedule
     passes = LanePasses(
         model,
         reducer,
@@ -189,7 +178,6 @@ def build_evaluator(
         precision,
         sets,
         world,
-        num_lanes=config.batch.num_lanes,
         seed=config.train.seed,
         num_workers=config.data.num_workers,
     )
@@ -240,21 +228,35 @@ def _require_enough_steps(config: RunConfig, scheduler: LRScheduler | None, last
         )
 
 
-def make_schedule(
-    num_samples: int, global_batch_size: int, micro_batch_size: int, drop_last: bool
-) -> Schedule:
-    """Cut a dataset into steps.
+def build_loader(
+    dataset: Any, collate: Collate, batch: BatchConfig, data: DataConfig, world: World, seed: int
+) -> tuple[LaneLoader, Fingerprint]:
+    """Build what feeds the lanes of this process. Collective: every rank must call this.
+
+    Returns:
+        The loader, and what its dataset is known by.
 
     Raises:
-        DataError: if not one step can be made of it.
+        DataError: if not one step can be made of the dataset, or it differs between ranks.
+        TaskError: if it is not map-style.
     """
-    schedule = Schedule(num_samples, global_batch_size, micro_batch_size, drop_last)
+    num_samples = count_samples(dataset)
+    schedule = Schedule(num_samples, batch.global_batch_size, batch.micro_batch_size, data.drop_last)
     if not schedule.steps_per_epoch:
         raise DataError(
             f"no step can be made of the training dataset: it has {num_samples} samples, a step takes "
-            f"{global_batch_size}" + (" and drop_last is set." if num_samples else ". Check its path.")
+            f"{batch.global_batch_size}" + (" and drop_last is set." if num_samples else ". Check its path.")
         )
-    return schedule
+    reader = LaneReader(dataset, collate, seed)
+    loader = LaneLoader(
+        reader,
+        schedule,
+        Order(num_samples, seed=seed, shuffle=data.shuffle),
+        lane_blocks(schedule.num_lanes, world.world_size)[world.rank],
+        num_workers=data.num_workers,
+        pin_memory=world.device.type == "cuda",
+    )
+    return loader, compare_datasets(reader, num_samples, world)
 
 
 def count_samples(dataset: Any) -> int:

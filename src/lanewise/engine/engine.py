@@ -18,6 +18,7 @@ from lanewise.engine.evaluate import Evaluation
 from lanewise.engine.lane import to_device
 from lanewise.engine.passes import LanePasses
 from lanewise.engine.saving import Saving
+from lanewise.engine.state import RunState
 from lanewise.engine.step import StepReport, Training, TrainStep
 from lanewise.lanes import Schedule
 from lanewise.run_dir import RunDir
@@ -107,6 +108,21 @@ class Engine:
             )
             logger.info("model: %s", run_dir.model)
         return values
+
+    @property
+    def state(self) -> RunState:
+        """All that a checkpoint of the run holds."""
+        training = self.training
+        return RunState(
+            {
+                "model": training.model,
+                "optimizer": training.optimizer,
+                "scheduler": training.scheduler,
+                "loss_scale": training.precision.loss_scale,
+                "average": training.average,
+                "best": self.evaluation,
+            }
+        )
 
     def steps(self) -> Iterator[StepReport]:
         """Take one step after the other. Collective for each step."""

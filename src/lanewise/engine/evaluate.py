@@ -48,7 +48,6 @@ class Evaluator:
         precision: the number format of forward and loss.
         sets: what to evaluate on.
         world: the processes.
-        num_lanes: lanes of the run.
         seed: seed of the run.
         num_workers: loader processes.
     """
@@ -61,7 +60,6 @@ class Evaluator:
         sets: list[EvalSet],
         world: World,
         *,
-        num_lanes: int,
         seed: int,
         num_workers: int = 0,
     ) -> None:
@@ -69,7 +67,6 @@ class Evaluator:
         self._model = model
         self._precision = precision
         self._world = world
-        self._lanes = lane_blocks(num_lanes, world.world_size)[world.rank]
         self._seed = seed
         self._num_workers = num_workers
         self._sets = sets
@@ -139,13 +136,9 @@ class Evaluator:
         return results
 
     def _batches(self, eval_set: EvalSet) -> Iterator[LaneBatch]:
-        """Read the blocks of this process's lanes, each micro-batch under a random state of its own."""
-        turns = ((turn, tuple(turn.positions)) for turn in eval_set.schedule.turns(self._lanes))
-        is_on_gpu = self._world.device.type == "cuda"
-        batches = read_turns(eval_set.reader, turns, self._num_workers, pin_memory=is_on_gpu)
-        for batch in to_device(batches, self._world.device):
-            set_random_state(evaluation_seed(self._seed, batch.turn.step, batch.turn.lane))
-            yield batch
+        return read_blocks(
+            eval_set.reader, eval_set.schedule, self._world, self._seed, num_workers=self._num_workers
+        )
 
     def _merge(self, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
         """Fold what all lanes found, in lane order."""
@@ -155,6 +148,26 @@ class Evaluator:
         is_finite = all(map(math.isfinite, loss_sums)) and weight > 0
         loss = math.fsum(loss_sums) / weight if is_finite else math.nan
         return {"loss": loss, **merge_metrics(self._task.build_metrics(), [lane.states for lane in in_order])}
+
+
+def read_blocks(
+    reader: LaneReader, schedule: BlockSchedule, world: World, seed: int, *, num_workers: int
+) -> Iterator[LaneBatch]:
+    """Yield the blocks of this process's lanes, each micro-batch under a random state of its own.
+
+    Args:
+        reader: reads the dataset.
+        schedule: cuts it into blocks.
+        world: the processes; batches are put on its device.
+        seed: seed of the run.
+        num_workers: loader processes.
+    """
+    lanes = lane_blocks(schedule.num_lanes, world.world_size)[world.rank]
+    turns = ((turn, tuple(turn.positions)) for turn in schedule.turns(lanes))
+    batches = read_turns(reader, turns, num_workers, pin_memory=world.device.type == "cuda")
+    for batch in to_device(batches, world.device):
+        set_random_state(evaluation_seed(seed, batch.turn.step, batch.turn.lane))
+        yield batch
 
 
 def _split(outputs: Any, num_samples: int) -> list[Any]:
@@ -206,6 +219,14 @@ class Evaluation:
                 f"evaluate.best must be a value of an evaluation: got {best}. "
                 f"Use one of {', '.join(evaluator.keys) or '(the task has no eval_datasets)'}."
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"best": self.best_value, "last": self.last_value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.best_value, self.last_value = state["best"], state["last"]
 
     def is_due_after(self, step: int) -> bool:
         """Tell whether to evaluate after this step."""

@@ -1,27 +1,14 @@
 """Checkpoints for a loop of one's own: files like the trainer's, saved and verified in the same way."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
-from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_state
-from lanewise.engine.resume import compare, find_newest
-from lanewise.engine.state import (
-    compare_modules,
-    compare_optimizers,
-    copy_state,
-    restore_optimizer,
-    take_optimizer,
-)
-from lanewise.errors import CheckpointError
+from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.engine.resume import find_newest, restore
+from lanewise.engine.state import RunState
 from lanewise.precision import LossScale
 from lanewise.world.world import World
-
-logger = logging.getLogger(__name__)
 
 
 class OwnCheckpoints:
@@ -48,22 +35,17 @@ class OwnCheckpoints:
         *,
         keep_last: int,
     ) -> None:
-        self._objects = {**objects, **{f"loss_scale_{n}": scale for n, scale in enumerate(loss_scales)}}
         self._identity = identity
-        self._parameters = {
-            f"{key}.{name}": parameter
-            for key, value in objects.items()
-            if isinstance(value, nn.Module)
-            for name, parameter in value.named_parameters()
-        }
+        self._state = RunState({**objects, **{f"loss_scale_{n}": one for n, one in enumerate(loss_scales)}})
         checkpoints = CheckpointFolder(folder)
         self._saver = Saver(checkpoints, world, keep_last=keep_last, keep_best=0, sign=1)
         self.step = 0
         """The step that comes next: 0, or where the checkpoint was saved."""
         found = find_newest(checkpoints, world)
         if found is not None:
-            self._restore(*found)
-        elif world.rank == 0:
+            restore(self._state, identity, *found)
+            self.step = found[1].step
+        if world.rank == 0:
             checkpoints.remove_leftovers()
 
     def save(self, step: int) -> None:
@@ -73,35 +55,8 @@ class OwnCheckpoints:
             CheckpointError: if something cannot be saved, or the previous save failed.
         """
         manifest = Manifest(step=step, metric=None, identity=self._identity, files=())
-        self._saver.save({key: self._take(value) for key, value in self._objects.items()}, manifest)
+        self._saver.save(self._state.take(), manifest)
 
     def finish(self) -> None:
         """Wait until the last save is on disk."""
         self._saver.finish()
-
-    def _take(self, value: Any) -> Any:
-        return take_optimizer(value, self._parameters) if isinstance(value, Optimizer) else value.state_dict()
-
-    def _restore(self, folder: Path, manifest: Manifest) -> None:
-        mistakes, _ = compare(self._identity, manifest.identity, allow=())
-        state = load_state(folder, manifest)
-        mistakes += [f"{key} is not in it" for key in self._objects.keys() - state.keys()]
-        mistakes += [
-            f"it has a state of {key}, and this run has none" for key in state.keys() - self._objects.keys()
-        ]
-        for key in self._objects.keys() & state.keys():
-            value = self._objects[key]
-            if isinstance(value, nn.Module):
-                mistakes += compare_modules(value.state_dict(), state[key], key)
-            elif isinstance(value, Optimizer):
-                mistakes += compare_optimizers(self._take(value), state[key])
-        if mistakes:
-            raise CheckpointError(f"{folder} is of another run: {'; '.join(sorted(mistakes))}.")
-        for key, value in self._objects.items():
-            if isinstance(value, nn.Module):
-                copy_state(value, state[key])
-            elif isinstance(value, Optimizer):
-                restore_optimizer(value, state[key])
-            else:
-                value.load_state_dict(state[key])
-        self.step = manifest.step

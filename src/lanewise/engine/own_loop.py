@@ -2,7 +2,7 @@
 
 import atexit
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,21 +15,21 @@ from lanewise.checkpoint import save_model
 from lanewise.config import (
     Backend,
     BatchConfig,
+    DataConfig,
     DeviceType,
     DistributedConfig,
     Equality,
     PrecisionName,
     pin_environment,
 )
-from lanewise.data import LaneLoader, LaneReader, read_turns
-from lanewise.engine.build import compare_datasets, count_samples, make_schedule
+from lanewise.data import LaneReader
+from lanewise.engine.build import Collate, build_loader, compare_datasets, count_samples
 from lanewise.engine.clock import StepClock
-from lanewise.engine.lane import to_device
+from lanewise.engine.evaluate import read_blocks
 from lanewise.engine.own_checkpoints import OwnCheckpoints
 from lanewise.engine.own_steps import Steps
 from lanewise.engine.passes import LanePasses
-from lanewise.errors import ConfigError
-from lanewise.lanes import BlockSchedule, Order, evaluation_seed, lane_blocks, model_seed
+from lanewise.lanes import BlockSchedule, lane_blocks, model_seed
 from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
 from lanewise.precision import LossScale, Precision
 from lanewise.random_state import set_random_state
@@ -41,8 +41,6 @@ from lanewise.world.world import join_world
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
-
-Collate = Callable[[list[Any]], Any]
 
 
 class Lanes:
@@ -95,11 +93,7 @@ class Lanes:
         pin_environment(threads, equality)
         set_determinism(equality, threads)
         place = Environment.from_env(os.environ) or Environment()
-        if place.world_size > self._batch.num_lanes:
-            raise ConfigError(
-                f"every process needs at least one lane: got {place.world_size} processes and "
-                f"{self._batch.num_lanes} lanes. Start fewer, or use a smaller micro_batch_size."
-            )
+        lane_blocks(self._batch.num_lanes, place.world_size)  # raises before waiting for the others
         devices, backend_name = choose_devices(device_type, distributed.backend, place.local_world_size)
         self._world = join_world(place, devices, backend_name)
         atexit.register(self.close)
@@ -110,9 +104,9 @@ class Lanes:
         self._is_exact = equality == "exact"
         self._precision = Precision(precision, self.device.type)
         self._clock = StepClock(self.device)
-        self._lanes = lane_blocks(self._batch.num_lanes, self.world_size)[self.rank]
         self._models: list[nn.Module] = []
         self._passes: list[LanePasses] = []
+        self._is_closed = False
         set_random_state(model_seed(seed))
 
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -164,21 +158,9 @@ class Lanes:
         Raises:
             DataError: if the dataset is too small, or differs between ranks.
         """
-        num_samples = count_samples(dataset)
-        schedule = make_schedule(
-            num_samples, self._batch.global_batch_size, self._batch.micro_batch_size, drop_last
-        )
-        reader = LaneReader(dataset, collate, self._seed)
-        compare_datasets(reader, num_samples, self._world)
-        loader = LaneLoader(
-            reader,
-            schedule,
-            Order(num_samples, seed=self._seed, shuffle=shuffle),
-            self._lanes,
-            num_workers=num_workers,
-            pin_memory=self.device.type == "cuda",
-        )
-        return Steps(loader, schedule, self._models, self._passes, self.device, first_step)
+        data = DataConfig(num_workers=num_workers, shuffle=shuffle, drop_last=drop_last)
+        loader, _ = build_loader(dataset, collate, self._batch, data, self._world, self._seed)
+        return Steps(loader, self._models, self._passes, self.device, first_step)
 
     def evaluate(
         self,
@@ -205,15 +187,12 @@ class Lanes:
         reader = LaneReader(dataset, collate, self._seed)
         compare_datasets(reader, num_samples, self._world)
         schedule = BlockSchedule(num_samples, self._batch.num_lanes, self._batch.micro_batch_size)
-        turns = ((turn, tuple(turn.positions)) for turn in schedule.turns(self._lanes))
-        batches = read_turns(reader, turns, num_workers, pin_memory=self.device.type == "cuda")
         own: dict[int, MetricStates] = {}
-        for batch in to_device(batches, self.device):
+        for batch in read_blocks(reader, schedule, self._world, self._seed, num_workers=num_workers):
             turn = batch.turn
             if turn.step == 0:
                 for metric in metrics:
                     metric.reset()
-            set_random_state(evaluation_seed(self._seed, turn.step, turn.lane))
             yield batch.data
             if turn.is_last:
                 own[turn.lane] = take_states(named)
@@ -260,6 +239,9 @@ class Lanes:
 
     def close(self) -> None:
         """Look at what the last step left to check, and leave the world; at exit this happens by itself."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         atexit.unregister(self.close)
         passes, self._passes = self._passes, []
         for one in passes:

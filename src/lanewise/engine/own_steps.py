@@ -10,7 +10,6 @@ from lanewise.data import LaneBatch, LaneLoader
 from lanewise.engine.lane import to_device
 from lanewise.engine.passes import LanePasses
 from lanewise.errors import TaskError
-from lanewise.lanes import Schedule
 
 
 class Steps:
@@ -19,13 +18,12 @@ class Steps:
     def __init__(
         self,
         loader: LaneLoader,
-        schedule: Schedule,
         models: list[nn.Module],
         passes: list[LanePasses],
         device: torch.device,
         first_step: int,
     ) -> None:
-        self._schedule = schedule
+        self._schedule = loader.schedule
         self._models = models
         self._passes = passes
         self._next = first_step
@@ -45,7 +43,7 @@ class Steps:
     def __iter__(self) -> "Iterator[Step]":
         epoch = self.epoch
         while self.epoch == epoch:
-            if self._last is not None and not self._last.is_read:
+            if self._last is not None and not self._last.is_done:
                 raise TaskError(
                     f"step {self._last.number} was left before its micro-batches were done. "
                     "Iterate over each step to its end."
@@ -76,8 +74,11 @@ class Step:
         self._running: LanePasses | None = None
         self._kept: list[LaneBatch] = []
         self._num_passes = 0
-        self.is_read = False
-        """Whether all its micro-batches were given out."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a loop over its micro-batches came to the end, where gradients become whole."""
+        return self._num_passes > 0
 
     def __iter__(self) -> Iterator[Any]:
         if not self._models:
@@ -159,7 +160,6 @@ class Step:
         for batch in self._batches:
             if len(self._models) > 1:
                 self._kept.append(batch)
-            self.is_read = batch.turn.is_last
             yield batch
 
 

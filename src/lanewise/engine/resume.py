@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, load_state
+from lanewise.config import MAY_DIFFER
 from lanewise.engine.engine import Engine
 from lanewise.engine.state import RunState
 from lanewise.errors import CheckpointError
@@ -19,7 +20,6 @@ def resume(
     folder: CheckpointFolder,
     world: World,
     allow: Collection[str],
-    allowable: Collection[str],
 ) -> int:
     """Put an engine where the newest good checkpoint is.
 
@@ -29,8 +29,7 @@ def resume(
         engine: newly built; changed only if everything fits.
         folder: the checkpoints of the run.
         world: the processes.
-        allow: what may differ from what the checkpoint is of.
-        allowable: what might be allowed, for the error.
+        allow: which of `MAY_DIFFER` may be other than what the checkpoint is of.
 
     Returns:
         The step that comes next; 0 if there is no checkpoint.
@@ -44,25 +43,53 @@ def resume(
             logger.info("no checkpoint in %s yet: starting from the beginning", folder.path)
         return 0
     path, manifest = found
-    mistakes, allowed = compare(engine.identity, manifest.identity, allow)
-    if mistakes:
-        options = sorted({mistake.partition(" ")[0] for mistake in mistakes} & set(allowable))
-        remedy = f" To go on all the same: --allow {','.join(options)}" if options else ""
-        raise CheckpointError(
-            f"{path} is of another run.\n  " + "\n  ".join(mistakes) + f"\nUse its configuration.{remedy}"
-        )
     if manifest.step > engine.last_step:
         raise CheckpointError(
             f"{path} is of a run that took {manifest.step} steps, and this one ends before step "
             f"{engine.last_step}. Raise train.max_steps or train.epochs, or use another train.run_dir."
         )
-    RunState(engine.training, engine.evaluation).restore(load_state(path, manifest))
+    allowed = restore(engine.state, engine.identity, path, manifest, allow)
     if world.rank == 0:
         for difference in allowed:
             logger.warning("going on although it is another one: %s", difference)
         logger.info("going on from %s: %d of %d steps were taken", path, manifest.step, engine.last_step)
     engine.first_step = manifest.step
     return engine.first_step
+
+
+def restore(
+    state: RunState,
+    identity: Mapping[str, Any],
+    path: Path,
+    manifest: Manifest,
+    allow: Collection[str] | None = None,
+) -> list[str]:
+    """Put the objects of a run where a checkpoint is.
+
+    Args:
+        state: changed only if everything fits.
+        identity: what the run is of.
+        path: the checkpoint.
+        manifest: its manifest, verified.
+        allow: which of `MAY_DIFFER` may be other than what the checkpoint is of; None: the user has no say.
+
+    Returns:
+        The differences that were allowed.
+
+    Raises:
+        CheckpointError: lists everything else that differs.
+    """
+    mistakes, allowed = compare(identity, manifest.identity, allow or ())
+    saved = load_state(path, manifest)
+    misfits = state.compare(saved)
+    if mistakes or misfits:
+        options = sorted({mistake.partition(" ")[0] for mistake in mistakes} & set(MAY_DIFFER))
+        can_allow = options and not misfits and allow is not None
+        remedy = f" To go on all the same: --allow {','.join(options)}" if can_allow else ""
+        listed = "\n  ".join([*mistakes, *misfits])
+        raise CheckpointError(f"{path} is of another run.\n  {listed}\nUse its configuration.{remedy}")
+    state.restore(saved)
+    return allowed
 
 
 def compare(

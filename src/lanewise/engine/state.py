@@ -6,80 +6,83 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from lanewise.engine.evaluate import Evaluation
-from lanewise.engine.step import Training
 from lanewise.errors import CheckpointError
 
 
 class RunState:
-    """The model, its optimizer, and whatever else changes with the steps.
+    """Whatever changes with the steps: the model, its optimizer and the like, each under a name.
 
     There is no state of a loader and none of random generators: the step is enough for both. Nothing is
     stored by rank, and all of it is equal on every rank.
 
     Args:
-        training: what is trained.
-        evaluation: knows the best value so far; None where nothing is evaluated.
+        objects: modules, optimizers of their parameters, schedulers, and whatever else has `state_dict` and
+            `load_state_dict`; those that are None are left out.
     """
 
-    def __init__(self, training: Training, evaluation: Evaluation | None) -> None:
-        self._training = training
-        self._evaluation = evaluation
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = {key: value for key, value in objects.items() if value is not None}
+        self._names: dict[torch.Tensor, str] = {
+            parameter: f"{key}.{name}"
+            for key, value in self._objects.items()
+            if isinstance(value, nn.Module)
+            for name, parameter in value.named_parameters()
+        }
 
     def take(self) -> dict[str, Any]:
         """Return the state, whose tensors are those of the run, not copies."""
-        training = self._training
-        state: dict[str, Any] = {
-            "model": training.model.state_dict(),
-            "optimizer": take_optimizer(training.optimizer, dict(training.model.named_parameters())),
-        }
-        if training.scheduler is not None:
-            state["scheduler"] = {"class": _class_of(training.scheduler), **training.scheduler.state_dict()}
-        if training.precision.loss_scale is not None:
-            state["loss_scale"] = training.precision.loss_scale.state_dict()
-        if training.average is not None:
-            state["average"] = training.average.state_dict()
-        if self._evaluation is not None:
-            state["best"] = {"best": self._evaluation.best_value, "last": self._evaluation.last_value}
-        return state
+        return {key: self._take(value) for key, value in self._objects.items()}
+
+    def compare(self, state: Mapping[str, Any]) -> list[str]:
+        """Say what does not fit in what `take` returned in another process, maybe on other devices."""
+        own = self.take()
+        mistakes = [f"{key} is not in it" for key in own.keys() - state.keys()]
+        mistakes += [f"it has a state of {key}, and this run has none" for key in state.keys() - own.keys()]
+        for key in own.keys() & state.keys():
+            mistakes += _compare(self._objects[key], own[key], state[key], key)
+        return sorted(mistakes)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `take` returned in another process, maybe on other devices.
+        """Go on from such a state, which must fit."""
+        for key, value in self._objects.items():
+            if isinstance(value, nn.Module):
+                _copy(value, state[key])
+            elif isinstance(value, Optimizer):
+                restore_optimizer(value, state[key])
+            else:
+                value.load_state_dict({name: one for name, one in state[key].items() if name != _CLASS})
 
-        Raises:
-            CheckpointError: lists everything that does not fit; then nothing was changed.
-        """
-        own = self.take()
-        mistakes = [f"{name} is not in it" for name in own.keys() - state.keys()]
-        mistakes += [f"it has a state of {name}, and this run has none" for name in state.keys() - own.keys()]
-        for name in ("model", "average"):
-            if name in own and name in state:
-                mistakes += compare_modules(own[name], state[name], name)
-        mistakes += compare_optimizers(own["optimizer"], state.get("optimizer", own["optimizer"]))
-        mistakes += compare_schedulers(own.get("scheduler", {}), state.get("scheduler", {}))
-        if mistakes:
-            raise CheckpointError(f"the checkpoint is of another run: {'; '.join(sorted(mistakes))}.")
-        training = self._training
-        copy_state(training.model, state["model"])
-        restore_optimizer(training.optimizer, state["optimizer"])
-        if training.scheduler is not None:
-            saved = {key: value for key, value in state["scheduler"].items() if key != "class"}
-            training.scheduler.load_state_dict(saved)
-        if training.precision.loss_scale is not None:
-            training.precision.loss_scale.load_state_dict(state["loss_scale"])
-        if training.average is not None:
-            copy_state(training.average, state["average"])
-        if self._evaluation is not None:
-            self._evaluation.best_value = state["best"]["best"]
-            self._evaluation.last_value = state["best"]["last"]
+    def _take(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, Optimizer):
+            return take_optimizer(value, self._names)
+        state: dict[str, Any] = value.state_dict()
+        return {_CLASS: _class_of(value), **state} if isinstance(value, LRScheduler) else state
 
 
-def take_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
-    """Return an optimizer's state by the names of parameters."""
-    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters.items()}
+def _compare(value: Any, own: Mapping[str, Any], saved: Mapping[str, Any], key: str) -> Iterable[str]:
+    if isinstance(value, nn.Module):
+        return _compare_modules(own, saved, key)
+    if isinstance(value, Optimizer):
+        return _compare_optimizers(own, saved)
+    return _compare_schedulers(own, saved) if isinstance(value, LRScheduler) else ()
+
+
+def take_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> dict[str, Any]:
+    """Return an optimizer's state by the names of its parameters.
+
+    Raises:
+        CheckpointError: if a parameter has no name.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if nameless := [tuple(parameter.shape) for parameter in parameters if parameter not in names]:
+        raise CheckpointError(
+            f"a parameter of the optimizer, of shape {nameless[0]}, is in none of the saved modules. "
+            "Save its module as well."
+        )
     return {
-        "class": _class_of(optimizer),
+        _CLASS: _class_of(optimizer),
         "state": {names[parameter]: dict(values) for parameter, values in optimizer.state.items() if values},
         "groups": [
             {
@@ -91,10 +94,10 @@ def take_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter])
     }
 
 
-def compare_optimizers(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+def _compare_optimizers(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Say in what the groups of two optimizers differ: their parameters, and which options they have."""
-    if own["class"] != saved.get("class"):
-        return [f"the optimizer was a {saved.get('class')}, and is a {own['class']} now"]
+    if own[_CLASS] != saved.get(_CLASS):
+        return [f"the optimizer was a {saved.get(_CLASS)}, and is a {own[_CLASS]} now"]
     if len(own["groups"]) != len(saved["groups"]):
         return [f"optimizer has {len(saved['groups'])} groups in it and {len(own['groups'])} in this run"]
     mistakes = []
@@ -107,35 +110,29 @@ def compare_optimizers(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list
     return mistakes
 
 
-def compare_schedulers(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+def _compare_schedulers(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Say in what two schedulers differ: their class, and those of the ones inside them."""
-    if not own or not saved:
-        return []
-    if own["class"] != saved.get("class"):
-        return [f"the scheduler was a {saved.get('class')}, and is a {own['class']} now"]
+    if own[_CLASS] != saved.get(_CLASS):
+        return [f"the scheduler was a {saved.get(_CLASS)}, and is a {own[_CLASS]} now"]
     inner_keys = [[set(one) for one in state.get("_schedulers", ())] for state in (own, saved)]
     if own.keys() != saved.keys() or inner_keys[0] != inner_keys[1]:
-        return [f"the scheduler {own['class']} has other parts than in it"]
+        return [f"the scheduler {own[_CLASS]} has other parts than in it"]
     return []
 
 
 def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Give an optimizer the state that `take_optimizer` returned; the groups must fit."""
-    numbers: dict[str, int] = {}
-    groups = []
-    for group in saved["groups"]:
-        for name in group["params"]:
-            numbers.setdefault(name, len(numbers))
-        groups.append({**group, "params": [numbers[name] for name in group["params"]]})
+    names = [name for group in saved["groups"] for name in group["params"]]
+    number_of = {name: number for number, name in enumerate(names)}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = {
+        number_of[name]: {key: _laid_out(value, parameters[number_of[name]]) for key, value in values.items()}
+        for name, values in saved["state"].items()
+    }
+    groups = [{**group, "params": [number_of[name] for name in group["params"]]} for group in saved["groups"]]
     for group, mine in zip(groups, optimizer.param_groups, strict=True):
         if "param_names" in mine:
             group["param_names"] = list(mine["param_names"])
-    names = [name for group in saved["groups"] for name in group["params"]]
-    own = dict(zip(names, (p for group in optimizer.param_groups for p in group["params"]), strict=True))
-    state = {
-        numbers[name]: {key: _laid_out(value, own[name]) for key, value in values.items()}
-        for name, values in saved["state"].items()
-    }
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
@@ -150,7 +147,7 @@ def _class_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def compare_modules(own: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> Iterable[str]:
+def _compare_modules(own: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> Iterable[str]:
     """Say in what the states of two modules differ: their names, shapes and dtypes."""
     for name in own.keys() - saved.keys():
         yield f"{what} {name} is not in it"
@@ -169,7 +166,7 @@ def compare_modules(own: Mapping[str, Any], saved: Mapping[str, Any], what: str)
             )
 
 
-def copy_state(module: nn.Module, saved: Mapping[str, Any]) -> None:
+def _copy(module: nn.Module, saved: Mapping[str, Any]) -> None:
     """Copy tensors into the module's own storage, and hand its extra state to `set_extra_state`."""
     with torch.no_grad():
         for name, value in module.state_dict().items():
@@ -180,5 +177,6 @@ def copy_state(module: nn.Module, saved: Mapping[str, Any]) -> None:
         module.load_state_dict(extra, strict=False)
 
 
+_CLASS = "class"
 _EXTRA_STATE = "_extra_state"
 """How the names end under which `get_extra_state` is in a state dict."""

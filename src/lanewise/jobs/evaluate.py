@@ -1,7 +1,7 @@
 """Evaluating a trained model, and predicting with it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,12 +84,21 @@ def find_model(
                 "Name a run_dir, or a .safetensors file in one."
             )
     config = load_config(str(run_dir.config), overrides)
-    for name, value in config.task.init_args.items():
-        if not has_task and isinstance(value, str) and value.startswith(OBJECT):
-            raise CheckpointError(
-                f"the task of {run_dir.path} cannot be built again: its argument {name} was {value}. "
-                "From Python, give evaluate or predict the task."
-            )
+    if not has_task and (found := _find_object(config.task.init_args)):
+        raise CheckpointError(
+            f"the task of {run_dir.path} cannot be built again: {found[0]} was {found[1]}. "
+            "From Python, give evaluate or predict the task."
+        )
     if not any(re.match(r"--distributed\.devices\b", override) for override in overrides):
         config = replace(config, distributed=replace(config.distributed, devices=None))
     return config, model_file
+
+
+def _find_object(value: object, name: str = "init_args") -> tuple[str, str] | None:
+    """Return the dotted name and the text of the first argument that was no plain value, however deep."""
+    if isinstance(value, str):
+        return (name, value) if value.startswith(OBJECT) else None
+    items = (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    )
+    return next(filter(None, (_find_object(item, f"{name}.{key}") for key, item in items)), None)

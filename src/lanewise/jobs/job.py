@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lanewise.config import RunConfig
 from lanewise.errors import ConfigError
+from lanewise.lanes import lane_blocks
 from lanewise.world.environment import Environment
 
 if TYPE_CHECKING:
@@ -57,11 +58,7 @@ class Job(ABC):
                 f"{place.local_world_size} processes were started on this machine. "
                 "Leave the key out under a launcher."
             )
-        if place.world_size > self.config.batch.num_lanes:
-            raise ConfigError(
-                f"every process needs at least one lane: got {place.world_size} processes and "
-                f"{self.config.batch.num_lanes} lanes. Start fewer, or use a smaller batch.micro_batch_size."
-            )
+        lane_blocks(self.config.batch.num_lanes, place.world_size)
         check_classes(self.config, has_task=self.task is not None)
         choose_devices(
             distributed.device_type, distributed.backend, place.local_world_size, distributed.device_names

@@ -2,7 +2,7 @@
 
     lanewise, one process       the signal's handler notes it
     torchrun's or srun's worker likewise; they pass the signal on to every process
-    lanewise, the launcher      makes a file, for which rank 0 looks in each step
+    lanewise, the launcher      makes a file, for which every rank looks in each step
     a worker of that launcher   a thread takes the signal: from anybody it is such a wish, but from the agent
                                 in the launcher it says that another worker failed, and ends the process
 

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from lanewise.callback import Callback
     from lanewise.world.world import World
 
-ALLOWED = ("lanes", "dataset", "seed")
-"""What may differ on resume from what the checkpoint is of, if the user says so; the rest never may."""
-
 
 @dataclass(frozen=True)
 class TrainJob(Job):
@@ -47,7 +44,7 @@ class TrainJob(Job):
     def run(self, world: "World") -> dict[str, float]:
         """See `Job`."""
         from lanewise.checkpoint import CheckpointFolder, Saver
-        from lanewise.engine import RunState, Saving, build_callbacks, build_engine, resume
+        from lanewise.engine import Saving, build_callbacks, build_engine, resume
         from lanewise.loggers import JsonlLogger, ProgressLogger, TensorBoardLogger
         from lanewise.world.determinism import exact_pins
 
@@ -55,7 +52,7 @@ class TrainJob(Job):
         folder = CheckpointFolder(self.run_dir.checkpoints)
         # An agent that starts the processes again wants them to go on.
         if self.is_resumed or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
-            resume(engine, folder, world, self.allow, ALLOWED)
+            resume(engine, folder, world, self.allow)
         callbacks: list[Callback] = []
         if world.rank == 0:
             folder.remove_leftovers()
@@ -78,7 +75,7 @@ class TrainJob(Job):
         )
         saving = Saving(
             saver,
-            RunState(engine.training, engine.evaluation),
+            engine.state,
             config,
             engine.schedule,
             engine.identity,

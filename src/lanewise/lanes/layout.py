@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+from lanewise.errors import ConfigError
+
 
 def lane_blocks(num_lanes: int, world_size: int) -> tuple[range, ...]:
     """Give each process a contiguous block of lanes; the first ones carry one more where it doesn't divide.
@@ -22,10 +24,10 @@ def lane_blocks(num_lanes: int, world_size: int) -> tuple[range, ...]:
         One range of lanes for each rank, in rank order.
 
     Raises:
-        ValueError: if some process would have no lane, or there is no process.
+        ConfigError: if some process would have no lane, or there is no process.
     """
     if not 1 <= world_size <= num_lanes:
-        raise ValueError(
+        raise ConfigError(
             f"every process needs at least one lane: got {world_size} processes for {num_lanes} lanes. "
             f"Use 1 to {num_lanes} processes, or a smaller micro_batch_size."
         )

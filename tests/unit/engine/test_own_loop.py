@@ -95,6 +95,36 @@ def test_a_checkpoint_of_another_run_is_one_error_that_lists_all(tmp_path):
         assert part in said
 
 
+def going_on(world, folder):
+    lanes = make_lanes(world)
+    model = lanes.prepare(nn.Linear(2, 1))
+    lanes.checkpoints(folder, model=model).save(1)
+    lanes.close()
+    lanes.close()  # no harm in a second time
+
+
+def test_the_leftovers_of_a_killed_save_go_when_a_run_goes_on(tmp_path):
+    """They stayed once, where there was a good checkpoint: gigabytes with each kill."""
+    for _ in range(2):
+        leftover = tmp_path / "step-000007.tmp-1"
+        leftover.mkdir()
+        run_distributed(going_on, 1, str(tmp_path))
+        assert not leftover.exists()
+
+
+def an_optimizer_without_its_model(world, folder):
+    lanes = make_lanes(world)
+    model = lanes.prepare(nn.Linear(2, 1))
+    with pytest.raises(CheckpointError) as caught:
+        lanes.checkpoints(folder, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)).save(1)
+    return str(caught.value)
+
+
+def test_an_optimizer_is_saved_with_its_model(tmp_path):
+    (said,) = run_distributed(an_optimizer_without_its_model, 1, str(tmp_path))
+    assert "a parameter of the optimizer, of shape (1, 2), is in none of the saved modules" in said
+
+
 class Points(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 30
@@ -240,6 +270,15 @@ def half_a_step(lanes, model):
             break
 
 
+def all_but_the_end_of_a_step(lanes, model):
+    """Leaves after the last micro-batch, before the gradients are added over the processes."""
+    for step in lanes.steps(Points()):
+        for number, batch in enumerate(step):
+            step.backward(model(batch).mean())
+            if number == 7:
+                break
+
+
 def whose_gradients(lanes, model):
     lanes.prepare(nn.Linear(1, 1))
     for _batch in next(iter(lanes.steps(Points()))):
@@ -278,6 +317,7 @@ def misuse(world, use):
     [
         (no_backward, "a lane of step 0 had no backward. Call it once for each micro-batch"),
         (two_backwards, "backward was called twice for one micro-batch"),
+        (all_but_the_end_of_a_step, "step 0 was left before its micro-batches were done"),
         (half_a_step, "step 0 was left before its micro-batches were done"),
         (whose_gradients, "2 models were prepared"),
         (

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lanewise import Task
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
 from lanewise.config import DataConfig, RunConfig
-from lanewise.engine import RunState, build_engine, resume
+from lanewise.engine import build_engine, resume
 from lanewise.engine.engine import Engine
 from lanewise.engine.resume import compare
 from lanewise.errors import CheckpointError
@@ -23,7 +23,6 @@ from lanewise.world.determinism import set_determinism
 from lanewise.world.world import LocalWorld, World
 from tests.distributed.tasks import configure
 
-ALLOWABLE = ("lanes", "dataset", "seed")
 OWN = {"lanes": {"micro_batch_size": 2}, "seed": 0, "exact": None, "precision": "fp16"}
 
 
@@ -83,7 +82,7 @@ def build(config: RunConfig, world: World | None = None) -> Engine:
 
 def save(engine: Engine, path: Path, world: World, step: int) -> None:
     saver = Saver(CheckpointFolder(path), world, keep_last=3, keep_best=0, sign=1)
-    saver.save(RunState(engine.training, None).take(), Manifest(step, None, engine.identity, ()))
+    saver.save(engine.state.take(), Manifest(step, None, engine.identity, ()))
     assert saver.finish()
     world.all_gather_object(None)
 
@@ -98,7 +97,7 @@ def saved(tmp_path):
 
 def go_on(config: RunConfig, folder: CheckpointFolder, allow: tuple[str, ...] = ()) -> int:
     engine = build(config)
-    step = resume(engine, folder, LocalWorld(torch.device("cpu")), allow, ALLOWABLE)
+    step = resume(engine, folder, LocalWorld(torch.device("cpu")), allow)
     assert engine.first_step == step
     return step
 
@@ -181,7 +180,7 @@ def test_a_bad_checkpoint_is_skipped_with_a_warning(saved, caplog):
 def train_on(world: World, path: str, last_step: int) -> tuple[int, list[float], dict[str, bytes]]:
     """Go on from what is there, train up to a step and save; return where it began and what it gave."""
     engine = build(configure(Line, num_lanes=8, steps=9), world)
-    step = resume(engine, CheckpointFolder(Path(path)), world, (), ALLOWABLE)
+    step = resume(engine, CheckpointFolder(Path(path)), world, ())
     losses = []
     steps = engine.steps()
     for report in steps:
@@ -209,7 +208,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
 def fail_on(world: World, path: str) -> str:
     engine = build(configure(Line), world)
     try:
-        resume(engine, CheckpointFolder(Path(path)), world, (), ALLOWABLE)
+        resume(engine, CheckpointFolder(Path(path)), world, ())
     except CheckpointError as error:
         return str(error)
     return ""
