@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 import threading
 import time
@@ -193,7 +192,8 @@ def test_a_notebook_leaves_what_the_command_line_leaves_and_shows_one_bar(tmp_pa
     stdout = "".join(output.text for output in outputs if output.get("name") == "stdout")
     assert float(stdout.split()[0]) == last_evaluation(finished)["held_out/error"]
     stderr = "".join(output.text for output in outputs if output.get("name") == "stderr")
-    bars = [line for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stderr).split("\n") if "12/12" in line]
+    lines = [line.rpartition("\x1b[2K")[2] for line in stderr.split("\n")]  # of which the rest was erased
+    bars = [line for line in lines if "12/12" in line]
     assert len(bars) == 1, stderr  # one line, drawn over and over
 
 
