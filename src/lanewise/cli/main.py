@@ -16,6 +16,7 @@ commands:
   train CONFIG [--key.path value ...]    train as the configuration says
   train CONFIG --help                    show the arguments of its classes
   evaluate RUN_OR_MODEL [--key value]    evaluate a trained model
+  verify CONFIG --devices 1,2            prove that devices compute the same, or say why not
   checkpoints RUN                        list the checkpoints of a run, and verify them
   export RUN_OR_CHECKPOINT --output F    write the weights of a checkpoint
 
@@ -28,7 +29,7 @@ a checkpoint, 130 interrupted.
 """
 
 
-_COMMANDS = ("train", "evaluate", "checkpoints", "export")
+_COMMANDS = ("train", "evaluate", "verify", "checkpoints", "export")
 """Each is a function of its name, in a module of its name beside this one."""
 
 

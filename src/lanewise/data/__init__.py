@@ -1,7 +1,17 @@
 """From a map-style dataset to the micro-batches of given lanes; knows nothing of ranks."""
 
+from lanewise.data.digest import digest
 from lanewise.data.fingerprint import Fingerprint, fingerprint
 from lanewise.data.loader import LaneLoader, read_turns
 from lanewise.data.reader import LaneBatch, LaneReader, map_leaves
 
-__all__ = ["Fingerprint", "LaneBatch", "LaneLoader", "LaneReader", "fingerprint", "map_leaves", "read_turns"]
+__all__ = [
+    "Fingerprint",
+    "LaneBatch",
+    "LaneLoader",
+    "LaneReader",
+    "digest",
+    "fingerprint",
+    "map_leaves",
+    "read_turns",
+]

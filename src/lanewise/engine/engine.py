@@ -55,9 +55,9 @@ class Engine:
         evaluation: Evaluation | None,
     ) -> None:
         self.training = training
-        self._train_step = train_step
-        self._passes = passes
-        self._loader = loader
+        self.train_step = train_step
+        self.passes = passes
+        self.loader = loader
         self._world = world
         self.evaluation = evaluation
         self.schedule = schedule
@@ -93,7 +93,7 @@ class Engine:
                 stack.push(partial(_end, observer))
                 observer.on_start(run_dir.path, self.first_step, self.last_step)
             if saving is not None:
-                self._passes.vote = saving.vote
+                self.passes.vote = saving.vote
             values = self._fit(run_dir, observers, saving)
         if self._world.rank == 0:
             seconds = time.perf_counter() - start
@@ -126,13 +126,13 @@ class Engine:
 
     def steps(self) -> Iterator[StepReport]:
         """Take one step after the other. Collective for each step."""
-        batches = to_device(self._loader.batches(self.first_step, self.last_step), self._world.device)
+        batches = to_device(self.loader.batches(self.first_step, self.last_step), self._world.device)
         try:
             for _ in range(self.first_step, self.last_step):
-                yield self._train_step.run(batches)
-            self._passes.check()
+                yield self.train_step.run(batches)
+            self.passes.check()
         finally:
-            self._passes.close()
+            self.passes.close()
 
     def _fit(self, run_dir: RunDir, observers: Sequence[Callback], saving: Saving | None) -> dict[str, float]:
         values: dict[str, float] = {}
@@ -148,7 +148,7 @@ class Engine:
             if evaluates:
                 values = self._evaluate(report, run_dir, observers)
             if saving is not None and saves:
-                self._passes.check()
+                self.passes.check()
                 metric = None if self.evaluation is None else self.evaluation.last_value
                 saving.save(report.step, report.totals, metric)
         for report in unseen:

@@ -161,11 +161,14 @@ def _launch(job: Job, num_processes: int) -> Any:
                     arguments,
                     num_processes,
                     {**variables, STOP_FILE_VARIABLE: str(stop_file)},
+                    folder=folder,
                     max_restarts=distributed.max_restarts,
                     signals="SIGINT,SIGHUP,SIGQUIT",
                 )
         else:
-            launch_local(arguments, num_processes, variables, max_restarts=distributed.max_restarts)
+            launch_local(
+                arguments, num_processes, variables, folder=folder, max_restarts=distributed.max_restarts
+            )
         result = pickle.loads(_result_of(file).read_bytes())  # noqa: S301 - from our own worker
         if isinstance(result, PreemptedError):
             raise result

@@ -16,6 +16,7 @@ def launch_local(
     num_processes: int,
     variables: Mapping[str, str],
     *,
+    folder: str,
     max_restarts: int = 0,
     signals: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
 ) -> None:
@@ -27,6 +28,7 @@ def launch_local(
         arguments: command line of each worker.
         num_processes: workers to start.
         variables: added to the environment of the workers.
+        folder: gets the agent's files, in which workers say why they failed; the caller removes it.
         max_restarts: how often all of them are started again when one fails.
         signals: those that end the workers and this call.
 
@@ -51,7 +53,7 @@ def launch_local(
         rdzv_endpoint="localhost:0",
         local_addr="127.0.0.1",
         max_restarts=max_restarts,
-        logs_specs=DefaultLogsSpecs(),
+        logs_specs=DefaultLogsSpecs(log_dir=f"{folder}/agent"),
         signals_to_handle=signals,
     )
     try:

@@ -90,6 +90,11 @@ def merge_metrics(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]
         Each metric's value. One with several values gives several: `name/key`, or `name/index`.
     """
     load_merged(metrics, lanes)
+    return named_values(metrics)
+
+
+def named_values(metrics: Mapping[str, "Metric"]) -> dict[str, float]:
+    """Compute metrics; one with several values gives several: `name/key`, or `name/index`."""
     return {
         key: value
         for name, metric in metrics.items()

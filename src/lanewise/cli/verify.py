@@ -1,0 +1,82 @@
+"""`lanewise verify CONFIG`."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lanewise.config import load_config
+from lanewise.errors import ConfigError
+from lanewise.world.environment import Environment
+
+_HELP = """\
+usage: lanewise verify CONFIG [--devices 1,2] [--steps 4] [--resume] [--json FILE] [--key.path value ...]
+
+Proves on your own model and data that N devices compute what one computes, or says what differs, why, and
+what to do about it. Runs a few steps on each number of devices, in `exact` whatever CONFIG says; nothing is
+written to run_dir.
+
+  --devices A,B    numbers of processes to compare with one
+  --steps N        steps to take, the epoch's last one among them
+  --resume         also go on from a checkpoint of another number of devices
+  --json FILE      write the result there as well
+"""
+
+
+def verify(arguments: Sequence[str]) -> int:
+    """Run the subcommand and return the exit code: 1 if something differs."""
+    wants_help = bool({"-h", "--help"} & set(arguments))
+    if wants_help or not arguments:
+        print(_HELP, end="")
+        return 0 if wants_help else 2
+    rest = [argument for argument in arguments if argument != "--resume"]
+    resumes = len(rest) < len(arguments)
+    devices_text, rest = _take("--devices", rest, "1,2")
+    steps_text, rest = _take("--steps", rest, "4")
+    json_file, rest = _take("--json", rest, "")
+    devices = [_count("--devices", text) for text in devices_text.split(",")]
+    num_steps = _count("--steps", steps_text)
+    if Environment.from_env(os.environ) is not None:
+        raise ConfigError("verify starts its own processes: run it without torchrun or srun.")
+    if not rest or rest[0].startswith("--"):
+        raise ConfigError(f"verify needs a configuration as its first argument: got {rest[:1]}.")
+    config = load_config(rest[0], rest[1:])
+
+    from rich.console import Console
+
+    from lanewise.verify.verify import verify as run
+
+    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
+    with Console(stderr=True).status("") as status:
+        report = run(
+            config,
+            devices,
+            num_steps=num_steps,
+            resumes=resumes,
+            show=lambda name: status.update(f"running {name}"),
+        )
+    console.print(f"{rest[0]}: {report.describe_steps()}\n", markup=False)
+    console.print(report.table())
+    console.print()
+    for line in report.lines():
+        console.print(line, markup=False)
+    if json_file:
+        Path(json_file).write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    return 0 if report.is_verified else 1
+
+
+def _take(option: str, arguments: list[str], default: str) -> tuple[str, list[str]]:
+    """Take an option with its value out of the arguments."""
+    if option not in arguments:
+        return default, arguments
+    index = arguments.index(option)
+    if index + 1 == len(arguments):
+        raise ConfigError(f"{option} needs a value.")
+    return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
+
+
+def _count(option: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{option} must be a number from 1 on: got '{text}'.")
+    return int(text)

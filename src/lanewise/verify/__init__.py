@@ -1,0 +1,1 @@
+"""Proves on the user's own model and data that N devices compute what one computes, or says why not."""

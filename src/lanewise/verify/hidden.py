@@ -1,0 +1,105 @@
+"""Finds state that lanewise cannot see: what objects hold besides parameters and buffers of the model."""
+
+import random
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from lanewise.data import digest
+
+_MAX_DEPTH = 8
+_MAX_VALUES = 20_000
+_MAX_ELEMENTS = 2**22
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_OF_TORCH = set(vars(nn.Module()))
+"""What every module has: its parameters, buffers and hooks among it."""
+
+
+def hidden_state(model: nn.Module, **others: object) -> dict[str, str]:
+    """Return a digest of every value outside of the model's parameters and buffers, by its dotted name.
+
+    Args:
+        model: its modules' own attributes count.
+        others: whatever else may hold state, by name: all that can be reached from it counts.
+    """
+    seen = {id(module) for module in model.modules()} | {id(value) for value in model.parameters()}
+    seen |= {id(value) for value in model.buffers()}
+    digests: dict[str, str] = {}
+    for prefix, module in model.named_modules():
+        own = {key: value for key, value in vars(module).items() if key not in _OF_TORCH}
+        digests |= dict(_walk(own, ".".join(filter(None, ("model", prefix))), seen, 0))
+    for name, value in others.items():
+        digests |= dict(_walk(value, name, seen, 0))
+    return digests
+
+
+def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the names whose value is another one, or is there only once."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def _walk(value: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str, str]]:
+    if isinstance(value, _PLAIN):
+        yield name, digest(value.item() if isinstance(value, np.generic) else value)
+        return
+    if id(value) in seen or depth > _MAX_DEPTH or len(seen) > _MAX_VALUES:
+        return
+    seen.add(id(value))
+    generator = _state_of_generator(value)
+    if generator is not None:
+        yield f"{name} (a generator)", digest(generator)
+        return
+    elements = _elements_of(value)
+    if elements is not None:
+        yield name, digest(elements)
+        return
+    for key, item in _parts_of(value):
+        yield from _walk(item, f"{name}.{key}", seen, depth + 1)
+
+
+def _elements_of(value: Any) -> Any:
+    """Return some elements of a tensor or an array, all of them up to four million; None of other things."""
+    if isinstance(value, torch.Tensor):
+        dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
+        flat = dense.reshape(-1)
+        return flat[:: max(1, flat.numel() // _MAX_ELEMENTS)]
+    if isinstance(value, np.ndarray):
+        return None if value.dtype == object else value.reshape(-1)[:: max(1, value.size // _MAX_ELEMENTS)]
+    return None
+
+
+def _state_of_generator(value: Any) -> Any:
+    """Return the state of a generator of random numbers; None of other things."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, random.Random):
+        return repr(value.getstate())
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state())
+    return None
+
+
+def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, types.ModuleType | type | types.FunctionType | types.BuiltinFunctionType):
+        return
+    if isinstance(value, Mapping):
+        yield from list(value.items())[:_MAX_VALUES]
+    elif isinstance(value, list | tuple | deque):
+        yield from enumerate(list(value)[:_MAX_VALUES])
+    elif isinstance(value, set | frozenset):
+        yield "items", sorted(repr(item) for item in value if isinstance(item, _PLAIN))
+    elif isinstance(value, types.MethodType):
+        yield "self", value.__self__
+    elif isinstance(value, nn.Module):  # one that is not part of the model
+        yield from (item for item in vars(value).items() if item[0] not in _OF_TORCH)
+        yield from value.state_dict(keep_vars=True).items()
+        yield from value._modules.items()
+    else:
+        yield from getattr(value, "__dict__", {}).items()

@@ -1,0 +1,47 @@
+"""One layout of the lanes over processes, and what its processes found."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lanewise.verify.job import Result
+from lanewise.verify.probe import Passes, Reads
+from lanewise.verify.trace import Difference, Trace, compare
+
+
+@dataclass
+class Layout:
+    """A number of processes, once run."""
+
+    name: str
+    """As `2 processes`."""
+    results: Sequence[Result] = ()
+    """Of each rank; empty where the processes failed."""
+    failure: str = ""
+    """Why they did, or why the steps could not be run."""
+    differences: dict[str, Difference] = field(default_factory=dict)
+    """The first one of each check, compared with the first layout."""
+    resumed: "Layout | None" = None
+    """The same processes, going on from the checkpoint of another layout."""
+
+    @property
+    def trace(self) -> Trace | None:
+        """What rank 0 saw of the steps."""
+        return self.results[0].trace if self.results else None
+
+    def compare_with(self, reference: "Layout") -> None:
+        """Note the differences."""
+        if reference.trace is not None and self.trace is not None:
+            self.differences = compare(reference.trace, self.trace)
+
+    def places(self) -> Iterator[tuple[str, Result]]:
+        """Yield the result of every rank, and how to call it in a sentence."""
+        for rank, result in enumerate(self.results):
+            yield (self.name if len(self.results) == 1 else f"rank {rank} of {self.name}"), result
+
+    def reads(self) -> Iterator[tuple[str, Reads]]:
+        """Yield what every rank read."""
+        return ((place, result.probe.reads) for place, result in self.places() if result.probe)
+
+    def passes(self) -> Iterator[tuple[str, Passes]]:
+        """Yield what every rank's forwards and backwards gave."""
+        return ((place, result.probe.passes) for place, result in self.places() if result.probe)

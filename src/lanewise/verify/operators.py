@@ -1,0 +1,140 @@
+"""Records every operator of a forward and a backward; two recordings show the first one that differs."""
+
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lanewise.data import digest
+
+_FOREIGN_FOLDERS = tuple(
+    f"{folder}/" for folder in (*torch.__path__, sysconfig.get_path("stdlib"), Path(__file__).parents[1])
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator that was called."""
+
+    operator: str
+    """As `aten.mul.Tensor`."""
+    place: str
+    """The module, and the line of the user's code, or the node of autograd that called it."""
+    inputs: str
+    """Digest of the arguments before the call."""
+    outputs: str
+    """Digest of what it returned, and of the arguments that it changed."""
+    has_generator: bool
+    """Whether it was given a generator of random numbers, which is not a default one then."""
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it talks to other processes."""
+        return self.operator.startswith(("c10d.", "_c10d_functional."))
+
+    def __str__(self) -> str:
+        return f"{self.operator} in {self.place}"
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first call on which two recordings disagree."""
+
+    call: Call
+    has_equal_inputs: bool
+    """Whether it was given the same: then the operator itself is not deterministic. Otherwise a value that
+    no recorded operator made entered here."""
+
+
+def first_divergence(one: Sequence[Call], other: Sequence[Call]) -> Divergence | None:
+    """Return where two recordings of the same computation part; None where they don't."""
+    for mine, theirs in zip(one, other, strict=False):
+        if mine != theirs:
+            is_same = (mine.operator, mine.inputs) == (theirs.operator, theirs.inputs)
+            return Divergence(mine, has_equal_inputs=is_same)
+    if len(one) == len(other):
+        return None
+    return Divergence(max(one, other, key=len)[min(len(one), len(other))], has_equal_inputs=False)
+
+
+@contextmanager
+def recording(model: nn.Module) -> Iterator[list[Call]]:
+    """Record what is called, forward and backward; yields the list that fills up.
+
+    Args:
+        model: its modules give the operators a place.
+    """
+    calls: list[Call] = []
+    modules: list[str] = []
+    handles = []
+    for name, module in model.named_modules():
+        handles += [
+            module.register_forward_pre_hook(partial(_enter, modules, name)),
+            module.register_forward_hook(partial(_leave, modules), always_call=True),
+        ]
+    switches: Any = torch.utils.deterministic  # its attributes are properties, unknown to type checkers
+    filled = switches.fill_uninitialized_memory
+    # Else the digest of a new tensor would be that of whatever lay in memory. Takes effect in `exact` only.
+    switches.fill_uninitialized_memory = True
+    try:
+        with _Recorder(calls, modules):
+            yield calls
+    finally:
+        switches.fill_uninitialized_memory = filled
+        for handle in handles:
+            handle.remove()
+
+
+def _enter(modules: list[str], name: str, *_: object) -> None:
+    modules.append(name)
+
+
+def _leave(modules: list[str], *_: object) -> None:
+    modules.pop()
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, calls: list[Call], modules: list[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._calls = calls
+        self._modules = modules
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = (list(args), dict(kwargs or {}))
+        inputs = digest(given)
+        result = func(*args, **(kwargs or {}))
+        changed = [given] if func._schema.is_mutable else []  # noqa: SLF001 - the dispatcher's
+        has_generator = any(isinstance(value, torch.Generator) for value in (*args, *given[1].values()))
+        place = self._place()
+        self._calls.append(Call(str(func), place, inputs, digest(result, *changed), has_generator))
+        return result
+
+    def _place(self) -> str:
+        node: Any = torch._C._current_autograd_node()  # noqa: SLF001 - there is no public way to it
+        if node is not None:
+            return f"the backward of {node.name().removesuffix('0')}"
+        module = f"module {self._modules[-1]}" if self._modules and self._modules[-1] else "the model"
+        line = _user_line()
+        return f"{module}, {line}" if line else module
+
+
+def _user_line() -> str | None:
+    """Return file and line of the innermost frame that is neither torch's, python's nor ours."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - python's documented way to look up the stack
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*_FOREIGN_FOLDERS, "<")):
+            return f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None

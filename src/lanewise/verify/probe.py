@@ -1,0 +1,200 @@
+"""The same small piece of work on every process, twice: what differs tells what it depends on."""
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from lanewise.config import RunConfig
+from lanewise.data import LaneReader, digest, map_leaves, read_turns
+from lanewise.engine import build_model, build_task
+from lanewise.engine.build import count_samples
+from lanewise.engine.lane import LaneLoss
+from lanewise.lanes import LaneTurn, Order, Schedule, lane_seed
+from lanewise.precision import Precision
+from lanewise.random_state import set_random_state
+from lanewise.task import Task
+from lanewise.verify.hidden import changed, hidden_state
+from lanewise.verify.operators import Call, recording
+
+_NUM_SAMPLES = 32
+_SCAN_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What reading gave. The digests are of two reads in one process, under the same random state."""
+
+    num_samples: int
+    samples: Mapping[int, tuple[str, str]]
+    """By dataset index."""
+    batch: tuple[str, str]
+    """The first lane's micro-batch."""
+    batch_of_worker: str
+    """The same, read in a loader's process."""
+    changed: Sequence[str]
+    """Values outside of parameters and buffers that the second reads changed."""
+    others: Mapping[int, str]
+    """Further samples by index, as many as one second allows."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What two forwards and backwards of the first lane gave, from equal weights and random state."""
+
+    results: tuple[str, str]
+    """Digests of loss and gradients."""
+    calls: tuple[Sequence[Call], Sequence[Call]]
+    changed: Sequence[str]
+    """Values outside of parameters and buffers that a forward changed."""
+    changed_parameters: Sequence[str]
+    changed_buffers: Sequence[str]
+
+    @property
+    def collectives(self) -> list[Call]:
+        """Where the forward or the backward talks to other processes."""
+        return [call for call in self.calls[0] if call.is_collective]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one process found."""
+
+    weights: Mapping[str, str]
+    """Digests of parameters and buffers as they are built."""
+    reads: Reads
+    passes: Passes
+
+
+class Subject:
+    """A newly built task with its model, data and first micro-batch: what probes work on.
+
+    Args:
+        config: the run.
+        device: where to compute.
+    """
+
+    def __init__(self, config: RunConfig, device: torch.device) -> None:
+        self.seed = config.train.seed
+        self.device = device
+        self.task: Task = build_task(config)
+        self.model: nn.Module = build_model(self.task, self.seed).to(device)
+        self.dataset = self.task.train_dataset()
+        self.num_samples = count_samples(self.dataset)
+        self.reader = LaneReader(self.dataset, self.task.collate, self.seed)
+        self.precision = Precision(config.precision, device.type)
+        batch = config.batch
+        schedule = Schedule(
+            self.num_samples, batch.global_batch_size, batch.micro_batch_size, config.data.drop_last
+        )
+        order = Order(self.num_samples, seed=self.seed, shuffle=config.data.shuffle)
+        self.indices = tuple(order.indices(0, 0, min(batch.global_batch_size, self.num_samples)).tolist())
+        """Dataset indices of the first step."""
+        self.turn: LaneTurn = next(schedule.turns(range(1), 0, 1))
+        """The first lane's turn in it."""
+        positions = self.turn.positions
+        self.own_indices = self.indices[positions.start : positions.stop]
+
+    def read(self) -> Any:
+        """Read and collate the first lane's micro-batch, where it is read."""
+        return self.reader[self.turn, self.own_indices].data
+
+    def to_device(self, data: Any) -> Any:
+        """Return a batch on the device."""
+        return map_leaves(lambda leaf: leaf.to(self.device), data)
+
+    def loss(self, data: Any, num_samples: int) -> LaneLoss:
+        """Run the forward and the loss of a micro-batch that is on the device."""
+        with self.precision.forward():
+            returned = self.task.loss(self.task.forward(self.model, data), data)
+        return LaneLoss.check(returned, num_samples, f"the loss of {type(self.task).__name__}")
+
+    def gradients(self, data: Any, num_samples: int) -> tuple[LaneLoss, dict[str, torch.Tensor]]:
+        """Return the loss of a micro-batch, and the gradient of its sum for every trained parameter."""
+        self.model.zero_grad()
+        loss = self.loss(data, num_samples)
+        if loss.sum is not None:
+            loss.sum.backward()
+        named = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+        gradients = {
+            name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in named.items()
+        }
+        self.model.zero_grad()
+        return loss, gradients
+
+
+def probe(config: RunConfig, device: torch.device, *, scans: bool) -> Probe:
+    """Do the work. No collective, unless the task makes one.
+
+    Args:
+        config: the run.
+        device: where to compute.
+        scans: whether to read further samples, among which a misplaced one may be found.
+    """
+    subject = Subject(config, device)
+    weights = {name: digest(value) for name, value in subject.model.state_dict().items()}
+    reads = _probe_reads(subject)
+    passes = _probe_passes(subject)
+    return Probe(weights, replace(reads, others=_scan(subject)) if scans else reads, passes)
+
+
+def _probe_reads(subject: Subject) -> Reads:
+    indices = subject.indices[:_NUM_SAMPLES]
+    first = [digest(subject.reader.read(0, (index,))) for index in indices]
+    batch = digest(subject.read())
+    before = hidden_state(subject.model, dataset=subject.dataset, task=subject.task)
+    second = [digest(subject.reader.read(0, (index,))) for index in indices]
+    after = hidden_state(subject.model, dataset=subject.dataset, task=subject.task)
+    turns = [(subject.turn, subject.own_indices)]
+    (of_worker,) = read_turns(subject.reader, turns, num_workers=1)
+    return Reads(
+        num_samples=subject.num_samples,
+        samples=dict(zip(indices, zip(first, second, strict=True), strict=True)),
+        batch=(batch, digest(subject.read())),
+        batch_of_worker=digest(of_worker.data),
+        changed=changed(before, after),
+        others={},
+    )
+
+
+def _scan(subject: Subject) -> dict[int, str]:
+    end = time.monotonic() + _SCAN_SECONDS
+    indices = itertools.takewhile(lambda _: time.monotonic() < end, range(subject.num_samples))
+    return {index: digest(subject.reader.read(0, (index,))) for index in indices}
+
+
+def _probe_passes(subject: Subject) -> Passes:
+    model = subject.model
+    data = subject.to_device(subject.read())
+    state = {
+        name: value.clone() for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)
+    }
+    parameters = dict(model.named_parameters())
+    hidden = hidden_state(model, task=subject.task)
+    results, calls = [], []
+    changed_hidden: list[str] = []
+    changed_state: set[str] = set()
+    for _ in range(2):
+        set_random_state(lane_seed(subject.seed, subject.turn.step, subject.turn.lane))
+        with recording(model) as recorded:
+            loss, gradients = subject.gradients(data, len(subject.own_indices))
+        results.append(digest(loss.sum, loss.weight, gradients))
+        calls.append(recorded)
+        if not changed_hidden:
+            changed_hidden = changed(hidden, hidden_state(model, task=subject.task))
+        for name, value in model.state_dict().items():
+            if name in state and not torch.equal(value, state[name]):
+                changed_state.add(name)
+                with torch.no_grad():
+                    value.copy_(state[name])
+    return Passes(
+        results=(results[0], results[1]),
+        calls=(calls[0], calls[1]),
+        changed=changed_hidden,
+        changed_parameters=sorted(changed_state & parameters.keys()),
+        changed_buffers=sorted(changed_state - parameters.keys()),
+    )

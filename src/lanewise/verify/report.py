@@ -1,0 +1,109 @@
+"""What verification says: a table, the causes, and one line that counts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from lanewise.config import RunConfig
+from lanewise.verify.diagnose import Finding
+from lanewise.verify.layout import Layout
+from lanewise.verify.trace import CHECKS, StepTrace
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of `verify`."""
+
+    config: RunConfig
+    layouts: Sequence[Layout]
+    """One process, one process again, and the others."""
+    findings: Sequence[Finding]
+    notes: Sequence[str]
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether all layouts compute the same, and nothing was found that could make them differ."""
+        return not self.findings
+
+    @property
+    def steps(self) -> Sequence[StepTrace]:
+        """The steps that one process took."""
+        trace = self.layouts[0].trace
+        return [] if trace is None else trace.steps
+
+    def describe_steps(self) -> str:
+        """Say what was run."""
+        batch = self.config.batch
+        steps = [str(step.step) for step in self.steps]
+        sizes = [sum(map(len, step.samples.values())) for step in self.steps]
+        rest = ""
+        if sizes and sizes[-1] < batch.global_batch_size:
+            rest = f", the last one with {sizes[-1]} of {batch.global_batch_size} samples"
+        return (
+            f"steps {', '.join(steps)}{rest}; {batch.num_lanes} lanes; precision {self.config.precision}; "
+            "compared with one process, byte for byte"
+        )
+
+    def table(self) -> Table:
+        """Draw layout x check: `same`, or where the first difference is."""
+        table = Table(box=None, pad_edge=False)
+        for name in ("layout", *CHECKS):
+            table.add_column(name, no_wrap=True)
+        for layout in self._rows():
+            if layout.trace is None:
+                table.add_row(layout.name, "failed", *[""] * (len(CHECKS) - 1))
+            else:
+                found = layout.differences
+                table.add_row(layout.name, *(str(found[c]) if c in found else "same" for c in CHECKS))
+        return table
+
+    def lines(self) -> Iterator[str]:
+        """Say what the table does not show; the last line is the result."""
+        for layout in self.layouts[2:]:
+            close = layout.results[0].close if layout.results else None
+            if close is not None:
+                yield (
+                    f"close, {layout.name}: gradients differ by at most {close.worst:.3f} of their bound; "
+                    f"weights after the steps by {close.weights:.1e} (not judged)"
+                )
+        for note in self.notes:
+            yield f"note: {note}"
+        for finding in self.findings:
+            yield f"found: {finding.cause}\n  {finding.evidence}\n  {finding.remedy}"
+        names = [layout.name for layout in self.layouts if layout.name != "1 again"]
+        listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        if self.is_verified:
+            yield f"verified: {listed} compute the same bytes"
+        else:
+            what = f"{len(self.findings)} cause{'s' if len(self.findings) > 1 else ''}"
+            yield f"not verified: {what} found, why {listed} do not, or need not, compute the same"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON takes it."""
+        return {
+            "verified": self.is_verified,
+            "steps": [step.step for step in self.steps],
+            "num_lanes": self.config.batch.num_lanes,
+            "layouts": [_layout_to_json(layout) for layout in self._rows()],
+            "findings": [asdict(finding) for finding in self.findings],
+            "notes": list(self.notes),
+        }
+
+    def _rows(self) -> list[Layout]:
+        return [*self.layouts[1:], *(layout.resumed for layout in self.layouts if layout.resumed)]
+
+
+def _layout_to_json(layout: Layout) -> dict[str, Any]:
+    close = layout.results[0].close if layout.results else None
+    return {
+        "name": layout.name,
+        "num_processes": len(layout.results),
+        "failure": layout.failure or None,
+        "differences": {
+            check: {"place": one.place, "values": [repr(value) for value in one.values]}
+            for check, one in layout.differences.items()
+        },
+        "close": None if close is None else asdict(close),
+    }

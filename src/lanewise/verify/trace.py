@@ -1,0 +1,156 @@
+"""What a few steps of a run did, as digests, and where two runs part."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from lanewise.data import LaneBatch, digest
+from lanewise.engine import Engine
+from lanewise.engine.lane import to_device
+from lanewise.lanes import Schedule
+from lanewise.world.world import World
+
+CHECKS = ("samples", "tensors", "loss", "gradients", "weights", "buffers", "options", "evaluation")
+"""What is compared, in the order in which one follows from another within a step."""
+
+
+@dataclass
+class StepTrace:
+    """One step, as all ranks together saw it."""
+
+    step: int
+    samples: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Dataset indices of each lane."""
+    tensors: dict[int, str] = field(default_factory=dict)
+    """Digest of what each lane's forward got."""
+    loss: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Loss sum and weight of each lane."""
+    gradients: dict[str, str] = field(default_factory=dict)
+    """By parameter, after clipping."""
+    weights: dict[str, str] = field(default_factory=dict)
+    """After the update."""
+    buffers: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+    """Of the optimizer's groups, the learning rate among them, as the update used them."""
+    changed_outside: list[str] = field(default_factory=list)
+    """Parameters that something other than the optimizer changed."""
+
+
+@dataclass
+class Trace:
+    """Some steps and what came of them; equal for equal runs."""
+
+    steps: list[StepTrace] = field(default_factory=list)
+    evaluation: dict[str, float] = field(default_factory=dict)
+    hidden: dict[str, str] = field(default_factory=dict)
+    """Digests of values outside of parameters and buffers, at the end; not compared by themselves."""
+
+    def values(self) -> Iterator[tuple[str, str, Mapping[Any, Any]]]:
+        """Yield check, place and values, in the order in which one follows from another."""
+        for step in self.steps:
+            for check in CHECKS[:-1]:
+                yield check, f"step {step.step}", getattr(step, check)
+        yield "evaluation", "", self.evaluation
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two traces first part in one check."""
+
+    check: str
+    place: str
+    """As `step 2, lane 1` or `step 0, head.weight`."""
+    values: tuple[Any, Any]
+    num_others: int = 0
+    """How many more of the same kind there are at this place."""
+
+    def __str__(self) -> str:
+        more = f" (and {self.num_others} more)" if self.num_others else ""
+        return f"{self.place}{more}"
+
+
+def compare(reference: Trace, other: Trace) -> dict[str, Difference]:
+    """Return the first difference of each check that has one, the earliest one first.
+
+    A trace that begins later is compared from there on.
+    """
+    num_missing = len(reference.steps) - len(other.steps)
+    reference = Trace(reference.steps[num_missing:], reference.evaluation)
+    found: dict[str, Difference] = {}
+    for (check, place, mine), (_, _, theirs) in zip(reference.values(), other.values(), strict=True):
+        # By the text: a NaN equals itself.
+        names = [name for name in {**mine, **theirs} if repr(mine.get(name)) != repr(theirs.get(name))]
+        if check not in found and names:
+            name = f"lane {names[0]}" if isinstance(names[0], int) else names[0]
+            where = ", ".join(filter(None, (place, name)))
+            values = (mine.get(names[0]), theirs.get(names[0]))
+            found[check] = Difference(check, where, values, len(names) - 1)
+    return found
+
+
+def choose_steps(schedule: Schedule, num_steps: int, last_step: int) -> list[int]:
+    """Return the first steps of the run, with the last one of the epoch, which may be partial, among them."""
+    num_steps = min(num_steps, last_step)
+    steps = list(range(num_steps))
+    epoch_end = schedule.steps_per_epoch - 1
+    return steps if epoch_end in steps else [*steps[:-1], epoch_end]
+
+
+def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[StepTrace]:
+    """Take these steps one after the other, and trace each. Collective: every rank must call this."""
+    optimizer = engine.training.optimizer
+    weights = _digests(engine.training.model.named_parameters())
+    trace = StepTrace(-1)
+
+    def look(_optimizer: Optimizer, *_: Any) -> None:
+        before = _digests(engine.training.model.named_parameters())
+        trace.changed_outside = [name for name in weights if weights[name] != before[name]]
+        trace.gradients = _digests(
+            (name, one.grad) for name, one in engine.training.model.named_parameters() if one.grad is not None
+        )
+        trace.options = _options(optimizer)
+
+    handle = optimizer.register_step_pre_hook(look)
+    try:
+        for step in steps:
+            trace = StepTrace(step)
+            batches = to_device(engine.loader.batches(step, step + 1), world.device)
+            report = engine.train_step.run(_noting(batches, trace))
+            trace.loss = {lane.lane: (lane.loss_sum, lane.weight) for lane in report.totals.lanes}
+            weights = trace.weights = _digests(engine.training.model.named_parameters())
+            trace.buffers = _digests(engine.training.model.named_buffers())
+            for other in world.all_gather_object((trace.samples, trace.tensors)):
+                trace.samples |= other[0]
+                trace.tensors |= other[1]
+            trace.samples = dict(sorted(trace.samples.items()))
+            trace.tensors = dict(sorted(trace.tensors.items()))
+            yield trace
+    finally:
+        handle.remove()
+
+
+def _noting(batches: Iterator[LaneBatch], trace: StepTrace) -> Iterator[LaneBatch]:
+    for batch in batches:
+        if batch.indices:
+            trace.samples[batch.turn.lane] = batch.indices
+            trace.tensors[batch.turn.lane] = digest(batch.data)
+        yield batch
+
+
+def _digests(named: Any) -> dict[str, str]:
+    return {name: digest(tensor) for name, tensor in named}
+
+
+def _options(optimizer: Optimizer) -> dict[str, str]:
+    """Return the options of each group; tensors among them as numbers."""
+    options = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key not in ("params", "param_names"):
+                plain = value.tolist() if isinstance(value, torch.Tensor) else value
+                options[f"{key} of group {number}"] = json.dumps(plain, default=repr)
+    return options

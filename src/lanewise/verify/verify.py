@@ -1,0 +1,110 @@
+"""Runs every layout, one after the other, and brings what they found together."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from lanewise.config import RunConfig
+from lanewise.errors import LaunchError
+from lanewise.jobs.start import start
+from lanewise.verify.diagnose import diagnose, notes
+from lanewise.verify.job import Result, ResumeJob, VerifyJob
+from lanewise.verify.layout import Layout
+from lanewise.verify.report import Report
+
+
+def verify(
+    config: RunConfig,
+    devices: Sequence[int],
+    *,
+    num_steps: int,
+    resumes: bool = False,
+    show: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Run a few steps on each number of devices, and compare everything with one process.
+
+    Each layout runs in fresh processes of this machine, in `exact` whatever the configuration says.
+
+    Args:
+        config: the run; nothing is written to its run_dir.
+        devices: numbers of processes; one process is always run, twice.
+        num_steps: steps to take, the last one of the epoch among them.
+        resumes: whether each layout also goes on from a checkpoint of another one.
+        show: told what is being run.
+
+    Raises:
+        ConfigError: if a class or a device is not what it should be.
+        LaunchError: if one process alone fails already.
+    """
+    counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]
+    names = ["1 process", "1 again", *(f"{count} processes" for count in counts[2:])]
+    with tempfile.TemporaryDirectory(prefix="lanewise-verify-") as folder:
+        jobs = [
+            VerifyJob(
+                _in_exact(config, count),
+                folder=Path(folder),
+                name=str(number),
+                num_steps=num_steps,
+                judges_close=config.distributed.equality == "close",
+                is_reference=number == 0,
+            )
+            for number, count in enumerate(counts)
+        ]
+        layouts: list[Layout] = []
+        for name, job in zip(names, jobs, strict=True):
+            show(name)
+            layouts.append(_run(name, job, may_fail=bool(layouts)))
+            layouts[-1].compare_with(layouts[0])
+        if resumes:
+            _resume(jobs, layouts, show)
+    findings = diagnose(layouts)
+    return Report(config, layouts, findings, notes(layouts[0]))
+
+
+def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[Layout], show: Callable[[str], None]) -> None:
+    """Let each layout go on from what the one before it saved, and the first from the last one's."""
+    numbers = [number for number, layout in enumerate(layouts) if layout.trace is not None and number != 1]
+    for position, number in enumerate(numbers):
+        job, saved_by = jobs[number], jobs[numbers[position - 1]]
+        name = f"{layouts[number].name}, going on from {layouts[numbers[position - 1]].name}"
+        show(name)
+        resume_job = ResumeJob(
+            job.config,
+            folder=job.folder,
+            name=f"{job.name}-resumed",
+            num_steps=job.num_steps,
+            judges_close=False,
+            resumes=saved_by.name,
+        )
+        resumed = layouts[number].resumed = _run(name, resume_job, may_fail=True)
+        resumed.compare_with(layouts[0])
+
+
+def _run(name: str, job: VerifyJob, *, may_fail: bool) -> Layout:
+    try:
+        results: list[Result] = start(job, is_fresh=True)
+    except LaunchError as error:
+        if not may_fail:
+            raise
+        return Layout(name, failure=str(error))
+    return Layout(name, results, failure=results[0].error)
+
+
+def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
+    """Return the configuration for a number of processes, which share GPUs if there are too few."""
+    num_gpus = 0 if config.distributed.device_type == "cpu" else torch.cuda.device_count()
+    devices: int | tuple[str, ...] = num_devices
+    if num_gpus and num_devices > num_gpus:
+        devices = tuple(f"cuda:{rank % num_gpus}" for rank in range(num_devices))
+    distributed = replace(
+        config.distributed,
+        devices=devices,
+        equality="exact",
+        reducer="single" if num_devices == 1 else "ddp",
+        max_restarts=0,
+        backend="auto",
+    )
+    return replace(config, distributed=distributed)

@@ -1,0 +1,435 @@
+"""Planted mistakes: what makes the number of processes matter. Each has a correct twin and two models.
+
+A mistake that only one of the two models can make is made by that one.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, get_worker_info
+from torchmetrics import Metric
+
+from lanewise import Loss, Task
+from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, RunConfig, TrainConfig
+
+NUM_SAMPLES, WIDTH = 45, 6
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+class Rows(Dataset[Any]):
+    """Rows of numbers, each with a mask of its own."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.rows = torch.randn(NUM_SAMPLES, WIDTH, generator=generator)
+        self.masks = torch.rand(NUM_SAMPLES, WIDTH, generator=generator) < 0.6
+        self.masks[:, 0] = True
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index], self.masks[index]
+
+
+class Songs(Dataset[Any]):
+    """Sequences of 2 to 7 notes, as token numbers from 1 on."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(2)
+        lengths = torch.randint(2, 8, (NUM_SAMPLES,), generator=generator).tolist()
+        self.songs = [torch.randint(1, 9, (length,), generator=generator) for length in lengths]
+
+    def __len__(self) -> int:
+        return len(self.songs)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.songs[index]
+
+
+class Planted(Task):
+    """Correct. A mistake overrides one of the small methods, and does the right thing unless `wrong`."""
+
+    def __init__(self, wrong: bool) -> None:
+        self.wrong = wrong
+
+    def network(self) -> nn.Module:
+        raise NotImplementedError
+
+    def samples(self) -> Dataset[Any]:
+        raise NotImplementedError
+
+    def errors(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """Return the loss of every unit: an element of a row, a note."""
+        raise NotImplementedError
+
+    def build_model(self) -> nn.Module:
+        return self.network()
+
+    def train_dataset(self) -> Dataset[Any]:
+        return self.samples()
+
+    def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
+        return {"held_out": self.samples()}
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return self.errors(model, batch)
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Loss | torch.Tensor:
+        return Loss(outputs.sum(), outputs.numel())
+
+
+class RowTask(Planted):
+    def network(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, WIDTH)
+        )
+
+    def samples(self) -> Dataset[Any]:
+        return Rows()
+
+    def errors(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        rows, masks = batch
+        return (model(rows) - rows).square()[masks]
+
+
+class Singer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes = nn.Embedding(9, 8, padding_idx=0)
+        self.memory = nn.GRU(8, 8, batch_first=True)
+        self.out = nn.Linear(8, 9)
+
+    def forward(self, songs: torch.Tensor) -> torch.Tensor:
+        hidden, _ = self.memory(F.dropout(self.notes(songs), 0.1, self.training))
+        return self.out(hidden)
+
+
+class SongTask(Planted):
+    def network(self) -> nn.Module:
+        return Singer()
+
+    def samples(self) -> Dataset[Any]:
+        return Songs()
+
+    def collate(self, samples: list[Any]) -> Any:
+        return nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+    def errors(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        logits, targets = model(batch[:, :-1]), batch[:, 1:]
+        return F.cross_entropy(logits[targets > 0], targets[targets > 0], reduction="none")
+
+
+class Nothing(Planted):
+    """Is right in any case."""
+
+
+class MeanOfMeans(Planted):
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Loss | torch.Tensor:
+        return outputs.mean() if self.wrong else super().loss(outputs, batch)
+
+
+class Read(Dataset[Any]):
+    """Reads from another dataset and adds something to what is a tensor of floats, or shifts the notes."""
+
+    def __init__(self, inner: Dataset[Any], what: str) -> None:
+        self.inner = inner
+        self.what = what
+        self.count = 0
+        self.generator = torch.Generator().manual_seed(3)
+        self.constant = int.from_bytes(os.urandom(4)) if what == "process" else 0
+
+    def __len__(self) -> int:
+        return len(self.inner) // (world_size() if self.what == "part" else 1)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Any:
+        if self.what == "part":
+            index = index * world_size() + rank()
+        if self.what == "moved":
+            index = (index + rank() * NUM_SAMPLES // 2) % NUM_SAMPLES
+        sample = self.inner[index]
+        self.count += 1
+        info = get_worker_info()
+        amount = {
+            "": 0,
+            "default": int(torch.randint(8, ())),
+            "generator": int(torch.randint(8, (), generator=self.generator)),
+            "time": time.time_ns() // 1000,
+            "rank": rank(),
+            "process": self.constant,
+            "count": self.count,
+            "worker": 0 if info is None else 1 + info.id,
+            "part": 0,
+            "moved": 0,
+        }[self.what]
+        if isinstance(sample, tuple):
+            return sample[0] + amount % 8 / 8, *sample[1:]
+        return (sample + amount) % 8 + 1
+
+
+def reading(what: str, twin: str) -> Any:
+    class Reading(Planted):
+        def samples(self) -> Dataset[Any]:
+            return Read(super().samples(), what if self.wrong else twin)
+
+    return Reading
+
+
+class Within(nn.Module):
+    """Multiplies by something that ought to be 1, or nearly."""
+
+    def __init__(self, inner: nn.Module, what: str) -> None:
+        super().__init__()
+        self.inner = inner
+        self.what = what
+        self.noise = torch.Generator().manual_seed(4)
+        self.level = torch.zeros(())
+        self.register_buffer("kept_level", torch.zeros(()))
+        self.teacher = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:  # noqa: C901 - one case for each mistake
+        result = self.inner(given)
+        spread = result.detach().square().mean()
+        match self.what:
+            case "generator":
+                return result * (1 + 0.1 * torch.rand(result.shape, generator=self.noise))
+            case "default":
+                return result * (1 + 0.1 * torch.rand(result.shape))
+            case "time":
+                return result * (1 + time.time_ns() % 1000 / 10_000)
+            case "rank":
+                return result * (1 + 0.1 * rank())
+            case "size":
+                return result / world_size()
+            case "kernel":
+                return unsteady(result)
+            case "steady kernel":
+                return steady(result)
+            case "level in training":
+                self.level = 0.9 * self.level + 0.1 * spread
+                return result * (1 + self.level)
+            case "level in evaluation":
+                if self.training:
+                    self.level = 0.9 * self.level + 0.1 * spread
+                    return result
+                return result * (1 + self.level)
+            case "buffer":
+                if self.training:
+                    self.kept_level.mul_(0.9).add_(0.1 * spread)
+                    return result
+                return result * (1 + self.kept_level)
+            case "decay":
+                with torch.no_grad():
+                    for parameter in self.inner.parameters():
+                        parameter.mul_(0.999)
+                return result
+            case "teacher":
+                with torch.no_grad():
+                    self.teacher.mul_(0.9).add_(0.1 * spread)
+                return result
+            case "talk":
+                mean = spread.clone()
+                if dist.is_initialized():
+                    dist.all_reduce(mean)
+                return result / (1 + mean / world_size())
+        return result
+
+
+def within(what: str, twin: str) -> Any:
+    class Computing(Planted):
+        def network(self) -> nn.Module:
+            return Within(super().network(), what if self.wrong else twin)
+
+    return Computing
+
+
+@torch.library.custom_op("mistakes::unsteady", mutates_args=())
+def unsteady(given: torch.Tensor) -> torch.Tensor:
+    return given * (1 + int.from_bytes(os.urandom(1)) / 2560)
+
+
+@torch.library.custom_op("mistakes::steady", mutates_args=())
+def steady(given: torch.Tensor) -> torch.Tensor:
+    return given * 1.5
+
+
+unsteady.register_autograd(lambda _, gradient: gradient)
+steady.register_autograd(lambda _, gradient: gradient * 1.5)
+
+
+class KnowsTheSize(LRScheduler):
+    """Raises the learning rate with the number of processes, as people once learnt to do by hand."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, wrong: bool) -> None:
+        self.factor = world_size() if wrong else 2
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        return [rate * self.factor for rate in self.base_lrs]
+
+
+class GroupsKnowTheSize(Planted):
+    def parameter_groups(self, model: nn.Module) -> Any:
+        return [{"params": list(model.named_parameters()), "lr": 0.1 * (world_size() if self.wrong else 1)}]
+
+
+class MeanError(Metric):
+    """Keeps a mean, which two copies cannot merge, or a sum and a count."""
+
+    def __init__(self, wrong: bool) -> None:
+        super().__init__()
+        self.wrong = wrong
+        self.add_state("mean", torch.zeros(()), dist_reduce_fx="mean")
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, errors: torch.Tensor) -> None:
+        self.total += errors.sum()
+        self.count += errors.numel()
+        self.mean = self.total / self.count
+
+    def compute(self) -> torch.Tensor:
+        return self.mean if self.wrong else self.total / self.count
+
+
+class LargestError(Metric):
+    """Keeps the largest error in a plain attribute, or in a state."""
+
+    def __init__(self, wrong: bool) -> None:
+        super().__init__()
+        self.wrong = wrong
+        self.seen = torch.zeros(())
+        self.add_state("largest", torch.zeros(()), dist_reduce_fx="max")
+
+    def update(self, errors: torch.Tensor) -> None:
+        self.seen = torch.maximum(self.seen, errors.max())
+        self.largest = torch.maximum(self.largest, errors.max())
+
+    def compute(self) -> torch.Tensor:
+        return self.seen if self.wrong else self.largest
+
+
+def measuring(metric: type[Metric]) -> Any:
+    class Measuring(Planted):
+        def build_metrics(self) -> Mapping[str, Metric]:
+            return {"error": metric(self.wrong)}
+
+        def update_metrics(self, metrics: Mapping[str, Metric], outputs: Any, batch: Any) -> None:
+            metrics["error"].update(outputs)
+
+    return Measuring
+
+
+class Heavy(torch.optim.SGD):
+    """Has momentum of its own, in an attribute that no state dict has, or in the state."""
+
+    def __init__(self, parameters: Any, wrong: bool) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.0 if wrong else 0.9)
+        self.velocity: dict[Any, torch.Tensor] = {}
+        self.wrong = wrong
+
+    def step(self, closure: Any = None) -> None:
+        if self.wrong:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        old = self.velocity.get(parameter, torch.zeros_like(parameter))
+                        self.velocity[parameter] = parameter.grad = 0.9 * old + parameter.grad
+        super().step()
+
+
+class Forgetful(LRScheduler):
+    """Halves the rate with each step, in an attribute that it leaves out of its state, or keeps in it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, wrong: bool) -> None:
+        self.wrong = wrong
+        self.rate = 0.2
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        self.rate /= 2
+        return [self.rate for _ in self.base_lrs]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in super().state_dict().items() if key != "rate" or not self.wrong}
+
+
+def both(mistake: Any, name: str) -> dict[str, Any]:
+    """Make the mistake with each of the two models."""
+    return {
+        f"{name} {base.__name__}": type(name, (mistake, base), {"__module__": __name__})
+        for base in (RowTask, SongTask)
+    }
+
+
+TASKS: dict[str, Any] = {
+    **both(MeanOfMeans, "mean of means"),
+    **both(reading("generator", "default"), "generator of the dataset"),
+    **both(reading("time", "default"), "time in the dataset"),
+    **both(reading("count", ""), "items that drift"),
+    **both(reading("worker", ""), "items that know their worker"),
+    **both(reading("process", ""), "items of the process"),
+    **both(reading("rank", ""), "items that know the rank"),
+    **both(reading("part", ""), "dataset that shards itself"),
+    **both(reading("moved", ""), "dataset that begins elsewhere"),
+    **both(within("generator", "default"), "generator of the model"),
+    **both(within("time", "default"), "time in the forward"),
+    **both(within("rank", ""), "forward that knows the rank"),
+    **both(within("size", ""), "forward that divides by the number of processes"),
+    **both(within("kernel", "steady kernel"), "kernel"),
+    **both(within("level in training", "buffer"), "running level in training"),
+    **both(within("level in evaluation", "buffer"), "running level in evaluation"),
+    **both(within("decay", ""), "decay in the forward"),
+    **both(within("teacher", "buffer"), "teacher"),
+    **both(within("talk", ""), "forward that talks"),
+    **both(GroupsKnowTheSize, "groups that know the size"),
+    **both(measuring(MeanError), "mean as a state"),
+    **both(measuring(LargestError), "metric with an attribute"),
+    **both(Nothing, "nothing"),
+}
+
+
+def make(name: str, model: str, wrong: bool) -> Planted:
+    """Build a task by the name of its mistake; for `class_path`."""
+    task: Planted = TASKS[f"{name} {model}"](wrong)
+    return task
+
+
+class Named(Task):
+    """Stands in a configuration for a task that has no name."""
+
+    def __new__(cls, name: str, model: str, wrong: bool) -> Any:
+        return make(name, model, wrong)
+
+    build_model = train_dataset = forward = loss = None  # type: ignore[assignment]
+
+
+def config(name: str, model: str, wrong: bool, **sections: Any) -> RunConfig:
+    """Return the configuration of a run in four lanes: two full steps and a partial one an epoch."""
+    path = partial("{}.{}".format, __name__)
+    given = {
+        "optimizer": ClassConfig(class_path="torch.optim.SGD", init_args={"lr": 0.1}),
+        **sections,
+    }
+    return RunConfig(
+        task=ClassConfig(class_path=path("Named"), init_args={"name": name, "model": model, "wrong": wrong}),
+        batch=BatchConfig(global_batch_size=16, micro_batch_size=4),
+        train=TrainConfig(epochs=2, run_dir="never-made"),
+        distributed=DistributedConfig(device_type="cpu", equality="exact"),
+        **given,
+    )

@@ -1,0 +1,118 @@
+"""Every planted mistake is caught and named, in two models each; its correct twin passes."""
+
+import json
+from typing import Any
+
+import pytest
+
+from lanewise.config import ClassConfig, RunConfig
+from lanewise.testing import run_distributed
+from lanewise.verify import verify as module
+from lanewise.verify.job import VerifyJob
+from lanewise.verify.report import Report
+from lanewise.world.determinism import set_determinism
+from lanewise.world.world import World
+from tests.distributed import mistakes
+
+MODELS = ("RowTask", "SongTask")
+
+
+def run_job(world: World, job: VerifyJob) -> Any:
+    set_determinism("exact", threads=1)
+    return job.run(world)
+
+
+def start(job: VerifyJob, *, is_fresh: bool) -> Any:
+    """Start processes in a fraction of the time that `jobs.start` needs, from a server that has torch."""
+    assert is_fresh
+    return run_distributed(run_job, job.config.distributed.num_devices or 1, job)[0]
+
+
+@pytest.fixture(autouse=True)
+def _fast_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "start", start)
+
+
+def verify(config: RunConfig, *devices: int, **options: Any) -> Report:
+    report = module.verify(config, devices or [2], num_steps=3, **options)
+    json.dumps(report.to_json())
+    return report
+
+
+READS = "a sample differs from read to read"
+GENERATOR = "random numbers from a generator that lanewise does not seed"
+HIDDEN = "state outside of parameters and buffers"
+OUTSIDE = "a parameter is changed outside of the optimizer"
+NO_MERGE = "a metric is no merge of its states"
+
+CAUSES = {
+    "mean of means": "the loss is a mean of means",
+    "generator of the dataset": READS,
+    "time in the dataset": READS,
+    "items that drift": READS,
+    "items that know their worker": "a sample depends on the loader's process",
+    "items of the process": "samples depend on the process or the time",
+    "items that know the rank": "samples depend on the rank or the number of processes",
+    "dataset that shards itself": "the dataset shards itself by rank",
+    "dataset that begins elsewhere": "the dataset shards itself by rank",
+    "generator of the model": GENERATOR,
+    "time in the forward": "a value from outside of the model changes from forward to forward",
+    "forward that knows the rank": "the forward or the loss depends on the rank or the number of processes",
+    "forward that divides by the number of processes": (
+        "the forward or the loss depends on the rank or the number of processes"
+    ),
+    "kernel": "an operator is not deterministic",
+    "running level in training": HIDDEN,
+    "running level in evaluation": HIDDEN,
+    "decay in the forward": OUTSIDE,
+    "teacher": OUTSIDE,
+    "forward that talks": "the forward depends on the layout",
+    "groups that know the size": (
+        "the learning rate or another option of the optimizer depends on the number of processes"
+    ),
+    "mean as a state": NO_MERGE,
+    "metric with an attribute": NO_MERGE,
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_mistake_is_named_and_its_twin_passes(name, model):
+    report = verify(mistakes.config(name, model, wrong=True))
+    assert not report.is_verified
+    assert [finding.cause for finding in report.findings] == [CAUSES[name]]
+    twin = verify(mistakes.config(name, model, wrong=False))
+    assert (twin.is_verified, list(twin.findings)) == (True, [])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_scheduler_that_knows_the_size_is_named(model):
+    def scheduled(wrong: bool) -> RunConfig:
+        scheduler = ClassConfig(class_path=f"{mistakes.__name__}.KnowsTheSize", init_args={"wrong": wrong})
+        return mistakes.config("nothing", model, wrong, scheduler=scheduler)
+
+    (finding,) = verify(scheduled(True)).findings
+    assert finding.cause == CAUSES["groups that know the size"]
+    assert finding.evidence == "step 0, lr of group 0 is 0.1 in one process and 0.2 in 2 processes."
+    assert verify(scheduled(False)).is_verified
+
+
+FORGETTING = {
+    "optimizer": ("Heavy", "velocity"),
+    "scheduler": ("Forgetful", "rate"),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("section", FORGETTING)
+def test_state_that_does_not_survive_is_named(section, model):
+    name, attribute = FORGETTING[section]
+
+    def forgetting(wrong: bool) -> RunConfig:
+        forgetful = ClassConfig(class_path=f"{mistakes.__name__}.{name}", init_args={"wrong": wrong})
+        return mistakes.config("nothing", model, wrong, **{section: forgetful})
+
+    (finding,) = verify(forgetting(True), resumes=True).findings
+    assert finding.cause == "state that a checkpoint does not hold"
+    assert f"{section}.{attribute}" in finding.evidence
+    assert verify(forgetting(False), 3, resumes=True).is_verified
