@@ -15,6 +15,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # run_distributed forks from this server: what it has imported, no rank has to import again.
 forkserver.set_forkserver_preload(
-    ["lanewise.testing", "lanewise.engine", "torchmetrics.classification", "torchmetrics.retrieval"]
+    [
+        "lanewise.testing",
+        "lanewise.engine",
+        "lanewise.verify.job",
+        "torch._dynamo",  # every optimizer imports it: one second of CPU time
+        "torchmetrics.classification",
+        "torchmetrics.retrieval",
+    ]
 )
 forkserver.ensure_running()

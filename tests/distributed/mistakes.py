@@ -203,6 +203,10 @@ class Within(nn.Module):
         self.teacher = nn.Parameter(torch.ones(1), requires_grad=False)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:  # noqa: C901 - one case for each mistake
+        if self.what == "decay":
+            with torch.no_grad():
+                for parameter in self.inner.parameters():
+                    parameter.mul_(0.999)
         result = self.inner(given)
         spread = result.detach().square().mean()
         match self.what:
@@ -233,11 +237,6 @@ class Within(nn.Module):
                     self.kept_level.mul_(0.9).add_(0.1 * spread)
                     return result
                 return result * (1 + self.kept_level)
-            case "decay":
-                with torch.no_grad():
-                    for parameter in self.inner.parameters():
-                        parameter.mul_(0.999)
-                return result
             case "teacher":
                 with torch.no_grad():
                     self.teacher.mul_(0.9).add_(0.1 * spread)
@@ -371,10 +370,12 @@ class Forgetful(LRScheduler):
 
 def both(mistake: Any, name: str) -> dict[str, Any]:
     """Make the mistake with each of the two models."""
-    return {
-        f"{name} {base.__name__}": type(name, (mistake, base), {"__module__": __name__})
+    made = {
+        f"{name} {base.__name__}": type(f"{name} {base.__name__}", (mistake, base), {"__module__": __name__})
         for base in (RowTask, SongTask)
     }
+    globals().update(made)  # where pickle finds them
+    return made
 
 
 TASKS: dict[str, Any] = {

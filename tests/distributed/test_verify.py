@@ -1,6 +1,7 @@
 """Every planted mistake is caught and named, in two models each; its correct twin passes."""
 
 import json
+import multiprocessing
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ MODELS = ("RowTask", "SongTask")
 
 def run_job(world: World, job: VerifyJob) -> Any:
     set_determinism("exact", threads=1)
+    multiprocessing.set_start_method(
+        "fork", force=True
+    )  # for loader workers, as in a process of `jobs.start`
     return job.run(world)
 
 

@@ -174,7 +174,7 @@ def test_another_model_is_an_error_that_names_what_does_not_fit(stopped, devices
     done = train(stopped, "--resume", "--task.init_args.width", 4, "--distributed.devices", devices)
     assert done.code == 2
     assert len(done.errors) == 1
-    assert "model 0.weight is (8, 1) of torch.float32 in it and (4, 1)" in done.errors[0]
+    assert "model 0.weight is (8, 1) of torch.float32 in it and (4, 1)" in done.stderr
     assert "Traceback" not in done.stderr
     assert result(stopped.parent) == before
 

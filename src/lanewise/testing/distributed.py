@@ -44,7 +44,8 @@ def run_distributed(
         TimeoutError: if some rank did not end in time.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "lanewise.testing.distributed"])
+    # torch._dynamo: every optimizer imports it, which takes a second.
+    context.set_forkserver_preload(["torch", "torch._dynamo", "lanewise.testing.distributed"])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
         call = pickle.dumps((function, args, device))

@@ -17,6 +17,7 @@ from lanewise.world.world import LocalWorld
 
 _MAX_SAMPLES = 16
 _METRIC_TOLERANCE = 1e-4
+_SMALL = 0.05
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Cut:
     @property
     def is_weighting(self) -> bool:
         """Whether the gradient is a mean over the samples with weights that depend on the cut."""
-        return not self.is_same and self.residual <= self.tolerance
+        return not self.is_same and self.residual <= _SMALL * self.difference
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def _reads_within(layouts: Sequence[Layout]) -> Iterator[Finding]:
                 f"another micro-batch{_named(reads.changed)}.",
                 remedy,
             )
-        if reads.batch_of_worker != reads.batch[0]:
+        if reads.batch_of_worker not in (None, reads.batch[0]):
             yield Finding(
                 "a sample depends on the loader's process",
                 f"the first lane's micro-batch, read in {place} and in a DataLoader worker of it, is "
@@ -130,8 +130,10 @@ def _reads_between(reference: Layout, repeat: Layout, layouts: Sequence[Layout])
                     "Draw from the default generators of torch, numpy and random, which are seeded for every "
                     "sample, and from nothing else.",
                 )
-            if differing and (moved := _moved(base, reads)):
-                yield _sharded(f"sample {moved[0]} is on {place} what sample {moved[1]} is in one process")
+            moved = _moved(base, reads, differing)
+            if len(moved) > len(differing) / 2:
+                index, other = next(iter(moved.items()))
+                yield _sharded(f"sample {index} is on {place} what sample {other} is in one process")
             if differing:
                 yield Finding(
                     "samples depend on the rank or the number of processes",
@@ -147,13 +149,10 @@ def _reads_between(reference: Layout, repeat: Layout, layouts: Sequence[Layout])
                 )
 
 
-def _moved(base: Reads, reads: Reads) -> tuple[int, int] | None:
-    """Return the index of a sample that is in the reference under another index, and that one."""
+def _moved(base: Reads, reads: Reads, indices: Sequence[int]) -> dict[int, int]:
+    """Return for those samples that the reference has under another index that index."""
     places = {digest: index for index, digest in base.others.items()}
-    for index, (digest, _) in reads.samples.items():
-        if places.get(digest, index) != index and base.samples.get(index, ("",))[0] != digest:
-            return index, places[digest]
-    return None
+    return {i: places[reads.samples[i][0]] for i in indices if reads.samples[i][0] in places}
 
 
 def _sharded(evidence: str) -> Finding:

@@ -27,8 +27,10 @@ def hidden_state(model: nn.Module, **others: object) -> dict[str, str]:
         model: its modules' own attributes count.
         others: whatever else may hold state, by name: all that can be reached from it counts.
     """
-    seen = {id(module) for module in model.modules()} | {id(value) for value in model.parameters()}
-    seen |= {id(value) for value in model.buffers()}
+    # By identity, and kept alive: an object that goes may leave its identity to another.
+    seen: dict[int, object] = {
+        id(one): one for one in (*model.modules(), *model.parameters(), *model.buffers())
+    }
     digests: dict[str, str] = {}
     for prefix, module in model.named_modules():
         own = {key: value for key, value in vars(module).items() if key not in _OF_TORCH}
@@ -43,13 +45,13 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
-def _walk(value: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str, str]]:
+def _walk(value: Any, name: str, seen: dict[int, object], depth: int) -> Iterator[tuple[str, str]]:
     if isinstance(value, _PLAIN):
         yield name, digest(value.item() if isinstance(value, np.generic) else value)
         return
     if id(value) in seen or depth > _MAX_DEPTH or len(seen) > _MAX_VALUES:
         return
-    seen.add(id(value))
+    seen[id(value)] = value
     generator = _state_of_generator(value)
     if generator is not None:
         yield f"{name} (a generator)", digest(generator)

@@ -62,7 +62,7 @@ class VerifyJob(Job):
     def run(self, world: "World") -> Any:
         """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
-        own = probe(self.config, world.device, scans=self.is_reference)
+        own = probe(self.config, world.device, is_reference=self.is_reference)
         result = Result(own)
         if world.world_size == 1 or not own.passes.collectives:
             try:

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,11 +34,11 @@ class Reads:
     """By dataset index."""
     batch: tuple[str, str]
     """The first lane's micro-batch."""
-    batch_of_worker: str
-    """The same, read in a loader's process."""
     changed: Sequence[str]
     """Values outside of parameters and buffers that the second reads changed."""
-    others: Mapping[int, str]
+    batch_of_worker: str | None = None
+    """`batch`, read in a loader's process; None where that was not tried, or the dataset cannot be sent."""
+    others: Mapping[int, str] = field(default_factory=dict)
     """Further samples by index, as many as one second allows."""
 
 
@@ -127,19 +127,22 @@ class Subject:
         return loss, gradients
 
 
-def probe(config: RunConfig, device: torch.device, *, scans: bool) -> Probe:
+def probe(config: RunConfig, device: torch.device, *, is_reference: bool) -> Probe:
     """Do the work. No collective, unless the task makes one.
 
     Args:
         config: the run.
         device: where to compute.
-        scans: whether to read further samples, among which a misplaced one may be found.
+        is_reference: whether to read in a loader's process as well, and further samples, among which a
+            misplaced one may be found.
     """
     subject = Subject(config, device)
     weights = {name: digest(value) for name, value in subject.model.state_dict().items()}
     reads = _probe_reads(subject)
     passes = _probe_passes(subject)
-    return Probe(weights, replace(reads, others=_scan(subject)) if scans else reads, passes)
+    if is_reference:
+        reads = replace(reads, batch_of_worker=_read_in_worker(subject), others=_scan(subject))
+    return Probe(weights, reads, passes)
 
 
 def _probe_reads(subject: Subject) -> Reads:
@@ -149,16 +152,21 @@ def _probe_reads(subject: Subject) -> Reads:
     before = hidden_state(subject.model, dataset=subject.dataset, task=subject.task)
     second = [digest(subject.reader.read(0, (index,))) for index in indices]
     after = hidden_state(subject.model, dataset=subject.dataset, task=subject.task)
-    turns = [(subject.turn, subject.own_indices)]
-    (of_worker,) = read_turns(subject.reader, turns, num_workers=1)
     return Reads(
         num_samples=subject.num_samples,
         samples=dict(zip(indices, zip(first, second, strict=True), strict=True)),
         batch=(batch, digest(subject.read())),
-        batch_of_worker=digest(of_worker.data),
         changed=changed(before, after),
-        others={},
     )
+
+
+def _read_in_worker(subject: Subject) -> str | None:
+    turns = [(subject.turn, subject.own_indices)]
+    try:
+        (batch,) = read_turns(subject.reader, turns, num_workers=1)
+    except Exception:  # noqa: BLE001 - no mistake where the run has no workers; where it has, its steps fail
+        return None
+    return digest(batch.data)
 
 
 def _scan(subject: Subject) -> dict[int, str]:
