@@ -139,6 +139,14 @@ class Nothing(Planted):
     """Is right in any case."""
 
 
+class OfTheRank(Planted):
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        with torch.no_grad():
+            next(model.parameters()).add_(rank() if self.wrong else 0)
+        return model
+
+
 class MeanOfMeans(Planted):
     def loss(self, outputs: torch.Tensor, batch: Any) -> Loss | torch.Tensor:
         return outputs.mean() if self.wrong else super().loss(outputs, batch)
@@ -401,6 +409,7 @@ TASKS: dict[str, Any] = {
     **both(GroupsKnowTheSize, "groups that know the size"),
     **both(measuring(MeanError), "mean as a state"),
     **both(measuring(LargestError), "metric with an attribute"),
+    **both(OfTheRank, "initial weights of the rank"),
     **both(Nothing, "nothing"),
 }
 

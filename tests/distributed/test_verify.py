@@ -1,5 +1,6 @@
 """Every planted mistake is caught and named, in two models each; its correct twin passes."""
 
+import importlib
 import json
 import multiprocessing
 from typing import Any
@@ -13,7 +14,8 @@ from lanewise.verify.job import VerifyJob
 from lanewise.verify.report import Report
 from lanewise.world.determinism import set_determinism
 from lanewise.world.world import World
-from tests.distributed import mistakes
+from tests.distributed import mistakes, strangers
+from tests.distributed.tasks import configure
 
 MODELS = ("RowTask", "SongTask")
 
@@ -120,3 +122,45 @@ def test_state_that_does_not_survive_is_named(section, model):
     assert finding.cause == "state that a checkpoint does not hold"
     assert f"{section}.{attribute}" in finding.evidence
     assert verify(forgetting(False), 3, resumes=True).is_verified
+
+
+@pytest.mark.parametrize("task", [strangers.Images, strangers.Translation, strangers.Series])
+def test_models_that_nobody_here_wrote_verify(task):
+    report = verify(configure(task, num_lanes=4, equality="close"), 2, 3, resumes=True)
+    assert (report.is_verified, list(report.findings)) == (True, [])
+    for layout in report.layouts[2:]:
+        assert 0 < layout.results[0].close.worst < 1
+    is_of_batches = task is strangers.Images
+    assert any("as BatchNorm does" in note for note in report.notes) == is_of_batches
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Bert"])
+def test_models_of_hugging_face_verify(name):
+    tasks = importlib.import_module("tests.distributed.test_hugging_face").tasks
+    report = verify(configure(getattr(tasks, name), num_lanes=4))
+    assert (report.is_verified, list(report.findings)) == (True, [])
+
+
+def test_a_partial_last_step_is_among_the_steps():
+    report = verify(mistakes.config("nothing", "RowTask", wrong=False), 2, 3, 4)
+    assert [step.step for step in report.steps] == [0, 1, 2]
+    assert [len(step.samples) for step in report.steps] == [4, 4, 4]
+    assert report.describe_steps() == (
+        "steps 0, 1, 2, the last one with 13 of 16 samples; 4 lanes; precision float32; "
+        "compared with one process, byte for byte"
+    )
+    assert [layout.name for layout in report.layouts] == [
+        "1 process",
+        "1 again",
+        "2 processes",
+        "3 processes",
+        "4 processes",
+    ]
+
+
+def test_a_task_that_fails_on_several_processes_is_a_finding():
+    report = verify(mistakes.config("initial weights of the rank", "RowTask", wrong=True))
+    assert [finding.cause for finding in report.findings] == [
+        "the initial weights depend on the rank or the number of processes"
+    ]
+    assert "different models" in report.layouts[2].failure

@@ -40,6 +40,14 @@ class Line(Task):
         return F.mse_loss(outputs, batch[1])
 
 
+class OfTheRank(Line):
+    """Adds something to every sample that is another on each rank."""
+
+    def train_dataset(self) -> Dataset[Any]:
+        inputs, targets = super().train_dataset().tensors
+        return TensorDataset(inputs + 0.01 * RANK, targets)
+
+
 class Slow(Line):
     """Sleeps in each lane, so that there is time to end it from outside."""
 

@@ -1,7 +1,9 @@
 """Runs every layout, one after the other, and brings what they found together."""
 
+import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 from lanewise.config import RunConfig
 from lanewise.errors import LaunchError
 from lanewise.jobs.start import start
+from lanewise.lanes import lane_blocks
 from lanewise.verify.diagnose import diagnose, notes
 from lanewise.verify.job import Result, ResumeJob, VerifyJob
 from lanewise.verify.layout import Layout
@@ -39,9 +42,11 @@ def verify(
         ConfigError: if a class or a device is not what it should be.
         LaunchError: if one process alone fails already.
     """
+    for count in devices:
+        lane_blocks(config.batch.num_lanes, count)  # raises before anything is run
     counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]
     names = ["1 process", "1 again", *(f"{count} processes" for count in counts[2:])]
-    with tempfile.TemporaryDirectory(prefix="lanewise-verify-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lanewise-verify-") as folder, _temporary_files_in(folder):
         jobs = [
             VerifyJob(
                 _in_exact(config, count),
@@ -62,6 +67,20 @@ def verify(
             _resume(jobs, layouts, show)
     findings = diagnose(layouts)
     return Report(config, layouts, findings, notes(layouts[0]))
+
+
+@contextmanager
+def _temporary_files_in(folder: str) -> Iterator[None]:
+    """Let the processes that are started keep there what they would leave in /tmp: torch caches kernels."""
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
 
 
 def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[Layout], show: Callable[[str], None]) -> None:

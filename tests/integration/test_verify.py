@@ -1,0 +1,82 @@
+"""`lanewise verify` as a user runs it: real processes, the table, the exit code, and what it leaves: nothing."""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.integration.command import LANEWISE, MNIST, run, write_config
+
+
+def verify(config, tmp_path, *arguments):
+    """Run in an empty folder, with temporary files in another one."""
+    # Python's sockets, which loader workers use, need short names.
+    folders = [tmp_path / "here", Path(tempfile.mkdtemp(prefix="v"))]
+    folders[0].mkdir()
+    done = run(*LANEWISE, "verify", config, *arguments, cwd=folders[0], variables={"TMPDIR": str(folders[1])})
+    assert done.leftover == []
+    assert [list(folder.iterdir()) for folder in folders] == [[], []]
+    folders[1].rmdir()
+    return done
+
+
+def test_mnist_is_verified_and_nothing_is_left(tmp_path):
+    report = tmp_path / "report.json"
+    done = verify(MNIST, tmp_path, "--devices", "2,3", "--resume", "--json", report).require_success()
+    rows = [line.split() for line in done.stdout.splitlines() if " same " in line]
+    assert len(rows) == 6  # one process again, two, three, and three that go on
+    assert all(row[-8:] == ["same"] * 8 for row in rows)
+    assert "the last one with 32 of 64 samples" in done.stdout
+    assert "BatchNorm" in done.stdout
+    assert done.stdout.splitlines()[-1] == (
+        "verified: 1 process, 2 processes and 3 processes compute the same bytes"
+    )
+    written = json.loads(report.read_text())
+    assert written["verified"]
+    assert [layout["num_processes"] for layout in written["layouts"]] == [1, 2, 3, 1, 2, 3]
+    assert not (MNIST.parent / "runs").exists()
+
+
+def test_a_mistake_is_explained_and_the_exit_code_says_so(tmp_path):
+    config = write_config(tmp_path, task="tasks.OfTheRank", distributed={"equality": "close"})
+    done = verify(config, tmp_path, "--devices", "2", "--steps", "2")
+    assert done.code == 1
+    assert "found: samples depend on the rank or the number of processes" in done.stdout
+    assert re.search(r"sample \d+ is another one on rank 1 of 2 processes", done.stdout)
+    assert done.stdout.splitlines()[-1].startswith("not verified: 1 cause found")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--devices", "two"], "--devices must be a number from 1 on: got 'two'."),
+        (["--devices", "9"], "every process needs at least one lane: got 9 processes for 4 lanes."),
+        (["--steps"], "--steps needs a value."),
+        (["--nonsense", "1"], "nonsense"),
+    ],
+)
+def test_bad_input_is_one_error(tmp_path, arguments, said):
+    done = verify(MNIST, tmp_path, *arguments)
+    assert done.code == 2
+    assert len(done.errors) == 1
+    assert said in done.errors[0]
+
+
+def test_it_does_not_run_inside_a_world(tmp_path):
+    done = run(
+        *LANEWISE,
+        "verify",
+        MNIST,
+        variables={
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "1234",
+        },
+    )
+    assert done.code == 2
+    assert "run it without torchrun or srun" in done.errors[0]
