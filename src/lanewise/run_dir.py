@@ -21,6 +21,7 @@ class RunDir:
         best.safetensors          the best model by evaluate.best, if that is set
         checkpoints/step-000500/  the state after 500 steps, from which a run goes on
         tensorboard/              event files
+        audit/                    what every lane was given, with --audit
     """
 
     path: Path
@@ -54,6 +55,11 @@ class RunDir:
     def tensorboard(self) -> Path:
         """Folder of TensorBoard's event files."""
         return self.path / "tensorboard"
+
+    @property
+    def audit(self) -> Path:
+        """Folder of what every lane was given."""
+        return self.path / "audit"
 
     @property
     def best_model(self) -> Path:

@@ -10,7 +10,6 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Loss, Task
 
-
 # torch.nn.Transformer uses them in evaluation mode, for padded sources.
 warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
 

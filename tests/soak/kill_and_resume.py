@@ -59,7 +59,14 @@ def kill_and_resume(
     """Start a run, kill it once for each kind, and let the last attempt end; check what it was trained on."""
     folder = config.parent / "trained"
     folder.mkdir()
-    options = ["--resume", "--task.init_args.folder", folder, "--task.init_args.sleep_seconds", 0.01]
+    options = [
+        "--resume",
+        "--audit",
+        "--task.init_args.folder",
+        folder,
+        "--task.init_args.sleep_seconds",
+        0.01,
+    ]
     for attempt, kind in enumerate([*kinds, None]):
         devices = random.choice([1, 2, 3, 4])
         arguments = [*LANEWISE, "train", config, *options, "--distributed.devices", devices]
@@ -87,6 +94,7 @@ def kill_and_resume(
             f"{sorted(path.name for path in config.parent.glob('run/checkpoints/*'))}"
         )
     check_lineage(folder, num_steps)
+    run(*LANEWISE, "audit", config.parent / "run").require_success()
 
 
 def has_trained(command: Command, folder: Path, attempt: int, num_lanes: int) -> bool:

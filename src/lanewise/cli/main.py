@@ -17,6 +17,7 @@ commands:
   train CONFIG --help                    show the arguments of its classes
   evaluate RUN_OR_MODEL [--key value]    evaluate a trained model
   verify CONFIG --devices 1,2            prove that devices compute the same, or say why not
+  audit RUN                              check that every sample was trained once, where it was planned
   checkpoints RUN                        list the checkpoints of a run, and verify them
   export RUN_OR_CHECKPOINT --output F    write the weights of a checkpoint
 
@@ -29,7 +30,7 @@ a checkpoint, 130 interrupted.
 """
 
 
-_COMMANDS = ("train", "evaluate", "verify", "checkpoints", "export")
+_COMMANDS = ("train", "evaluate", "verify", "audit", "checkpoints", "export")
 """Each is a function of its name, in a module of its name beside this one."""
 
 

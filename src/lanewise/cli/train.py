@@ -17,6 +17,7 @@ Trains as CONFIG says (.yaml, .json, .toml or .jsonnet). Any key can be overridd
 
   --resume           go on from the newest good checkpoint in run_dir, if there is one
   --allow A,B        with --resume: go on although the checkpoint has other lanes, dataset or seed
+  --audit            write the sample indices and a hash of the tensors of every lane, for `lanewise audit`
 
 Under torchrun or srun each process joins the others. Give a CONFIG with --help to see the arguments of its
 classes.
@@ -37,12 +38,13 @@ def train(arguments: Sequence[str]) -> int:
         add_search_path(config)
         print(_HELP + "\n" + describe_classes(config), end="")
         return 0
-    is_resumed = "--resume" in arguments
-    arguments = [argument for argument in arguments if argument != "--resume"]
+    is_resumed, is_audited = "--resume" in arguments, "--audit" in arguments
+    arguments = [argument for argument in arguments if argument not in ("--resume", "--audit")]
     allow, arguments = _take_allow(arguments)
     if allow and not is_resumed:
         raise ConfigError("--allow says what may differ on resume: add --resume, or leave it out.")
-    job = TrainJob(load_config(arguments[0], arguments[1:]), is_resumed=is_resumed, allow=allow)
+    config = load_config(arguments[0], arguments[1:])
+    job = TrainJob(config, is_resumed=is_resumed, allow=allow, is_audited=is_audited)
     run_command(job, show=lambda _: None)
     return 0
 

@@ -4,7 +4,7 @@ import logging
 import resource
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from lanewise.callback import Callback
 from lanewise.checkpoint import save_model
-from lanewise.data import LaneLoader
+from lanewise.data import LaneBatch, LaneLoader
 from lanewise.engine.evaluate import Evaluation
 from lanewise.engine.lane import to_device
 from lanewise.engine.passes import LanePasses
@@ -66,6 +66,8 @@ class Engine:
         self.first_step = 0
         """The step with which training begins; a run that goes on begins later."""
         self.last_step = last_step
+        self.watch: Callable[[Iterator[LaneBatch]], Iterator[LaneBatch]] = lambda batches: batches
+        """Passes the batches of this process on, and may look at them."""
 
     def fit(
         self, run_dir: RunDir, callbacks: Sequence[Callback] = (), saving: Saving | None = None
@@ -126,7 +128,9 @@ class Engine:
 
     def steps(self) -> Iterator[StepReport]:
         """Take one step after the other. Collective for each step."""
-        batches = to_device(self.loader.batches(self.first_step, self.last_step), self._world.device)
+        batches = self.watch(
+            to_device(self.loader.batches(self.first_step, self.last_step), self._world.device)
+        )
         try:
             for _ in range(self.first_step, self.last_step):
                 yield self.train_step.run(batches)

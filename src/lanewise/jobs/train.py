@@ -13,6 +13,8 @@ from lanewise.run_dir import RunDir
 
 if TYPE_CHECKING:
     from lanewise.callback import Callback
+    from lanewise.engine import Engine
+    from lanewise.loggers import AuditLog
     from lanewise.world.world import World
 
 
@@ -26,6 +28,8 @@ class TrainJob(Job):
     """Whether to go on from the newest good checkpoint, if there is one."""
     allow: tuple[str, ...] = ()
     """What may differ from what the checkpoint is of."""
+    is_audited: bool = False
+    """Whether to write what every lane is given."""
     can_stop: ClassVar[bool] = True
 
     @property
@@ -53,6 +57,8 @@ class TrainJob(Job):
         # An agent that starts the processes again wants them to go on.
         if self.is_resumed or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
             resume(engine, folder, world, self.allow)
+        if self.is_audited:
+            engine.watch = self._audit(engine, world).watch
         callbacks: list[Callback] = []
         if world.rank == 0:
             folder.remove_leftovers()
@@ -87,3 +93,18 @@ class TrainJob(Job):
             values = engine.fit(self.run_dir, callbacks, saving)
         world.all_gather_object(None)  # no rank goes on before the model is on disk
         return values
+
+    def _audit(self, engine: "Engine", world: "World") -> "AuditLog":
+        """Begin the audit, or go on with it."""
+        from lanewise.loggers import AuditLog
+
+        schedule = engine.schedule
+        plan = {
+            "num_samples": schedule.num_samples,
+            "global_batch_size": schedule.global_batch_size,
+            "micro_batch_size": schedule.micro_batch_size,
+            "drop_last": schedule.drop_last,
+            "shuffle": self.config.data.shuffle,
+            "seed": self.config.train.seed,
+        }
+        return AuditLog(self.run_dir.audit, world.rank, world.world_size, engine.first_step, plan)

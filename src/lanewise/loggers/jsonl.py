@@ -21,7 +21,7 @@ class JsonlLogger(Callback):
         self._path = path
         self._file: IO[str] | None = None
         if path.exists():
-            _cut(path, first_step)
+            cut(path, first_step)
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
@@ -40,7 +40,7 @@ class JsonlLogger(Callback):
             self._file.close()
 
 
-def _cut(path: Path, first_step: int) -> None:
+def cut(path: Path, first_step: int) -> None:
     """Remove the lines from a step on, and what a killed run left unfinished."""
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines():

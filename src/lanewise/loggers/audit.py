@@ -1,0 +1,58 @@
+"""Writes what every lane was given in every step: the sample indices, and a hash of the tensors."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from lanewise.data import LaneBatch, digest
+from lanewise.loggers.jsonl import cut
+
+
+class AuditLog:
+    """The audit of one rank: a line for each lane that it carries in a step, and on rank 0 what was planned.
+
+    audit/
+        plan.jsonl          from which step on which samples were due: a line for each start of the run
+        rank-00000.jsonl    what the lanes of a rank were given; a killed run keeps its lines
+
+    Args:
+        folder: of the audit.
+        rank: of this process.
+        world_size: processes of the run; what ranks beyond it wrote earlier is cut by rank 0.
+        first_step: lines of this step and later ones are cut off, as a run that goes on writes them again.
+        plan: what determines the samples of a step.
+    """
+
+    def __init__(
+        self, folder: Path, rank: int, world_size: int, first_step: int, plan: Mapping[str, Any]
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"rank-{rank:05d}.jsonl"
+        others = [path for path in folder.glob("rank-*.jsonl") if int(path.stem[5:]) >= world_size]
+        plans = folder / "plan.jsonl"
+        for path in [self._path, *([plans, *others] if rank == 0 else [])]:
+            if path.exists():
+                cut(path, first_step)
+        if rank == 0:
+            with plans.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": first_step, **plan}) + "\n")
+
+    def watch(self, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
+        """Yield the batches, each written down first; on a GPU this waits for its copy."""
+        with self._path.open("a", encoding="utf-8", buffering=1) as file:
+            for batch in batches:
+                if batch.indices:
+                    _write(file, batch)
+                yield batch
+
+
+def _write(file: TextIO, batch: LaneBatch) -> None:
+    turn = batch.turn
+    line = {
+        "step": turn.step,
+        "lane": turn.lane,
+        "indices": list(batch.indices),
+        "tensors": digest(batch.data),
+    }
+    file.write(json.dumps(line) + "\n")

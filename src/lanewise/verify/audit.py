@@ -1,0 +1,135 @@
+"""Checks what `--audit` wrote: that every sample of every epoch was trained once, where it was planned."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lanewise.errors import CheckpointError
+from lanewise.lanes import Order, Schedule
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one lane was given in a step."""
+
+    indices: tuple[int, ...]
+    tensors: str
+    """Hash of the tensors."""
+    file: str
+    """Name of the file that says so, which names the rank."""
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found."""
+
+    problems: list[str]
+    """Each is a sample that was left out, trained twice, or in another place than planned."""
+    notes: list[str]
+    num_steps: int
+    num_epochs: int
+    """Complete epochs."""
+    num_samples: int
+    """Of all steps together."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all was as planned."""
+        return not self.problems
+
+
+class Audit:
+    """The audit of a run, over all its starts and ranks.
+
+    Args:
+        folder: `audit` in a run directory.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        plans = folder / "plan.jsonl"
+        if not plans.exists():
+            raise CheckpointError(f"there is no audit in {folder.parent}. Train with --audit.")
+        self._plans = [(line.pop("step"), line) for line in _lines(plans)]
+        self.steps: dict[int, dict[int, list[Given]]] = defaultdict(lambda: defaultdict(list))
+        """What was given, by step and lane."""
+        for path in sorted(folder.glob("rank-*.jsonl")):
+            for line in _lines(path):
+                given = Given(tuple(line["indices"]), line["tensors"], path.stem)
+                self.steps[line["step"]][line["lane"]].append(given)
+        if not self.steps:
+            raise CheckpointError(f"the audit in {folder} is empty: no step was trained.")
+        self.last_step = max(self.steps)
+
+    def check(self) -> AuditReport:
+        """Compare with the plan."""
+        problems: list[str] = []
+        notes: list[str] = []
+        num_epochs = num_samples = 0
+        for step in range(self.last_step + 1):
+            schedule, order = self._plan(step)
+            lanes = self.steps.get(step, {})
+            missing = [lane for lane in range(schedule.num_present_lanes(step)) if lane not in lanes]
+            if step == self.last_step and missing:
+                notes.append(f"step {step} is not complete: the run was stopped in it")
+            else:
+                problems += [f"step {step}, lane {lane}: nothing was trained" for lane in missing]
+            for lane, given in sorted(lanes.items()):
+                problems += _compare(step, lane, given, schedule, order)
+                num_samples += len(given[0].indices)
+            notes += _equal_tensors(step, lanes)
+            num_epochs += (step + 1) % schedule.steps_per_epoch == 0 and not missing
+        return AuditReport(problems, notes, self.last_step + 1, num_epochs, num_samples)
+
+    def compare(self, other: "Audit") -> Iterator[str]:
+        """Say where the tensors of two runs differ, in the steps that both have."""
+        for step in range(min(self.last_step, other.last_step) + 1):
+            mine, theirs = self.steps.get(step, {}), other.steps.get(step, {})
+            for lane in sorted(mine.keys() & theirs.keys()):
+                if mine[lane][0].tensors != theirs[lane][0].tensors:
+                    yield f"step {step}, lane {lane}: the tensors differ"
+
+    def _plan(self, step: int) -> tuple[Schedule, Order]:
+        """Return what was due in a step: by the last start of the run at this step or before."""
+        plan = [plan for first_step, plan in self._plans if first_step <= step][-1]
+        schedule = Schedule(
+            plan["num_samples"], plan["global_batch_size"], plan["micro_batch_size"], plan["drop_last"]
+        )
+        return schedule, Order(plan["num_samples"], seed=plan["seed"], shuffle=plan["shuffle"])
+
+
+def _compare(step: int, lane: int, given: list[Given], schedule: Schedule, order: Order) -> Iterator[str]:
+    if len(given) > 1:
+        files = ", ".join(one.file for one in given)
+        yield f"step {step}, lane {lane}: trained {len(given)} times ({files})"
+    positions = schedule.positions(step, lane)
+    due = tuple(order.indices(step // schedule.steps_per_epoch, positions.start, positions.stop).tolist())
+    for one in given:
+        if one.indices != due:
+            yield (
+                f"step {step}, lane {lane}: trained on samples {list(one.indices)} instead of {list(due)} "
+                f"({one.file})"
+            )
+
+
+def _equal_tensors(step: int, lanes: Mapping[int, list[Given]]) -> Iterator[str]:
+    """Note lanes whose tensors are equal: maybe equal samples, maybe a dataset that ignores its index."""
+    first: dict[str, int] = {}
+    for lane, given in sorted(lanes.items()):
+        other = first.setdefault(given[0].tensors, lane)
+        if other != lane:
+            yield f"step {step}: lanes {other} and {lane} got equal tensors for different samples"
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the lines, without one that a killed run left unfinished."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue

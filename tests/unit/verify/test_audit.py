@@ -1,0 +1,122 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lanewise.data import LaneBatch
+from lanewise.errors import CheckpointError
+from lanewise.lanes import Order, Schedule, lane_blocks
+from lanewise.loggers import AuditLog
+from lanewise.verify.audit import Audit
+
+SCHEDULE = Schedule(num_samples=22, global_batch_size=8, micro_batch_size=2)
+"""Three steps an epoch, the last with three lanes."""
+PLAN = {
+    "num_samples": 22,
+    "global_batch_size": 8,
+    "micro_batch_size": 2,
+    "drop_last": False,
+    "shuffle": True,
+    "seed": 0,
+}
+Change = Callable[[LaneBatch], list[LaneBatch]]
+
+
+def unchanged(batch: LaneBatch) -> list[LaneBatch]:
+    return [batch]
+
+
+def write(folder: Path, first_step: int, last_step: int, world_size: int, change: Change = unchanged) -> None:
+    order = Order(22, seed=0)
+    for rank, lanes in enumerate(lane_blocks(4, world_size)):
+        log = AuditLog(folder, rank, world_size, first_step, PLAN)
+        batches = []
+        for turn in SCHEDULE.turns(lanes, first_step, last_step):
+            indices = order.indices(turn.epoch, turn.positions.start, turn.positions.stop)
+            data = torch.from_numpy(indices)
+            batches += change(LaneBatch(turn, tuple(indices.tolist()), data))
+        assert list(log.watch(iter(batches))) == batches
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_a_run_as_planned(tmp_path, world_size):
+    write(tmp_path, 0, 7, world_size)
+    report = Audit(tmp_path).check()
+    assert (report.problems, report.notes, report.is_good) == ([], [], True)
+    assert (report.num_steps, report.num_epochs, report.num_samples) == (7, 2, 2 * 22 + 8)
+
+
+def test_a_run_that_went_on_with_other_processes(tmp_path):
+    write(tmp_path, 0, 5, 4)
+    write(tmp_path, 3, 6, 2)  # from the checkpoint of step 3
+    write(tmp_path, 6, 9, 3)
+    report = Audit(tmp_path).check()
+    assert (report.problems, report.notes, report.num_epochs) == ([], [], 3)
+
+
+def test_a_line_that_a_kill_cut_short(tmp_path):
+    write(tmp_path, 0, 4, 2)
+    path = tmp_path / "rank-00001.jsonl"
+    path.write_text(path.read_text()[:-20])
+    report = Audit(tmp_path).check()
+    assert report.is_good
+    assert report.notes == ["step 3 is not complete: the run was stopped in it"]
+    write(tmp_path, 3, 6, 1)
+    assert Audit(tmp_path).check().notes == []
+
+
+def at(step: int, lane: int, change: Change) -> Change:
+    return lambda batch: change(batch) if (batch.turn.step, batch.turn.lane) == (step, lane) else [batch]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda _: [], "step 1, lane 2: nothing was trained"),
+        (lambda batch: [batch, batch], "step 1, lane 2: trained 2 times (rank-00001, rank-00001)"),
+        (
+            lambda batch: [LaneBatch(batch.turn, (0, 1), batch.data)],
+            "step 1, lane 2: trained on samples [0, 1] instead of",
+        ),
+    ],
+)
+def test_what_is_not_as_planned_is_named(tmp_path, change, said):
+    write(tmp_path, 0, 4, 2, at(1, 2, change))
+    report = Audit(tmp_path).check()
+    assert [problem[: len(said)] for problem in report.problems] == [said]
+    assert not report.is_good
+
+
+def test_equal_tensors_in_two_lanes_are_noted(tmp_path):
+    write(tmp_path, 0, 1, 2, lambda batch: [LaneBatch(batch.turn, batch.indices, torch.zeros(2))])
+    report = Audit(tmp_path).check()
+    assert report.is_good
+    assert report.notes[0] == "step 0: lanes 0 and 1 got equal tensors for different samples"
+
+
+def test_two_runs_are_compared_by_their_tensors(tmp_path):
+    write(tmp_path / "one", 0, 4, 2)
+    write(tmp_path / "other", 0, 4, 3)
+    write(tmp_path / "third", 0, 4, 3, at(2, 1, lambda batch: [LaneBatch(batch.turn, batch.indices, 1)]))
+    one, other, third = (Audit(tmp_path / name) for name in ("one", "other", "third"))
+    assert list(one.compare(other)) == []
+    assert list(one.compare(third)) == ["step 2, lane 1: the tensors differ"]
+
+
+def test_a_plan_that_changed_on_the_way_counts_from_there_on(tmp_path):
+    write(tmp_path, 0, 3, 1)
+    other: dict[str, Any] = {**PLAN, "seed": 1}
+    AuditLog(tmp_path, 0, 1, 2, other)
+    plans = [json.loads(line) for line in (tmp_path / "plan.jsonl").read_text().splitlines()]
+    assert [(plan["step"], plan["seed"]) for plan in plans] == [(0, 0), (2, 1)]
+    assert Audit(tmp_path).check().problems == []
+
+
+@pytest.mark.parametrize("make", [lambda _: None, lambda folder: AuditLog(folder, 0, 1, 0, PLAN)])
+def test_no_audit_is_an_error(tmp_path, make):
+    make(tmp_path / "audit")
+    with pytest.raises(CheckpointError, match=r"no audit in .*--audit|audit in .* is empty"):
+        Audit(tmp_path / "audit")
