@@ -141,6 +141,12 @@ def test_models_of_hugging_face_verify(name):
     assert (report.is_verified, list(report.findings)) == (True, [])
 
 
+def test_rounding_to_16_bits_is_no_influence_of_the_cut():
+    """A transformer in bf16 was said once to let the samples of a micro-batch influence each other."""
+    report = verify(configure(strangers.Translation, num_lanes=4, precision="bf16"))
+    assert (report.is_verified, list(report.notes)) == (True, [])
+
+
 def test_a_partial_last_step_is_among_the_steps():
     report = verify(mistakes.config("nothing", "RowTask", wrong=False), 2, 3, 4)
     assert [step.step for step in report.steps] == [0, 1, 2]
