@@ -142,8 +142,8 @@ def test_models_of_hugging_face_verify(name):
 
 
 def test_rounding_to_16_bits_is_no_influence_of_the_cut():
-    """A transformer in bf16 was said once to let the samples of a micro-batch influence each other."""
-    report = verify(configure(strangers.Translation, num_lanes=4, precision="bf16"))
+    """A GPT in bf16 was said once to let the samples of a micro-batch influence each other."""
+    report = verify(mistakes.config("nothing", "SongTask", wrong=False, precision="bf16"))
     assert (report.is_verified, list(report.notes)) == (True, [])
 
 
