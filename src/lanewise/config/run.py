@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from lanewise.config.check import Above, AtLeast, Below, Section
 
-Reducer = Literal["ddp", "single"]
+Reducer = Literal["ddp", "single", "data_parallel", "balanced_data_parallel"]
 Equality = Literal["close", "exact"]
 DeviceType = Literal["auto", "cpu", "cuda"]
 PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
@@ -203,8 +203,8 @@ class DistributedConfig(Section):
     RULES = (_device_names_are_of_one_kind, _single_reduces_one_device, _nccl_runs_on_gpus)
 
     devices: Devices | None = None
-    """Processes per machine, one for each device, as a number or as a list such as [cuda:0, cuda:0]; unset:
-    one, or what the joined world has."""
+    """Devices of each machine, as a number or as a list such as [cuda:0, cuda:0]; each has a process, but for
+    data_parallel and balanced_data_parallel; unset: one, or what the joined world has."""
     reducer: Reducer = "ddp"
     """How lane gradients become one."""
     equality: Equality = "close"
@@ -221,8 +221,18 @@ class DistributedConfig(Section):
 
     @property
     def num_devices(self) -> int | None:
-        """Processes per machine; None where `devices` is unset."""
+        """Devices of each machine; None where `devices` is unset."""
         return None if self.devices is None else _count(self.devices)
+
+    @property
+    def is_one_process(self) -> bool:
+        """Whether one process drives all devices."""
+        return self.reducer in ("data_parallel", "balanced_data_parallel")
+
+    @property
+    def num_processes(self) -> int | None:
+        """Processes of each machine; None where `devices` is unset and each has one."""
+        return 1 if self.is_one_process else self.num_devices
 
     @property
     def device_names(self) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
         model,
         config.batch.num_lanes,
         world,
-        exact=config.distributed.equality == "exact",
+        config.distributed,
         on_bucket=lambda: clock.lap("backward"),
     )
     optimizer, scheduler = _build_optimizer(config, task, model)
@@ -106,14 +106,13 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
     )
     schedule = loader.schedule
     passes = LanePasses(
-        model,
         reducer,
         world,
         clock,
         num_lanes=schedule.num_lanes,
         seed=config.train.seed,
         loss_scale=precision.loss_scale,
-        modules=[model],
+        modules=[[replica] for replica in reducer.replicas],
     )
     train_step = TrainStep(training, passes, clock, max_grad_norm=config.train.max_grad_norm)
     last_step = _last_step(config, schedule)
@@ -336,7 +335,7 @@ def _describe(config: RunConfig, schedule: Schedule, world: World, last_step: in
         world.world_size,
         "process" if world.world_size == 1 else "processes",
         world.device.type,
-        config.distributed.reducer if world.world_size > 1 else "single",
+        config.distributed.reducer if (config.distributed.num_devices or world.world_size) > 1 else "single",
         config.distributed.equality,
         accumulation,
         accumulation,

@@ -75,6 +75,17 @@ def named_lane(batch: LaneBatch) -> Iterator[None]:
         raise
 
 
+def move(data: Any, device: torch.device) -> Any:
+    """Return data whose tensors are on a device; gradients flow back through the copies."""
+
+    def move_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(device, non_blocking=device.type == "cuda")
+        return leaf.to(device)
+
+    return map_leaves(move_leaf, data)
+
+
 def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:
     """Yield batches whose tensors are on the device.
 

@@ -101,7 +101,7 @@ class Lanes:
         self.world_size = self._world.world_size
         self.device = self._world.device
         self._seed = seed
-        self._is_exact = equality == "exact"
+        self._distributed = distributed
         self._precision = Precision(precision, self.device.type)
         self._clock = StepClock(self.device)
         self._models: list[nn.Module] = []
@@ -119,18 +119,17 @@ class Lanes:
             WorldError: if the ranks built different models.
         """
         model = model.to(self.device)
-        reducer = build_reducer(model, self._batch.num_lanes, self._world, exact=self._is_exact)
+        reducer = build_reducer(model, self._batch.num_lanes, self._world, self._distributed)
         self._models.append(model)
         self._passes.append(
             LanePasses(
-                model,
                 reducer,
                 self._world,
                 self._clock,
                 num_lanes=self._batch.num_lanes,
                 seed=self._seed,
                 loss_scale=None if self._precision.loss_scale is None else LossScale(),
-                modules=self._models,
+                modules=[self._models],
             )
         )
         return model

@@ -110,7 +110,8 @@ class Step:
             raise TaskError("this model was not prepared. Call lanes.prepare(model) before the first step.")
         passes = self._all_passes[numbers[0]]
         self._running, self._passes = passes, None
-        for batch in passes.run(self._read(), self._num_passes):
+        for (batch,) in passes.groups(self._read(), self._num_passes):
+            passes.set_random_state(batch.turn)
             yield batch.data
         self._num_passes += 1
         self._passes = passes
@@ -128,7 +129,7 @@ class Step:
         """
         if self._running is None:
             raise TaskError("backward was called outside of the loop over a step's micro-batches.")
-        self._running.backward(loss)
+        self._running.backward([loss])
 
     @property
     def loss(self) -> float:

@@ -3,18 +3,29 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
-from lanewise.engine.lane import LaneLoss
+from lanewise.engine.lane import LaneLoss, move, named_lane
 from lanewise.errors import NonFiniteLossError, TaskError
 from lanewise.lanes import LaneTurn, lane_seed
 from lanewise.precision import LossScale
 from lanewise.random_state import set_random_state
-from lanewise.reduce import LaneBuffers, OwnTotals, ParameterWatch, Reducer, StepTotals, start_totals
+from lanewise.reduce import (
+    LaneBuffers,
+    LaneWork,
+    OwnTotals,
+    ParameterWatch,
+    Reducer,
+    StepTotals,
+    start_totals,
+)
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -23,24 +34,24 @@ logger = logging.getLogger(__name__)
 class LanePasses:
     """Computes the gradient of one model, over all lanes of a step, again and again.
 
-        for batch in passes.run(batches):        # the lanes that this process carries
-            passes.backward(loss_of(batch))
+        for group in passes.groups(batches):     # the lanes that this process carries, those at once together
+            losses = passes.run(group, forward, loss, context)
+            passes.backward(losses)
         optimizer.step()                         # gradients are the weighted mean over the global batch
 
     Args:
-        model: the module whose gradients are reduced.
-        reducer: sums them.
+        reducer: runs the lanes, and sums their gradients.
         world: the processes.
         clock: told what the time goes to.
         num_lanes: lanes of the run.
         seed: seed of the run.
         loss_scale: keeps gradients in range; None where nothing is scaled.
-        modules: all modules whose forward runs in a lane, for their buffers; may grow until the first step.
+        modules: for each replica, all modules whose forward runs in a lane, for their buffers; may grow until
+            the first step.
     """
 
     def __init__(
         self,
-        model: nn.Module,
         reducer: Reducer,
         world: World,
         clock: StepClock,
@@ -48,7 +59,7 @@ class LanePasses:
         num_lanes: int,
         seed: int,
         loss_scale: LossScale | None,
-        modules: Sequence[nn.Module],
+        modules: Sequence[Sequence[nn.Module]],
     ) -> None:
         self._reducer = reducer
         self._world = world
@@ -56,9 +67,9 @@ class LanePasses:
         self._num_lanes = num_lanes
         self._seed = seed
         self.loss_scale = loss_scale
-        self._watch = ParameterWatch(model)
+        self._watch = ParameterWatch(reducer.replicas)
         self._buffers = LaneBuffers(modules, world, num_lanes)
-        self._batch: LaneBatch | None = None
+        self._group: list[LaneBatch] = []
         self._own: list[OwnTotals] = []
         self._own_samples: dict[int, tuple[int, ...]] = {}
         self._is_first_step = True
@@ -73,11 +84,11 @@ class LanePasses:
         self.allow_update = False
         """Whether the last step has a gradient, otherwise None: it had weight, and in fp16 no overflow."""
 
-    def run(self, batches: Iterator[LaneBatch], repeat: int = 0) -> Iterator[LaneBatch]:
-        """Yield the micro-batches of a step, on the device, each under the random state of its lane.
+    def groups(self, batches: Iterator[LaneBatch], repeat: int = 0) -> Iterator[list[LaneBatch]]:
+        """Yield the micro-batches of a step, on the device: as many at once as the reducer has replicas.
 
-        Each needs one `backward` before the next is asked for. When the iterator ends, every `param.grad`
-        holds the weighted mean over the global batch.
+        Each group needs one `backward` before the next is asked for. When the iterator ends, every
+        `param.grad` holds the weighted mean over the global batch.
 
         Collective: every rank must run it to the end, with the batches of its own lanes.
 
@@ -91,44 +102,94 @@ class LanePasses:
         """
         self._clock.restart()  # an evaluation may have come between
         self._own, self._own_samples = [], {}
+        self._repeat = repeat
         self._drop_gradients()
-        for batch in batches:
-            self._clock.lap("data")
-            turn = self.turn = batch.turn
+        is_last = False
+        while not is_last:
+            group: list[LaneBatch] = []
+            while len(group) < len(self._reducer.replicas) and not is_last:
+                batch = next(batches)
+                self._clock.lap("data")
+                is_last = batch.turn.is_last
+                group.append(batch)
+            turn = self.turn = group[-1].turn
             if not self._own:
                 self._watch.check(turn.step)
-            set_random_state(lane_seed(self._seed, turn.step, turn.lane, repeat))
-            self._buffers.begin()
-            self._batch = batch
+            for place in range(len(group)):
+                self._buffers.begin(place)
+            self._group = group
             if batch.indices:
-                yield batch
-                if self._batch is not None:
+                yield group
+                if self._group:
                     raise TaskError(
                         f"a lane of step {turn.step} had no backward. Call it once for each micro-batch, "
                         "with a loss of weight 0 if there is nothing to learn from it."
                     )
             else:
-                self._backward(None, batch)
-            if turn.is_last:
-                break
+                self._backward(group, [None])
         self._finish()
 
-    def backward(self, loss: object, what: str = "the loss given to backward") -> None:
-        """Compute the gradients of a lane. Collective for the last lane of a step.
+    def run(
+        self,
+        group: Sequence[LaneBatch],
+        forward: Callable[[nn.Module, Any], Any],
+        loss: Callable[[Any, Any], Any],
+        context: Callable[[], AbstractContextManager[object]],
+    ) -> list[Any]:
+        """Compute the losses of a group, each on the reducer's replica for it and under its random state.
 
         Args:
-            loss: a mean over the micro-batch's samples, or a `Loss`.
-            what: how to call it in an error.
+            group: of `groups`.
+            forward: from a module and a batch to outputs.
+            loss: from outputs and a batch to a loss.
+            context: entered around both.
+        """
+
+        def named(batch: LaneBatch, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+            def call(*arguments: Any) -> Any:
+                with named_lane(batch):
+                    return function(*arguments)
+
+            return call
+
+        return self._reducer.run(
+            [
+                LaneWork(
+                    batch.data,
+                    partial(self.set_random_state, batch.turn),
+                    named(batch, forward),
+                    named(batch, loss),
+                    context,
+                    move,
+                )
+                for batch in group
+            ]
+        )
+
+    def set_random_state(self, turn: LaneTurn) -> None:
+        """Set the random state of a lane, in the pass that is under way."""
+        set_random_state(lane_seed(self._seed, turn.step, turn.lane, self._repeat))
+
+    def backward(self, losses: Sequence[object], what: str = "the loss given to backward") -> None:
+        """Compute the gradients of a group. Collective for the last lane of a step.
+
+        Args:
+            losses: for each lane a mean over the micro-batch's samples, or a `Loss`.
+            what: how to call them in an error.
 
         Raises:
-            TaskError: if there is no micro-batch to which the loss could belong, or it cannot be trained on.
+            TaskError: if there is no micro-batch to which a loss could belong, or it cannot be trained on.
         """
-        if self._batch is None:
+        if not self._group:
             raise TaskError(
                 "backward was called twice for one micro-batch, or outside of the loop over them. "
                 "Add the losses of a micro-batch up, and call it once."
             )
-        self._backward(LaneLoss.check(loss, len(self._batch.indices), what), self._batch)
+        checked = []
+        for loss, batch in zip(losses, self._group, strict=True):
+            with named_lane(batch):
+                checked.append(LaneLoss.check(loss, len(batch.indices), what))
+        self._backward(self._group, checked)
 
     def check(self) -> None:
         """Look at what the last step left to check, after the last one of a run.
@@ -142,16 +203,23 @@ class LanePasses:
         """Stop what runs in the background."""
         self._reducer.close()
 
-    def _backward(self, loss: LaneLoss | None, batch: LaneBatch) -> None:
+    def _backward(self, group: Sequence[LaneBatch], losses: Sequence[LaneLoss | None]) -> None:
         self._clock.lap("forward")
+        self._group = []
+        for place, batch in enumerate(group):
+            self._buffers.end(batch.turn, place)
+        for batch, loss in zip(group, losses, strict=True):
+            self._backward_lane(batch, loss)
+        is_last = group[-1].turn.is_last
+        self._clock.lap("communication" if is_last and self._world.world_size > 1 else "backward")
+
+    def _backward_lane(self, batch: LaneBatch, loss: LaneLoss | None) -> None:
         turn = batch.turn
-        self._batch = None
-        self._buffers.end(turn)
         factor = self._factor(0.0 if loss is None else loss.weight)
         loss_sum = None if loss is None else loss.sum
         if loss is not None:
             known = torch.zeros((), device=self._world.device) if loss_sum is None else loss_sum.detach()
-            self._own.append(OwnTotals(known.double(), loss.weight))
+            self._own.append(OwnTotals(known.double().to(self._world.device), loss.weight))
             self._own_samples[turn.lane] = batch.indices
             if self._is_first_step:
                 self._unit = "samples" if loss.is_sample_mean else "units of the task's Loss"
@@ -162,7 +230,6 @@ class LanePasses:
                 self._world, self._num_lanes, turn.num_present_lanes, self._own, self.vote()
             )
         self._reducer.backward(turn, connected)
-        self._clock.lap("communication" if turn.is_last and self._world.world_size > 1 else "backward")
 
     def _factor(self, weight: float) -> float:
         """Return what loss sums are multiplied by. Collective in the first lane of each process."""

@@ -11,7 +11,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
-from lanewise.engine.lane import named_lane
 from lanewise.engine.passes import LanePasses
 from lanewise.precision import Precision
 from lanewise.reduce import StepTotals
@@ -93,11 +92,9 @@ class TrainStep:
         """
         task, model, passes = self._training.task, self._training.model, self._passes
         optimizer, scheduler = self._training.optimizer, self._training.scheduler
-        for batch in passes.run(batches):  # the lanes that this process carries
-            with named_lane(batch):
-                with self._training.precision.forward():
-                    loss = task.loss(task.forward(model, batch.data), batch.data)
-                passes.backward(loss, self._what)
+        for lanes in passes.groups(batches):  # those that this process carries, one at a time or several
+            losses = passes.run(lanes, task.forward, task.loss, self._training.precision.forward)
+            passes.backward(losses, self._what)
         grad_norm = start_copy_to_host(passes.grad_norm)
         learning_rate = float(optimizer.param_groups[0]["lr"])
         if self._max_grad_norm is not None:

@@ -52,7 +52,12 @@ class Job(ABC):
         from lanewise.world.device import choose_devices
 
         distributed = self.config.distributed
-        if distributed.num_devices not in (None, place.local_world_size):
+        if distributed.is_one_process and place.world_size > 1:
+            raise ConfigError(
+                f"distributed.reducer {distributed.reducer} drives all its devices from one process: got "
+                f"{place.world_size} processes. Start one, or use distributed.reducer=ddp."
+            )
+        if distributed.num_processes not in (None, place.local_world_size):
             raise ConfigError(
                 f"distributed.devices contradicts the launcher: got {distributed.num_devices}, and "
                 f"{place.local_world_size} processes were started on this machine. "
@@ -61,5 +66,8 @@ class Job(ABC):
         lane_blocks(self.config.batch.num_lanes, place.world_size)
         check_classes(self.config, has_task=self.task is not None)
         choose_devices(
-            distributed.device_type, distributed.backend, place.local_world_size, distributed.device_names
+            distributed.device_type,
+            distributed.backend,
+            distributed.num_devices or place.local_world_size,
+            distributed.device_names,
         )

@@ -48,7 +48,7 @@ def start(job: Job, *, is_fresh: bool) -> Any:
             if place.rank == 0:
                 stack.enter_context(job.claim())
             return run_in_world(job, place)
-    num_processes = distributed.num_devices or 1
+    num_processes = distributed.num_processes or 1
     place = Environment(world_size=num_processes, local_world_size=num_processes)
     job.check(place)
     with job.claim():

@@ -2,13 +2,14 @@
 
 from lanewise.reduce.buffers import LaneBuffers
 from lanewise.reduce.build import build_reducer
-from lanewise.reduce.reducer import Reducer
+from lanewise.reduce.reducer import LaneWork, Reducer
 from lanewise.reduce.totals import LaneTotals, OwnTotals, StepTotals, start_totals
 from lanewise.reduce.watch import ParameterWatch
 
 __all__ = [
     "LaneBuffers",
     "LaneTotals",
+    "LaneWork",
     "OwnTotals",
     "ParameterWatch",
     "Reducer",

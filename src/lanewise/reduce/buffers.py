@@ -36,6 +36,11 @@ class _Buffer:
         self.start = self.value()
         self.reset()
 
+    def follow(self, other: "_Buffer") -> None:
+        """Take the start of the step from the same buffer of another replica."""
+        self.start = other.start.to(self._tensor.device)
+        self.reset()
+
     def reset(self) -> None:
         """Put the value at the start of the step back."""
         self._module._buffers[self._key] = self._tensor
@@ -72,51 +77,57 @@ class LaneBuffers:
     change is found out in the first step, over all ranks; they travel in each step, in one all-gather.
 
     Args:
-        modules: whatever runs in a lane's forward; read when the first lane begins.
+        modules: whatever runs in a lane's forward, for each replica; read when the first lane begins.
         world: the processes.
         num_lanes: lanes of the run.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], world: World, num_lanes: int) -> None:
+    def __init__(self, modules: Sequence[Sequence[nn.Module]], world: World, num_lanes: int) -> None:
         self._modules = modules
         self._world = world
         self._num_lanes = num_lanes
         self._blocks = lane_blocks(num_lanes, world.world_size)
         self._is_first_step = True
-        self._changing: list[_Buffer] = []
-        self._constant: list[_Buffer] = []
+        # Each buffer on each replica.
+        self._changing: list[tuple[_Buffer, ...]] = []
+        self._constant: list[tuple[_Buffer, ...]] = []
         self._lanes: _LaneValues = []
         self._check: Callable[[], None] = lambda: None
 
-    def begin(self) -> None:
-        """Give a lane the starting values."""
-        if self._lanes:
-            for buffer in self._changing:
-                buffer.reset()
-            return
+    def begin(self, place: int = 0) -> None:
+        """Give a lane, on one of the replicas, the starting values."""
+        if place == 0 and not self._lanes:
+            self._begin_step()
+        else:
+            for buffers in self._changing:
+                buffers[place].reset()
+
+    def _begin_step(self) -> None:
         self.check()
         if self._is_first_step:
-            self._changing = list(_find(self._modules))
-        for buffer in self._changing:
-            buffer.note_start()
-        for buffer in self._constant:
-            if buffer.was_written():  # between the steps, by the user
-                buffer.note_start()
+            self._changing = list(zip(*map(_find, self._modules), strict=True))
+        # The user may have written those on the first replica between the steps.
+        written = [buffers for buffers in self._constant if buffers[0].was_written()]
+        for first, *others in (*self._changing, *written):
+            first.note_start()
+            for other in others:
+                other.follow(first)
 
-    def end(self, turn: LaneTurn) -> None:
+    def end(self, turn: LaneTurn, place: int = 0) -> None:
         """Note what a lane made of the buffers."""
         values = {
-            buffer.name: buffer.value()
-            for buffer in self._changing
-            if not self._is_first_step or buffer.has_changed()
+            buffers[0].name: buffers[place].value().to(buffers[0].start.device)
+            for buffers in self._changing
+            if not self._is_first_step or buffers[place].has_changed()
         }
         self._lanes.append((turn, values))
 
     def discard(self) -> None:
         """Forget what the lanes of the step made of the buffers."""
         self._lanes = []
-        for buffer in (*self._changing, *self._constant):
-            buffer.reset()
+        for buffers in (*self._changing, *self._constant):
+            for buffer in buffers:
+                buffer.reset()
 
     def merge(self) -> None:
         """Merge the buffers over all lanes of the step. Collective: every rank must call this.
@@ -129,18 +140,19 @@ class LaneBuffers:
             self._is_first_step = False
             changed = {name for _, values in lanes for name in values}
             everywhere = set().union(*self._world.all_gather_object(changed))
-            self._constant = [buffer for buffer in self._changing if buffer.name not in everywhere]
-            self._changing = [buffer for buffer in self._changing if buffer.name in everywhere]
-        for buffer in self._constant:
-            if buffer.was_written() and buffer.has_changed():
+            self._constant = [buffers for buffers in self._changing if buffers[0].name not in everywhere]
+            self._changing = [buffers for buffers in self._changing if buffers[0].name in everywhere]
+        for buffers in self._constant:
+            if any(buffer.was_written() and buffer.has_changed() for buffer in buffers):
                 raise TaskError(
-                    f"buffer {buffer.name} changed in step {lanes[0][0].step}, but not in the first step. "
+                    f"buffer {buffers[0].name} changed in step {lanes[0][0].step}, but not in the first one. "
                     "Update it in every step, or keep it out of the module's buffers."
                 )
         if not self._changing:
             return
         integers: list[tuple[str, torch.Tensor]] = []
-        for buffer, mean in zip(self._changing, self._mean(lanes, self._changing), strict=True):
+        firsts = [buffers[0] for buffers in self._changing]
+        for buffer, mean in zip(firsts, self._mean(lanes, firsts), strict=True):
             if not buffer.start.is_floating_point():
                 integers.append((buffer.name, mean))
             buffer.start = mean.to(buffer.start.dtype)

@@ -6,10 +6,13 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from lanewise.config import DistributedConfig
 from lanewise.errors import TaskError, WorldError
 from lanewise.reduce.ddp import DDPReducer
 from lanewise.reduce.reducer import Reducer
+from lanewise.reduce.replicas import ReplicaReducer
 from lanewise.reduce.single import SingleReducer
+from lanewise.world.device import choose_devices
 from lanewise.world.world import World
 
 
@@ -17,8 +20,8 @@ def build_reducer(
     model: nn.Module,
     num_lanes: int,
     world: World,
+    config: DistributedConfig,
     *,
-    exact: bool,
     on_bucket: Callable[[], None] = lambda: None,
 ) -> Reducer:
     """Build what sums the lanes' gradients.
@@ -29,20 +32,27 @@ def build_reducer(
         model: the user's module, on its device.
         num_lanes: lanes of the run.
         world: the processes.
-        exact: whether sums are added in the tree.
+        config: which reducer, in which grade, on which devices.
         on_bucket: called inside a backward when gradients are complete and begin to travel.
 
     Raises:
+        ConfigError: if the machine lacks a device.
         TaskError: if no parameter is trainable.
         WorldError: if the ranks built different models.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
+    if not any(parameter.requires_grad for parameter in model.parameters()):
         raise TaskError("the model has no trainable parameter: build_model returned nothing to train.")
+    exact = config.equality == "exact"
+    if config.is_one_process:
+        names, _ = choose_devices(
+            config.device_type, config.backend, config.num_devices or 1, config.device_names
+        )
+        balanced = config.reducer == "balanced_data_parallel"
+        return ReplicaReducer(model, num_lanes, [*map(torch.device, names)], exact=exact, balanced=balanced)
     if world.world_size == 1:
-        return SingleReducer(parameters, num_lanes, exact=exact)
+        return SingleReducer(model, num_lanes, exact=exact)
     _compare_replicas(model, world)
-    return DDPReducer(model, parameters, num_lanes, world, exact=exact, on_bucket=on_bucket)
+    return DDPReducer(model, num_lanes, world, exact=exact, on_bucket=on_bucket)
 
 
 def _compare_replicas(model: nn.Module, world: World) -> None:

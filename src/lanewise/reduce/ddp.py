@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lanewise.lanes import LaneTurn, Node, TreeSum
 from lanewise.reduce.pending import PendingGradients, add_into_right
-from lanewise.reduce.reducer import divide_gradients, reach_all
+from lanewise.reduce.reducer import LaneWork, divide_gradients, reach_all
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.world.world import World
 
@@ -28,7 +28,6 @@ class DDPReducer:
 
     Args:
         model: the user's module; equal on all ranks.
-        parameters: its trainable parameters.
         num_lanes: lanes of the run.
         world: the processes; more than one.
         exact: add in the tree, through `TreeAllReduce`; otherwise autograd adds the lanes of a process and
@@ -39,14 +38,16 @@ class DDPReducer:
     def __init__(
         self,
         model: nn.Module,
-        parameters: Sequence[nn.Parameter],
         num_lanes: int,
         world: World,
         *,
         exact: bool,
         on_bucket: Callable[[], None],
     ) -> None:
-        self.parameters = parameters
+        self.replicas: Sequence[nn.Module] = [model]
+        self.parameters: Sequence[nn.Parameter] = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
         self._num_lanes = num_lanes
         self._on_bucket = on_bucket
         self._turn: LaneTurn | None = None
@@ -60,11 +61,15 @@ class DDPReducer:
         self._pending: PendingGradients | None = None
         self._tree: TreeAllReduce | None = None
         if exact:
-            self._pending = PendingGradients(parameters, num_lanes)
+            self._pending = PendingGradients(self.parameters, num_lanes)
             self._tree = TreeAllReduce(world, num_lanes)
             self._ddp.register_comm_hook(None, self._sum_in_tree)
         else:
             self._ddp.register_comm_hook(None, self._sum_processes)
+
+    def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
+        """See `Reducer`."""
+        return [lane.run(self.replicas[0]) for lane in lanes]
 
     def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
         """See `Reducer`. DDP need not see the forward; its rebuilding of buckets is a collective."""

@@ -20,12 +20,18 @@ class PendingGradients:
         self._num_lanes = num_lanes
         self._sum: TreeSum[list[torch.Tensor]] | None = None
 
-    def push(self, turn: LaneTurn) -> None:
-        """Move the gradients of a lane's backward here; every `param.grad` is None afterwards."""
+    def push(self, turn: LaneTurn, parameters: Sequence[nn.Parameter] | None = None) -> None:
+        """Move the gradients of a lane's backward here; every `param.grad` is None afterwards.
+
+        Args:
+            turn: the lane's turn.
+            parameters: those that have the gradients, if they are replicas on another device.
+        """
         gradients = []
-        for parameter in self._parameters:
+        for own, parameter in zip(self._parameters, parameters or self._parameters, strict=True):
             # A lane that did not use the parameter adds +0.0, whoever carries it.
-            gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            zeros_or_gradient = torch.zeros_like(own) if parameter.grad is None else parameter.grad
+            gradients.append(zeros_or_gradient.to(own.device))
             parameter.grad = None
         if self._sum is None:
             self._sum = TreeSum(self._num_lanes, turn.num_present_lanes, add_into_right)

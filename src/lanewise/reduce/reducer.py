@@ -1,6 +1,8 @@
 """What the engine asks of every reducer, and the autograd node that lets every parameter take part."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -9,12 +11,34 @@ from torch import nn
 from lanewise.lanes import LaneTurn
 
 
+@dataclass(frozen=True)
+class LaneWork:
+    """The forward and the loss of one lane, to be run on whichever replica."""
+
+    data: Any
+    """The lane's batch, on the device of the first replica."""
+    set_random_state: Callable[[], None]
+    forward: Callable[[nn.Module, Any], Any]
+    loss: Callable[[Any, Any], Any]
+    """From outputs and batch."""
+    context: Callable[[], AbstractContextManager[object]]
+    """Entered around both: the number format."""
+    move: Callable[[Any, torch.device], Any]
+    """Puts a batch or outputs on a device, in whichever containers they are."""
+
+    def run(self, model: nn.Module) -> Any:
+        """Return the loss, computed where the batch is."""
+        self.set_random_state()
+        with self.context():
+            return self.loss(self.forward(model, self.data), self.data)
+
+
 class Reducer(Protocol):
     """Sums the gradients of a step's lanes over all processes.
 
-    Within a step the engine calls `connect` and `backward` for each lane of the process, in lane order, then
-    `finish`. Communication happens in the backward of the last lane (`turn.is_last`), overlapping it, and in
-    `finish`:
+    Within a step the engine calls `run` for each group of lanes, one for each replica, and then, in lane
+    order, `connect` and `backward` for each lane of it; at last `finish`. Communication happens in the
+    backward of the last lane (`turn.is_last`), overlapping it, and in `finish`. One replica:
 
         connect(lane 0)  backward(lane 0)  connect(lane 1)  backward(lane 1)         finish
                                                             |- buckets travel ...... |
@@ -22,6 +46,12 @@ class Reducer(Protocol):
 
     parameters: Sequence[nn.Parameter]
     """What is trained."""
+    replicas: Sequence[nn.Module]
+    """The modules on which the lanes of a group run at once; the first is the user's own."""
+
+    def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
+        """Compute the losses of a group of lanes, at most one for each replica."""
+        ...
 
     def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
         """Return the scalar for `backward`. Collective in the first lane of a process in a step.

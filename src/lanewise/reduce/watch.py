@@ -1,6 +1,6 @@
 """Notices parameters that training cannot work with, and names those that no lane uses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -13,16 +13,17 @@ class ParameterWatch:
     """Watches the parameters of the user's module.
 
     Args:
-        model: the user's module.
+        replicas: the user's module, and its replicas on other devices.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._all = list(model.named_parameters())
+    def __init__(self, replicas: Sequence[nn.Module]) -> None:
+        self._all = list(replicas[0].named_parameters())
         self._trainable = [parameter.requires_grad for _, parameter in self._all]
         self._used: set[str] = set()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._note_use(name))
-            for name, parameter in self._all
+            for replica in replicas
+            for name, parameter in replica.named_parameters()
             if parameter.requires_grad
         ]
 

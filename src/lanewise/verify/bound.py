@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -11,10 +12,10 @@ from torch import nn
 from lanewise.config import RunConfig
 from lanewise.engine import Engine
 from lanewise.engine.clock import StepClock
-from lanewise.engine.lane import named_lane, to_device
+from lanewise.engine.lane import to_device
 from lanewise.engine.passes import LanePasses
 from lanewise.lanes import LaneTurn
-from lanewise.reduce.reducer import reach_all
+from lanewise.reduce.reducer import LaneWork, reach_all
 from lanewise.verify.trace import run_steps
 from lanewise.world.world import World
 
@@ -34,9 +35,16 @@ class CloseResult:
 class AbsoluteSum:
     """A reducer of one process that adds up the absolute values of all lanes' gradients."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = parameters
+    def __init__(self, model: nn.Module) -> None:
+        self.replicas: Sequence[nn.Module] = [model]
+        self.parameters: Sequence[nn.Parameter] = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
         self._sums: list[torch.Tensor] = []
+
+    def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
+        """See `Reducer`."""
+        return [lane.run(self.replicas[0]) for lane in lanes]
 
     def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
         """See `Reducer`."""
@@ -68,16 +76,14 @@ def write_reference(
 ) -> None:
     """Write what other layouts are compared with: gradients of one process, their bounds, and its weights."""
     training = engine.training
-    trained = [parameter for parameter in training.model.parameters() if parameter.requires_grad]
     adding_absolutes = LanePasses(
-        training.model,
-        AbsoluteSum(trained),
+        AbsoluteSum(training.model),
         world,
         StepClock(world.device),
         num_lanes=config.batch.num_lanes,
         seed=config.train.seed,
         loss_scale=training.precision.loss_scale,
-        modules=[training.model],
+        modules=[[training.model]],
     )
     for step in steps:
         save_file(_gradients(engine, engine.passes, world, step), folder / f"gradients-{step}.safetensors")
@@ -119,11 +125,9 @@ def _gradients(engine: Engine, passes: LanePasses, world: World, step: int) -> d
     training = engine.training
     model = training.model
     buffers = {name: value.clone() for name, value in model.named_buffers()}
-    for batch in passes.run(to_device(engine.loader.batches(step, step + 1), world.device)):
-        with named_lane(batch):
-            with training.precision.forward():
-                loss = training.task.loss(training.task.forward(model, batch.data), batch.data)
-            passes.backward(loss)
+    task = training.task
+    for lanes in passes.groups(to_device(engine.loader.batches(step, step + 1), world.device)):
+        passes.backward(passes.run(lanes, task.forward, task.loss, training.precision.forward))
     for name, value in model.named_buffers():
         value.copy_(buffers[name])
     return _on_cpu((name, one.grad) for name, one in model.named_parameters() if one.grad is not None)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from lanewise.config import RunConfig
-from lanewise.data import LaneReader, digest, map_leaves, read_turns
+from lanewise.data import LaneReader, digest, read_turns
 from lanewise.engine import build_model, build_task
 from lanewise.engine.build import count_samples
-from lanewise.engine.lane import LaneLoss
+from lanewise.engine.lane import LaneLoss, move
 from lanewise.lanes import LaneTurn, Order, Schedule, lane_seed
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
@@ -105,7 +105,7 @@ class Subject:
 
     def to_device(self, data: Any) -> Any:
         """Return a batch on the device."""
-        return map_leaves(lambda leaf: leaf.to(self.device), data)
+        return move(data, self.device)
 
     def loss(self, data: Any, num_samples: int) -> LaneLoss:
         """Run the forward and the loss of a micro-batch that is on the device."""

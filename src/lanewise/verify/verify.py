@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from lanewise.config import RunConfig
+from lanewise.config import Reducer, RunConfig
 from lanewise.errors import LaunchError
 from lanewise.jobs.start import start
 from lanewise.lanes import lane_blocks
@@ -45,7 +45,8 @@ def verify(
     for count in devices:
         lane_blocks(config.batch.num_lanes, count)  # raises before anything is run
     counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]
-    names = ["1 process", "1 again", *(f"{count} processes" for count in counts[2:])]
+    kind = "devices" if config.distributed.is_one_process else "processes"
+    names = ["1 process", "1 again", *(f"{count} {kind}" for count in counts[2:])]
     with tempfile.TemporaryDirectory(prefix="lanewise-verify-") as folder, _temporary_files_in(folder):
         jobs = [
             VerifyJob(
@@ -112,6 +113,12 @@ def _run(name: str, job: VerifyJob, *, may_fail: bool) -> Layout:
     return Layout(name, results, failure=results[0].error)
 
 
+def _reducer(configured: Reducer, num_devices: int) -> Reducer:
+    if num_devices == 1:
+        return "single"
+    return "ddp" if configured == "single" else configured
+
+
 def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
     """Return the configuration for a number of processes, which share GPUs if there are too few."""
     num_gpus = 0 if config.distributed.device_type == "cpu" else torch.cuda.device_count()
@@ -122,7 +129,7 @@ def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
         config.distributed,
         devices=devices,
         equality="exact",
-        reducer="single" if num_devices == 1 else "ddp",
+        reducer=_reducer(config.distributed.reducer, num_devices),
         max_restarts=0,
         backend="auto",
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from lanewise.config import DistributedConfig
 from lanewise.lanes import Schedule, lane_blocks
 from lanewise.reduce import build_reducer
 from lanewise.world.world import World
@@ -27,7 +28,8 @@ def reduce_lanes(
     torch.manual_seed(0)
     model = nn.ParameterList([nn.Parameter(torch.randn(size)) for size in sizes]).to(world.device)
     parameters = list(model)
-    reducer = build_reducer(model, num_lanes, world, exact=exact)
+    config = DistributedConfig(equality="exact" if exact else "close")
+    reducer = build_reducer(model, num_lanes, world, config)
     schedule = Schedule(num_present or num_lanes, num_lanes, 1)
     lanes = lane_blocks(num_lanes, world.world_size)[world.rank]
     for turn in schedule.turns(lanes, 0, steps):

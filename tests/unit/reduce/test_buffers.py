@@ -20,7 +20,7 @@ class Steps:
     """Takes steps of four lanes on one process."""
 
     def __init__(self, *modules: nn.Module) -> None:
-        self.buffers = LaneBuffers(modules, LocalWorld(torch.device("cpu")), NUM_LANES)
+        self.buffers = LaneBuffers([modules], LocalWorld(torch.device("cpu")), NUM_LANES)
         self._turns = Schedule(sum(NUM_SAMPLES), 8, 2).turns(range(NUM_LANES), 0, 100)
 
     def run(self, forward: Callable[[int], object], *, discard: bool = False) -> None:
@@ -108,7 +108,7 @@ def test_a_lane_that_writes_a_queue_later_than_in_the_first_step_is_an_error(wri
     steps = Steps(queue)
     steps.run(queue.look)
     write(queue, torch.ones(3))
-    with pytest.raises(TaskError, match="buffer value changed in step 1, but not in the first step"):
+    with pytest.raises(TaskError, match="buffer value changed in step 1, but not in the first one"):
         steps.run(lambda _: write(queue, torch.full((3,), 2.0)))
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lanewise.config import DistributedConfig
 from lanewise.lanes import Schedule, lane_blocks
 from lanewise.reduce import build_reducer, tree_all_reduce
 from lanewise.testing import run_distributed
@@ -132,7 +133,7 @@ def reduce_behind_a_gate(world):
     dist.all_to_all_single = note
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(600, 600) for _ in range(4)])  # 1.4 MB each
-    reducer = build_reducer(model, 4, world, exact=True)
+    reducer = build_reducer(model, 4, world, DistributedConfig(equality="exact"))
     for turn in Schedule(4, 4, 1).turns(lane_blocks(4, world.world_size)[world.rank], 0, 3):
         if turn.is_last:
             begun.clear()
@@ -191,7 +192,9 @@ def test_exact_sends_about_as_much_as_a_ring_all_reduce(num_lanes):
 def is_freed(world, exact):
     """DDP holds its hook, the hook the reducer, the reducer DDP; then a process could abort at its end."""
     torch.manual_seed(0)
-    reducer = build_reducer(nn.Linear(2, 2), 2, world, exact=exact)
+    reducer = build_reducer(
+        nn.Linear(2, 2), 2, world, DistributedConfig(equality="exact" if exact else "close")
+    )
     freed = weakref.ref(reducer)
     reducer.close()
     del reducer

@@ -1,0 +1,160 @@
+"""Several devices driven by one process, as torch's DataParallel does it: each has a replica of the model.
+
+[Note: what travels]
+Once per optimizer step the weights go from the first device to the others, and gradients come back. In
+between, each group of lanes (one lane for each device) runs at once:
+
+    data_parallel             first        others
+      the lane's batch        ->           copied there
+      forward                 outputs      outputs -> copied to the first
+      loss                    of all       none
+    balanced_data_parallel
+      forward, loss           its own      their own: a sum and a weight travel
+
+So data_parallel holds the outputs and losses of a whole group on the first device, which is what fills it
+(large vocabularies, dense predictions); balanced_data_parallel spreads them, as PyTorch-Encoding's
+DataParallelCriterion did (H. Zhang), but with each lane's own weight instead of a mean of means.
+"""
+
+import copy
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+
+from lanewise.lanes import LaneTurn
+from lanewise.reduce.pending import PendingGradients
+from lanewise.reduce.reducer import LaneWork, divide_gradients, reach_all
+
+
+class ReplicaReducer:
+    """Lanes on several devices of one process; their gradients meet on the first one.
+
+    On the CPU the lanes of a group take turns, since all threads would draw from one generator. On GPUs each
+    has a thread, and draws from its device's generator.
+
+    Args:
+        model: the user's module, on the first device.
+        num_lanes: lanes of the run.
+        devices: where lanes run; the same device may be there several times.
+        exact: add in the tree: then each lane's gradient travels to the first device. Otherwise each device
+            adds its lanes, and one sum for each device travels.
+        balanced: whether each device computes the loss of its lanes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_lanes: int,
+        devices: Sequence[torch.device],
+        *,
+        exact: bool,
+        balanced: bool,
+    ) -> None:
+        self.replicas: Sequence[nn.Module] = [
+            model,
+            *(copy.deepcopy(model).to(device) for device in devices[1:]),
+        ]
+        self._devices = devices
+        self._trained = [[p for p in replica.parameters() if p.requires_grad] for replica in self.replicas]
+        self.parameters: Sequence[nn.Parameter] = self._trained[0]
+        self._pending = PendingGradients(self.parameters, num_lanes) if exact else None
+        self._balanced = balanced
+        self._is_stale = True
+        self._group: list[tuple[LaneTurn, torch.Tensor]] = []
+        self._threads: ThreadPoolExecutor | None = None
+        if devices[0].type == "cuda":
+            self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="replica")
+
+    def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
+        """See `Reducer`."""
+        if self._is_stale:
+            self._send_weights()
+        if self._threads is None:
+            return [self._run_lane(place, lane) for place, lane in enumerate(lanes)]
+        if self._balanced:
+            return list(self._threads.map(self._run_lane, range(len(lanes)), lanes))
+        outputs = list(self._threads.map(self._forward, range(len(lanes)), lanes))
+        return [self._loss_on_first(lane, *output) for lane, output in zip(lanes, outputs, strict=True)]
+
+    def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
+        """See `Reducer`."""
+        return reach_all(loss_sum, self._trained[len(self._group)])
+
+    def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
+        """See `Reducer`. The lanes of a group have one backward, which runs on all devices at once."""
+        self._group.append((turn, connected))
+        if len(self._group) < len(self.replicas) and not turn.is_last:
+            return
+        group, self._group = self._group, []
+        torch.autograd.backward([one for _, one in group])
+        if self._pending is not None:
+            for (lane_turn, _), trained in zip(group, self._trained, strict=False):
+                self._pending.push(lane_turn, trained)
+
+    def finish(self, weight: float) -> None:
+        """See `Reducer`."""
+        if self._pending is not None:
+            self._pending.restore_root()
+        else:
+            for trained in self._trained[1:]:
+                self._add(trained)
+        divide_gradients(self.parameters, weight)
+        self._is_stale = True
+
+    def close(self) -> None:
+        """See `Reducer`."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    def _run_lane(self, place: int, lane: LaneWork) -> Any:
+        """Run a lane from its random state to its loss."""
+        outputs = self._forward(place, lane)
+        if self._balanced:
+            data, outputs, _ = outputs
+            with lane.context():
+                return lane.loss(outputs, data)
+        return self._loss_on_first(lane, *outputs)
+
+    def _forward(self, place: int, lane: LaneWork) -> tuple[Any, Any, torch.Tensor | None]:
+        """Run a lane's forward; return its batch, where it ran, its outputs, and the generator's state."""
+        device = self._devices[place]
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # of this thread
+        data = lane.move(lane.data, device)
+        lane.set_random_state()
+        with lane.context():
+            outputs = lane.forward(self.replicas[place], data)
+        state = torch.cuda.get_rng_state(device) if device.type == "cuda" and not self._balanced else None
+        return data, outputs, state
+
+    def _loss_on_first(
+        self, lane: LaneWork, _data: Any, outputs: Any, random_state: torch.Tensor | None
+    ) -> Any:
+        """Gather a lane's outputs and compute its loss, which goes on with the lane's random numbers."""
+        if random_state is not None:
+            torch.cuda.set_rng_state(random_state, self._devices[0])
+        gathered = lane.move(outputs, self._devices[0])
+        with lane.context():
+            return lane.loss(gathered, lane.data)
+
+    def _send_weights(self) -> None:
+        """Make the replicas equal to the user's module; their buffers are `LaneBuffers`'."""
+        first = self.replicas[0]
+        with torch.no_grad():
+            for replica in self.replicas[1:]:
+                for module, own in zip(first.modules(), replica.modules(), strict=True):
+                    own.training = module.training
+                for sent, received in zip(first.parameters(), replica.parameters(), strict=True):
+                    received.copy_(sent, non_blocking=True)
+        self._is_stale = False
+
+    def _add(self, trained: Sequence[nn.Parameter]) -> None:
+        """Add a replica's gradients to those on the first device."""
+        for parameter, other in zip(self.parameters, trained, strict=True):
+            if other.grad is not None:
+                gradient = other.grad.to(parameter.device)
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+            other.grad = None

@@ -1,0 +1,103 @@
+"""Every reducer leaves the bytes of a single device on every number of them, and goes on from the others."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.config import DistributedConfig, RunConfig
+from lanewise.engine import build_engine, resume
+from lanewise.testing import run_distributed
+from lanewise.world.determinism import set_determinism
+from tests.distributed.tasks import Language, TinyTransformer, configure, train
+
+IN_PROCESS = ("data_parallel", "balanced_data_parallel")
+
+
+class Everything(TinyTransformer):
+    """Dropout, a tied embedding, a parameter that some lanes use and one that none uses, and BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(self.embedding(tokens).flatten(0, 1)).unflatten(0, tokens.shape)
+        return super().forward(tokens) + self.head(normed)
+
+
+class Whole(Language):
+    """Weighted by tokens, with a partial last step of five lanes."""
+
+    def build_model(self) -> nn.Module:
+        return Everything()
+
+
+def configured(
+    reducer: str, num_devices: int, precision: str = "float32", equality: str = "exact"
+) -> RunConfig:
+    config = configure(Whole, precision=precision)  # type: ignore[arg-type]
+    distributed = DistributedConfig(
+        reducer=reducer,  # type: ignore[arg-type]
+        devices=num_devices,
+        device_type="cpu",
+        equality=equality,  # type: ignore[arg-type]
+    )
+    return replace(config, distributed=distributed)
+
+
+def run(config: RunConfig, function: Any = train, *args: Any) -> Any:
+    results = run_distributed(function, config.distributed.num_processes or 1, config, *args)
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
+@cache
+def single(precision: str) -> Any:
+    return run(configured("single", 1, precision))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("reducer", ["ddp", *IN_PROCESS])
+def test_a_reducer_leaves_the_bytes_and_losses_of_one_device(reducer, num_devices, precision):
+    assert run(configured(reducer, num_devices, precision)) == single(precision)
+
+
+@pytest.mark.parametrize("reducer", IN_PROCESS)
+def test_close_is_near(reducer):
+    state, losses = run(configured(reducer, 3, equality="close"))
+    _, expected = single("float32")
+    assert losses[0] == expected[0]
+    assert losses == pytest.approx(expected, rel=1e-2)
+    assert state
+
+
+def train_part(world: Any, config: RunConfig, folder: str, last_step: int) -> Any:
+    """Go on from the newest checkpoint in a folder if there is one, train up to a step, and save there."""
+    set_determinism("exact", threads=1)
+    engine = build_engine(config, world)
+    checkpoints = CheckpointFolder(Path(folder))
+    resume(engine, checkpoints, world, allow=())
+    engine.last_step = last_step
+    for _ in engine.steps():
+        pass
+    saver = Saver(checkpoints, world, keep_last=9, keep_best=0, sign=1)
+    saver.save(engine.state.take(), Manifest(last_step, None, engine.identity, ()))
+    saver.finish()
+    return {name: value.numpy().tobytes() for name, value in engine.training.model.state_dict().items()}
+
+
+def test_each_reducer_goes_on_from_the_checkpoints_of_every_other(tmp_path):
+    layouts = [("single", 1), ("ddp", 2), ("data_parallel", 3), ("balanced_data_parallel", 2)]
+    whole, _ = single("float32")
+    for number, saved in enumerate(layouts):
+        for other, resumed in enumerate(layouts):
+            folder = str(tmp_path / f"{number}-{other}")
+            run(configured(*saved), train_part, folder, 4)
+            assert run(configured(*resumed), train_part, folder, 9) == whole, (saved, resumed)
