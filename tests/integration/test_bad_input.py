@@ -174,6 +174,27 @@ def test_devices_that_contradict_torchrun_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("reducer", ["data_parallel", "balanced_data_parallel"])
+def test_one_process_for_all_devices_is_refused_among_several(tmp_path, reducer):
+    path = write_config(tmp_path, distributed={"devices": ["cpu", "cpu"], "reducer": reducer})
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    done = train(path, variables={**world, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
+    refuses(done, f"{reducer} drives all its devices from one process: got 2 processes. Start one, or use")
+
+
+@pytest.mark.parametrize("reducer", ["data_parallel", "balanced_data_parallel"])
+def test_several_devices_in_one_process_train_as_one_device_does(tmp_path, reducer):
+    models = []
+    for name, distributed in (("one", {}), ("two", {"devices": ["cpu", "cpu"], "reducer": reducer})):
+        folder = tmp_path / name
+        folder.mkdir()
+        path = write_config(folder, distributed={"equality": "exact", **distributed})
+        done = train(path).require_success()
+        models.append((folder / "run" / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+    assert f"reducer {reducer} (exact)" in done.stdout + done.stderr
+
+
 def test_a_world_that_is_described_in_part_is_refused(tmp_path):
     done = train(write_config(tmp_path), variables={"RANK": "0", "WORLD_SIZE": "2"})
     assert done.code == 1

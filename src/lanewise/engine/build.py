@@ -125,7 +125,7 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
             evaluator, every_steps, last_step, config.evaluate.best, config.evaluate.best_mode
         )
     if world.rank == 0:
-        _describe(config, schedule, world, last_step)
+        _describe(config, schedule, world, len(reducer.replicas), last_step)
     engine = Engine(training, train_step, passes, loader, schedule, world, last_step, evaluation)
     engine.identity = _identify(config, found, world)
     return engine
@@ -318,24 +318,26 @@ def _last_step(config: RunConfig, schedule: Schedule) -> int:
     return min(limits)
 
 
-def _describe(config: RunConfig, schedule: Schedule, world: World, last_step: int) -> None:
+def _describe(
+    config: RunConfig, schedule: Schedule, world: World, num_replicas: int, last_step: int
+) -> None:
     """Say what was derived from the configuration, before the first step."""
-    blocks = lane_blocks(schedule.num_lanes, world.world_size)
-    lanes_each = sorted({len(block) for block in blocks})
+    num_devices = world.world_size * num_replicas
+    lanes_each = sorted({len(block) for block in lane_blocks(schedule.num_lanes, num_devices)})
     accumulation = " or ".join(map(str, lanes_each))
+    processes = "1 process" if world.world_size == 1 else f"{world.world_size} processes"
     logger.info(
         "%d samples in steps of %d = %d lanes x %d: %d steps an epoch, %d steps in all\n"
-        "%d %s on %s, reducer %s (%s): %s lanes each, so gradient accumulation x%s; threads each: %d",
+        "%s on %s, reducer %s (%s): %s lanes each, so gradient accumulation x%s; threads each: %d",
         schedule.num_samples,
         schedule.global_batch_size,
         schedule.num_lanes,
         schedule.micro_batch_size,
         schedule.steps_per_epoch,
         last_step,
-        world.world_size,
-        "process" if world.world_size == 1 else "processes",
+        processes if num_replicas == 1 else f"{num_replicas} devices in {processes}",
         world.device.type,
-        config.distributed.reducer if (config.distributed.num_devices or world.world_size) > 1 else "single",
+        config.distributed.reducer if num_devices > 1 else "single",
         config.distributed.equality,
         accumulation,
         accumulation,

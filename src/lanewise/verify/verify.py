@@ -45,8 +45,8 @@ def verify(
     for count in devices:
         lane_blocks(config.batch.num_lanes, count)  # raises before anything is run
     counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]
-    kind = "devices" if config.distributed.is_one_process else "processes"
-    names = ["1 process", "1 again", *(f"{count} {kind}" for count in counts[2:])]
+    one, kind = ("device", "devices") if config.distributed.is_one_process else ("process", "processes")
+    names = [f"1 {one}", "1 again", *(f"{count} {kind}" for count in counts[2:])]
     with tempfile.TemporaryDirectory(prefix="lanewise-verify-") as folder, _temporary_files_in(folder):
         jobs = [
             VerifyJob(
