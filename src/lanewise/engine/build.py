@@ -318,9 +318,7 @@ def _last_step(config: RunConfig, schedule: Schedule) -> int:
     return min(limits)
 
 
-def _describe(
-    config: RunConfig, schedule: Schedule, world: World, num_replicas: int, last_step: int
-) -> None:
+def _describe(config: RunConfig, schedule: Schedule, world: World, num_replicas: int, last_step: int) -> None:
     """Say what was derived from the configuration, before the first step."""
     num_devices = world.world_size * num_replicas
     lanes_each = sorted({len(block) for block in lane_blocks(schedule.num_lanes, num_devices)})
