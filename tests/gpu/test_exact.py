@@ -92,6 +92,16 @@ def test_two_processes_on_one_card_leave_the_bytes_of_one(tmp_path):
     assert model_of(tmp_path / "two", "--distributed.devices", "[cuda:0, cuda:0]") == alone
 
 
+@pytest.mark.parametrize("reducer", ["data_parallel", "balanced_data_parallel"])
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_several_devices_in_one_process_leave_the_bytes_of_one(tmp_path, reducer, num_devices):
+    """On as many GPUs as there are; a GPU that is named several times lets its lanes take turns."""
+    names = [f"cuda:{number % torch.cuda.device_count()}" for number in range(num_devices)]
+    alone = model_of(tmp_path / "one")
+    devices = ["--distributed.devices", f"[{', '.join(names)}]", "--distributed.reducer", reducer]
+    assert model_of(tmp_path / "several", *devices) == alone
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs one GPU for each process")
 def test_nccl_gives_the_bytes_of_one_process(tmp_path):
     alone = model_of(tmp_path / "one")

@@ -32,8 +32,8 @@ from lanewise.reduce.reducer import LaneWork, divide_gradients, reach_all
 class ReplicaReducer:
     """Lanes on several devices of one process; their gradients meet on the first one.
 
-    On the CPU the lanes of a group take turns, since all threads would draw from one generator. On GPUs each
-    has a thread, and draws from its device's generator.
+    On GPUs each lane of a group has a thread, and draws from its device's generator. On the CPU, or where a
+    GPU is named several times, lanes take turns, since they would draw from one generator.
 
     Args:
         model: the user's module, on the first device.
@@ -65,7 +65,7 @@ class ReplicaReducer:
         self._is_stale = True
         self._group: list[tuple[LaneTurn, torch.Tensor]] = []
         self._threads: ThreadPoolExecutor | None = None
-        if devices[0].type == "cuda":
+        if devices[0].type == "cuda" and len(set(devices)) == len(devices):
             self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="replica")
 
     def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
