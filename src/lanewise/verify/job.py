@@ -127,7 +127,7 @@ class VerifyJob(Job):
         steps = choose_steps(engine.schedule, self.num_steps, engine.last_step)
         try:
             if self.is_reference:
-                write_reference(self.folder, engine, world, steps, config)
+                write_reference(self.folder, engine, world, steps)
                 return CloseResult()
             return judge(self.folder, engine, world, steps, config.batch.num_lanes)
         finally:
