@@ -52,10 +52,11 @@ fmt: $(STAMP) ## format, and mend what lint can mend by itself
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP)) ## run the tests that need a GPU; fails where there is none
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP)) ## run what needs a GPU, and write its table to docs/benchmarks.md
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
 	    f"make gpu needs a CUDA device: torch {torch.__version__} of $(GPU_PYTHON) sees none.")'
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
+	PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu.py
 
 docs: $(STAMP) ## build the docs as a site in docs/_build; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build
