@@ -38,7 +38,7 @@ demo: $(STAMP) ## train the MNIST example on two processes, printing its accurac
 	    --train.run_dir runs/mnist-$$(date +%Y%m%d-%H%M%S)
 
 test: $(STAMP) ## run every test that needs no GPU
-	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 soak: $(STAMP) ## kill a run 20 times at random moments, and compare how it ends with one that was left alone
 	PYTHONPATH=. $(BIN)/python -m tests.soak.kill_and_resume

@@ -139,6 +139,32 @@ class Nothing(Planted):
     """Is right in any case."""
 
 
+class ChangesWhatItGets(Planted):
+    """Correct, though its forward and its collate change what they get: each gets it once."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        if isinstance(samples[0], tuple):
+            given, samples[:] = list(samples), []
+            return super().collate(given)
+        for song in samples:
+            song.add_(1).sub_(1)
+        return super().collate(samples)
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        if isinstance(batch, list):
+            batch[0].mul_(0.5)
+        return super().forward(model, batch)
+
+
+class Forgets(Planted):
+    """Correct: its statistics are in a buffer that is not saved."""
+
+    def network(self) -> nn.Module:
+        network = Within(super().network(), "buffer")
+        network.register_buffer("kept_level", torch.zeros(()), persistent=False)
+        return network
+
+
 class OfTheRank(Planted):
     def build_model(self) -> nn.Module:
         model = super().build_model()
@@ -409,6 +435,8 @@ TASKS: dict[str, Any] = {
     **both(GroupsKnowTheSize, "groups that know the size"),
     **both(measuring(MeanError), "mean as a state"),
     **both(measuring(LargestError), "metric with an attribute"),
+    **both(ChangesWhatItGets, "task that changes what it gets"),
+    **both(Forgets, "buffer that is not saved"),
     **both(OfTheRank, "initial weights of the rank"),
     **both(Nothing, "nothing"),
 }

@@ -120,12 +120,12 @@ class Weightless(Line):
         return Loss(outputs.sum(), 0)
 
 
-def count_warnings(world, task):
+def count_warnings(world, task, equality="exact"):
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("lanewise").addHandler(handler)
-    engine = build_engine(configure(task, optimizer="torch.optim.SGD", steps=3), world)
+    engine = build_engine(configure(task, equality=equality, optimizer="torch.optim.SGD", steps=3), world)
     before = [parameter.clone() for parameter in engine.training.model.parameters()]
     for _ in engine.steps():
         pass
@@ -133,9 +133,11 @@ def count_warnings(world, task):
     return records, all(map(torch.equal, before, after))
 
 
+@pytest.mark.parametrize("equality", ["exact", "close"])
 @EITHER
-def test_a_global_weight_of_zero_updates_nothing_and_says_so(world_size):
-    for records, is_untouched in run_distributed(count_warnings, world_size, Weightless):
+def test_a_global_weight_of_zero_updates_nothing_and_says_so(world_size, equality):
+    """In `close` on one device there was no gradient at all then, which was an error of torch."""
+    for records, is_untouched in run_distributed(count_warnings, world_size, Weightless, equality):
         assert is_untouched
         assert sum("weight 0" in record for record in records) == 3
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lanewise.config import ClassConfig, RunConfig
+from lanewise.config import ClassConfig, DataConfig, RunConfig
+from lanewise.errors import ConfigError
 from lanewise.testing import run_distributed
 from lanewise.verify import verify as module
 from lanewise.verify.job import VerifyJob
@@ -84,11 +85,20 @@ CAUSES = {
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", CAUSES)
 def test_a_mistake_is_named_and_its_twin_passes(name, model):
-    report = verify(mistakes.config(name, model, wrong=True))
+    data = DataConfig(num_workers=1 if "worker" in name else 0)
+    report = verify(mistakes.config(name, model, wrong=True, data=data))
     assert not report.is_verified
     assert [finding.cause for finding in report.findings] == [CAUSES[name]]
-    twin = verify(mistakes.config(name, model, wrong=False))
+    twin = verify(mistakes.config(name, model, wrong=False, data=data))
     assert (twin.is_verified, list(twin.findings)) == (True, [])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", ["task that changes what it gets", "buffer that is not saved"])
+def test_what_training_allows_is_no_mistake(name, model):
+    report = verify(mistakes.config(name, model, wrong=False))
+    assert (report.is_verified, list(report.findings)) == (True, [])
+    assert not any(note.startswith("not tested") for note in report.notes)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -145,6 +155,11 @@ def test_rounding_to_16_bits_is_no_influence_of_the_cut():
     """A GPT in bf16 was said once to let the samples of a micro-batch influence each other."""
     report = verify(mistakes.config("nothing", "SongTask", wrong=False, precision="bf16"))
     assert (report.is_verified, list(report.notes)) == (True, [])
+
+
+def test_a_resume_needs_two_steps():
+    with pytest.raises(ConfigError, match="at least two steps: got --steps 1"):
+        module.verify(mistakes.config("nothing", "RowTask", wrong=False), [2], num_steps=1, resumes=True)
 
 
 def test_a_partial_last_step_is_among_the_steps():

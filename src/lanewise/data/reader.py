@@ -1,5 +1,6 @@
 """Reads the samples of a lane's turn, each under its own random state, and collates them."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -78,7 +79,10 @@ def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
     if isinstance(data, torch.Tensor) or callable(getattr(data, "to", None)):
         return function(data)
     if isinstance(data, Mapping):
-        return type(data)((key, map_leaves(function, value)) for key, value in data.items())  # type: ignore[call-arg]
+        mapped = {key: map_leaves(function, value) for key, value in data.items()}
+        if isinstance(data, dict):
+            return copy.copy(data) | mapped  # keeps what a subclass has besides, as a defaultdict its factory
+        return type(data)(mapped)  # type: ignore[call-arg]
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*(map_leaves(function, value) for value in data))
     if isinstance(data, list | tuple):

@@ -108,6 +108,11 @@ class Step:
         numbers = [number for number, one in enumerate(self._models) if one is model]
         if not numbers:
             raise TaskError("this model was not prepared. Call lanes.prepare(model) before the first step.")
+        if self._kept and not self._kept[-1].turn.is_last:
+            raise TaskError(
+                f"step {self.number} was left before its micro-batches were done. "
+                "Iterate over each step to its end."
+            )
         passes = self._all_passes[numbers[0]]
         self._running, self._passes = passes, None
         for (batch,) in passes.groups(self._read(), self._num_passes):
@@ -154,13 +159,12 @@ class Step:
         return self._passes
 
     def _read(self) -> Iterator[LaneBatch]:
-        """Yield this step's batches, kept for further passes where there are several models."""
+        """Yield this step's batches, and keep them for further passes."""
         if self._kept:
             yield from self._kept
             return
         for batch in self._batches:
-            if len(self._models) > 1:
-                self._kept.append(batch)
+            self._kept.append(batch)
             yield batch
 
 

@@ -63,7 +63,8 @@ class Job(ABC):
                 f"{place.local_world_size} processes were started on this machine. "
                 "Leave the key out under a launcher."
             )
-        lane_blocks(self.config.batch.num_lanes, place.world_size)
+        num_workplaces = (distributed.num_devices if distributed.is_one_process else None) or place.world_size
+        lane_blocks(self.config.batch.num_lanes, num_workplaces)  # raises where one would have no lane
         check_classes(self.config, has_task=self.task is not None)
         choose_devices(
             distributed.device_type,

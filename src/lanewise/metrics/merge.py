@@ -26,6 +26,11 @@ def check_metrics(metrics: Mapping[str, "Metric"]) -> None:
         TaskError: names the metric and the state that declares no reduction.
     """
     for name, metric in metrics.items():
+        if not hasattr(metric, "_reductions"):
+            raise TaskError(
+                f"metric {name} ({type(metric).__name__}) is no torchmetrics.Metric. "
+                "Of a MetricCollection, return the metrics by name: dict(collection.items())."
+            )
         # A list without a reduction is the lanes' lists, one after the other.
         unmergeable = [
             state

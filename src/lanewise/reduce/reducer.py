@@ -113,4 +113,5 @@ def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:
             parameter.grad = torch.zeros_like(parameter)
         else:
             gradients.append(parameter.grad)
-    torch._foreach_div_(gradients, weight)
+    if gradients:
+        torch._foreach_div_(gradients, weight)

@@ -71,7 +71,10 @@ class Audit:
         problems: list[str] = []
         notes: list[str] = []
         num_epochs = num_samples = 0
-        for step in range(self.last_step + 1):
+        first_step = min(step for step, _ in self._plans)
+        if first_step:
+            notes.append(f"steps before {first_step} were trained without --audit")
+        for step in range(first_step, self.last_step + 1):
             schedule, order = self._plan(step)
             lanes = self.steps.get(step, {})
             missing = [lane for lane in range(schedule.num_present_lanes(step)) if lane not in lanes]
@@ -84,14 +87,19 @@ class Audit:
                 num_samples += len(given[0].indices)
             notes += _equal_tensors(step, lanes)
             num_epochs += (step + 1) % schedule.steps_per_epoch == 0 and not missing
-        return AuditReport(problems, notes, self.last_step + 1, num_epochs, num_samples)
+        return AuditReport(problems, notes, self.last_step + 1 - first_step, num_epochs, num_samples)
 
     def compare(self, other: "Audit") -> Iterator[str]:
-        """Say where the tensors of two runs differ, in the steps that both have."""
-        for step in range(min(self.last_step, other.last_step) + 1):
-            mine, theirs = self.steps.get(step, {}), other.steps.get(step, {})
-            for lane in sorted(mine.keys() & theirs.keys()):
-                if mine[lane][0].tensors != theirs[lane][0].tensors:
+        """Say where the tensors of two runs differ, in the steps that both have complete."""
+        common = sorted(self.steps.keys() & other.steps.keys() - {self.last_step, other.last_step})
+        if not common:
+            yield "the runs have no complete step in common"
+        for step in common:
+            mine, theirs = self.steps[step], other.steps[step]
+            for lane in sorted(mine.keys() | theirs.keys()):
+                if lane not in mine or lane not in theirs:
+                    yield f"step {step}, lane {lane}: only one of the runs has it"
+                elif mine[lane][0].tensors != theirs[lane][0].tensors:
                     yield f"step {step}, lane {lane}: the tensors differ"
 
     def _plan(self, step: int) -> tuple[Schedule, Order]:

@@ -1,5 +1,6 @@
 """Whether the gradient depends on how samples are cut into micro-batches, and whether metrics merge."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import torch
 
 from lanewise.data import LaneReader, digest
 from lanewise.engine.evaluate import read_blocks
+from lanewise.errors import TaskError
 from lanewise.lanes import BlockSchedule, collate_seed
 from lanewise.metrics import MetricStates, merge_metrics, named_values, take_states
 from lanewise.random_state import set_random_state
@@ -18,6 +20,7 @@ from lanewise.world.world import LocalWorld
 _MAX_SAMPLES = 16
 _METRIC_TOLERANCE = 1e-4
 _SMALL = 0.05
+_MAX_ELEMENTS = 2**20
 
 
 @dataclass(frozen=True)
@@ -63,38 +66,44 @@ def probe_cut(subject: Subject, changed_buffers: Sequence[str]) -> CutProbe:
         subject: newly built.
         changed_buffers: names of buffers that a forward changes in training mode.
     """
+    try:
+        return _probe_cut(subject, changed_buffers)
+    except Exception as error:  # noqa: BLE001 - training never asks for a loss in evaluation mode
+        return CutProbe(None, None, why_not=f"the loss of other micro-batches failed: {error!r:.200}")
+
+
+def _probe_cut(subject: Subject, changed_buffers: Sequence[str]) -> CutProbe:
     indices = subject.indices[:_MAX_SAMPLES]
     if len(indices) < 2:
         return CutProbe(None, None, why_not="the first step has a single sample")
     samples = subject.reader.read(0, tuple(indices))
     if len({digest(_collate(subject, samples, seed)) for seed in (0, 1)}) > 1:
-        return CutProbe(
-            None, None, why_not="collate draws random numbers, which another cut would draw otherwise"
-        )
+        why_not = "collate draws random numbers, which another cut would draw otherwise"
+        return CutProbe(None, None, why_not=why_not)
     subject.model.eval()
-    whole = subject.to_device(_collate(subject, samples, 0))
-    if len({_loss_of(subject, whole, len(samples), seed) for seed in (0, 1)}) > 1:
+    if len({_loss_of(subject, samples, seed) for seed in (0, 1)}) > 1:
         return CutProbe(None, None, why_not="the forward draws random numbers in evaluation mode as well")
     in_evaluation_mode = _compare_cuts(subject, samples, 1)
     with_statistics = None
-    owners = {name.rpartition(".")[0] for name in changed_buffers}
-    if owners:
+    owners = sorted({name.rpartition(".")[0] for name in changed_buffers})
+    if owners and len(samples) >= 4:
         for owner in owners:
-            subject.model.get_submodule(owner).train()
-        with_statistics = _compare_cuts(subject, samples, len(samples) // 2)
+            subject.model.get_submodule(owner).training = True
+        with_statistics = _compare_cuts(subject, samples, (len(samples) + 1) // 2)
         subject.model.eval()
-    return CutProbe(in_evaluation_mode, with_statistics, ", ".join(sorted(owners)[:3]))
+    return CutProbe(in_evaluation_mode, with_statistics, ", ".join(filter(None, owners[:3])) or "the model")
 
 
 def _collate(subject: Subject, samples: Sequence[Any], seed: int) -> Any:
     set_random_state(collate_seed(seed, 0, 0))
-    return subject.task.collate(list(samples))
+    return subject.task.collate(copy.deepcopy(list(samples)))  # which collate may change
 
 
-def _loss_of(subject: Subject, data: Any, num_samples: int, seed: int) -> str:
+def _loss_of(subject: Subject, samples: Sequence[Any], seed: int) -> str:
+    data = subject.to_device(_collate(subject, samples, 0))
     set_random_state(seed)
     with torch.no_grad():
-        loss = subject.loss(data, num_samples)
+        loss = subject.loss(data, len(samples))
     return digest(loss.sum, loss.weight)
 
 
@@ -104,31 +113,41 @@ def _compare_cuts(subject: Subject, samples: Sequence[Any], size: int) -> Cut:
     parts = [_gradient(subject, samples[start : start + size]) for start in range(0, len(samples), size)]
     parts = [part for part in parts if part[1] > 0]
     weight = sum(part_weight for _, part_weight in parts)
+    types = {one.dtype for one in subject.model.parameters() if one.dtype.is_floating_point}
+    tolerance = math.sqrt(max(torch.finfo(dtype).eps for dtype in types))
     if not whole_weight or not weight:
-        return Cut(0.0, 1.0, 0.0, len(samples))
+        return Cut(0.0, tolerance, 0.0, len(samples))
+    target = whole / whole_weight
     mean = sum(gradient for gradient, _ in parts) / weight
     # Each part's own mean gradient; a mean of them under other weights lies in their span.
     columns = torch.stack([gradient / part_weight for gradient, part_weight in parts], dim=1)
+    if not (target.isfinite().all() and columns.isfinite().all()):
+        raise TaskError("a gradient is not finite")
     size_of_rounding = max(float(columns.norm(dim=0).max()), 1e-300)
-    target = whole / whole_weight
-    weights = torch.linalg.lstsq(columns, target.unsqueeze(1), driver="gelsd").solution
-    return Cut(
-        difference=float((target - mean).norm()) / size_of_rounding,
-        tolerance=math.sqrt(max(torch.finfo(one.dtype).eps for one in subject.model.parameters())),
-        residual=float((columns @ weights - target.unsqueeze(1)).norm()) / size_of_rounding,
-        num_samples=len(samples),
-    )
+    difference = float((target - mean).norm()) / size_of_rounding
+    residual = 0.0
+    if difference > tolerance:
+        weights = torch.linalg.lstsq(columns, target.unsqueeze(1), driver="gelsd").solution
+        residual = float((columns @ weights - target.unsqueeze(1)).norm()) / size_of_rounding
+        if len(target) < 2 * len(parts):  # too few elements to tell: any target is in their span
+            residual = difference
+    return Cut(difference, tolerance, residual, len(samples))
 
 
 def _gradient(subject: Subject, samples: Sequence[Any]) -> tuple[torch.Tensor, float]:
-    """Return the gradient of the loss sum, flat and in float64 on the CPU, and the weight."""
+    """Return elements of the gradient of the loss sum, in float64 on the CPU, and the weight.
+
+    Of large models about a million elements, some of every parameter.
+    """
     buffers = {name: value.clone() for name, value in subject.model.named_buffers()}
     data = subject.to_device(_collate(subject, samples, 0))
     set_random_state(0)
     loss, gradients = subject.gradients(data, len(samples))
     for name, value in subject.model.named_buffers():
         value.copy_(buffers[name])
-    return torch.cat([one.detach().double().cpu().reshape(-1) for one in gradients.values()]), loss.weight
+    step = -(-sum(one.numel() for one in gradients.values()) // _MAX_ELEMENTS)
+    parts = [one.detach().reshape(-1)[::step].double().cpu() for one in gradients.values()]
+    return torch.cat(parts), loss.weight
 
 
 @dataclass(frozen=True)

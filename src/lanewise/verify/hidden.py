@@ -2,8 +2,9 @@
 
 import random
 import types
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,10 @@ def hidden_state(model: nn.Module, **others: object) -> dict[str, str]:
     digests: dict[str, str] = {}
     for prefix, module in model.named_modules():
         own = {key: value for key, value in vars(module).items() if key not in _OF_TORCH}
-        digests |= dict(_walk(own, ".".join(filter(None, ("model", prefix))), seen, 0))
+        found = _walk(own, ".".join(filter(None, ("model", prefix))), seen, 0)
+        digests |= dict(islice(found, _MAX_VALUES))
     for name, value in others.items():
-        digests |= dict(_walk(value, name, seen, 0))
+        digests |= dict(islice(_walk(value, name, seen, 0), _MAX_VALUES))
     return digests
 
 
@@ -49,7 +51,7 @@ def _walk(value: Any, name: str, seen: dict[int, object], depth: int) -> Iterato
     if isinstance(value, _PLAIN):
         yield name, digest(value.item() if isinstance(value, np.generic) else value)
         return
-    if id(value) in seen or depth > _MAX_DEPTH or len(seen) > _MAX_VALUES:
+    if id(value) in seen or depth > _MAX_DEPTH:
         return
     seen[id(value)] = value
     generator = _state_of_generator(value)
@@ -70,6 +72,8 @@ def _elements_of(value: Any) -> Any:
         dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
         flat = dense.reshape(-1)
         return flat[:: max(1, flat.numel() // _MAX_ELEMENTS)]
+    if isinstance(value, np.memmap):
+        return np.empty(0)  # a file; looking at it would read all of it
     if isinstance(value, np.ndarray):
         return None if value.dtype == object else value.reshape(-1)[:: max(1, value.size // _MAX_ELEMENTS)]
     return None
@@ -91,10 +95,10 @@ def _state_of_generator(value: Any) -> Any:
 def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, types.ModuleType | type | types.FunctionType | types.BuiltinFunctionType):
         return
-    if isinstance(value, Mapping):
-        yield from list(value.items())[:_MAX_VALUES]
+    if isinstance(value, dict | UserDict):  # not any mapping: an archive of arrays would be read
+        yield from value.items()
     elif isinstance(value, list | tuple | deque):
-        yield from enumerate(list(value)[:_MAX_VALUES])
+        yield from enumerate(value)
     elif isinstance(value, set | frozenset):
         yield "items", sorted(repr(item) for item in value if isinstance(item, _PLAIN))
     elif isinstance(value, types.MethodType):

@@ -1,8 +1,11 @@
 """What verification runs on one layout: the probes, a few steps in `exact`, and the same in `close`."""
 
 import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
@@ -11,9 +14,10 @@ from lanewise.engine import build_engine, resume
 from lanewise.engine.build import count_samples
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluate import EvalSet, Evaluator
-from lanewise.errors import LanewiseError, describe
+from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
 from lanewise.jobs.job import Job
 from lanewise.lanes import BlockSchedule
+from lanewise.task import Task
 from lanewise.verify.bound import CloseResult, judge, write_reference
 from lanewise.verify.cut import CutProbe, UnmergedMetric, probe_cut, probe_metrics
 from lanewise.verify.hidden import hidden_state
@@ -22,6 +26,8 @@ from lanewise.verify.trace import Trace, choose_steps, run_steps
 
 if TYPE_CHECKING:
     from lanewise.world.world import World
+
+_SECONDS_FOR_THE_OTHERS = 20.0
 
 
 @dataclass
@@ -65,12 +71,10 @@ class VerifyJob(Job):
         own = probe(self.config, world.device, is_reference=self.is_reference)
         result = Result(own)
         if world.world_size == 1 or not own.passes.collectives:
-            try:
+            with _failing_together(world, result):
                 result.trace = self._trace(world)
                 if self.judges_close:
                     result.close = self._judge_close(world)
-            except LanewiseError as error:  # on every rank alike; from a single one it would end the job
-                result.error = describe(error)
         if self.is_reference:
             batch = self.config.batch
             # In 16 bits the rounding of a forward would look like an influence of the cut.
@@ -105,19 +109,43 @@ class VerifyJob(Job):
         return self.folder / f"checkpoints-{name}"
 
     def finish_trace(self, trace: Trace, engine: Engine, world: "World") -> None:
-        """Evaluate at most a global batch of each eval dataset; of the training data where there is none."""
-        training, batch, seed = engine.training, self.config.batch, self.config.train.seed
+        """Evaluate, and look at what else there is."""
+        training = engine.training
         task = training.task
-        sets = []
-        for name, dataset in (task.eval_datasets() or {"training data": task.train_dataset()}).items():
-            num_samples = min(count_samples(dataset), batch.global_batch_size)
-            schedule = BlockSchedule(num_samples, batch.num_lanes, batch.micro_batch_size)
-            sets.append(EvalSet(name, LaneReader(dataset, task.collate, seed), schedule))
-        evaluator = Evaluator(task, training.evaluated_model, training.precision, sets, world, seed=seed)
-        trace.evaluation = evaluator.run()
+        no_loss = self.folder / "no-loss"
+        if task.eval_datasets():
+            trace.evaluation = self._evaluate(task, task.eval_datasets(), engine, world)
+        elif not no_loss.exists():
+            try:
+                sets = {"training data": task.train_dataset()}
+                # Whose batches may not be what the metrics take.
+                without_metrics: Any = SimpleNamespace(
+                    collate=task.collate,
+                    forward=task.forward,
+                    loss=task.loss,
+                    build_metrics=dict,
+                    update_metrics=lambda *_: None,
+                )
+                trace.evaluation = self._evaluate(without_metrics, sets, engine, world)
+            except Exception:  # a task need not have a loss in evaluation mode if it never evaluates
+                if not self.is_reference:
+                    raise
+                no_loss.touch()
         trace.hidden = hidden_state(
             training.model, task=task, optimizer=training.optimizer, scheduler=training.scheduler
         )
+
+    def _evaluate(
+        self, task: Task, datasets: Mapping[str, Any], engine: Engine, world: "World"
+    ) -> dict[str, float]:
+        """Evaluate at most a global batch of each dataset."""
+        training, batch, seed = engine.training, self.config.batch, self.config.train.seed
+        sets = []
+        for name, dataset in datasets.items():
+            num_samples = min(count_samples(dataset), batch.global_batch_size)
+            schedule = BlockSchedule(num_samples, batch.num_lanes, batch.micro_batch_size)
+            sets.append(EvalSet(name, LaneReader(dataset, task.collate, seed), schedule))
+        return Evaluator(task, training.evaluated_model, training.precision, sets, world, seed=seed).run()
 
     def _judge_close(self, world: "World") -> CloseResult:
         """Compare the gradients of `close` with those of one process."""
@@ -145,15 +173,39 @@ class ResumeJob(VerifyJob):
         """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
         result = Result()
-        try:
+        with _failing_together(world, result):
             engine = build_engine(self.config, world)
             steps = choose_steps(engine.schedule, self.num_steps, engine.last_step)
-            resume(engine, CheckpointFolder(self.checkpoints(self.resumes)), world, allow=())
+            rest = steps[len(steps) // 2 :]
             try:
-                result.trace = Trace(list(run_steps(engine, world, steps[len(steps) // 2 :])))
+                first = resume(engine, CheckpointFolder(self.checkpoints(self.resumes)), world, allow=())
+                if len(rest) == len(steps) or first != rest[0]:
+                    raise CheckpointError(f"the run takes {len(steps)} steps: too few to stop in between.")
+                result.trace = Trace(list(run_steps(engine, world, rest)))
                 self.finish_trace(result.trace, engine, world)
             finally:
                 engine.passes.close()
-        except LanewiseError as error:
-            result.error = describe(error)
         return world.gather_object(result)
+
+
+@contextmanager
+def _failing_together(world: "World", result: Result) -> Iterator[None]:
+    """Note an error that every rank has; one that a single rank has ends this process, and so the job.
+
+    The others may wait for a rank that failed alone in a collective, so they are not asked by one.
+    """
+    failure: LanewiseError | None = None
+    try:
+        yield
+    except LanewiseError as error:
+        if world.world_size == 1:
+            raise
+        failure = error
+        result.error = describe(error)
+    world.tell("verify", "failed" if failure else "done")
+    try:
+        told = world.hear("verify", range(world.world_size), _SECONDS_FOR_THE_OTHERS)
+    except WorldError:
+        raise failure or WorldError("a rank failed") from None
+    if failure is not None and "done" in told:
+        raise failure

@@ -1,5 +1,6 @@
 """The same small piece of work on every process, twice: what differs tells what it depends on."""
 
+import copy
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ class Reads:
     changed: Sequence[str]
     """Values outside of parameters and buffers that the second reads changed."""
     batch_of_worker: str | None = None
-    """`batch`, read in a loader's process; None where that was not tried, or the dataset cannot be sent."""
+    """`batch`, read in a loader's process; None where the run has none."""
     others: Mapping[int, str] = field(default_factory=dict)
     """Further samples by index, as many as one second allows."""
 
@@ -103,6 +104,10 @@ class Subject:
         """Read and collate the first lane's micro-batch, where it is read."""
         return self.reader[self.turn, self.own_indices].data
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return parameters and buffers by name, those that are not in the state dict as well."""
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
     def to_device(self, data: Any) -> Any:
         """Return a batch on the device."""
         return move(data, self.device)
@@ -133,15 +138,16 @@ def probe(config: RunConfig, device: torch.device, *, is_reference: bool) -> Pro
     Args:
         config: the run.
         device: where to compute.
-        is_reference: whether to read in a loader's process as well, and further samples, among which a
-            misplaced one may be found.
+        is_reference: whether to read in a loader's process as well, if the run has such, and further samples,
+            among which a misplaced one may be found.
     """
     subject = Subject(config, device)
-    weights = {name: digest(value) for name, value in subject.model.state_dict().items()}
+    weights = {name: digest(value) for name, value in subject.tensors().items()}
     reads = _probe_reads(subject)
     passes = _probe_passes(subject)
     if is_reference:
-        reads = replace(reads, batch_of_worker=_read_in_worker(subject), others=_scan(subject))
+        of_worker = _read_in_worker(subject) if config.data.num_workers else None
+        reads = replace(reads, batch_of_worker=of_worker, others=_scan(subject))
     return Probe(weights, reads, passes)
 
 
@@ -160,12 +166,8 @@ def _probe_reads(subject: Subject) -> Reads:
     )
 
 
-def _read_in_worker(subject: Subject) -> str | None:
-    turns = [(subject.turn, subject.own_indices)]
-    try:
-        (batch,) = read_turns(subject.reader, turns, num_workers=1)
-    except Exception:  # noqa: BLE001 - no mistake where the run has no workers; where it has, its steps fail
-        return None
+def _read_in_worker(subject: Subject) -> str:
+    (batch,) = read_turns(subject.reader, [(subject.turn, subject.own_indices)], num_workers=1)
     return digest(batch.data)
 
 
@@ -177,16 +179,15 @@ def _scan(subject: Subject) -> dict[int, str]:
 
 def _probe_passes(subject: Subject) -> Passes:
     model = subject.model
-    data = subject.to_device(subject.read())
-    state = {
-        name: value.clone() for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)
-    }
+    batch = subject.read()
+    state = {name: value.detach().clone() for name, value in subject.tensors().items()}
     parameters = dict(model.named_parameters())
     hidden = hidden_state(model, task=subject.task)
     results, calls = [], []
     changed_hidden: list[str] = []
     changed_state: set[str] = set()
     for _ in range(2):
+        data = subject.to_device(copy.deepcopy(batch))  # a forward may change its batch, which it gets once
         set_random_state(lane_seed(subject.seed, subject.turn.step, subject.turn.lane))
         with recording(model) as recorded:
             loss, gradients = subject.gradients(data, len(subject.own_indices))
@@ -194,8 +195,8 @@ def _probe_passes(subject: Subject) -> Passes:
         calls.append(recorded)
         if not changed_hidden:
             changed_hidden = changed(hidden, hidden_state(model, task=subject.task))
-        for name, value in model.state_dict().items():
-            if name in state and not torch.equal(value, state[name]):
+        for name, value in subject.tensors().items():
+            if not torch.equal(value, state[name]):
                 changed_state.add(name)
                 with torch.no_grad():
                     value.copy_(state[name])

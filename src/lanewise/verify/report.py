@@ -64,6 +64,9 @@ class Report:
         for layout in self.layouts[2:]:
             close = layout.results[0].close if layout.results else None
             if close is not None:
+                if not close.num_elements:
+                    yield f"close, {layout.name}: no gradient could be compared"
+                    continue
                 yield (
                     f"close, {layout.name}: gradients differ by at most {close.worst:.3f} of their bound; "
                     f"weights after the steps by {close.weights:.1e} (not judged)"

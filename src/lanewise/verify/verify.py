@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from lanewise.config import Reducer, RunConfig
-from lanewise.errors import LaunchError
+from lanewise.errors import ConfigError, LaunchError
 from lanewise.jobs.start import start
 from lanewise.lanes import lane_blocks
 from lanewise.verify.diagnose import diagnose, notes
@@ -42,6 +42,10 @@ def verify(
         ConfigError: if a class or a device is not what it should be.
         LaunchError: if one process alone fails already.
     """
+    if resumes and num_steps < 2:
+        raise ConfigError(
+            f"--resume stops half-way, so it needs at least two steps: got --steps {num_steps}."
+        )
     for count in devices:
         lane_blocks(config.batch.num_lanes, count)  # raises before anything is run
     counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]

@@ -107,12 +107,23 @@ def test_equal_samples_are_equal(sample, equal):
     assert of([sample]) == of([equal])
 
 
-def test_of_unknown_objects_only_the_type_counts():
+class Graph:
+    """Like the batches of graph libraries: an object with tensors, which refers to itself."""
+
+    def __init__(self, value):
+        self.nodes = torch.full((2,), value)
+        self.itself = self
+
+
+def test_of_unknown_objects_the_type_and_the_attributes_count():
+    """Two graphs were equal once whatever they held, so that every tensor was `same`."""
     assert of([object()]) == of([object()])
     assert of([{1, 2}]) == of([{3}])
     assert of([{1, 2}]) != of([frozenset({1, 2})])
-    assert of([np.array([1, "a"], dtype=object)]) == of([np.array([2, "b"], dtype=object)])
+    assert of([np.array([1, "a"], dtype=object)]) != of([np.array([2, "b"], dtype=object)])
     assert of([(object(), 1)]) != of([(object(), 2)])
+    assert of([Graph(1.0)]) == of([Graph(1.0)]) != of([Graph(2.0)])
+    assert of([memoryview(b"image")]) == of([memoryview(b"image")]) != of([memoryview(b"other")])
 
 
 def test_the_length_counts():
@@ -180,5 +191,6 @@ def test_a_view_that_only_says_conjugate_or_negative(view):
     assert of([view]) != of([view.resolve_conj().resolve_neg() + 1])
 
 
-def test_of_a_sparse_tensor_only_the_type_counts():
-    assert of([torch.eye(2).to_sparse()]) == of([torch.eye(3).to_sparse()]) != of([torch.eye(2)])
+def test_a_sparse_tensor_counts_by_its_elements():
+    assert of([torch.eye(2).to_sparse()]) == of([torch.eye(2).to_sparse()])
+    assert of([torch.eye(2).to_sparse()]) != of([2 * torch.eye(2).to_sparse()])

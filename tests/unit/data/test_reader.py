@@ -1,13 +1,14 @@
 """A lane's batch is a function of its turn: the random state is set for each sample, and to collate."""
 
 import random
+from collections import defaultdict
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
-from lanewise.data.reader import LaneReader
+from lanewise.data.reader import LaneReader, map_leaves
 from lanewise.lanes import LaneTurn
 from lanewise.random_state import set_random_state
 
@@ -155,3 +156,13 @@ def test_a_subset_reads_one_by_one_unless_what_it_cuts_reads_many():
     many = DrawingMany()
     read(Subset(many, [7, 3, 5]), (2, 0))
     assert many.asked == [[5, 7]]
+
+
+def test_leaves_are_mapped_in_whatever_holds_them():
+    """A defaultdict raised once, as its constructor takes a factory first."""
+    grouped = defaultdict(list, {"a": torch.ones(1)})
+    mapped = map_leaves(lambda tensor: tensor + 1, {"all": (grouped, [torch.zeros(1)], "text")})
+    assert mapped["all"][0] == {"a": torch.full((1,), 2.0)}
+    assert mapped["all"][0].default_factory is list
+    assert mapped["all"][1:] == ([torch.ones(1)], "text")
+    assert torch.equal(grouped["a"], torch.ones(1))

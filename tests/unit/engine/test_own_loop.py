@@ -189,6 +189,25 @@ def test_every_pass_of_a_step_has_the_same_batches_and_other_random_numbers():
     assert len({number for number, _ in drawn}) == len(drawn)
 
 
+def draws_of_one(world):
+    lanes = make_lanes(world)
+    model = lanes.prepare(nn.Linear(2, 1))
+    passes = []
+    for step in lanes.steps(Points()):
+        for _ in range(2):
+            passes.append([])
+            for batch in step:
+                passes[-1].append(batch.tolist())
+                step.backward(model(batch).mean())
+    return passes
+
+
+def test_a_second_pass_of_a_single_model_has_the_same_batches():
+    """It read those of the next step once, as sharpness-aware minimisation would have noticed late."""
+    passes = run_distributed(draws_of_one, 1)[0]
+    assert passes[0] == passes[1] != passes[2] == passes[3]
+
+
 def siamese(world):
     """Several forwards before a backward."""
     lanes = make_lanes(world)

@@ -6,7 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchmetrics import MaxMetric, MeanMetric, Metric, MinMaxMetric, MinMetric, PearsonCorrCoef, SumMetric
+from torchmetrics import (
+    MaxMetric,
+    MeanMetric,
+    Metric,
+    MetricCollection,
+    MinMaxMetric,
+    MinMetric,
+    PearsonCorrCoef,
+    SumMetric,
+)
 from torchmetrics.aggregation import CatMetric
 from torchmetrics.classification import (
     BinaryAUROC,
@@ -121,6 +130,7 @@ def test_a_list_without_a_reduction_is_the_lists_of_all_lanes():
     ("metric", "said"),
     [
         (PearsonCorrCoef(), r"metric odd \(PearsonCorrCoef\) .*: state mean_x declares no reduction"),
+        (MetricCollection([MeanMetric()]), r"metric odd \(MetricCollection\) is no torchmetrics.Metric"),
         (MinMaxMetric(MeanMetric()), r"metric odd \(MinMaxMetric\) .*: it has no states of its own"),
     ],
 )

@@ -115,6 +115,20 @@ def test_a_plan_that_changed_on_the_way_counts_from_there_on(tmp_path):
     assert Audit(tmp_path).check().problems == []
 
 
+def test_an_audit_that_began_later_says_so(tmp_path):
+    write(tmp_path, 4, 7, 2)
+    report = Audit(tmp_path).check()
+    assert (report.is_good, report.num_steps) == (True, 3)
+    assert report.notes == ["steps before 4 were trained without --audit"]
+
+
+def test_runs_that_have_nothing_in_common_are_not_equal(tmp_path):
+    write(tmp_path / "one", 0, 3, 1)
+    write(tmp_path / "other", 5, 7, 1)
+    audits = [Audit(tmp_path / name) for name in ("one", "other")]
+    assert list(audits[0].compare(audits[1])) == ["the runs have no complete step in common"]
+
+
 @pytest.mark.parametrize("make", [lambda _: None, lambda folder: AuditLog(folder, 0, 1, 0, PLAN)])
 def test_no_audit_is_an_error(tmp_path, make):
     make(tmp_path / "audit")
