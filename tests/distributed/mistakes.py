@@ -65,6 +65,9 @@ class Songs(Dataset[Any]):
 class Planted(Task):
     """Correct. A mistake overrides one of the small methods, and does the right thing unless `wrong`."""
 
+    TWIN = ""
+    """Names what the mistake does if it is not made; several have the same twin."""
+
     def __init__(self, wrong: bool) -> None:
         self.wrong = wrong
 
@@ -212,12 +215,16 @@ class Read(Dataset[Any]):
             "moved": 0,
         }[self.what]
         if isinstance(sample, tuple):
-            return sample[0] + amount % 8 / 8, *sample[1:]
-        return (sample + amount) % 8 + 1
+            return sample[0] + amount % 2**20 / 2**20, *sample[1:]
+        # Three bits for each note, so that two amounts are hardly ever the same.
+        shifts = torch.tensor([(amount >> 3 * position) % 8 for position in range(len(sample))])
+        return (sample + shifts) % 8 + 1
 
 
 def reading(what: str, twin: str) -> Any:
     class Reading(Planted):
+        TWIN = f"reads {twin}"
+
         def samples(self) -> Dataset[Any]:
             return Read(super().samples(), what if self.wrong else twin)
 
@@ -285,6 +292,8 @@ class Within(nn.Module):
 
 def within(what: str, twin: str) -> Any:
     class Computing(Planted):
+        TWIN = f"computes {twin}"
+
         def network(self) -> nn.Module:
             return Within(super().network(), what if self.wrong else twin)
 

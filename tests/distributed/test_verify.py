@@ -84,13 +84,22 @@ CAUSES = {
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", CAUSES)
-def test_a_mistake_is_named_and_its_twin_passes(name, model):
+def test_a_mistake_is_named(name, model):
     data = DataConfig(num_workers=1 if "worker" in name else 0)
     report = verify(mistakes.config(name, model, wrong=True, data=data))
     assert not report.is_verified
     assert [finding.cause for finding in report.findings] == [CAUSES[name]]
-    twin = verify(mistakes.config(name, model, wrong=False, data=data))
-    assert (twin.is_verified, list(twin.findings)) == (True, [])
+
+
+TWINS = {mistakes.TASKS[f"{name} RowTask"].TWIN or name: name for name in CAUSES}.values()
+"""Of mistakes with the same correct twin, one."""
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", TWINS)
+def test_the_correct_twin_of_a_mistake_passes(name, model):
+    report = verify(mistakes.config(name, model, wrong=False))
+    assert (report.is_verified, list(report.findings)) == (True, [])
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -33,6 +33,7 @@ def test_it_predicts_held_out_characters_and_writes_words_of_the_text(tmp_path):
         f"--train.run_dir={tmp_path}",
         f"--train.max_steps={NUM_STEPS}",
         f"--scheduler.init_args.total_steps={NUM_STEPS + 1}",
+        "--batch.micro_batch_size=16",  # one lane for each of the two processes
         "--distributed.devices=2",
     )
     train(EXAMPLE / "char_gpt.yaml", *overrides, patience_seconds=540).require_success()

@@ -24,18 +24,16 @@ def verify(config, tmp_path, *arguments):
 
 def test_mnist_is_verified_and_nothing_is_left(tmp_path):
     report = tmp_path / "report.json"
-    done = verify(MNIST, tmp_path, "--devices", "2,3", "--resume", "--json", report).require_success()
+    done = verify(MNIST, tmp_path, "--devices", "2", "--resume", "--json", report).require_success()
     rows = [line.split() for line in done.stdout.splitlines() if line.rstrip().endswith(" same")]
-    assert len(rows) == 6  # one process again, two, three, and three that go on
+    assert len(rows) == 4  # one process again, two, and both of them going on from the other
     assert all(row[-8:] == ["same"] * 8 for row in rows)
     assert "the last one with 32 of 64 samples" in done.stdout
     assert "BatchNorm" in done.stdout
-    assert done.stdout.splitlines()[-1] == (
-        "verified: 1 process, 2 processes and 3 processes compute the same bytes"
-    )
+    assert done.stdout.splitlines()[-1] == ("verified: 1 process and 2 processes compute the same bytes")
     written = json.loads(report.read_text())
     assert written["verified"]
-    assert [layout["num_processes"] for layout in written["layouts"]] == [1, 2, 3, 1, 2, 3]
+    assert [layout["num_processes"] for layout in written["layouts"]] == [1, 2, 1, 2]
     assert not (MNIST.parent / "runs").exists()
 
 

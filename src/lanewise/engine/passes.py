@@ -209,7 +209,8 @@ class LanePasses:
         for place, batch in enumerate(group):
             self._buffers.end(batch.turn, place)
         for batch, loss in zip(group, losses, strict=True):
-            self._backward_lane(batch, loss)
+            with named_lane(batch):
+                self._backward_lane(batch, loss)
         is_last = group[-1].turn.is_last
         self._clock.lap("communication" if is_last and self._world.world_size > 1 else "backward")
 
