@@ -28,11 +28,11 @@ def audit(arguments: Sequence[str]) -> int:
     _print("found", report.problems)
     differences = list(audits[0].compare(audits[1])) if len(audits) > 1 else []
     _print("found", differences)
-    found = f"{report.num_steps} steps, {report.num_samples} samples, {report.num_epochs} complete epochs"
+    found = f"{report.num_steps} steps, {report.num_samples} samples, complete epochs: {report.num_epochs}"
     if report.is_good:
-        print(f"{found}: every sample where and when it was planned, none twice, none left out")
+        print(f"{found}; every sample where and when it was planned, none twice, none left out")
     else:
-        print(f"{found}: not as planned in {len(report.problems)} places")
+        print(f"{found}; not as planned in {len(report.problems)} places")
     if len(audits) > 1:
         print(
             f"{arguments[1]}: "

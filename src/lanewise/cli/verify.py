@@ -17,8 +17,8 @@ Proves on your own model and data that N devices compute what one computes, or s
 what to do about it. Runs a few steps on each number of devices, in `exact` whatever CONFIG says; nothing is
 written to run_dir.
 
-  --devices A,B    numbers of processes to compare with one
-  --steps N        steps to take, the epoch's last one among them
+  --devices A,B    numbers of processes to compare with one; 1,2 if left out
+  --steps N        steps to take, the epoch's last one among them; 4 if left out
   --resume         also go on from a checkpoint of another number of devices
   --json FILE      write the result there as well
 """

@@ -275,7 +275,7 @@ class LanePasses:
         if self._world.rank:
             return
         logger.info(
-            "a step's loss and gradient are the mean over its %s: %g in the first",
+            "a step's loss and gradient are the mean over its %s: %g in the first step",
             self._unit,
             self.totals.weight,
         )
