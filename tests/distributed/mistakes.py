@@ -5,6 +5,7 @@ A mistake that only one of the two models can make is made by that one.
 
 import os
 import time
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -71,15 +72,17 @@ class Planted(Task):
     def __init__(self, wrong: bool) -> None:
         self.wrong = wrong
 
+    @abstractmethod
     def network(self) -> nn.Module:
-        raise NotImplementedError
+        """Return the model, before a mistake wraps it."""
 
+    @abstractmethod
     def samples(self) -> Dataset[Any]:
-        raise NotImplementedError
+        """Return the dataset, before a mistake wraps it."""
 
+    @abstractmethod
     def errors(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Return the loss of every unit: an element of a row, a note."""
-        raise NotImplementedError
 
     def build_model(self) -> nn.Module:
         return self.network()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from lanewise.cli.option import take_option
 from lanewise.config import MAY_DIFFER, load_config
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError
@@ -51,15 +52,10 @@ def train(arguments: Sequence[str]) -> int:
 
 def _take_allow(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Take `--allow lanes,dataset,seed` out of the arguments."""
-    rest = list(arguments)
-    if "--allow" not in rest:
-        return (), rest
-    index = rest.index("--allow")
-    allow = tuple(rest[index + 1].split(",")) if index + 1 < len(rest) else ()
-    wrong = [name for name in allow if name not in MAY_DIFFER]
-    if wrong or not allow:
+    text, rest = take_option("--allow", arguments)
+    allow = () if text is None else tuple(text.split(","))
+    if any(name not in MAY_DIFFER for name in allow):
         raise ConfigError(
-            f"--allow must list what may differ, out of {', '.join(MAY_DIFFER)}: "
-            f"got {','.join(allow) or 'nothing'}."
+            f"--allow must list what may differ, out of {', '.join(MAY_DIFFER)}: got {text or 'nothing'}."
         )
-    return allow, rest[:index] + rest[index + 2 :]
+    return allow, rest

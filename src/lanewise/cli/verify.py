@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lanewise.cli.option import take_option
 from lanewise.config import load_config
 from lanewise.errors import ConfigError
 from lanewise.world.environment import Environment
@@ -32,11 +33,11 @@ def verify(arguments: Sequence[str]) -> int:
         return 0 if wants_help else 2
     rest = [argument for argument in arguments if argument != "--resume"]
     resumes = len(rest) < len(arguments)
-    devices_text, rest = _take("--devices", rest, "1,2")
-    steps_text, rest = _take("--steps", rest, "4")
-    json_file, rest = _take("--json", rest, "")
-    devices = [_count("--devices", text) for text in devices_text.split(",")]
-    num_steps = _count("--steps", steps_text)
+    devices_text, rest = take_option("--devices", rest)
+    steps_text, rest = take_option("--steps", rest)
+    json_file, rest = take_option("--json", rest)
+    devices = [_count("--devices", text) for text in (devices_text or "1,2").split(",")]
+    num_steps = _count("--steps", steps_text or "4")
     if Environment.from_env(os.environ) is not None:
         raise ConfigError("verify starts its own processes: run it without torchrun or srun.")
     if not rest or rest[0].startswith("--"):
@@ -64,16 +65,6 @@ def verify(arguments: Sequence[str]) -> int:
     if json_file:
         Path(json_file).write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
     return 0 if report.is_verified else 1
-
-
-def _take(option: str, arguments: list[str], default: str) -> tuple[str, list[str]]:
-    """Take an option with its value out of the arguments."""
-    if option not in arguments:
-        return default, arguments
-    index = arguments.index(option)
-    if index + 1 == len(arguments):
-        raise ConfigError(f"{option} needs a value.")
-    return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
 
 
 def _count(option: str, text: str) -> int:

@@ -37,9 +37,9 @@ class LaneLoader:
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        self._reader = reader
+        self.reader = reader
         self.schedule = schedule
-        self._order = order
+        self.order = order
         self._lanes = lanes
         self._num_workers = num_workers
         self._pin_memory = pin_memory
@@ -50,10 +50,10 @@ class LaneLoader:
             (turn, self._indices(turn.epoch, turn.positions))
             for turn in self.schedule.turns(self._lanes, first_step, last_step)
         )
-        return read_turns(self._reader, turns, self._num_workers, pin_memory=self._pin_memory)
+        return read_turns(self.reader, turns, self._num_workers, pin_memory=self._pin_memory)
 
     def _indices(self, epoch: int, positions: range) -> tuple[int, ...]:
-        return tuple(self._order.indices(epoch, positions.start, positions.stop).tolist())
+        return tuple(self.order.indices(epoch, positions.start, positions.stop).tolist())
 
 
 def read_turns(

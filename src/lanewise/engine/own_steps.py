@@ -29,7 +29,8 @@ class Steps:
         self._next = first_step
         self._last: Step | None = None
         # One iterator for the whole run: reading ahead never stops between epochs.
-        self._batches = to_device(loader.batches(first_step, _FOR_EVER), device)
+        self._batches = loader.batches(first_step, _FOR_EVER)
+        self._device = device
 
     @property
     def epoch(self) -> int:
@@ -48,7 +49,9 @@ class Steps:
                     f"step {self._last.number} was left before its micro-batches were done. "
                     "Iterate over each step to its end."
                 )
-            step = self._last = Step(self._next, epoch, self._batches, self._models, self._passes)
+            step = self._last = Step(
+                self._next, epoch, self._batches, self._models, self._passes, self._device
+            )
             self._next += 1
             yield step
 
@@ -63,11 +66,13 @@ class Step:
         batches: Iterator[LaneBatch],
         models: list[nn.Module],
         passes: list[LanePasses],
+        device: torch.device,
     ) -> None:
         self.number = number
         """Counted over the whole run."""
         self.epoch = epoch
         self._batches = batches
+        self._device = device
         self._models = models
         self._all_passes = passes
         self._passes: LanePasses | None = None
@@ -115,7 +120,7 @@ class Step:
             )
         passes = self._all_passes[numbers[0]]
         self._running, self._passes = passes, None
-        for (batch,) in passes.groups(self._read(), self._num_passes):
+        for (batch,) in passes.groups(to_device(self._read(), self._device), self._num_passes):
             passes.set_random_state(batch.turn)
             yield batch.data
         self._num_passes += 1
@@ -159,7 +164,7 @@ class Step:
         return self._passes
 
     def _read(self) -> Iterator[LaneBatch]:
-        """Yield this step's batches, and keep them for further passes."""
+        """Yield this step's batches as they were read, and keep them for further passes."""
         if self._kept:
             yield from self._kept
             return

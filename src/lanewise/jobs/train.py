@@ -29,7 +29,7 @@ class TrainJob(Job):
     allow: tuple[str, ...] = ()
     """What may differ from what the checkpoint is of."""
     is_audited: bool = False
-    """Whether to write what every lane is given."""
+    """Whether to write what every lane is given; a run that was audited before goes on so."""
     can_stop: ClassVar[bool] = True
 
     @property
@@ -57,7 +57,7 @@ class TrainJob(Job):
         # An agent that starts the processes again wants them to go on.
         if self.is_resumed or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
             resume(engine, folder, world, self.allow)
-        if self.is_audited:
+        if self.is_audited or self.run_dir.audit.exists():  # one with gaps would be worth nothing
             engine.watch = self._audit(engine, world).watch
         callbacks: list[Callback] = []
         if world.rank == 0:

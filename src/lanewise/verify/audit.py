@@ -77,7 +77,7 @@ class Audit:
         for step in range(first_step, self.last_step + 1):
             schedule, order = self._plan(step)
             lanes = self.steps.get(step, {})
-            missing = [lane for lane in range(schedule.num_present_lanes(step)) if lane not in lanes]
+            missing = self.missing_lanes(step)
             if step == self.last_step and missing:
                 notes.append(f"step {step} is not complete: the run was stopped in it")
             else:
@@ -91,7 +91,9 @@ class Audit:
 
     def compare(self, other: "Audit") -> Iterator[str]:
         """Say where the tensors of two runs differ, in the steps that both have complete."""
-        common = sorted(self.steps.keys() & other.steps.keys() - {self.last_step, other.last_step})
+        common = sorted(self.steps.keys() & other.steps.keys())
+        if common and (self.missing_lanes(common[-1]) or other.missing_lanes(common[-1])):
+            common.pop()  # a run was stopped in it
         if not common:
             yield "the runs have no complete step in common"
         for step in common:
@@ -101,6 +103,13 @@ class Audit:
                     yield f"step {step}, lane {lane}: only one of the runs has it"
                 elif mine[lane][0].tensors != theirs[lane][0].tensors:
                     yield f"step {step}, lane {lane}: the tensors differ"
+
+    def missing_lanes(self, step: int) -> list[int]:
+        """Return the lanes of a step that were given nothing."""
+        schedule, _ = self._plan(step)
+        return [
+            lane for lane in range(schedule.num_present_lanes(step)) if lane not in self.steps.get(step, {})
+        ]
 
     def _plan(self, step: int) -> tuple[Schedule, Order]:
         """Return what was due in a step: by the last start of the run at this step or before."""

@@ -27,7 +27,8 @@ from lanewise.verify.trace import Trace, choose_steps, run_steps
 if TYPE_CHECKING:
     from lanewise.world.world import World
 
-_SECONDS_FOR_THE_OTHERS = 20.0
+_SECONDS_AFTER_AN_ERROR = 20.0
+_SECONDS_WITHOUT_ONE = 600.0
 
 
 @dataclass
@@ -203,9 +204,10 @@ def _failing_together(world: "World", result: Result) -> Iterator[None]:
         failure = error
         result.error = describe(error)
     world.tell("verify", "failed" if failure else "done")
+    seconds = _SECONDS_AFTER_AN_ERROR if failure else _SECONDS_WITHOUT_ONE
     try:
-        told = world.hear("verify", range(world.world_size), _SECONDS_FOR_THE_OTHERS)
-    except WorldError:
-        raise failure or WorldError("a rank failed") from None
+        told = world.hear("verify", range(world.world_size), seconds)
+    except WorldError as error:
+        raise failure or error from None
     if failure is not None and "done" in told:
         raise failure

@@ -58,9 +58,9 @@ class Divergence:
 def first_divergence(one: Sequence[Call], other: Sequence[Call]) -> Divergence | None:
     """Return where two recordings of the same computation part; None where they don't."""
     for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
-            is_same = (mine.operator, mine.inputs) == (theirs.operator, theirs.inputs)
-            return Divergence(mine, has_equal_inputs=is_same)
+        has_equal_inputs = (mine.operator, mine.inputs) == (theirs.operator, theirs.inputs)
+        if not has_equal_inputs or mine.outputs != theirs.outputs:
+            return Divergence(mine, has_equal_inputs)
     if len(one) == len(other):
         return None
     return Divergence(max(one, other, key=len)[min(len(one), len(other))], has_equal_inputs=False)

@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 from lanewise.config import RunConfig
-from lanewise.data import LaneReader, digest, read_turns
+from lanewise.data import digest, read_turns
 from lanewise.engine import build_model, build_task
-from lanewise.engine.build import count_samples
+from lanewise.engine.build import build_loader
 from lanewise.engine.lane import LaneLoss, move
-from lanewise.lanes import LaneTurn, Order, Schedule, lane_seed
+from lanewise.lanes import LaneTurn, lane_seed
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.task import Task
 from lanewise.verify.hidden import changed, hidden_state
 from lanewise.verify.operators import Call, recording
+from lanewise.world.world import LocalWorld
 
 _NUM_SAMPLES = 32
 _SCAN_SECONDS = 1.0
@@ -85,17 +86,14 @@ class Subject:
         self.task: Task = build_task(config)
         self.model: nn.Module = build_model(self.task, self.seed).to(device)
         self.dataset = self.task.train_dataset()
-        self.num_samples = count_samples(self.dataset)
-        self.reader = LaneReader(self.dataset, self.task.collate, self.seed)
+        alone = LocalWorld(device)  # the datasets of other ranks are compared later, by what was read
+        loader, _ = build_loader(self.dataset, self.task.collate, config.batch, config.data, alone, self.seed)
+        self.num_samples = loader.schedule.num_samples
+        self.reader = loader.reader
         self.precision = Precision(config.precision, device.type)
-        batch = config.batch
-        schedule = Schedule(
-            self.num_samples, batch.global_batch_size, batch.micro_batch_size, config.data.drop_last
-        )
-        order = Order(self.num_samples, seed=self.seed, shuffle=config.data.shuffle)
-        self.indices = tuple(order.indices(0, 0, min(batch.global_batch_size, self.num_samples)).tolist())
+        self.indices = tuple(loader.order.indices(0, 0, loader.schedule.num_samples_in(0)).tolist())
         """Dataset indices of the first step."""
-        self.turn: LaneTurn = next(schedule.turns(range(1), 0, 1))
+        self.turn: LaneTurn = next(loader.schedule.turns(range(1), 0, 1))
         """The first lane's turn in it."""
         positions = self.turn.positions
         self.own_indices = self.indices[positions.start : positions.stop]

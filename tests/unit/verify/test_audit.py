@@ -122,6 +122,17 @@ def test_an_audit_that_began_later_says_so(tmp_path):
     assert report.notes == ["steps before 4 were trained without --audit"]
 
 
+def test_the_last_step_is_compared_unless_a_run_was_stopped_in_it(tmp_path):
+    def other(batch: LaneBatch) -> list[LaneBatch]:
+        return [LaneBatch(batch.turn, batch.indices, 1)]
+
+    write(tmp_path / "one", 0, 1, 1)
+    write(tmp_path / "other", 0, 1, 1, at(0, 3, other))
+    audits = [Audit(tmp_path / name) for name in ("one", "other")]
+    assert list(audits[0].compare(audits[0])) == []
+    assert list(audits[0].compare(audits[1])) == ["step 0, lane 3: the tensors differ"]
+
+
 def test_runs_that_have_nothing_in_common_are_not_equal(tmp_path):
     write(tmp_path / "one", 0, 3, 1)
     write(tmp_path / "other", 5, 7, 1)

@@ -1,6 +1,7 @@
 """Recordings of operators, and where two of them part."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -88,6 +89,12 @@ def test_another_path_is_a_difference():
     divergence = first_divergence(calls, calls[:-1])
     assert divergence is not None
     assert divergence.call == calls[-1]
+
+
+def test_the_same_computation_on_another_line_is_no_difference():
+    calls = record(Net())
+    moved = [replace(call, place="elsewhere") for call in calls]
+    assert first_divergence(calls, moved) is None
 
 
 def test_recording_changes_nothing_and_leaves_nothing():
