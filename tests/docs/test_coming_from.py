@@ -117,9 +117,12 @@ def test_their_script_runs_where_its_library_is_installed(tmp_path, script):
             pytest.skip(f"{module} is not installed: {script.name} was only parsed")
     launcher = (*TORCHRUN, 2) if script.stem == "ddp_theirs" else (BIN / "python",)
     # Warnings of their libraries are not ours to mend.
-    done = run(*launcher, script, cwd=tmp_path, variables={"PYTHONWARNINGS": None}).require_success()
-    if script.stem == "ddp_theirs":
+    done = run(*launcher, script, cwd=tmp_path, variables={"PYTHONWARNINGS": None})
+    if script.stem == "ddp_theirs":  # whose processes torch may abort when they have ended
         assert done.stdout.count("over 58 samples") == 3  # one of the 57 is counted twice, as the page says
+        assert (tmp_path / "model.pt").exists()
+    else:
+        done.require_success()
 
 
 def test_gradients_made_past_the_wrapper_of_ddp_are_not_reduced(tmp_path):

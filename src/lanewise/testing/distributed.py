@@ -74,15 +74,19 @@ def _collect(pipes: list[Connection], timeout_seconds: float) -> list[Any]:
         if not ready:
             missing = [rank for rank in range(len(pipes)) if rank not in results]
             raise TimeoutError(f"ranks {missing} did not end within {timeout_seconds} s")
+        failures: list[tuple[float, int, str]] = []
         for pipe in ready:
             rank = pipes.index(pipe)  # type: ignore[arg-type]
             try:
-                is_error, value = pickle.loads(pipes[rank].recv_bytes())  # noqa: S301 - from our own process
+                ended, is_error, value = pickle.loads(pipes[rank].recv_bytes())  # noqa: S301 - from our own process
             except EOFError:
                 raise RuntimeError(f"rank {rank} ended without a result") from None
             if is_error:
-                raise RuntimeError(f"rank {rank} failed:\n{value}")
+                failures.append((ended, rank, value))
             results[rank] = value
+        if failures:  # the first one: others may have lost their connection to it
+            _, rank, value = min(failures)
+            raise RuntimeError(f"rank {rank} failed:\n{value}")
     return [results[rank] for rank in range(len(pipes))]
 
 
@@ -98,8 +102,8 @@ def _run(rank: int, world_size: int, store: str, call: bytes, pipe: Connection) 
             dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world_size)
             world = GroupWorld(torch.device(device), meeting)
             dist.barrier()  # else a rank that ends at once hangs up on one that is still connecting
-        result = pickle.dumps((False, function(world, *args)))
+        result = pickle.dumps((time.monotonic(), False, function(world, *args)))
         world.close()
     except Exception:  # noqa: BLE001 - shown by the caller
-        result = pickle.dumps((True, traceback.format_exc()))
+        result = pickle.dumps((time.monotonic(), True, traceback.format_exc()))
     pipe.send_bytes(result)
