@@ -23,6 +23,7 @@ class LaneLoader:
         schedule: cuts epochs into steps and steps into lanes.
         order: the sample order of each epoch.
         lanes: the lanes to serve.
+        as_many_as: see `Schedule.turns`.
         num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
         pin_memory: whether batches lie in page-locked memory, for a GPU.
     """
@@ -34,6 +35,7 @@ class LaneLoader:
         order: Order,
         lanes: range,
         *,
+        as_many_as: range | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
@@ -41,14 +43,15 @@ class LaneLoader:
         self.schedule = schedule
         self.order = order
         self._lanes = lanes
+        self._as_many_as = as_many_as
         self._num_workers = num_workers
         self._pin_memory = pin_memory
 
     def batches(self, first_step: int, last_step: int) -> Iterator[LaneBatch]:
         """Yield the batches of steps `first_step` to `last_step - 1`; at least one, maybe empty, a step."""
         turns = (
-            (turn, self._indices(turn.epoch, turn.positions))
-            for turn in self.schedule.turns(self._lanes, first_step, last_step)
+            (turn, self._indices(turn.epoch, turn.borrowed or turn.positions))
+            for turn in self.schedule.turns(self._lanes, first_step, last_step, as_many_as=self._as_many_as)
         )
         return read_turns(self.reader, turns, self._num_workers, pin_memory=self._pin_memory)
 

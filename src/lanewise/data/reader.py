@@ -19,9 +19,9 @@ class LaneBatch:
 
     turn: LaneTurn
     indices: tuple[int, ...]
-    """Dataset indices of the samples; empty where the process has none in this step."""
+    """Dataset indices of the samples; empty where the process has none in this step, or borrowed them."""
     data: Any
-    """What `collate` returned; None without samples."""
+    """What `collate` returned; None where there is neither."""
 
     def pin_memory(self) -> "LaneBatch":
         """Return the batch in page-locked memory, from which a GPU copies by itself. DataLoader calls it."""
@@ -49,7 +49,7 @@ class LaneReader(Dataset[LaneBatch]):
         with _one_thread():
             samples = self.read(turn.epoch, indices)
             set_random_state(collate_seed(self._seed, turn.step, turn.lane))
-            return LaneBatch(turn, indices, self._collate(samples))
+            return LaneBatch(turn, () if turn.borrowed else indices, self._collate(samples))
 
     def read(self, epoch: int, indices: tuple[int, ...]) -> list[Any]:
         """Return the samples at these dataset indices, as the epoch sees them."""

@@ -1,7 +1,7 @@
 """Which positions of the epoch's order belong to which lane in which step, the partial last step included."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -79,23 +79,38 @@ class Schedule:
             start + (lane + 1) * size + min(lane + 1, larger),
         )
 
-    def turns(self, lanes: range, first_step: int, last_step: int) -> Iterator["LaneTurn"]:
+    def turns(
+        self, lanes: range, first_step: int, last_step: int, *, as_many_as: range | None = None
+    ) -> Iterator["LaneTurn"]:
         """Yield what a process that carries `lanes` does in steps `first_step` to `last_step - 1`, in order.
 
         A process whose lanes are all absent in a step still takes part in it: it gets one item without
         positions, under its first lane.
+
+        Args:
+            lanes: of the process.
+            first_step: the first step.
+            last_step: the step before which to end.
+            as_many_as: the first process's lanes, where all must run equally many forwards: those with fewer
+                borrow lane 0's positions for the rest.
         """
         for step in range(first_step, last_step):
             num_present = self.num_present_lanes(step)
-            present = [lane for lane in lanes if lane < num_present] or [lanes.start]
-            for lane in present:
+            present = [lane for lane in lanes if lane < num_present]
+            turns = [(lane, self.positions(step, lane), range(0)) for lane in present]
+            if as_many_as is not None:
+                num_missing = len(as_many_as[:num_present]) - len(turns)
+                turns += [(0, range(0), self.positions(step, 0))] * num_missing
+            turns = turns or [(lanes.start, range(0), range(0))]
+            for number, (lane, positions, borrowed) in enumerate(turns, start=1):
                 yield LaneTurn(
                     epoch=step // self.steps_per_epoch,
                     step=step,
                     lane=lane,
-                    positions=self.positions(step, lane),
+                    positions=positions,
                     num_present_lanes=num_present,
-                    is_last=lane == present[-1],
+                    is_last=number == len(turns),
+                    borrowed=borrowed,
                 )
 
 
@@ -118,8 +133,25 @@ class BlockSchedule:
     micro_batch_size: int
     """The largest number of samples that a lane gives to one forward."""
 
-    def turns(self, lanes: range) -> Iterator["LaneTurn"]:
-        """Yield what a process that carries `lanes` reads, lane after lane; `step` counts within a lane."""
+    def turns(self, lanes: range, *, as_many_as: range | None = None) -> Iterator["LaneTurn"]:
+        """Yield what a process that carries `lanes` reads, lane after lane; `step` counts within a lane.
+
+        Args:
+            lanes: of the process.
+            as_many_as: the first process's lanes, where all must run equally many forwards: those with fewer
+                borrow the first positions for the rest.
+        """
+        num_turns = 0
+        for turn in self._turns(lanes):
+            num_turns += 1
+            yield turn
+        if as_many_as is not None:
+            first = next(self._turns(as_many_as), None)
+            for _ in range(num_turns, sum(1 for _ in self._turns(as_many_as))):
+                assert first is not None
+                yield replace(first, positions=range(0), borrowed=first.positions, is_last=False)
+
+    def _turns(self, lanes: range) -> Iterator["LaneTurn"]:
         num_present = min(self.num_lanes, self.num_samples)
         size, larger = divmod(self.num_samples, self.num_lanes)
         for lane in lanes:
@@ -144,3 +176,6 @@ class LaneTurn:
     is_last: bool
     """Whether this is the last lane that the process works through in this step; in a `BlockSchedule`,
     whether it is the lane's last micro-batch."""
+    borrowed: range = range(0)
+    """Another lane's positions, which the process reads only to take part in a forward that every rank must
+    run; nothing of it counts. Then `positions` is empty."""
