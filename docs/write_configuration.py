@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -27,12 +28,19 @@ def main() -> str:
     """Return the page: the whole configuration first, then each section under the names of its keys."""
     parts = [HEAD, write_section("Sections", run.RunConfig)]
     sections: dict[type[Section], list[str]] = {}
-    hints = get_type_hints(run.RunConfig)
-    for field in fields(run.RunConfig):
-        for cls in classes_in(hints[field.name]):
-            sections.setdefault(cls, []).append(field.name)
+    for key, cls in sections_in(run.RunConfig):
+        sections.setdefault(cls, []).append(key)
     parts += [write_section(", ".join(keys), cls) for cls, keys in sections.items()]
     return "\n".join([*parts, TAIL])
+
+
+def sections_in(cls: type[Section], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
+    """Yield the sections inside of one with their dotted keys, and those inside of these after each."""
+    hints = get_type_hints(cls)
+    for field in fields(cls):  # type: ignore[arg-type]  # each section is a dataclass
+        for inner in classes_in(hints[field.name]):
+            yield f"{prefix}{field.name}", inner
+            yield from sections_in(inner, f"{prefix}{field.name}.")
 
 
 def classes_in(hint: Any) -> list[type[Section]]:

@@ -12,6 +12,7 @@ from lanewise import Loss, Task
 from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, PrecisionName, RunConfig, TrainConfig
 from lanewise.engine import build_engine
 from lanewise.world.determinism import set_determinism
+from lanewise.world.shards import whole
 from lanewise.world.world import World
 
 VOCABULARY = 31
@@ -129,10 +130,12 @@ def train(world: World, config: RunConfig) -> tuple[dict[str, bytes], list[float
     set_determinism(config.distributed.equality, threads=1)
     engine = build_engine(config, world)
     losses = [report.totals.loss for report in engine.steps()]
-    state = {
-        name: tensor.cpu().numpy().tobytes() for name, tensor in engine.training.model.state_dict().items()
-    }
-    return state, losses
+    return state_bytes(engine.training.model), losses
+
+
+def state_bytes(model: nn.Module) -> dict[str, bytes]:
+    """Return the bytes of every parameter and buffer. Collective where they are sharded."""
+    return {name: whole(tensor).cpu().numpy().tobytes() for name, tensor in model.state_dict().items()}
 
 
 def gradients(world: World, config: RunConfig) -> list[dict[str, torch.Tensor]]:
@@ -143,7 +146,7 @@ def gradients(world: World, config: RunConfig) -> list[dict[str, torch.Tensor]]:
 
     def look() -> None:
         named = engine.training.model.named_parameters()
-        seen.append({name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None})
+        seen.append({name: whole(one.grad).clone() for name, one in named if one.grad is not None})
 
     engine.training.optimizer.register_step_pre_hook(lambda *_: look())
     for _ in engine.steps():

@@ -1,5 +1,7 @@
 """`close`: the same samples, random numbers and weights; only rounding differs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,11 +13,12 @@ def weights(state):
     return np.concatenate([np.frombuffer(values, np.float32) for values in state.values()]).astype(np.float64)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_twenty_steps_of_sgd_agree(world_size):
+@pytest.mark.parametrize(("reducer", "world_size"), [("ddp", 2), ("ddp", 3), ("ddp", 4), ("fsdp", 3)])
+def test_twenty_steps_of_sgd_agree(reducer, world_size):
     """With dropout, which other libraries draw alike on every rank: there the weights end 0.4 apart."""
     config = configure(Language, steps=20, equality="close", optimizer="torch.optim.SGD", lr=0.1)
     alone, losses = run_distributed(train, 1, config)[0]
+    config = replace(config, distributed=replace(config.distributed, reducer=reducer))
     for state, rank_losses in run_distributed(train, world_size, config):
         difference = np.linalg.norm(weights(state) - weights(alone)) / np.linalg.norm(weights(alone))
         assert difference < 1e-5

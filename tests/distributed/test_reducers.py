@@ -1,5 +1,6 @@
 """Every reducer leaves the bytes of a single device on every number of them, and goes on from the others."""
 
+import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,13 +11,17 @@ import torch
 from torch import nn
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
-from lanewise.config import DistributedConfig, RunConfig
+from lanewise.config import DistributedConfig, FSDPConfig, RunConfig
 from lanewise.engine import build_engine, resume
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
-from tests.distributed.tasks import Language, TinyTransformer, configure, train
+from tests.distributed.tasks import Language, TinyTransformer, configure, state_bytes, train
 
 IN_PROCESS = ("data_parallel", "balanced_data_parallel")
+LAYOUTS = [
+    *((reducer, num_devices) for reducer in ("ddp", *IN_PROCESS) for num_devices in (1, 2, 3, 4)),
+    *(("fsdp", num_devices) for num_devices in (2, 3, 4)),
+]
 
 
 class Everything(TinyTransformer):
@@ -43,6 +48,7 @@ def configured(
 ) -> RunConfig:
     config = configure(Whole, precision=precision)  # type: ignore[arg-type]
     distributed = DistributedConfig(
+        fsdp=FSDPConfig(blocks=("TransformerEncoderLayer",)),
         reducer=reducer,  # type: ignore[arg-type]
         devices=num_devices,
         device_type="cpu",
@@ -63,13 +69,12 @@ def single(precision: str) -> Any:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("num_devices", [1, 2, 3, 4])
-@pytest.mark.parametrize("reducer", ["ddp", *IN_PROCESS])
+@pytest.mark.parametrize(("reducer", "num_devices"), LAYOUTS)
 def test_a_reducer_leaves_the_bytes_and_losses_of_one_device(reducer, num_devices, precision):
     assert run(configured(reducer, num_devices, precision)) == single(precision)
 
 
-@pytest.mark.parametrize("reducer", IN_PROCESS)
+@pytest.mark.parametrize("reducer", [*IN_PROCESS, "fsdp"])
 def test_close_is_near(reducer):
     state, losses = run(configured(reducer, 3, equality="close"))
     _, expected = single("float32")
@@ -90,14 +95,14 @@ def train_part(world: Any, config: RunConfig, folder: str, last_step: int) -> An
     saver = Saver(checkpoints, world, keep_last=9, keep_best=0, sign=1)
     saver.save(engine.state.take(), Manifest(last_step, None, engine.identity, ()))
     saver.finish()
-    return {name: value.numpy().tobytes() for name, value in engine.training.model.state_dict().items()}
+    return state_bytes(engine.training.model)
 
 
 def test_each_reducer_goes_on_from_the_checkpoints_of_every_other(tmp_path):
-    layouts = [("single", 1), ("ddp", 2), ("data_parallel", 3), ("balanced_data_parallel", 2)]
+    layouts = [("single", 1), ("ddp", 2), ("data_parallel", 3), ("balanced_data_parallel", 2), ("fsdp", 3)]
     whole, _ = single("float32")
     for number, saved in enumerate(layouts):
+        run(configured(*saved), train_part, str(tmp_path / f"{number}"), 4)
         for other, resumed in enumerate(layouts):
-            folder = str(tmp_path / f"{number}-{other}")
-            run(configured(*saved), train_part, folder, 4)
-            assert run(configured(*resumed), train_part, folder, 9) == whole, (saved, resumed)
+            folder = shutil.copytree(tmp_path / f"{number}", tmp_path / f"{number}-{other}")
+            assert run(configured(*resumed), train_part, str(folder), 9) == whole, (saved, resumed)

@@ -1,10 +1,13 @@
 """The gradient is the weighted mean over the global batch, for any split into lanes and processes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lanewise.config import DistributedConfig
 from lanewise.lanes import Order
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import MeanOfMeans, Smooth, configure, gradients
@@ -44,6 +47,25 @@ def test_ragged_token_weights_give_the_full_batch_gradient(world_size, lanes_eac
     )
     expected = full_batch_gradient(num_samples, num_lanes * MICRO_BATCH_SIZE)
     for (gradient,) in run_distributed(gradients, world_size, config):
+        for name, value in expected.items():
+            torch.testing.assert_close(gradient[name], value, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("num_samples", [5, 13, 24])
+@pytest.mark.parametrize("equality", ["close", "exact"])
+def test_batches_that_fsdp_borrows_count_for_nothing(num_samples, equality):
+    """Two, four and six of six lanes on three processes, each of which runs two forwards."""
+    config = configure(
+        Smooth,
+        num_lanes=6,
+        micro_batch_size=MICRO_BATCH_SIZE,
+        steps=1,
+        optimizer="torch.optim.SGD",
+        num_samples=num_samples,
+    )
+    config = replace(config, distributed=DistributedConfig(reducer="fsdp", equality=equality))
+    expected = full_batch_gradient(num_samples, 24)
+    for (gradient,) in run_distributed(gradients, 3, config):
         for name, value in expected.items():
             torch.testing.assert_close(gradient[name], value, rtol=1e-12, atol=1e-15)
 

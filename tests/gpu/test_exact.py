@@ -106,3 +106,13 @@ def test_several_devices_in_one_process_leave_the_bytes_of_one(tmp_path, reducer
 def test_nccl_gives_the_bytes_of_one_process(tmp_path):
     alone = model_of(tmp_path / "one")
     assert model_of(tmp_path / "two", "--distributed.devices", "2") == alone
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs one GPU for each process")
+def test_fsdp_gives_the_bytes_of_one_process(tmp_path):
+    alone = model_of(tmp_path / "one")
+    fsdp = ["--distributed.devices", "2", "--distributed.reducer", "fsdp"]
+    assert model_of(tmp_path / "two", *fsdp) == alone
+    close = [*fsdp, "--distributed.equality", "close"]
+    on_gpu = model_of(tmp_path / "close", *close)
+    assert model_of(tmp_path / "offloaded", *close, "--distributed.fsdp.cpu_offload", "true") == on_gpu

@@ -182,8 +182,8 @@ def test_one_process_for_all_devices_is_refused_among_several(tmp_path, reducer)
     refuses(done, f"{reducer} drives all its devices from one process: got 2 processes. Start one, or use")
 
 
-@pytest.mark.parametrize("reducer", ["data_parallel", "balanced_data_parallel"])
-def test_several_devices_in_one_process_train_as_one_device_does(tmp_path, reducer):
+@pytest.mark.parametrize("reducer", ["data_parallel", "balanced_data_parallel", "fsdp"])
+def test_several_devices_train_as_one_device_does(tmp_path, reducer):
     models = []
     for name, distributed in (("one", {}), ("two", {"devices": ["cpu", "cpu"], "reducer": reducer})):
         folder = tmp_path / name
@@ -193,6 +193,17 @@ def test_several_devices_in_one_process_train_as_one_device_does(tmp_path, reduc
         models.append((folder / "run" / "model.safetensors").read_bytes())
     assert models[0] == models[1]
     assert f"reducer {reducer} (exact)" in done.stdout + done.stderr
+
+
+def test_fsdp_is_refused_in_one_process(tmp_path):
+    done = train(write_config(tmp_path, distributed={"reducer": "fsdp"}))
+    refuses(done, "distributed.reducer fsdp shares the weights among processes: got one process. Use more")
+
+
+def test_blocks_that_the_model_does_not_have_are_refused(tmp_path):
+    fsdp = {"reducer": "fsdp", "devices": ["cpu", "cpu"], "fsdp": {"blocks": ["Lineer"]}}
+    done = train(write_config(tmp_path, distributed=fsdp))
+    refuses(done, "distributed.fsdp.blocks names Lineer, and the model has no module of that class. Did you")
 
 
 def test_a_world_that_is_described_in_part_is_refused(tmp_path):

@@ -3,6 +3,8 @@
 What JSON lacks has one encoding each:
 
     tensor                     {"$tensor": "optimizer/state/weight/exp_avg"}      its name among the tensors
+    sharded tensor             {"$shards": [["model/weight@0", 0], ["model/weight@128", 128]]}
+                               the name and the first row of each process's part
     nan, inf, -inf             {"$float": "nan"}
     tuple                      {"$tuple": [1, 2]}
     keys that are no text      {"$items": [[30, 1], [80, 1]]}
@@ -14,11 +16,13 @@ A mapping that has a key of that kind itself is written as `$items`.
 import math
 from collections import Counter
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from lanewise.errors import CheckpointError
+from lanewise.world.shards import is_cut_by_rows, is_sharded, row_blocks
 
 DTYPES = {
     torch.float64: "F64",
@@ -35,7 +39,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """What safetensors calls them."""
-_TAGS = {"$tensor", "$float", "$tuple", "$items", "$counter"}
+_TAGS = {"$tensor", "$shards", "$float", "$tuple", "$items", "$counter"}
 
 
 class TensorTable(dict[str, torch.Tensor]):
@@ -47,9 +51,35 @@ class TensorTable(dict[str, torch.Tensor]):
 
     def __init__(self) -> None:
         self._first_names: dict[tuple[object, ...], str] = {}
+        self._taken: set[str] = set()
+        self.shards: set[str] = set()
+        """The names of this process's parts of sharded tensors; the other tensors are equal on all ranks."""
 
     def add(self, name: str, tensor: torch.Tensor) -> str:
         """Add a tensor, and return the name under which it is."""
+        first = self._name(name, tensor)
+        self.setdefault(first, tensor)
+        return first
+
+    def add_shard(self, name: str, tensor: Any) -> list[list[object]]:
+        """Add this process's rows of a sharded tensor; return name and first row of every process's part."""
+        if not is_cut_by_rows(tensor):
+            raise CheckpointError(
+                f"{name} cannot be saved: it is spread over processes as {tensor.placements}, and not cut by "
+                "rows, as parameters are under fsdp."
+            )
+        local = tensor.to_local()
+        first = self._name(name, local)
+        blocks = row_blocks(tensor)
+        written = [rows for rows in blocks if rows] or blocks[:1]
+        own = blocks[tensor.device_mesh.get_local_rank()]
+        if own in written:
+            self.shards.add(f"{first}@{own.start}")
+            self.setdefault(f"{first}@{own.start}", local)
+        return [[f"{first}@{rows.start}", rows.start] for rows in written]
+
+    def _name(self, name: str, tensor: torch.Tensor) -> str:
+        """Return a name that is free, or that of the tensor if it is there."""
         if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
             raise CheckpointError(
                 f"{name} cannot be saved: it is a {tensor.layout} tensor of {tensor.dtype}."
@@ -57,10 +87,10 @@ class TensorTable(dict[str, torch.Tensor]):
         view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and view in self._first_names:
             return self._first_names[view]
-        while name in self:  # keys may be spelled alike: 1 and "1"
+        while name in self._taken:  # keys may be spelled alike: 1 and "1"
             name += "~"
+        self._taken.add(name)
         self._first_names[view] = name
-        self[name] = tensor
         return name
 
 
@@ -75,6 +105,8 @@ def encode(value: Any, path: str, tensors: TensorTable) -> Any:
     Raises:
         CheckpointError: names the first value that cannot be encoded.
     """
+    if is_sharded(value):
+        return {"$shards": tensors.add_shard(path, value)}
     if isinstance(value, torch.Tensor):
         return {"$tensor": tensors.add(path, value)}
     if isinstance(value, float) and not math.isfinite(value):
@@ -113,16 +145,26 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     try:
         if tag == "$tensor":
             return tensors[content]
+        if tag == "$shards":
+            return _join([(start, tensors[name]) for name, start in content])
         if tag == "$float":
             return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
         if tag == "$tuple":
             return tuple(decode(content, tensors))
         items = {decode(key, tensors): decode(item, tensors) for key, item in content}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"the state of a checkpoint holds {value!r:.80}, which means nothing."
         ) from error
     return Counter(items) if tag == "$counter" else items
+
+
+def _join(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    """Put the parts of a sharded tensor together again."""
+    starts = list(accumulate((len(part) for _, part in parts), initial=0))
+    if [start for start, _ in parts] != starts[:-1]:
+        raise ValueError("rows are missing")
+    return torch.cat([part for _, part in parts])
 
 
 def _encode_items(value: Mapping[Any, Any], path: str, tensors: TensorTable) -> list[list[Any]]:

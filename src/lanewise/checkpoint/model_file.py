@@ -13,22 +13,32 @@ from torch import nn
 
 from lanewise.checkpoint.encode import TensorTable
 from lanewise.errors import CheckpointError
+from lanewise.world.shards import is_sharded, whole
 
 logger = logging.getLogger(__name__)
 
 
-def save_model(model: nn.Module, path: Path) -> None:
-    """Write a model's parameters and buffers under the plain module's names; see `save_tensors`.
+def save_model(model: nn.Module, path: Path, rank: int = 0) -> None:
+    """Write a model's parameters and buffers under the plain module's names on rank 0; see `save_tensors`.
 
     Extra state that is no tensor has no place in the file, and a warning names it.
+
+    Collective where the model is sharded: every rank must call this.
     """
     tensors: dict[str, torch.Tensor] = {}
-    for name, value in model.state_dict().items():
-        if isinstance(value, torch.Tensor):
-            tensors[name] = value
-        else:
+    gathered: dict[torch.Tensor, torch.Tensor] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if is_sharded(value):
+            if value not in gathered:  # a tied one stays so
+                whole_value = whole(value)
+                gathered[value] = whole_value.cpu() if rank == 0 else value
+            tensors[name] = gathered[value]
+        elif isinstance(value, torch.Tensor):
+            tensors[name] = value.detach()
+        elif rank == 0:
             logger.warning("%s is not in %s: it is no tensor", name, path.name)
-    save_tensors(tensors, path)
+    if rank == 0:
+        save_tensors(tensors, path)
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:

@@ -59,7 +59,8 @@ class Saver:
         Every rank must call this for the same step.
 
         Args:
-            state: equal on every rank; tensors, and what `encode` takes. May change afterwards.
+            state: equal on every rank, but for sharded tensors; tensors, and what `encode` takes. May change
+                afterwards.
             manifest: without files; a metric that is not finite is kept as none.
 
         Raises:
@@ -70,9 +71,10 @@ class Saver:
             manifest = replace(manifest, metric=None)
         tensors = TensorTable()
         tree = {name: encode(value, name, tensors) for name, value in state.items()}
-        parts = share_out({name: tensor.nbytes for name, tensor in tensors.items()}, self._world.world_size)
+        shared = {name: tensor.nbytes for name, tensor in tensors.items() if name not in tensors.shards}
+        own = [*share_out(shared, self._world.world_size)[self._world.rank], *tensors.shards]
         self._number += 1
-        self._staging.take({name: tensors[name] for name in parts[self._world.rank]})
+        self._staging.take({name: tensors[name] for name in own})
         self._thread = threading.Thread(
             target=self._write, args=(tree, manifest), name="checkpoint", daemon=True
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from lanewise.config.check import Above, AtLeast, Below, Section
 
-Reducer = Literal["ddp", "single", "data_parallel", "balanced_data_parallel"]
+Reducer = Literal["ddp", "fsdp", "single", "data_parallel", "balanced_data_parallel"]
 Equality = Literal["close", "exact"]
 DeviceType = Literal["auto", "cpu", "cuda"]
 PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
@@ -197,10 +197,65 @@ def _nccl_runs_on_gpus(devices: Devices | None, device_type: DeviceType, backend
 
 
 @dataclass(frozen=True, kw_only=True)
+class FSDPConfig(Section):
+    """How the reducer fsdp shards the model; the others don't look at it."""
+
+    blocks: tuple[str, ...] = ()
+    """Classes of the modules that are gathered one at a time, by name, such as [Block]; none: those that a
+    list of modules repeats."""
+    param_dtype: Literal["float32", "bf16"] = "float32"
+    """Format in which weights travel and are held while a block runs; bf16 needs precision bf16."""
+    cpu_offload: bool = False
+    """Whether weights, gradients and the optimizer's state are kept in host memory between the blocks."""
+
+
+def _fsdp_shares_among_processes(devices: Devices | None, reducer: Reducer) -> str | None:
+    if reducer != "fsdp" or devices is None or _count(devices) > 1:
+        return None
+    return (
+        "distributed.reducer fsdp shares the weights among processes: got distributed.devices 1. "
+        "Use more devices, or distributed.reducer=single."
+    )
+
+
+def _exact_shards_are_plain(reducer: Reducer, equality: Equality, fsdp: FSDPConfig) -> str | None:
+    if reducer != "fsdp" or equality != "exact":
+        return None
+    if fsdp.param_dtype != "float32":
+        return (
+            "distributed.fsdp.param_dtype rounds weights as no other reducer does, so it cannot be exact: "
+            f"got {fsdp.param_dtype} and distributed.equality exact. "
+            "Use param_dtype=float32, or distributed.equality=close."
+        )
+    if fsdp.cpu_offload:
+        return (
+            "distributed.fsdp.cpu_offload cannot be exact: got true and distributed.equality exact. "
+            "Use cpu_offload=false, or distributed.equality=close."
+        )
+    return None
+
+
+def _offloads_from_gpus(reducer: Reducer, device_type: DeviceType, fsdp: FSDPConfig) -> str | None:
+    if reducer != "fsdp" or device_type != "cpu" or not fsdp.cpu_offload:
+        return None
+    return (
+        "distributed.fsdp.cpu_offload needs GPUs: got true and distributed.device_type cpu, "
+        "where everything is in host memory. Leave it out."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DistributedConfig(Section):
     """Which devices carry the lanes, and how gradients are reduced; the model does not depend on it."""
 
-    RULES = (_device_names_are_of_one_kind, _single_reduces_one_device, _nccl_runs_on_gpus)
+    RULES = (
+        _device_names_are_of_one_kind,
+        _single_reduces_one_device,
+        _nccl_runs_on_gpus,
+        _fsdp_shares_among_processes,
+        _exact_shards_are_plain,
+        _offloads_from_gpus,
+    )
 
     devices: Devices | None = None
     """Devices of each machine, as a number or as a list such as [cuda:0, cuda:0]; each has a process, but for
@@ -215,7 +270,8 @@ class DistributedConfig(Section):
     """Library of the collectives; auto: nccl on GPUs, gloo on CPUs."""
     threads: Annotated[int, AtLeast(1)] = 1
     """Intra-op CPU threads of each process; never derived, since it changes the order of float additions."""
-
+    fsdp: FSDPConfig = field(default_factory=FSDPConfig)
+    """How the reducer fsdp shards the model."""
     max_restarts: Annotated[int, AtLeast(0)] = 0
     """How often the processes are started again when one fails; they go on from the newest checkpoint."""
 
@@ -261,11 +317,42 @@ def _every_device_has_a_lane(batch: BatchConfig, distributed: DistributedConfig)
     )
 
 
+def _weights_travel_as_they_are_used(distributed: DistributedConfig, precision: PrecisionName) -> str | None:
+    dtype = distributed.fsdp.param_dtype
+    if distributed.reducer != "fsdp" or dtype in ("float32", precision):
+        return None
+    return (
+        f"distributed.fsdp.param_dtype {dtype} needs precision {dtype}: got precision {precision}. "
+        f"Use precision={dtype}, or param_dtype=float32."
+    )
+
+
+def _shards_are_updated_as_whole_tensors(
+    distributed: DistributedConfig, optimizer: ClassConfig
+) -> str | None:
+    if (
+        distributed.reducer != "fsdp"
+        or distributed.equality != "exact"
+        or not optimizer.init_args.get("fused")
+    ):
+        return None
+    return (
+        "optimizer.init_args.fused cannot be exact with distributed.reducer fsdp: got true. "
+        "torch's fused SGD, for one, rounds the last elements of a tensor otherwise, and a shard ends "
+        "elsewhere. Leave fused out, or use distributed.equality=close."
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Section):
     """Everything that a run was asked for."""
 
-    RULES = (_every_device_has_a_lane, _best_checkpoints_have_a_metric)
+    RULES = (
+        _every_device_has_a_lane,
+        _best_checkpoints_have_a_metric,
+        _weights_travel_as_they_are_used,
+        _shards_are_updated_as_whole_tensors,
+    )
 
     task: ClassConfig
     """The user's Task."""

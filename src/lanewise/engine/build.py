@@ -4,7 +4,7 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Sized
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import nn
@@ -26,7 +26,7 @@ from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import BlockSchedule, Order, Schedule, lane_blocks, model_seed
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
-from lanewise.reduce import build_reducer
+from lanewise.reduce import Reducer, build_reducer
 from lanewise.task import Task
 from lanewise.world.determinism import exact_pins
 from lanewise.world.world import World
@@ -83,7 +83,7 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
         WorldError: if the ranks built different models.
     """
     task = task or build_task(config)
-    model = build_model(task, config.train.seed).to(world.device)
+    model = build_model(task, config.train.seed)
     ema_decay = config.train.ema_decay
     # Copied before anything is hooked to the model.
     average = None
@@ -97,12 +97,20 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
         config.distributed,
         on_bucket=lambda: clock.lap("backward"),
     )
+    if average is not None:
+        reducer.adopt(average.module)
     optimizer, scheduler = _build_optimizer(config, task, model)
     precision = Precision(config.precision, world.device.type)
     training = Training(task, model, optimizer, scheduler, precision, average)
 
     loader, found = build_loader(
-        task.train_dataset(), task.collate, config.batch, config.data, world, config.train.seed
+        task.train_dataset(),
+        task.collate,
+        config.batch,
+        config.data,
+        world,
+        config.train.seed,
+        is_collective=reducer.forward_is_collective,
     )
     schedule = loader.schedule
     passes = LanePasses(
@@ -117,7 +125,7 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
     train_step = TrainStep(training, passes, clock, max_grad_norm=config.train.max_grad_norm)
     last_step = _last_step(config, schedule)
     _require_enough_steps(config, scheduler, last_step)
-    evaluator = build_evaluator(config, task, training.evaluated_model, precision, world)
+    evaluator = build_evaluator(config, task, training.evaluated_model, precision, world, reducer)
     evaluation = None
     if evaluator is not None:
         every_steps = config.evaluate.every_steps or config.evaluate.every_epochs * schedule.steps_per_epoch
@@ -145,11 +153,24 @@ def build_callbacks(config: RunConfig) -> list[Callback]:
 
 
 def build_evaluator(
-    config: RunConfig, task: Task, model: nn.Module, precision: Precision, world: World
+    config: RunConfig,
+    task: Task,
+    model: nn.Module,
+    precision: Precision,
+    world: World,
+    reducer: Reducer | None = None,
 ) -> Evaluator | None:
     """Build what evaluates the task's eval datasets; None if it has none.
 
     Collective: every rank must call this, with the same configuration.
+
+    Args:
+        config: the run.
+        task: the user's task.
+        model: what is evaluated, on its device.
+        precision: the number format of forward and loss.
+        world: the processes.
+        reducer: what has the model, where it is being trained.
 
     Raises:
         DataError: if a dataset is empty, or differs between ranks.
@@ -179,12 +200,24 @@ def build_evaluator(
         world,
         seed=config.train.seed,
         num_workers=config.data.num_workers,
+        reducer=reducer,
     )
 
 
 def _build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
     """Build the optimizer over the task's parameter groups, and the scheduler over the optimizer."""
-    optimizer = build(config.optimizer, task.parameter_groups(model))
+    section = config.optimizer
+    is_on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    if (
+        config.distributed.equality == "exact"
+        and is_on_gpu
+        and not {"foreach", "fused"} & section.init_args.keys()
+    ):
+        # By default torch updates plain parameters with other kernels than sharded ones.
+        parameters = inspect.signature(resolve_class("optimizer", section)).parameters
+        if "foreach" in parameters:
+            section = replace(section, init_args={**section.init_args, "foreach": True})
+    optimizer = build(section, task.parameter_groups(model))
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"optimizer.class_path must name a torch.optim.Optimizer: got {config.optimizer.class_path}."
@@ -228,9 +261,25 @@ def _require_enough_steps(config: RunConfig, scheduler: LRScheduler | None, last
 
 
 def build_loader(
-    dataset: Any, collate: Collate, batch: BatchConfig, data: DataConfig, world: World, seed: int
+    dataset: Any,
+    collate: Collate,
+    batch: BatchConfig,
+    data: DataConfig,
+    world: World,
+    seed: int,
+    *,
+    is_collective: bool = False,
 ) -> tuple[LaneLoader, Fingerprint]:
     """Build what feeds the lanes of this process. Collective: every rank must call this.
+
+    Args:
+        dataset: map-style; equal on every rank.
+        collate: makes a micro-batch of samples.
+        batch: sizes.
+        data: order and loading.
+        world: the processes.
+        seed: seed of the run.
+        is_collective: whether a forward is, so that every process needs equally many batches.
 
     Returns:
         The loader, and what its dataset is known by.
@@ -247,11 +296,13 @@ def build_loader(
             f"{batch.global_batch_size}" + (" and drop_last is set." if num_samples else ". Check its path.")
         )
     reader = LaneReader(dataset, collate, seed)
+    blocks = lane_blocks(schedule.num_lanes, world.world_size)
     loader = LaneLoader(
         reader,
         schedule,
         Order(num_samples, seed=seed, shuffle=data.shuffle),
-        lane_blocks(schedule.num_lanes, world.world_size)[world.rank],
+        blocks[world.rank],
+        as_many_as=blocks[0] if is_collective else None,
         num_workers=data.num_workers,
         pin_memory=world.device.type == "cuda",
     )

@@ -157,10 +157,9 @@ class Engine:
                 saving.save(report.step, report.totals, metric)
         for report in unseen:
             self._show(report, observers)
-        if self._world.rank == 0:
-            save_model(self.training.model, run_dir.model)
-            if self.training.average is not None:
-                save_model(self.training.average.module, run_dir.averaged_model)
+        save_model(self.training.model, run_dir.model, self._world.rank)
+        if self.training.average is not None:
+            save_model(self.training.average.module, run_dir.averaged_model, self._world.rank)
         return values
 
     def _evaluate(
@@ -171,8 +170,8 @@ class Engine:
         values, is_best = self.evaluation.run()
         for observer in observers:
             observer.on_evaluation(report.epoch, report.step, values)
-        if is_best and self._world.rank == 0:
-            save_model(self.training.evaluated_model, run_dir.best_model)
+        if is_best:
+            save_model(self.training.evaluated_model, run_dir.best_model, self._world.rank)
             for observer in observers:
                 observer.on_best(report.epoch, report.step, run_dir.best_model)
         return values

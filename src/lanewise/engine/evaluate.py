@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,8 +18,11 @@ from lanewise.lanes import BlockSchedule, evaluation_seed, lane_blocks
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
+from lanewise.reduce import Reducer
 from lanewise.task import Task
 from lanewise.world.world import World
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Evaluator:
         world: the processes.
         seed: seed of the run.
         num_workers: loader processes.
+        reducer: what has the model, where it is being trained: a forward may be collective then.
     """
 
     def __init__(
@@ -62,8 +67,10 @@ class Evaluator:
         *,
         seed: int,
         num_workers: int = 0,
+        reducer: Reducer | None = None,
     ) -> None:
         self._task = task
+        self._reducer = reducer
         self._model = model
         self._precision = precision
         self._world = world
@@ -120,13 +127,14 @@ class Evaluator:
         what = f"the loss of {type(self._task).__name__}"
         for batch in self._batches(eval_set):
             turn = batch.turn
+            with named_lane(batch):
+                outputs, returned = self._run(partial(self._forward, batch))
+            if turn.borrowed:
+                continue
             if turn.lane not in results:
                 result = results[turn.lane] = _LaneResult()
                 metrics = {name: m.to(self._world.device) for name, m in self._task.build_metrics().items()}
             with named_lane(batch):
-                with self._precision.forward():
-                    outputs = self._task.forward(self._model, batch.data)
-                    returned = self._task.loss(outputs, batch.data)
                 loss = LaneLoss.check(returned, len(batch.indices), what)
                 self._task.update_metrics(metrics, outputs, batch.data)
             result.loss_sums.append(0.0 if loss.sum is None else loss.sum.item())
@@ -135,9 +143,22 @@ class Evaluator:
                 result.states = take_states(metrics)
         return results
 
+    def _forward(self, batch: LaneBatch) -> tuple[Any, Any]:
+        with self._precision.forward():
+            outputs = self._task.forward(self._model, batch.data)
+            return outputs, self._task.loss(outputs, batch.data)
+
+    def _run(self, function: Callable[[], T]) -> T:
+        return function() if self._reducer is None else self._reducer.call(self._model, function)
+
     def _batches(self, eval_set: EvalSet) -> Iterator[LaneBatch]:
         return read_blocks(
-            eval_set.reader, eval_set.schedule, self._world, self._seed, num_workers=self._num_workers
+            eval_set.reader,
+            eval_set.schedule,
+            self._world,
+            self._seed,
+            num_workers=self._num_workers,
+            is_collective=self._reducer is not None and self._reducer.forward_is_collective,
         )
 
     def _merge(self, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
@@ -151,7 +172,13 @@ class Evaluator:
 
 
 def read_blocks(
-    reader: LaneReader, schedule: BlockSchedule, world: World, seed: int, *, num_workers: int
+    reader: LaneReader,
+    schedule: BlockSchedule,
+    world: World,
+    seed: int,
+    *,
+    num_workers: int,
+    is_collective: bool = False,
 ) -> Iterator[LaneBatch]:
     """Yield the blocks of this process's lanes, each micro-batch under a random state of its own.
 
@@ -161,9 +188,11 @@ def read_blocks(
         world: the processes; batches are put on its device.
         seed: seed of the run.
         num_workers: loader processes.
+        is_collective: whether a forward is, so that every process needs equally many batches.
     """
-    lanes = lane_blocks(schedule.num_lanes, world.world_size)[world.rank]
-    turns = ((turn, tuple(turn.positions)) for turn in schedule.turns(lanes))
+    blocks = lane_blocks(schedule.num_lanes, world.world_size)
+    own = schedule.turns(blocks[world.rank], as_many_as=blocks[0] if is_collective else None)
+    turns = ((turn, tuple(turn.borrowed or turn.positions)) for turn in own)
     batches = read_turns(reader, turns, num_workers, pin_memory=world.device.type == "cuda")
     for batch in to_device(batches, world.device):
         set_random_state(evaluation_seed(seed, batch.turn.step, batch.turn.lane))

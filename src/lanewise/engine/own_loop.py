@@ -118,7 +118,6 @@ class Lanes:
             TaskError: if it has no trainable parameter.
             WorldError: if the ranks built different models.
         """
-        model = model.to(self.device)
         reducer = build_reducer(model, self._batch.num_lanes, self._world, self._distributed)
         self._models.append(model)
         self._passes.append(
@@ -228,8 +227,7 @@ class Lanes:
 
     def save_model(self, model: nn.Module, path: str | Path) -> None:
         """Write a model's weights on rank 0, under the plain module's names, as safetensors."""
-        if self.rank == 0:
-            save_model(model, Path(path))
+        save_model(model, Path(path), self.rank)
 
     def print(self, *values: object) -> None:
         """Print on rank 0."""

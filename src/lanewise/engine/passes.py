@@ -61,13 +61,14 @@ class LanePasses:
         loss_scale: LossScale | None,
         modules: Sequence[Sequence[nn.Module]],
     ) -> None:
-        self._reducer = reducer
+        self.reducer = reducer
+        """Has the model."""
         self._world = world
         self._clock = clock
         self._num_lanes = num_lanes
         self._seed = seed
         self.loss_scale = loss_scale
-        self._watch = ParameterWatch(reducer.replicas)
+        self._watch = ParameterWatch(reducer)
         self._buffers = LaneBuffers(modules, world, num_lanes)
         self._group: list[LaneBatch] = []
         self._own: list[OwnTotals] = []
@@ -107,7 +108,7 @@ class LanePasses:
         is_last = False
         while not is_last:
             group: list[LaneBatch] = []
-            while len(group) < len(self._reducer.replicas) and not is_last:
+            while len(group) < len(self.reducer.replicas) and not is_last:
                 batch = next(batches)
                 self._clock.lap("data")
                 is_last = batch.turn.is_last
@@ -118,7 +119,7 @@ class LanePasses:
             for place in range(len(group)):
                 self._buffers.begin(place)
             self._group = group
-            if batch.indices:
+            if turn.positions or turn.borrowed:
                 yield group
                 if self._group:
                     raise TaskError(
@@ -152,7 +153,7 @@ class LanePasses:
 
             return call
 
-        return self._reducer.run(
+        return self.reducer.run(
             [
                 LaneWork(
                     batch.data,
@@ -185,10 +186,12 @@ class LanePasses:
                 "backward was called twice for one micro-batch, or outside of the loop over them. "
                 "Add the losses of a micro-batch up, and call it once."
             )
-        checked = []
+        checked: list[LaneLoss | None] = []
         for loss, batch in zip(losses, self._group, strict=True):
             with named_lane(batch):
-                checked.append(LaneLoss.check(loss, len(batch.indices), what))
+                # Nothing of a borrowed batch counts.
+                is_own = bool(batch.indices)
+                checked.append(LaneLoss.check(loss, len(batch.indices), what) if is_own else None)
         self._backward(self._group, checked)
 
     def check(self) -> None:
@@ -201,7 +204,7 @@ class LanePasses:
 
     def close(self) -> None:
         """Stop what runs in the background."""
-        self._reducer.close()
+        self.reducer.close()
 
     def _backward(self, group: Sequence[LaneBatch], losses: Sequence[LaneLoss | None]) -> None:
         self._clock.lap("forward")
@@ -225,12 +228,12 @@ class LanePasses:
             if self._is_first_step:
                 self._unit = "samples" if loss.is_sample_mean else "units of the task's Loss"
         scaled = loss_sum if loss_sum is None or factor == 1.0 else loss_sum * factor
-        connected = self._reducer.connect(turn, scaled)
+        connected = self.reducer.connect(turn, scaled)
         if turn.is_last:  # all own weights are known: the exchange overlaps the last backward
             self._wait_for_totals = start_totals(
                 self._world, self._num_lanes, turn.num_present_lanes, self._own, self.vote()
             )
-        self._reducer.backward(turn, connected)
+        self.reducer.backward(turn, connected)
 
     def _factor(self, weight: float) -> float:
         """Return what loss sums are multiplied by. Collective in the first lane of each process."""
@@ -244,9 +247,8 @@ class LanePasses:
     def _finish(self) -> None:
         """Make the gradients of the step whole. Collective."""
         totals = self.totals = self._wait_for_totals()
-        self._reducer.finish(totals.weight * self._factor(0.0))
-        gradients = [p.grad for p in self._reducer.parameters if p.grad is not None]
-        self.grad_norm = nn.utils.get_total_norm(gradients)
+        self.reducer.finish(totals.weight * self._factor(0.0))
+        self.grad_norm = self.reducer.grad_norm()
         self.allow_update = totals.allow_update
         if totals.allow_update:
             self._buffers.merge()
@@ -266,7 +268,7 @@ class LanePasses:
             logger.warning("step %d: the global batch has weight 0, so nothing was updated", self.turn.step)
 
     def _drop_gradients(self) -> None:
-        for parameter in self._reducer.parameters:
+        for parameter in self.reducer.parameters:
             parameter.grad = None
 
     def _describe_first(self) -> None:

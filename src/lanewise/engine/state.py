@@ -9,13 +9,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lanewise.errors import CheckpointError
+from lanewise.world.shards import is_sharded, laid_out_as
 
 
 class RunState:
     """Whatever changes with the steps: the model, its optimizer and the like, each under a name.
 
     There is no state of a loader and none of random generators: the step is enough for both. Nothing is
-    stored by rank, and all of it is equal on every rank.
+    stored by rank, and all of it is equal on every rank, but for sharded tensors: each rank has its part.
 
     Args:
         objects: modules, optimizers of their parameters, schedulers, and whatever else has `state_dict` and
@@ -140,7 +141,7 @@ def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
     """Give a state its parameter's order in memory, by which fused optimizers go; files have none."""
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return value
-    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+    return laid_out_as(value, parameter)
 
 
 def _class_of(value: object) -> str:
@@ -171,7 +172,7 @@ def _copy(module: nn.Module, saved: Mapping[str, Any]) -> None:
     with torch.no_grad():
         for name, value in module.state_dict().items():
             if not name.endswith(_EXTRA_STATE):
-                value.copy_(saved[name])
+                value.copy_(laid_out_as(saved[name], value) if is_sharded(value) else saved[name])
     extra = {name: value for name, value in saved.items() if name.endswith(_EXTRA_STATE)}
     if extra:
         module.load_state_dict(extra, strict=False)

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from lanewise.config import DistributedConfig
-from lanewise.errors import TaskError, WorldError
+from lanewise.errors import ConfigError, TaskError, WorldError
 from lanewise.reduce.ddp import DDPReducer
+from lanewise.reduce.fsdp import FSDPReducer
 from lanewise.reduce.reducer import Reducer
 from lanewise.reduce.replicas import ReplicaReducer
 from lanewise.reduce.single import SingleReducer
@@ -29,20 +30,29 @@ def build_reducer(
     Collective: every rank must call this.
 
     Args:
-        model: the user's module, on its device.
+        model: the user's module, on the CPU; it is moved to this process's device.
         num_lanes: lanes of the run.
         world: the processes.
         config: which reducer, in which grade, on which devices.
         on_bucket: called inside a backward when gradients are complete and begin to travel.
 
     Raises:
-        ConfigError: if the machine lacks a device.
-        TaskError: if no parameter is trainable.
+        ConfigError: if the machine lacks a device, or the reducer cannot be had here.
+        TaskError: if no parameter is trainable, or the reducer cannot take the model.
         WorldError: if the ranks built different models.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise TaskError("the model has no trainable parameter: build_model returned nothing to train.")
     exact = config.equality == "exact"
+    if config.reducer == "fsdp":
+        if world.world_size == 1:
+            raise ConfigError(
+                "distributed.reducer fsdp shares the weights among processes: got one process. "
+                "Use more devices, or --distributed.reducer single."
+            )
+        _compare_replicas(model, world)
+        return FSDPReducer(model, num_lanes, world, config.fsdp, exact=exact, on_backward=on_bucket)
+    model.to(world.device)
     if config.is_one_process:
         names, _ = choose_devices(
             config.device_type, config.backend, config.num_devices or 1, config.device_names

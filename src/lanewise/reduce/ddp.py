@@ -1,7 +1,7 @@
 """Sums the lanes' gradients over processes, through torch's DistributedDataParallel."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,13 +12,14 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from lanewise.lanes import LaneTurn, Node, TreeSum
+from lanewise.reduce.caller import Caller
 from lanewise.reduce.pending import PendingGradients, add_into_right
-from lanewise.reduce.reducer import LaneWork, divide_gradients, reach_all
+from lanewise.reduce.reducer import Reducer, reach_all
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.world.world import World
 
 
-class DDPReducer:
+class DDPReducer(Reducer):
     """Stock DDP does the bucketing and the overlap with backward; its communication hook adds.
 
     The task never meets a wrapper: DDP wraps a module that holds the user's parameters and whose forward
@@ -44,16 +45,13 @@ class DDPReducer:
         exact: bool,
         on_bucket: Callable[[], None],
     ) -> None:
-        self.replicas: Sequence[nn.Module] = [model]
-        self.parameters: Sequence[nn.Parameter] = [
-            parameter for parameter in model.parameters() if parameter.requires_grad
-        ]
+        super().__init__(model)
         self._num_lanes = num_lanes
         self._on_bucket = on_bucket
         self._turn: LaneTurn | None = None
         self._earlier: list[tuple[Node, dict[torch.Tensor, torch.Tensor]]] = []
         self._ddp = DistributedDataParallel(
-            _Caller(model),
+            Caller(model),
             gradient_as_bucket_view=True,
             init_sync=False,  # the replicas were compared; a difference is an error, not overwritten
             **_no_buffer_broadcast(),
@@ -66,10 +64,6 @@ class DDPReducer:
             self._ddp.register_comm_hook(None, self._sum_in_tree)
         else:
             self._ddp.register_comm_hook(None, self._sum_processes)
-
-    def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
-        """See `Reducer`."""
-        return [lane.run(self.replicas[0]) for lane in lanes]
 
     def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
         """See `Reducer`. DDP need not see the forward; its rebuilding of buckets is a collective."""
@@ -87,10 +81,6 @@ class DDPReducer:
         else:
             self._turn, self._earlier = turn, self._pending.take()
             connected.backward()
-
-    def finish(self, weight: float) -> None:
-        """See `Reducer`."""
-        divide_gradients(self.parameters, weight)
 
     def close(self) -> None:
         """See `Reducer`."""
@@ -128,17 +118,6 @@ class DDPReducer:
         work = dist.all_reduce(bucket.buffer(), async_op=True)
         summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
         return summed
-
-
-class _Caller(nn.Module):
-    """Holds the user's module, for DDP to find its parameters; calling it calls the given function."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return function()
 
 
 def _flatten(gradients: list[torch.Tensor], bucket: GradBucket) -> torch.Tensor:

@@ -1,14 +1,18 @@
 """What the engine asks of every reducer, and the autograd node that lets every parameter take part."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from lanewise.lanes import LaneTurn
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class LaneWork:
             return self.loss(self.forward(model, self.data), self.data)
 
 
-class Reducer(Protocol):
+class Reducer(ABC):
     """Sums the gradients of a step's lanes over all processes.
 
     Within a step the engine calls `run` for each group of lanes, one for each replica, and then, in lane
@@ -42,17 +46,42 @@ class Reducer(Protocol):
 
         connect(lane 0)  backward(lane 0)  connect(lane 1)  backward(lane 1)         finish
                                                             |- buckets travel ...... |
+
+    Args:
+        model: the user's module.
     """
 
-    parameters: Sequence[nn.Parameter]
-    """What is trained."""
-    replicas: Sequence[nn.Module]
-    """The modules on which the lanes of a group run at once; the first is the user's own."""
+    forward_is_collective = False
+    """Whether a forward talks, so that every rank must run equally many."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.replicas: Sequence[nn.Module] = [model]
+        """The modules on which the lanes of a group run at once; the first is the user's own."""
+        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)
+        """What is trained."""
+
+    def adopt(self, module: nn.Module) -> None:
+        """Put another module of the same kind, such as an average of the model, where the model is."""
+        module.to(self.parameters[0].device)
+
+    def watch(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
+        """Have each trained parameter, by its name, shown after a lane's backward."""
+        return [
+            parameter.register_post_accumulate_grad_hook(lambda one, name=name: note(name, one))
+            for replica in self.replicas
+            for name, parameter in replica.named_parameters()
+            if parameter.requires_grad
+        ]
 
     def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """Compute the losses of a group of lanes, at most one for each replica."""
-        ...
+        return [lane.run(self.replicas[0]) for lane in lanes]
 
+    def call(self, module: nn.Module, function: Callable[[], T]) -> T:
+        """Call a function that runs the model, or an adopted module, outside of training."""
+        return function()
+
+    @abstractmethod
     def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
         """Return the scalar for `backward`. Collective in the first lane of a process in a step.
 
@@ -60,49 +89,56 @@ class Reducer(Protocol):
             turn: the lane's turn; one without samples takes part with nothing.
             loss_sum: scalar, the sum of the lane's loss; None where the lane contributes nothing.
         """
-        ...
 
+    @abstractmethod
     def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
         """Add the gradients of a lane. Collective for the last lane of a step."""
-        ...
 
     def finish(self, weight: float) -> None:
         """Leave in every `param.grad` the sum over all lanes, divided by `weight`."""
-        ...
+        divide_gradients(self.parameters, weight)
 
-    def close(self) -> None:
+    def grad_norm(self) -> torch.Tensor:
+        """Return the L2 norm of the whole gradient, a scalar. Collective: every rank must call this."""
+        return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to stop
         """Stop what runs in the background."""
-        ...
 
 
-def reach_all(loss_sum: torch.Tensor | None, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Make every parameter an input of the loss, so that backward reaches each of them.
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that have gradients."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def reach_all(loss_sum: torch.Tensor | None, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Make every tensor an input of the loss, so that backward reaches each of them.
 
     A parameter that the lane did not use gets an undefined gradient through this node, at no cost, and its
     hooks fire as if it had been used: no process waits for it, and nobody has to search the graph for unused
     parameters.
 
     Args:
-        loss_sum: the lane's loss; None makes a loss that gives no gradient to any parameter.
-        parameters: all trainable parameters.
+        loss_sum: the lane's loss; None makes a loss that gives no gradient to any tensor.
+        tensors: all trainable parameters, or whatever else is to be reached.
     """
     if loss_sum is None:
-        loss_sum = parameters[0].new_zeros(())
-    connected: torch.Tensor = _EveryParameter.apply(loss_sum, *parameters)  # type: ignore[no-untyped-call]
+        loss_sum = tensors[0].new_zeros(())
+    connected: torch.Tensor = _Reach.apply(loss_sum, *tensors)  # type: ignore[no-untyped-call]
     return connected
 
 
-class _EveryParameter(torch.autograd.Function):
+class _Reach(torch.autograd.Function):
     """The identity on its first argument; the others receive undefined gradients."""
 
     @staticmethod
-    def forward(ctx: Any, loss_sum: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.num_parameters = len(parameters)
+    def forward(ctx: Any, loss_sum: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.num_tensors = len(tensors)
         return loss_sum.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (gradients[0], *[None] * ctx.num_parameters)
+        return (gradients[0], *[None] * ctx.num_tensors)
 
 
 def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:

@@ -26,10 +26,10 @@ from torch import nn
 
 from lanewise.lanes import LaneTurn
 from lanewise.reduce.pending import PendingGradients
-from lanewise.reduce.reducer import LaneWork, divide_gradients, reach_all
+from lanewise.reduce.reducer import LaneWork, Reducer, reach_all, trained_parameters
 
 
-class ReplicaReducer:
+class ReplicaReducer(Reducer):
     """Lanes on several devices of one process; their gradients meet on the first one.
 
     On GPUs each lane of a group has a thread, and draws from its device's generator. On the CPU, or where a
@@ -53,13 +53,10 @@ class ReplicaReducer:
         exact: bool,
         balanced: bool,
     ) -> None:
-        self.replicas: Sequence[nn.Module] = [
-            model,
-            *(copy.deepcopy(model).to(device) for device in devices[1:]),
-        ]
+        super().__init__(model)
+        self.replicas = [model, *(copy.deepcopy(model).to(device) for device in devices[1:])]
         self._devices = devices
-        self._trained = [[p for p in replica.parameters() if p.requires_grad] for replica in self.replicas]
-        self.parameters: Sequence[nn.Parameter] = self._trained[0]
+        self._trained = [self.parameters, *map(trained_parameters, self.replicas[1:])]
         self._pending = PendingGradients(self.parameters, num_lanes) if exact else None
         self._balanced = balanced
         self._is_stale = True
@@ -101,7 +98,7 @@ class ReplicaReducer:
         else:
             for trained in self._trained[1:]:
                 self._add(trained)
-        divide_gradients(self.parameters, weight)
+        super().finish(weight)
         self._is_stale = True
 
     def close(self) -> None:

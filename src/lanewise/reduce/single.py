@@ -1,17 +1,14 @@
 """Sums the lanes' gradients in one process."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import nn
 
 from lanewise.lanes import LaneTurn
 from lanewise.reduce.pending import PendingGradients
-from lanewise.reduce.reducer import LaneWork, divide_gradients, reach_all
+from lanewise.reduce.reducer import Reducer, reach_all
 
 
-class SingleReducer:
+class SingleReducer(Reducer):
     """One process carries all lanes: nothing travels.
 
     Args:
@@ -22,15 +19,8 @@ class SingleReducer:
     """
 
     def __init__(self, model: nn.Module, num_lanes: int, *, exact: bool) -> None:
-        self.replicas: Sequence[nn.Module] = [model]
-        self.parameters: Sequence[nn.Parameter] = [
-            parameter for parameter in model.parameters() if parameter.requires_grad
-        ]
+        super().__init__(model)
         self._pending = PendingGradients(self.parameters, num_lanes) if exact else None
-
-    def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
-        """See `Reducer`."""
-        return [lane.run(self.replicas[0]) for lane in lanes]
 
     def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
         """See `Reducer`."""
@@ -46,7 +36,4 @@ class SingleReducer:
         """See `Reducer`."""
         if self._pending is not None:
             self._pending.restore_root()
-        divide_gradients(self.parameters, weight)
-
-    def close(self) -> None:
-        """See `Reducer`."""
+        super().finish(weight)

@@ -1,11 +1,9 @@
 """Notices parameters that training cannot work with, and names those that no lane uses."""
 
-from collections.abc import Callable, Sequence
-
 import torch
-from torch import nn
 
 from lanewise.errors import TaskError
+from lanewise.reduce.reducer import Reducer
 from lanewise.world.world import World
 
 
@@ -13,19 +11,14 @@ class ParameterWatch:
     """Watches the parameters of the user's module.
 
     Args:
-        replicas: the user's module, and its replicas on other devices.
+        reducer: has the module.
     """
 
-    def __init__(self, replicas: Sequence[nn.Module]) -> None:
-        self._all = list(replicas[0].named_parameters())
+    def __init__(self, reducer: Reducer) -> None:
+        self._all = list(reducer.replicas[0].named_parameters())
         self._trainable = [parameter.requires_grad for _, parameter in self._all]
         self._used: set[str] = set()
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._note_use(name))
-            for replica in replicas
-            for name, parameter in replica.named_parameters()
-            if parameter.requires_grad
-        ]
+        self._hooks = reducer.watch(self._note_use)
 
     def check(self, step: int) -> None:
         """Raise TaskError if other parameters are trainable than at the start."""
@@ -47,15 +40,12 @@ class ParameterWatch:
         used = set().union(*world.all_gather_object(self._used))
         return [name for name, parameter in self._all if parameter.requires_grad and name not in used]
 
-    def _note_use(self, name: str) -> Callable[[torch.Tensor], None]:
-        def hook(parameter: torch.Tensor) -> None:
-            if parameter.grad is None:  # reached through `reach_all` alone
-                return
-            if parameter.grad.layout != torch.strided:
-                raise TaskError(
-                    f"parameter {name} has a sparse gradient, which cannot be added up over lanes. "
-                    "Use a dense one, for example nn.Embedding(sparse=False)."
-                )
-            self._used.add(name)
-
-        return hook
+    def _note_use(self, name: str, parameter: torch.Tensor) -> None:
+        if parameter.grad is None:  # reached through `reach_all` alone
+            return
+        if parameter.grad.layout != torch.strided:
+            raise TaskError(
+                f"parameter {name} has a sparse gradient, which cannot be added up over lanes. "
+                "Use a dense one, for example nn.Embedding(sparse=False)."
+            )
+        self._used.add(name)

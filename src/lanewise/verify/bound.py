@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from lanewise.engine import Engine
 from lanewise.engine.lane import to_device
 from lanewise.verify.trace import run_steps
+from lanewise.world.shards import whole
 from lanewise.world.world import World
 
 
@@ -92,7 +93,9 @@ def _gradients(engine: Engine, world: World, step: int) -> dict[str, torch.Tenso
 
 
 def _on_cpu(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {name: one.detach().cpu().clone(memory_format=torch.contiguous_format) for name, one in named}
+    return {
+        name: whole(one.detach()).cpu().clone(memory_format=torch.contiguous_format) for name, one in named
+    }
 
 
 _WEIGHTS = "weights.safetensors"

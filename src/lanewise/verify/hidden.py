@@ -12,17 +12,20 @@ import torch
 from torch import nn
 
 from lanewise.data import digest
+from lanewise.world.shards import whole
 
 _MAX_DEPTH = 8
 _MAX_VALUES = 20_000
 _MAX_ELEMENTS = 2**22
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
-_OF_TORCH = set(vars(nn.Module()))
-"""What every module has: its parameters, buffers and hooks among it."""
+_OF_TORCH = {*vars(nn.Module()), "_is_fsdp_managed_module", "_fsdp_use_orig_params"}
+"""What every module has, its parameters, buffers and hooks among it, and what FSDP adds."""
 
 
 def hidden_state(model: nn.Module, **others: object) -> dict[str, str]:
     """Return a digest of every value outside of the model's parameters and buffers, by its dotted name.
+
+    Collective where tensors are sharded: every rank must call this.
 
     Args:
         model: its modules' own attributes count.
@@ -51,7 +54,7 @@ def _walk(value: Any, name: str, seen: dict[int, object], depth: int) -> Iterato
     if isinstance(value, _PLAIN):
         yield name, digest(value.item() if isinstance(value, np.generic) else value)
         return
-    if id(value) in seen or depth > _MAX_DEPTH:
+    if id(value) in seen or depth > _MAX_DEPTH or _is_of_fsdp(value):
         return
     seen[id(value)] = value
     generator = _state_of_generator(value)
@@ -69,6 +72,7 @@ def _walk(value: Any, name: str, seen: dict[int, object], depth: int) -> Iterato
 def _elements_of(value: Any) -> Any:
     """Return some elements of a tensor or an array, all of them up to four million; None of other things."""
     if isinstance(value, torch.Tensor):
+        value = whole(value)
         dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
         flat = dense.reshape(-1)
         return flat[:: max(1, flat.numel() // _MAX_ELEMENTS)]
@@ -77,6 +81,11 @@ def _elements_of(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return None if value.dtype == object else value.reshape(-1)[:: max(1, value.size // _MAX_ELEMENTS)]
     return None
+
+
+def _is_of_fsdp(value: object) -> bool:
+    """Tell whether this is what torch's FSDP keeps at a module."""
+    return type(value).__module__.startswith("torch.distributed.fsdp.")
 
 
 def _state_of_generator(value: Any) -> Any:
@@ -96,7 +105,8 @@ def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, types.ModuleType | type | types.FunctionType | types.BuiltinFunctionType):
         return
     if isinstance(value, dict | UserDict):  # not any mapping: an archive of arrays would be read
-        yield from value.items()
+        for position, (key, item) in enumerate(value.items()):
+            yield (position if isinstance(key, torch.Tensor) else key), item  # as an optimizer's state
     elif isinstance(value, list | tuple | deque):
         yield from enumerate(value)
     elif isinstance(value, set | frozenset):

@@ -146,7 +146,15 @@ class VerifyJob(Job):
             num_samples = min(count_samples(dataset), batch.global_batch_size)
             schedule = BlockSchedule(num_samples, batch.num_lanes, batch.micro_batch_size)
             sets.append(EvalSet(name, LaneReader(dataset, task.collate, seed), schedule))
-        return Evaluator(task, training.evaluated_model, training.precision, sets, world, seed=seed).run()
+        return Evaluator(
+            task,
+            training.evaluated_model,
+            training.precision,
+            sets,
+            world,
+            seed=seed,
+            reducer=engine.passes.reducer,
+        ).run()
 
     def _judge_close(self, world: "World") -> CloseResult:
         """Compare the gradients of `close` with those of one process."""

@@ -12,6 +12,7 @@ from lanewise.data import LaneBatch, digest
 from lanewise.engine import Engine
 from lanewise.engine.lane import to_device
 from lanewise.lanes import Schedule
+from lanewise.world.shards import whole
 from lanewise.world.world import World
 
 CHECKS = ("samples", "tensors", "loss", "gradients", "weights", "buffers", "options", "evaluation")
@@ -142,7 +143,7 @@ def _noting(batches: Iterator[LaneBatch], trace: StepTrace) -> Iterator[LaneBatc
 
 
 def _digests(named: Any) -> dict[str, str]:
-    return {name: digest(tensor) for name, tensor in named}
+    return {name: digest(whole(tensor)) for name, tensor in named}
 
 
 def _options(optimizer: Optimizer) -> dict[str, str]:

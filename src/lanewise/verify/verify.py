@@ -46,6 +46,12 @@ def verify(
         raise ConfigError(
             f"--resume stops half-way, so it needs at least two steps: got --steps {num_steps}."
         )
+    fsdp = config.distributed.fsdp
+    if config.distributed.reducer == "fsdp" and fsdp.param_dtype != "float32":
+        raise ConfigError(
+            "verify compares with one process, which has its weights in float32: got "
+            f"distributed.fsdp.param_dtype {fsdp.param_dtype}. Verify with param_dtype=float32."
+        )
     for count in devices:
         lane_blocks(config.batch.num_lanes, count)  # raises before anything is run
     counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]
@@ -134,7 +140,12 @@ def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
         devices=devices,
         equality="exact",
         reducer=_reducer(config.distributed.reducer, num_devices),
+        fsdp=replace(config.distributed.fsdp, cpu_offload=False),  # which changes where, not what
         max_restarts=0,
         backend="auto",
     )
-    return replace(config, distributed=distributed)
+    optimizer = config.optimizer
+    if config.distributed.reducer == "fsdp":  # whose exact knows no fused ones
+        arguments = {key: value for key, value in optimizer.init_args.items() if key != "fused"}
+        optimizer = replace(optimizer, init_args=arguments)
+    return replace(config, distributed=distributed, optimizer=optimizer)

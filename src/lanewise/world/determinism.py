@@ -18,6 +18,8 @@ def set_determinism(equality: str, threads: int) -> None:
         # Filling every new tensor with NaN finds reads of uninitialised memory, but costs a write each.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
+        # The fused path of nn.TransformerEncoder in evaluation is taken by modules without hooks only.
+        torch.backends.mha.set_fastpath_enabled(False)
 
 
 def exact_pins(device: torch.device) -> dict[str, str]:

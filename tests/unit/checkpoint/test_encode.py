@@ -91,7 +91,7 @@ def test_numbers_come_back_as_they_were(number):
     assert freeze(through_json({"number": [number]})) == freeze({"number": [number]})
 
 
-@pytest.mark.parametrize("tag", ["$tensor", "$float", "$tuple", "$items", "$counter"])
+@pytest.mark.parametrize("tag", ["$tensor", "$shards", "$float", "$tuple", "$items", "$counter"])
 @pytest.mark.parametrize("content", ["nan", [1, 2], [[1, 2]], {}, None])
 def test_a_key_that_looks_like_a_tag_is_a_key(tag, content):
     for value in ({tag: content}, {tag: content, "other": 1}, {"outer": [{tag: {tag: content}}]}):
@@ -204,6 +204,12 @@ def test_encoding_changes_nothing():
         {"$tensor": "missing"},
         {"$tensor": ["a"]},
         {"$tensor": None},
+        {"$shards": []},
+        {"$shards": None},
+        {"$shards": [["missing", 0]]},
+        {"$shards": [["a", 1]]},
+        {"$shards": [["a", 0], ["a", 2]]},
+        {"$shards": [["a", 0], ["wide", 1]]},
         {"$float": "1.5"},
         {"$float": None},
         {"$tuple": None},
@@ -219,7 +225,7 @@ def test_encoding_changes_nothing():
 )
 def test_what_is_not_our_encoding_is_an_error(tree):
     with pytest.raises(CheckpointError, match="which means nothing"):
-        decode(tree, {"a": torch.ones(1)})
+        decode(tree, {"a": torch.ones(1), "wide": torch.ones(1, 2)})
 
 
 class Intruder:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_state, saver
 from lanewise.errors import CheckpointError
@@ -390,6 +391,59 @@ def test_each_process_writes_its_part(tmp_path, world_size):
     assert names(tmp_path) == ["step-000004", "step-000006"]
     manifest = json.loads((tmp_path / "step-000006" / "manifest.json").read_bytes())
     assert [entry["name"] for entry in manifest["manifest"]["files"]] == [*parts, "state.json"]
+
+
+ROWS = (5, 2, 1, 0)
+
+
+def save_shards(world, path: str) -> dict[str, list[int]]:
+    """Save tensors of several numbers of rows, one of them twice, and a plain one; return the own part."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (world.world_size,))
+    sharded = {
+        str(rows): distribute_tensor(torch.arange(rows * 3.0).view(rows, 3), mesh, [Shard(0)])
+        for rows in ROWS
+    }
+    state = {"model": {**sharded, "tied": sharded["5"].detach(), "plain": torch.ones(2)}}
+    target = Saver(CheckpointFolder(Path(path)), world, keep_last=2, keep_best=0, sign=1)
+    target.save(state, Manifest(NEW, None, {}, ()))
+    target.finish()
+    part = load_file(Path(path) / "step-000006" / f"part-{world.rank:05d}.safetensors")
+    return {name: list(tensor.shape) for name, tensor in part.items()}
+
+
+def test_each_process_writes_its_rows_of_sharded_tensors_and_they_are_read_as_one(tmp_path):
+    plain = {"model/plain": [2]}
+    assert run_distributed(save_shards, 4, str(tmp_path)) == [
+        {"model/5@0": [2, 3], "model/2@0": [1, 3], "model/1@0": [1, 3], "model/0@0": [0, 3], **plain},
+        {"model/5@2": [2, 3], "model/2@1": [1, 3], "model/0@0": [0, 3]},
+        {"model/5@4": [1, 3], "model/0@0": [0, 3]},
+        {"model/0@0": [0, 3]},
+    ]
+    path = tmp_path / "step-000006"
+    state = load_state(path, Manifest.read(path))["model"]
+    for rows in ROWS:
+        assert torch.equal(state[str(rows)], torch.arange(rows * 3.0).view(rows, 3))
+    assert torch.equal(state["tied"], state["5"])
+    assert torch.equal(state["plain"], torch.ones(2))
+
+
+def save_spread(world, path: str) -> str:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    spread = distribute_tensor(torch.ones(4, 1), init_device_mesh("cpu", (world.world_size,)), [Replicate()])
+    target = Saver(CheckpointFolder(Path(path)), world, keep_last=2, keep_best=0, sign=1)
+    with pytest.raises(CheckpointError) as caught:
+        target.save({"optimizer": {"row": spread}}, Manifest(NEW, None, {}, ()))
+    return str(caught.value)
+
+
+def test_a_tensor_that_is_spread_otherwise_is_an_error_when_it_is_saved(tmp_path):
+    for error in run_distributed(save_spread, 2, str(tmp_path)):
+        assert "optimizer/row cannot be saved: it is spread over processes as (Replicate(),)" in error
 
 
 def save_while_one_fails(world, path: str, failing: int) -> str:

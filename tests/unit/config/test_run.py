@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, RunConfig, TrainConfig
+from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, FSDPConfig, RunConfig, TrainConfig
 from lanewise.config.check import read_section
 from lanewise.errors import ConfigError
 
@@ -71,6 +71,46 @@ def test_single_reduces_one_device():
     assert mistake.startswith("distributed.reducer single needs distributed.devices 1: got 2 devices.")
     DistributedConfig(devices=1, reducer="single")
     DistributedConfig(reducer="single")
+
+
+def test_fsdp_needs_several_processes():
+    (mistake,) = mistakes_of(lambda: DistributedConfig(devices=1, reducer="fsdp"))
+    assert "got distributed.devices 1. Use more devices" in mistake
+    DistributedConfig(devices=2, reducer="fsdp")
+    DistributedConfig(reducer="fsdp")  # torchrun says how many
+
+
+@pytest.mark.parametrize(("key", "value"), [("param_dtype", "bf16"), ("cpu_offload", True)])
+def test_what_fsdp_can_do_in_close_only(key, value):
+    fsdp = FSDPConfig(**{key: value})
+    (mistake,) = mistakes_of(lambda: DistributedConfig(reducer="fsdp", equality="exact", fsdp=fsdp))
+    assert mistake.startswith(f"distributed.fsdp.{key}")
+    assert "distributed.equality=close" in mistake
+    DistributedConfig(reducer="fsdp", fsdp=fsdp)
+    DistributedConfig(reducer="ddp", equality="exact", fsdp=fsdp)  # ddp does not look at it
+
+
+def test_offloading_needs_gpus():
+    fsdp = FSDPConfig(cpu_offload=True)
+    (mistake,) = mistakes_of(lambda: DistributedConfig(reducer="fsdp", device_type="cpu", fsdp=fsdp))
+    assert mistake.startswith("distributed.fsdp.cpu_offload needs GPUs")
+
+
+def test_weights_in_bf16_need_the_precision():
+    distributed = DistributedConfig(reducer="fsdp", fsdp=FSDPConfig(param_dtype="bf16"))
+    (mistake,) = mistakes_of(lambda: run_config(distributed=distributed))
+    assert "needs precision bf16: got precision float32" in mistake
+    run_config(distributed=distributed, precision="bf16")
+    run_config(distributed=DistributedConfig(fsdp=FSDPConfig(param_dtype="bf16")))
+
+
+def test_a_fused_optimizer_updates_shards_in_close_only():
+    optimizer = ClassConfig(class_path="torch.optim.SGD", init_args={"lr": 0.1, "fused": True})
+    exact = DistributedConfig(reducer="fsdp", equality="exact")
+    (mistake,) = mistakes_of(lambda: run_config(optimizer=optimizer, distributed=exact))
+    assert mistake.startswith("optimizer.init_args.fused cannot be exact with distributed.reducer fsdp")
+    run_config(optimizer=optimizer, distributed=DistributedConfig(reducer="fsdp"))
+    run_config(optimizer=optimizer, distributed=DistributedConfig(equality="exact"))
 
 
 def test_nccl_needs_gpus():

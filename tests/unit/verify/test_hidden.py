@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from lanewise.config import DistributedConfig
+from lanewise.reduce import build_reducer
+from lanewise.testing import run_distributed
 from lanewise.verify.hidden import changed, hidden_state
 
 
@@ -89,3 +92,23 @@ def test_looking_twice_gives_the_same():
         gc.collect()
     assert all(look == looks[0] for look in looks)
     assert sum(name.endswith("in_features") for name in looks[0]) == 20
+
+
+def state_of_sharded(world):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    reducer = "single" if world.world_size == 1 else "fsdp"
+    built = build_reducer(model, 2, world, DistributedConfig(reducer=reducer))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    state = hidden_state(model, optimizer=optimizer)
+    built.close()
+    return state
+
+
+def test_a_sharded_model_hides_no_more_than_a_plain_one_and_its_optimizer_is_seen_whole():
+    (plain,) = run_distributed(state_of_sharded, 1)
+    assert any("exp_avg" in name for name in plain)
+    assert run_distributed(state_of_sharded, 2) == [plain, plain]

@@ -1,0 +1,276 @@
+"""Parameters, gradients and the optimizer's state shared out among the processes, through torch's FSDP2.
+
+[Note: equal passes]
+A process gathers the weights of a block when its forward or backward comes to it, which is a collective. So
+all processes run equally many lanes: those with fewer borrow lane 0's batch (`LaneTurn.borrowed`). And every
+lane's backward passes through every block that its forward ran, also that of a lane which contributes
+nothing: the outputs of blocks are inputs of their lane's loss, by the node of `reach_all`. What a parameter
+gets in a lane that contributes nothing is thrown away, since it could be NaN, and FSDP sends zeros.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from lanewise.config import FSDPConfig
+from lanewise.errors import ConfigError, TaskError
+from lanewise.lanes import LaneTurn
+from lanewise.reduce.blocks import find_blocks
+from lanewise.reduce.caller import Caller
+from lanewise.reduce.reducer import LaneWork, Reducer, reach_all
+from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
+from lanewise.world.shards import is_sharded, whole
+from lanewise.world.world import World
+
+T = TypeVar("T")
+
+
+class FSDPReducer(Reducer):
+    """Every process has a part of each parameter, of its gradient and of the optimizer's state.
+
+    A block's weights are gathered for its forward and again for its backward; what is in no block is gathered
+    from the beginning of the forward to the end of the backward. See [Note: equal passes].
+
+    Collective: every rank must construct it, and run every step.
+
+    Args:
+        model: the user's module, on the CPU; equal on all ranks. Its parameters become sharded ones.
+        num_lanes: lanes of the run.
+        world: the processes; more than one.
+        config: which modules are blocks, and how their weights are kept.
+        exact: add in the tree, through `TreeReduceScatter`.
+        on_backward: called after each lane's backward, of which the reduction is a part.
+    """
+
+    forward_is_collective = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_lanes: int,
+        world: World,
+        config: FSDPConfig,
+        *,
+        exact: bool,
+        on_backward: Callable[[], None],
+    ) -> None:
+        if world.device.type == "cuda" and dist.get_backend() != "nccl":
+            raise ConfigError(
+                f"distributed.reducer fsdp on GPUs needs distributed.backend nccl: got {dist.get_backend()}. "
+                "Give each process a GPU of its own, or use distributed.reducer=ddp."
+            )
+        if world.device.type == "cpu" and config.cpu_offload:
+            raise ConfigError(
+                "distributed.fsdp.cpu_offload needs GPUs: got true on the CPU, where everything is in host "
+                "memory. Leave it out."
+            )
+        if config.param_dtype != "float32":
+            _require_no_batch_norm(model, config.param_dtype)
+        self._world = world
+        self._config = config
+        self._mesh: Any = None
+        self._hooks: list[RemovableHandle] = []
+        self._is_in_forward = False
+        self._ran: set[nn.Module] = set()
+        self._outputs: list[torch.Tensor] = []
+        self._contributes = True
+        self._found: set[torch.Tensor] = set()
+        self._notes: OrderedDict[int, Callable[[str, torch.Tensor], None]] = OrderedDict()
+        self._callers: dict[nn.Module, Any] = {}
+        self.adopt(model)
+        super().__init__(model)  # of whose parameters are sharded by now
+        self._sums: list[TreeReduceScatter] | None = None
+        if exact:
+            self._sums = [TreeReduceScatter(num_lanes, world.world_size) for _ in self._sharded(model)]
+            for module, sums in zip(self._sharded(model), self._sums, strict=True):
+                module.set_custom_reduce_scatter(sums)
+        for module in self._sharded(model):
+            self._look_at_gathered(module)
+        self._on_backward = on_backward
+
+    def adopt(self, module: nn.Module) -> None:
+        """See `Reducer`."""
+        from torch.distributed import device_mesh, fsdp  # noqa: PLC0415 - takes a second
+
+        self._mesh = self._mesh or device_mesh.init_device_mesh(
+            self._world.device.type, (self._world.world_size,)
+        )
+        policies: dict[str, Any] = {"mesh": self._mesh}
+        if self._config.param_dtype == "bf16":
+            # The inputs are the task's: autocast brings them to the format of the operation.
+            policies["mp_policy"] = fsdp.MixedPrecisionPolicy(
+                torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
+        if self._config.cpu_offload:
+            policies["offload_policy"] = fsdp.CPUOffloadPolicy()
+        for block in find_blocks(module, self._config.blocks):
+            fsdp.fully_shard(block, **policies)
+            self._hooks.append(block.register_forward_hook(self._note_outputs))
+        self._callers[module] = fsdp.fully_shard(Caller(module), **policies)
+        for sharded in self._sharded(module):
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+            _send_zeros_for_unused(sharded)
+
+    def watch(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
+        """See `Reducer`. Autograd sees the gathered parameters."""
+        handle = RemovableHandle(self._notes)
+        self._notes[handle.id] = note
+        return [handle]
+
+    def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
+        """See `Reducer`. Collective: every rank must call this."""
+        (lane,) = lanes
+        losses: list[Any] = []
+
+        def forward() -> torch.Tensor:
+            self._ran, self._outputs, self._is_in_forward = set(), [], True
+            losses.append(lane.run(self.replicas[0]))
+            self._is_in_forward = False
+            outputs, self._outputs = self._outputs, []
+            return reach_all(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
+
+        self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](forward)
+        return losses
+
+    def call(self, module: nn.Module, function: Callable[[], T]) -> T:
+        """See `Reducer`. Collective: every rank must call this."""
+        returned: list[T] = []
+        self._callers[module](lambda: returned.append(function()))
+        # What is in no block would stay gathered, and an update would not reach it.
+        self._callers[module].reshard()
+        # FSDP notes the order of blocks for a backward, and forgets it there only.
+        for sharded in self._sharded(module):
+            group = _group_of(sharded)
+            if group is not None:
+                group.comm_ctx.post_forward_order.clear()
+                group._post_forward_indices.clear()  # noqa: SLF001
+        return returned[0]
+
+    def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
+        """See `Reducer`."""
+        anchor, self._anchor = self._anchor, None
+        assert anchor is not None, "a lane was not run"
+        self._contributes = loss_sum is not None
+        return reach_all(loss_sum, [anchor])
+
+    def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
+        """See `Reducer`. Collective for every lane."""
+        connected.backward()
+        for sums in self._sums or ():
+            sums.push(turn.num_present_lanes)
+        self._on_backward()
+
+    def finish(self, weight: float) -> None:
+        """See `Reducer`."""
+        for sums in self._sums or ():
+            sums.finish()
+        super().finish(weight)
+
+    def grad_norm(self) -> torch.Tensor:
+        """See `Reducer`. In `exact` each gradient is gathered, for the norm to be that of one device."""
+        gradients: list[Any] = [p.grad for p in self.parameters if p.grad is not None]
+        if self._sums is None:
+            own = nn.utils.get_total_norm([one.to_local() for one in gradients])
+            norms = self._world.start_all_gather(own.to(self._world.device))()
+        else:  # as `get_total_norm` does it, one gradient after the other
+            norms = torch.stack([torch._foreach_norm([whole(one)])[0] for one in gradients])  # noqa: SLF001
+        norm: torch.Tensor = torch.linalg.vector_norm(norms)
+        return norm
+
+    def close(self) -> None:
+        """See `Reducer`."""
+        for hook in self._hooks:
+            hook.remove()
+        self._callers.clear()
+
+    def _sharded(self, module: nn.Module) -> list[Any]:
+        """Return what FSDP gathers one at a time: the rest, and the blocks."""
+        return [one for one in self._callers[module].modules() if hasattr(one, "set_custom_reduce_scatter")]
+
+    def _look_at_gathered(self, module: nn.Module) -> None:
+        """Look at a module's gathered parameters after each backward; its first forward brings them."""
+
+        def look(parameter: torch.Tensor, name: str) -> None:
+            if not self._contributes:
+                parameter.grad = None
+            for note in self._notes.values():
+                note(name, parameter)
+
+        def find(_module: nn.Module, _inputs: Any) -> None:
+            handle.remove()
+            for name, parameter in self.replicas[0].named_parameters():
+                if parameter.requires_grad and not is_sharded(parameter) and parameter not in self._found:
+                    self._found.add(parameter)
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(look, name=name)))
+
+        handle = module.register_forward_pre_hook(find)
+        self._hooks.append(handle)
+
+    def _note_outputs(self, block: nn.Module, _inputs: Any, outputs: Any) -> None:
+        reachable = [one for one in _tensors_in(outputs) if one.requires_grad]
+        if self._is_in_forward:
+            self._outputs += reachable
+            if reachable:
+                self._ran.add(block)
+        elif reachable and block not in self._ran:
+            name = type(block).__name__.removeprefix("FSDP")
+            raise TaskError(
+                f"a {name} is checkpointed with use_reentrant=True, which hides it from the backward of a "
+                "lane without weight under fsdp. Use checkpoint(..., use_reentrant=False)."
+            )
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in what a module returned, in whichever containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from chain.from_iterable(map(_tensors_in, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from chain.from_iterable(map(_tensors_in, value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from chain.from_iterable(_tensors_in(getattr(value, field.name)) for field in fields(value))
+
+
+def _group_of(sharded: Any) -> Any:
+    """Return what torch's FSDP keeps of a module; None where it has no parameter of its own."""
+    return sharded._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
+
+
+def _require_no_batch_norm(model: nn.Module, dtype: str) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 - of all dimensions
+            raise TaskError(
+                f"{name} is a {type(module).__name__}, whose weights cannot be gathered in {dtype}: its "
+                "statistics are float32. Use distributed.fsdp.param_dtype=float32."
+            )
+
+
+def _send_zeros_for_unused(module: Any) -> None:
+    """Have a lane send zeros for a parameter that it did not use, so that all send equally much."""
+    if hasattr(module, "set_reduce_scatter_unused_params"):
+        module.set_reduce_scatter_unused_params(True)
+        return
+    # torch before 2.13 leaves such parameters out, and ranks would add up unequal things.
+    group = _group_of(module)
+    if group is None:
+        return
+    post_backward = group.post_backward
+
+    def with_zeros(*unused: Any) -> None:
+        for one in group.fsdp_params:
+            gathered = getattr(one, "_unsharded_param", None)
+            if gathered is not None and gathered.requires_grad and gathered.grad is None:
+                gathered.grad = torch.zeros_like(gathered)
+        post_backward(*unused)
+
+    group.post_backward = with_zeros
