@@ -8,6 +8,7 @@ nothing: the outputs of blocks are inputs of their lane's loss, by the node of `
 gets in a lane that contributes nothing is thrown away, since it could be NaN, and FSDP sends zeros.
 """
 
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -80,6 +81,8 @@ class FSDPReducer(Reducer):
         self._hooks: list[RemovableHandle] = []
         self._is_in_forward = False
         self._ran: set[nn.Module] = set()
+        self._order: list[str] = []
+        self._names = {module: name for name, module in model.named_modules()}
         self._outputs: list[torch.Tensor] = []
         self._contributes = True
         self._found: set[torch.Tensor] = set()
@@ -160,6 +163,9 @@ class FSDPReducer(Reducer):
         anchor, self._anchor = self._anchor, None
         assert anchor is not None, "a lane was not run"
         self._contributes = loss_sum is not None
+        if turn.is_last:
+            checksum = torch.tensor([zlib.crc32(" ".join(self._order).encode())])
+            self._wait_for_checksums = self._world.start_all_gather_to_host(checksum.to(self._world.device))
         return reach_all(loss_sum, [anchor])
 
     def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
@@ -170,7 +176,18 @@ class FSDPReducer(Reducer):
         self._on_backward()
 
     def finish(self, weight: float) -> None:
-        """See `Reducer`."""
+        """See `Reducer`.
+
+        Raises:
+            TaskError: if ranks ran different blocks, and so gathered something else than these.
+        """
+        own, self._order = self._order, []
+        if len(set(self._wait_for_checksums().flatten().tolist())) > 1:
+            raise TaskError(
+                f"lanes ran different blocks of the model, rank {self._world.rank} {', '.join(own)}: under "
+                "fsdp all lanes must run the same ones in the same order. Name larger blocks, which contain "
+                "the choice: distributed.fsdp.blocks."
+            )
         for sums in self._sums or ():
             sums.finish()
         super().finish(weight)
@@ -218,6 +235,7 @@ class FSDPReducer(Reducer):
     def _note_outputs(self, block: nn.Module, _inputs: Any, outputs: Any) -> None:
         reachable = [one for one in _tensors_in(outputs) if one.requires_grad]
         if self._is_in_forward:
+            self._order.append(self._names[block])
             self._outputs += reachable
             if reachable:
                 self._ran.add(block)

@@ -321,6 +321,29 @@ def test_blocks_that_all_processes_leave_out_in_a_pass_keep_the_tree():
         assert [result] == expected
 
 
+class Experts(Blocks):
+    """Runs one of its blocks, by what it is given."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers[int(inputs[0, 0])](self.first(inputs))
+
+
+def choose_experts(world, choose):
+    torch.manual_seed(0)
+    reducer = build_reducer(Experts(), NUM_LANES, world, DistributedConfig(reducer="fsdp"))
+    take_step(world, reducer, value=dict(enumerate(choose)).__getitem__)
+    reducer.close()
+
+
+def test_lanes_that_run_different_blocks_are_an_error():
+    """The blocks are of one size: each rank would get a half of its own and a half of another one."""
+    run_distributed(choose_experts, 2, (1.0, 2.0, 1.0, 2.0))  # alike on both ranks
+    with pytest.raises(
+        RuntimeError, match=r"TaskError: lanes ran different blocks of the model, rank \d layers"
+    ):
+        run_distributed(choose_experts, 2, (1.0, 2.0, 1.0, 3.0))
+
+
 def call_often(world):
     model, reducer = build(world, "fsdp")
     with torch.no_grad():
