@@ -177,7 +177,7 @@ def test_a_partial_last_step_is_among_the_steps():
     assert [len(step.samples) for step in report.steps] == [4, 4, 4]
     assert report.describe_steps() == (
         "steps 0, 1, 2, the last one with 13 of 16 samples; 4 lanes; precision float32; "
-        "compared with one process, byte for byte"
+        "reducer ddp; compared with one process, byte for byte"
     )
     assert [layout.name for layout in report.layouts] == [
         "1 process",

@@ -42,7 +42,8 @@ def verify(arguments: Sequence[str]) -> int:
         raise ConfigError("verify starts its own processes: run it without torchrun or srun.")
     if not rest or rest[0].startswith("--"):
         raise ConfigError(f"verify needs a configuration as its first argument: got {rest[:1]}.")
-    config = load_config(rest[0], rest[1:])
+    # The numbers of devices are those of --devices.
+    config = load_config(rest[0], [*rest[1:], "--distributed.devices", "null"])
 
     from rich.console import Console
 

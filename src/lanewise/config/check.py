@@ -242,6 +242,8 @@ def _remedy(hint: Any, value: object) -> str:
         return f". {suggest(value, get_args(hint), cutoff=0.8)}"  # fp32 is not tf32, and gpu not cpu
     if isinstance(value, str) and hint is bool and value.lower() in _BOOLEANS:
         return f", which is text. Write {_BOOLEANS[value.lower()]}."
+    if isinstance(value, str) and _is_list(hint):
+        return f". Write [{value}]."
     if isinstance(value, str):
         return f", which is text. Write {_needed(hint)}, without quotes."
     if isinstance(value, float) and hint is int and value.is_integer():

@@ -33,11 +33,11 @@ def find_blocks(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
 
 
 def _named(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    there = {type(module).__name__ for module in model.modules()}
+    there = {type(module).__name__ for module in model.modules() if module is not model}
     for name in names:
         if name not in there:
             raise ConfigError(
-                f"distributed.fsdp.blocks names {name}, and the model has no module of that class. "
+                f"distributed.fsdp.blocks names {name}, and the model has no module of that class in it. "
                 f"{suggest(name, sorted(there))}"
             )
     return [module for module in model.modules() if type(module).__name__ in names and module is not model]

@@ -48,7 +48,7 @@ def build_reducer(
         if world.world_size == 1:
             raise ConfigError(
                 "distributed.reducer fsdp shares the weights among processes: got one process. "
-                "Use more devices, or --distributed.reducer single."
+                "Use more devices, or distributed.reducer=single."
             )
         _compare_replicas(model, world)
         return FSDPReducer(model, num_lanes, world, config.fsdp, exact=exact, on_backward=on_bucket)

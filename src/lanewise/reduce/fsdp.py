@@ -8,8 +8,9 @@ nothing: the outputs of blocks are inputs of their lane's loss, by the node of `
 gets in a lane that contributes nothing is thrown away, since it could be NaN, and FSDP sends zeros.
 """
 
+import logging
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -31,6 +32,7 @@ from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
 from lanewise.world.shards import is_sharded, whole
 from lanewise.world.world import World
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -98,6 +100,8 @@ class FSDPReducer(Reducer):
         for module in self._sharded(model):
             self._look_at_gathered(module)
         self._on_backward = on_backward
+        if world.rank == 0:
+            self._describe_blocks(model)
 
     def adopt(self, module: nn.Module) -> None:
         """See `Reducer`."""
@@ -210,8 +214,21 @@ class FSDPReducer(Reducer):
         self._callers.clear()
 
     def _sharded(self, module: nn.Module) -> list[Any]:
-        """Return what FSDP gathers one at a time: the rest, and the blocks."""
+        """Return what FSDP gathers one at a time: first what is in no block, then the blocks."""
         return [one for one in self._callers[module].modules() if hasattr(one, "set_custom_reduce_scatter")]
+
+    def _describe_blocks(self, model: nn.Module) -> None:
+        """Say what is gathered one at a time, and how much always is."""
+        _, *blocks = self._sharded(model)
+        inside = {parameter for block in blocks for parameter in block.parameters()}
+        names = Counter(type(block).__name__.removeprefix("FSDP") for block in blocks)
+        num_outside = sum(one.numel() for one in model.parameters() if one not in inside)
+        logger.info(
+            "fsdp gathers one at a time: %s; in no block: %d of %d parameters",
+            ", ".join(f"{count} {name}" for name, count in names.items()) or "nothing",
+            num_outside,
+            sum(one.numel() for one in model.parameters()),
+        )
 
     def _look_at_gathered(self, module: nn.Module) -> None:
         """Look at a module's gathered parameters after each backward; its first forward brings them."""

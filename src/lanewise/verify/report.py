@@ -38,12 +38,13 @@ class Report:
         batch = self.config.batch
         steps = [str(step.step) for step in self.steps]
         sizes = [sum(map(len, step.samples.values())) for step in self.steps]
+        reducer = self.config.distributed.reducer
         rest = ""
         if sizes and sizes[-1] < batch.global_batch_size:
             rest = f", the last one with {sizes[-1]} of {batch.global_batch_size} samples"
         return (
             f"steps {', '.join(steps)}{rest}; {batch.num_lanes} lanes; precision {self.config.precision}; "
-            "compared with one process, byte for byte"
+            f"reducer {'ddp' if reducer == 'single' else reducer}; compared with one process, byte for byte"
         )
 
     def table(self) -> Table:
