@@ -48,14 +48,14 @@ def on_one_process(tmp_path_factory):
     return trained
 
 
-@pytest.mark.parametrize("devices", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [2, 3, 5, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_model_has_the_same_bytes_and_losses_on_any_number_of_processes(
     tmp_path, on_one_process, devices
 ):
     assert train_mnist(tmp_path, *EPOCH, f"--distributed.devices={devices}") == on_one_process
 
 
-@pytest.mark.parametrize(("devices", "num_threads"), [(2, "2")])
+@pytest.mark.parametrize(("devices", "num_threads"), [(1, "1"), (1, "2"), (2, "2")])
 def test_the_threads_that_the_environment_asks_for_change_nothing(
     tmp_path, on_one_process, devices, num_threads
 ):
@@ -64,7 +64,7 @@ def test_the_threads_that_the_environment_asks_for_change_nothing(
     assert trained == on_one_process
 
 
-@pytest.mark.parametrize("devices", [2])
+@pytest.mark.parametrize("devices", [1, 2])
 def test_loader_workers_change_nothing(tmp_path, on_one_process, devices):
     overrides = (f"--distributed.devices={devices}", "--data.num_workers=2")
     assert train_mnist(tmp_path, *EPOCH, *overrides) == on_one_process

@@ -8,6 +8,7 @@ import pytest
 from tests.integration.command import LANEWISE, TORCHRUN, Command, Done, train, wait_for
 from tests.soak.kill_and_resume import losses, result, write_noisy
 
+SIGNALS = pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1])
 WITH_AND_WITHOUT_WORKERS = pytest.mark.parametrize(
     ("sign", "num_workers"), [(signal.SIGTERM, 1), (signal.SIGUSR1, 0)]
 )
@@ -73,7 +74,8 @@ def test_a_signal_to_one_rank_alone_saves_and_stops_all(tmp_path, whole, sign, r
     assert result(tmp_path) == result(whole)
 
 
-@pytest.mark.parametrize(("sign", "devices"), [(signal.SIGTERM, 1), (signal.SIGUSR1, 2)])
+@SIGNALS
+@pytest.mark.parametrize("devices", [1, 2])
 def test_a_signal_to_every_process_with_its_loader_workers_saves_and_stops(tmp_path, whole, sign, devices):
     def act(command: Command) -> None:
         for pid in command.pids():

@@ -54,7 +54,7 @@ def test_a_run_in_parts_on_1_2_3_and_1_devices_ends_like_one_that_was_never_stop
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "every_steps"), [(2, 3)])
+@pytest.mark.parametrize(("seed", "every_steps"), [(1, 1), (2, 3), (3, 1)])
 def test_a_run_that_is_killed_again_and_again_ends_like_one_that_never_was(
     tmp_path, whole, seed, every_steps
 ):

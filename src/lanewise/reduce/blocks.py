@@ -17,9 +17,9 @@ def find_blocks(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
 
     Args:
         model: the user's module.
-        names: of classes whose modules are blocks; none: the modules with parts of their own whose class
-            comes several times in one list or sequence, such as the layers of a transformer, and of those
-            inside each other the outermost.
+        names: of classes whose modules are blocks; none: the modules with child modules whose class comes
+            several times in one list or sequence, such as the layers of a transformer, and of those inside
+            each other the outermost.
 
     Raises:
         ConfigError: if the model has no module of such a class.
