@@ -1,15 +1,12 @@
 """Builds an engine from a configuration and the user's Task."""
 
-import inspect
 import json
 import logging
 from collections.abc import Callable, Sized
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, SequentialLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lanewise.callback import Callback
@@ -20,6 +17,7 @@ from lanewise.data import Fingerprint, LaneLoader, LaneReader, fingerprint
 from lanewise.engine.clock import StepClock
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluate import EvalSet, Evaluation, Evaluator
+from lanewise.engine.optimizer import build_optimizer, require_enough_steps
 from lanewise.engine.passes import LanePasses
 from lanewise.engine.step import Training, TrainStep
 from lanewise.errors import ConfigError, DataError, TaskError
@@ -99,7 +97,7 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
     )
     if average is not None:
         reducer.adopt(average.module)
-    optimizer, scheduler = _build_optimizer(config, task, model)
+    optimizer, scheduler = build_optimizer(config, task, model)
     precision = Precision(config.precision, world.device.type)
     training = Training(task, model, optimizer, scheduler, precision, average)
 
@@ -124,7 +122,7 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
     )
     train_step = TrainStep(training, passes, clock, max_grad_norm=config.train.max_grad_norm)
     last_step = _last_step(config, schedule)
-    _require_enough_steps(config, scheduler, last_step)
+    require_enough_steps(config, scheduler, last_step)
     evaluator = build_evaluator(config, task, training.evaluated_model, precision, world, reducer)
     evaluation = None
     if evaluator is not None:
@@ -202,62 +200,6 @@ def build_evaluator(
         num_workers=config.data.num_workers,
         reducer=reducer,
     )
-
-
-def _build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
-    """Build the optimizer over the task's parameter groups, and the scheduler over the optimizer."""
-    section = config.optimizer
-    is_on_gpu = any(parameter.is_cuda for parameter in model.parameters())
-    if (
-        config.distributed.equality == "exact"
-        and is_on_gpu
-        and not {"foreach", "fused"} & section.init_args.keys()
-    ):
-        # By default torch updates plain parameters with other kernels than sharded ones.
-        parameters = inspect.signature(resolve_class("optimizer", section)).parameters
-        if "foreach" in parameters:
-            section = replace(section, init_args={**section.init_args, "foreach": True})
-    optimizer = build(section, task.parameter_groups(model))
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"optimizer.class_path must name a torch.optim.Optimizer: got {config.optimizer.class_path}."
-        )
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ConfigError(
-            f"{config.optimizer.class_path} evaluates the loss several times a step, which is not supported. "
-            "Use an optimizer whose step() needs no closure."
-        )
-    return optimizer, _build_scheduler(config, optimizer)
-
-
-def _build_scheduler(config: RunConfig, optimizer: Optimizer) -> LRScheduler | None:
-    """Build the scheduler, after a warm-up if there is one."""
-    steps = config.train.warmup_steps
-    scheduler = None if config.scheduler is None else build(config.scheduler, optimizer)
-    if config.scheduler is not None and (
-        not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau)
-    ):
-        raise ConfigError(
-            "scheduler.class_path must name an LRScheduler of torch that needs no metric: "
-            f"got {config.scheduler.class_path}."
-        )
-    if steps is None:
-        return scheduler
-    warmup = LinearLR(optimizer, start_factor=1 / (steps + 1), total_iters=steps)
-    return warmup if scheduler is None else SequentialLR(optimizer, [warmup, scheduler], [steps])
-
-
-def _require_enough_steps(config: RunConfig, scheduler: LRScheduler | None, last_step: int) -> None:
-    """Raise before the first step where a scheduler would refuse the last ones, as OneCycleLR does."""
-    if isinstance(scheduler, SequentialLR):
-        scheduler, last_step = scheduler._schedulers[-1], last_step - (config.train.warmup_steps or 0)  # noqa: SLF001
-    total_steps = getattr(scheduler, "total_steps", None)
-    if isinstance(total_steps, int) and total_steps < last_step:
-        raise ConfigError(
-            f"the scheduler ends after {total_steps} steps, and the run takes {last_step}: "
-            f"use --scheduler.init_args.total_steps {last_step}."
-        )
 
 
 def build_loader(

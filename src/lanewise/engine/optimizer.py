@@ -1,0 +1,78 @@
+"""Builds the optimizer and the learning rate scheduler, and knows which of them can be used."""
+
+import inspect
+from dataclasses import replace
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, SequentialLR
+
+from lanewise.config import RunConfig
+from lanewise.config.class_path import resolve_class
+from lanewise.config.classes import build
+from lanewise.errors import ConfigError
+from lanewise.task import Task
+
+
+def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
+    """Build the optimizer over the task's parameter groups, and the scheduler over the optimizer.
+
+    Raises:
+        ConfigError: if a class is not what its section needs, or cannot be used for training here.
+    """
+    section = config.optimizer
+    is_on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    if (
+        config.distributed.equality == "exact"
+        and is_on_gpu
+        and not {"foreach", "fused"} & section.init_args.keys()
+    ):
+        # By default torch updates plain parameters with other kernels than sharded ones.
+        parameters = inspect.signature(resolve_class("optimizer", section)).parameters
+        if "foreach" in parameters:
+            section = replace(section, init_args={**section.init_args, "foreach": True})
+    optimizer = build(section, task.parameter_groups(model))
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"optimizer.class_path must name a torch.optim.Optimizer: got {config.optimizer.class_path}."
+        )
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigError(
+            f"{config.optimizer.class_path} evaluates the loss several times a step, which is not supported. "
+            "Use an optimizer whose step() needs no closure."
+        )
+    return optimizer, _build_scheduler(config, optimizer)
+
+
+def _build_scheduler(config: RunConfig, optimizer: Optimizer) -> LRScheduler | None:
+    """Build the scheduler, after a warm-up if there is one."""
+    steps = config.train.warmup_steps
+    scheduler = None if config.scheduler is None else build(config.scheduler, optimizer)
+    if config.scheduler is not None and (
+        not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau)
+    ):
+        raise ConfigError(
+            "scheduler.class_path must name an LRScheduler of torch that needs no metric: "
+            f"got {config.scheduler.class_path}."
+        )
+    if steps is None:
+        return scheduler
+    warmup = LinearLR(optimizer, start_factor=1 / (steps + 1), total_iters=steps)
+    return warmup if scheduler is None else SequentialLR(optimizer, [warmup, scheduler], [steps])
+
+
+def require_enough_steps(config: RunConfig, scheduler: LRScheduler | None, last_step: int) -> None:
+    """Raise before the first step where a scheduler would refuse the last ones, as OneCycleLR does.
+
+    Raises:
+        ConfigError: if the run takes more steps than the scheduler has.
+    """
+    if isinstance(scheduler, SequentialLR):
+        scheduler, last_step = scheduler._schedulers[-1], last_step - (config.train.warmup_steps or 0)  # noqa: SLF001
+    total_steps = getattr(scheduler, "total_steps", None)
+    if isinstance(total_steps, int) and total_steps < last_step:
+        raise ConfigError(
+            f"the scheduler ends after {total_steps} steps, and the run takes {last_step}: "
+            f"use --scheduler.init_args.total_steps {last_step}."
+        )
