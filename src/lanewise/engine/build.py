@@ -1,22 +1,21 @@
 """Builds an engine from a configuration and the user's Task."""
 
-import json
 import logging
 from collections.abc import Callable, Sized
-from dataclasses import asdict
 from typing import Any
 
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lanewise.callback import Callback
-from lanewise.config import BatchConfig, ClassConfig, DataConfig, RunConfig
+from lanewise.config import BatchConfig, DataConfig, RunConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.classes import build
 from lanewise.data import Fingerprint, LaneLoader, LaneReader, fingerprint
 from lanewise.engine.clock import StepClock
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluate import EvalSet, Evaluation, Evaluator
+from lanewise.engine.identity import identify
 from lanewise.engine.optimizer import build_optimizer, require_enough_steps
 from lanewise.engine.passes import LanePasses
 from lanewise.engine.step import Training, TrainStep
@@ -26,7 +25,6 @@ from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.reduce import Reducer, build_reducer
 from lanewise.task import Task
-from lanewise.world.determinism import exact_pins
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -133,7 +131,7 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
     if world.rank == 0:
         _describe(config, schedule, world, len(reducer.replicas), last_step)
     engine = Engine(training, train_step, passes, loader, schedule, world, last_step, evaluation)
-    engine.identity = _identify(config, found, world)
+    engine.identity = identify(config, found, world)
     return engine
 
 
@@ -259,32 +257,6 @@ def count_samples(dataset: Any) -> int:
             "Lanes read samples by index, so it needs __len__ and __getitem__."
         )
     return len(dataset)
-
-
-def _identify(config: RunConfig, dataset: Fingerprint, world: World) -> dict[str, Any]:
-    """Say what a run is of: with another value of these, its checkpoints mean something else."""
-    is_exact = config.distributed.equality == "exact"
-    return {
-        "lanes": asdict(config.batch),
-        "dataset": {
-            **dataset._asdict(),
-            "shuffle": config.data.shuffle,
-            "drop_last": config.data.drop_last,
-        },
-        "seed": config.train.seed,
-        "exact": {"threads": config.distributed.threads, **exact_pins(world.device)} if is_exact else None,
-        "precision": config.precision,
-        # Their state replaces their arguments, so other arguments would have no effect.
-        "optimizer": _plain(config.optimizer),
-        "scheduler": None if config.scheduler is None else _plain(config.scheduler),
-        "warmup_steps": config.train.warmup_steps,
-    }
-
-
-def _plain(config: ClassConfig) -> dict[str, Any]:
-    """Return a class and its arguments as JSON gives them back."""
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
-    return plain
 
 
 def compare_datasets(reader: LaneReader, num_samples: int, world: World) -> Fingerprint:

@@ -8,6 +8,7 @@ from typing import Any
 from lanewise.checkpoint import CheckpointFolder, Manifest, load_state
 from lanewise.config import MAY_DIFFER
 from lanewise.engine.engine import Engine
+from lanewise.engine.identity import compare
 from lanewise.engine.state import RunState
 from lanewise.errors import CheckpointError
 from lanewise.world.world import World
@@ -90,19 +91,6 @@ def restore(
         raise CheckpointError(f"{path} is of another run.\n  {listed}\nUse its configuration.{remedy}")
     state.restore(saved)
     return allowed
-
-
-def compare(
-    own: Mapping[str, Any], saved: Mapping[str, Any], allow: Collection[str]
-) -> tuple[list[str], list[str]]:
-    """Compare what a run and a checkpoint are of; return the differences, those that are allowed apart."""
-    mistakes: list[str] = []
-    allowed: list[str] = []
-    for name in sorted(own.keys() | saved.keys()):
-        mine, theirs = own.get(name), saved.get(name)
-        if mine != theirs:
-            (allowed if name in allow else mistakes).append(f"{name} was {theirs}, and is {mine} now")
-    return mistakes, allowed
 
 
 def find_newest(folder: CheckpointFolder, world: World) -> tuple[Path, Manifest] | None:
