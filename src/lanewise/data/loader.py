@@ -1,7 +1,11 @@
 """Feeds the lanes of one process for a whole run through a single torch DataLoader iterator."""
 
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch.utils.data import DataLoader
@@ -84,7 +88,21 @@ def read_turns(
         # Else the loader would draw its workers' seeds from the default generator.
         generator=torch.Generator(),
     )
-    return iter(loader)
+    with _signals_blocked():
+        return iter(loader)
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Let the workers that are forked meanwhile begin with the signals blocked, for `_take_signals`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _init_worker(_worker: int) -> None:
@@ -94,5 +112,14 @@ def _init_worker(_worker: int) -> None:
     every process, it is the trainer that saves and stops.
     """
     die_with_parent()
-    for sign in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(sign, signal.SIG_IGN)
+    if sys.platform == "linux":  # others don't tell who sent a signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        threading.Thread(target=_take_signals, name="signals", daemon=True).start()
+
+
+def _take_signals() -> None:
+    """Ignore the signals, but for the SIGTERM of the trainer: at its exit it waits for the workers to end."""
+    while True:
+        info = signal.sigwaitinfo(_SIGNALS)
+        if info.si_signo == signal.SIGTERM and info.si_pid == os.getppid():
+            os._exit(0)  # as torch's own handler does: another code would be an error in the trainer

@@ -225,7 +225,7 @@ def test_an_error_of_the_dataset_reaches_the_trainer(num_workers):
 
 
 TRAINER = """
-import os, time
+import os, signal, sys, time
 from lanewise.data import LaneLoader, LaneReader
 from lanewise.lanes import Order, Schedule
 
@@ -236,8 +236,8 @@ class Pid:
 schedule = Schedule(num_samples=1000, global_batch_size=4, micro_batch_size=2)
 reader = LaneReader(Pid(), set, seed=0)
 batches = LaneLoader(reader, schedule, Order(1000, seed=0), range(2), num_workers=2).batches(0, 100)
-print(*next(batches).data, *next(batches).data, flush=True)
-time.sleep(60)
+workers = [next(batches).data.pop(), next(batches).data.pop()]
+print(*workers, flush=True)
 """
 
 
@@ -252,7 +252,7 @@ def is_running(pid: int) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 def test_workers_end_with_a_killed_trainer():
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", TRAINER], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-W", "ignore", "-c", f"{TRAINER}time.sleep(60)"], stdout=subprocess.PIPE, text=True
     ) as trainer:
         try:
             workers = {int(pid) for pid in trainer.stdout.readline().split()}
@@ -264,3 +264,22 @@ def test_workers_end_with_a_killed_trainer():
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not [pid for pid in workers if is_running(pid)]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        'raise ValueError("upside down")',
+        "os.kill(workers[0], signal.SIGKILL)\nwhile True: next(batches)",
+    ],
+)
+def test_a_trainer_that_fails_ends_its_workers_and_itself(end):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TRAINER + end],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert not [pid for pid in map(int, done.stdout.split()) if is_running(pid)]
