@@ -13,7 +13,7 @@ from lanewise.config.classes import build
 run_dir = Path(sys.argv[1])
 config = load_config(str(run_dir / "config.yaml"))
 add_search_path(config)
-task = build(config.task)
+task = build("task", config.task)
 model = task.build_model().eval()
 for when in ("before", "after"):
     torch.manual_seed(0)

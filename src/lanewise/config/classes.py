@@ -23,6 +23,25 @@ from lanewise.errors import ConfigError
 
 _HELP_WIDTH = 100
 _YAML_TYPES = (NoneType, bool, int, float, list, dict)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What the class of a section must be, which is known before anything of it is built."""
+
+    class_path: str
+    """The class that it is derived from; imported late, as it may need torch."""
+    num_runtime_args: int = 0
+    """How many of the first arguments of the constructor are given at run time."""
+
+
+_KINDS = {
+    "task": _Kind("lanewise.Task"),
+    "optimizer": _Kind("torch.optim.Optimizer", num_runtime_args=1),
+    "scheduler": _Kind("torch.optim.lr_scheduler.LRScheduler", num_runtime_args=1),
+    "callbacks": _Kind("lanewise.Callback"),
+}
+_OBJECT = _Kind("builtins.object")  # inside an argument, whose type hint says what it must be
 # Stands for a parameter of a parent class that `**kwargs` hides from the signature.
 _UNSEEN = inspect.Parameter("unseen", inspect.Parameter.KEYWORD_ONLY, default=None)
 
@@ -38,36 +57,36 @@ def check_classes(config: RunConfig, *, has_task: bool = False) -> None:
         ConfigError: lists every mistake of all sections.
     """
     mistakes: list[str] = []
-    for key, section, num_runtime_args in _sections(config):
+    for key, section in _sections(config):
         if has_task and key == "task":
             continue
         try:
-            _bind(section, key, num_runtime_args)
+            _bind(section, key, _kind_of(key))
         except ConfigError as error:
             mistakes += error.mistakes
     if mistakes:
         raise ConfigError(*mistakes)
 
 
-def build(config: ClassConfig, *runtime_args: object) -> Any:
+def build(key: str, config: ClassConfig, *runtime_args: object) -> Any:
     """Build the object of a section.
 
     Args:
+        key: the dotted key of the section, which says what its class must be.
         config: the class and its arguments, which are converted to the types of the signature.
         runtime_args: the first arguments of the constructor, which no configuration can hold.
 
     Raises:
         ConfigError: lists every mistake in the class and its arguments.
     """
-    constructor, values = _bind(config, config.class_path, num_runtime_args=len(runtime_args))
-    return constructor.cls(*runtime_args, **{name: make() for name, make in values.items()})
+    return _build(key, config, _kind_of(key), *runtime_args)
 
 
 def describe_classes(config: RunConfig) -> str:
     """Write the help of the classes: for each argument its key, type, default and description."""
     lines: list[str] = []
-    for key, section, num_runtime_args in _sections(config):
-        constructor = _Constructor(section, key, num_runtime_args)
+    for key, section in _sections(config):
+        constructor = _Constructor(section, key, _kind_of(key))
         lines.append(f"{key}: {section.class_path}")
         for argument in constructor.arguments.values():
             default = "required" if argument.is_required else f"default {argument.default!r}"
@@ -79,12 +98,21 @@ def describe_classes(config: RunConfig) -> str:
     return "\n".join(lines)
 
 
-def _sections(config: RunConfig) -> list[tuple[str, ClassConfig, int]]:
-    """List the sections that name a class, with the number of arguments that are given at run time."""
-    sections = [("task", config.task, 0), ("optimizer", config.optimizer, 1)]
+def _sections(config: RunConfig) -> list[tuple[str, ClassConfig]]:
+    """List the sections that name a class, by their dotted keys."""
+    sections = [("task", config.task), ("optimizer", config.optimizer)]
     if config.scheduler is not None:
-        sections.append(("scheduler", config.scheduler, 1))
-    return sections + [(f"callbacks.{number}", section, 0) for number, section in enumerate(config.callbacks)]
+        sections.append(("scheduler", config.scheduler))
+    return sections + [(f"callbacks.{number}", section) for number, section in enumerate(config.callbacks)]
+
+
+def _kind_of(key: str) -> _Kind:
+    return _KINDS[key.partition(".")[0]]
+
+
+def _build(key: str, config: ClassConfig, kind: _Kind, *runtime_args: object) -> Any:
+    constructor, values = _bind(config, key, kind)
+    return constructor.cls(*runtime_args, **{name: make() for name, make in values.items()})
 
 
 @dataclass(frozen=True)
@@ -106,13 +134,14 @@ class _Constructor:
     Args:
         config: names the class.
         key: the dotted key of `config`, for the mistakes.
-        num_runtime_args: how many of the first arguments are given at run time instead.
+        kind: what the class must be.
     """
 
-    def __init__(self, config: ClassConfig, key: str, num_runtime_args: int) -> None:
+    def __init__(self, config: ClassConfig, key: str, kind: _Kind) -> None:
         self.cls = resolve_class(key, config)
         self.class_path = config.class_path
-        self._num_runtime_args = num_runtime_args
+        self._num_runtime_args = kind.num_runtime_args
+        _require_kind(self.cls, config.class_path, key, kind)
         try:
             parameters = inspect.signature(self.cls).parameters
         except ValueError as error:  # some classes written in C
@@ -120,7 +149,7 @@ class _Constructor:
                 f"{key}.class_path: {config.class_path} does not tell its arguments. Derive a class from it."
             )
             raise ConfigError(mistake) from error
-        self.runtime_names = list(parameters)[:num_runtime_args]
+        self.runtime_names = list(parameters)[: kind.num_runtime_args]
         self.takes_any_name = any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
         )
@@ -179,11 +208,24 @@ class _Constructor:
         return parser
 
 
-def _bind(
-    config: ClassConfig, key: str, num_runtime_args: int
-) -> tuple[_Constructor, dict[str, Callable[[], object]]]:
+def _require_kind(cls: type, class_path: str, key: str, kind: _Kind) -> None:
+    """Raise where a class is not what its section needs, or leaves a method out that it must have.
+
+    This is known before its arguments are built, which may be objects with effects of their own.
+    """
+    if not issubclass(cls, resolve_class(key, ClassConfig(class_path=kind.class_path))):
+        raise ConfigError(
+            f"{key}.class_path must name a {kind.class_path}: {class_path} is not one. "
+            "Name a class that is derived from it."
+        )
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        raise ConfigError(f"{key}.class_path: {class_path} does not define {missing}. Add it to the class.")
+
+
+def _bind(config: ClassConfig, key: str, kind: _Kind) -> tuple[_Constructor, dict[str, Callable[[], object]]]:
     """Find the constructor and what makes each of its arguments, or raise every mistake."""
-    constructor = _Constructor(config, key, num_runtime_args)
+    constructor = _Constructor(config, key, kind)
     prefix = f"{key}.init_args."
     mistakes: list[str] = []
     values: dict[str, Callable[[], object]] = {}
@@ -218,13 +260,13 @@ def _bind_argument(constructor: _Constructor, name: str, value: object, prefix: 
         if not is_object:
             return lambda: copy.deepcopy(value)
         nested = read_section(ClassConfig, value, key)
-        _bind(nested, key, num_runtime_args=0)
-        return partial(build, nested)
+        _bind(nested, key, _OBJECT)
+        return partial(_build, key, nested, _OBJECT)
     try:
         return constructor.convert(name, value)
     except ValueError as error:
         if is_object:
-            _bind(read_section(ClassConfig, value, key), key, num_runtime_args=0)
+            _bind(read_section(ClassConfig, value, key), key, _OBJECT)
         text = ", which is text" if isinstance(value, str) else ""
         needed = _type_name(constructor.arguments[name].hint)
         mistake = (

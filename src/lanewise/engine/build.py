@@ -40,9 +40,7 @@ def build_task(config: RunConfig) -> Task:
     """
     resolve_class("task", config.task)  # before seeding: a module may seed a generator when it is imported
     set_random_state(model_seed(config.train.seed))
-    task = build(config.task)
-    if not isinstance(task, Task):
-        raise ConfigError(f"task.class_path must name a lanewise.Task: {config.task.class_path} is not one.")
+    task: Task = build("task", config.task)
     return task
 
 
@@ -141,11 +139,7 @@ def build_callbacks(config: RunConfig) -> list[Callback]:
     Raises:
         ConfigError: if a class is not a Callback.
     """
-    callbacks = [build(section) for section in config.callbacks]
-    for callback, section in zip(callbacks, config.callbacks, strict=True):
-        if not isinstance(callback, Callback):
-            raise ConfigError(f"callbacks must name lanewise.Callbacks: {section.class_path} is not one.")
-    return callbacks
+    return [build(f"callbacks.{number}", section) for number, section in enumerate(config.callbacks)]
 
 
 def build_evaluator(

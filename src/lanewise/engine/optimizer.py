@@ -31,11 +31,7 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> tuple[Op
         parameters = inspect.signature(resolve_class("optimizer", section)).parameters
         if "foreach" in parameters:
             section = replace(section, init_args={**section.init_args, "foreach": True})
-    optimizer = build(section, task.parameter_groups(model))
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"optimizer.class_path must name a torch.optim.Optimizer: got {config.optimizer.class_path}."
-        )
+    optimizer: Optimizer = build("optimizer", section, task.parameter_groups(model))
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ConfigError(
@@ -48,10 +44,10 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> tuple[Op
 def _build_scheduler(config: RunConfig, optimizer: Optimizer) -> LRScheduler | None:
     """Build the scheduler, after a warm-up if there is one."""
     steps = config.train.warmup_steps
-    scheduler = None if config.scheduler is None else build(config.scheduler, optimizer)
-    if config.scheduler is not None and (
-        not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau)
-    ):
+    scheduler: LRScheduler | None = None
+    if config.scheduler is not None:
+        scheduler = build("scheduler", config.scheduler, optimizer)
+    if config.scheduler is not None and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(
             "scheduler.class_path must name an LRScheduler of torch that needs no metric: "
             f"got {config.scheduler.class_path}."

@@ -4,13 +4,14 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from lanewise.config import BatchConfig, ClassConfig, RunConfig, TrainConfig
+from lanewise.config import classes as stage_two
 from lanewise.config.classes import build, check_classes, describe_classes
 from lanewise.errors import ConfigError
 
@@ -88,10 +89,15 @@ class Exploding:
         raise RuntimeError("this class was built")
 
 
+KINDS = dict(stage_two._KINDS)
+
+
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch):
-    """Let a class_path reach this file, which pytest imports under no plain name."""
+    """Let a class_path reach this file, which pytest imports under no plain name; any class will do."""
     monkeypatch.setitem(sys.modules, "here", sys.modules[__name__])
+    anything = {key: replace(kind, class_path="builtins.object") for key, kind in KINDS.items()}
+    monkeypatch.setattr(stage_two, "_KINDS", anything)
 
 
 def config(name: str, **init_args: Any) -> ClassConfig:
@@ -140,7 +146,7 @@ def mistakes_of(task: ClassConfig, **changes: Any) -> list[str]:
 def test_values_are_converted_to_the_types_of_the_signature(name, value, built):
     task = config("Task", **{name: value})
     check_classes(run_config(task))
-    given = build(task).given[name]
+    given = build("task", task).given[name]
     assert given == built
     assert type(given) is type(built)
 
@@ -149,14 +155,14 @@ def test_values_are_converted_to_the_types_of_the_signature(name, value, built):
 def test_an_object_inside_an_argument_is_built(name):
     task = config("Task", **{name: as_value("Encoder", depth=3)})
     check_classes(run_config(task))
-    encoder = build(task).given[name]
+    encoder = build("task", task).given[name]
     assert (type(encoder), encoder.depth, encoder.name) == (Encoder, 3, "encoder")
 
 
 def test_a_factory_is_built_for_a_callable_that_returns_a_class():
     task = config("Task", activation=as_value("Encoder", depth=3))
     check_classes(run_config(task))
-    assert build(task).given["activation"]().depth == 3
+    assert build("task", task).given["activation"]().depth == 3
 
 
 @pytest.mark.parametrize(
@@ -195,7 +201,7 @@ def test_missing_arguments_with_or_without_a_type():
         "task.init_args.untyped is missing: here.Demanding needs it (any). Add it.",
         "task.init_args.optional is missing: here.Demanding needs it (str | None). Add it.",
     ]
-    assert build(config("Demanding", typed=1, untyped="a", optional=None)).given == (1, "a", None)
+    assert build("task", config("Demanding", typed=1, untyped="a", optional=None)).given == (1, "a", None)
 
 
 def test_mistakes_in_an_object_inside_an_argument():
@@ -226,23 +232,23 @@ def test_arguments_of_parent_classes_are_known():
     assert mistake.startswith("task.init_args.depth must be int")
     (mistake,) = mistakes_of(config("Child", width=1))
     assert mistake.startswith("task.init_args.depth is missing")
-    child = build(config("Child", width=1, depth=2))
+    child = build("task", config("Child", width=1, depth=2))
     assert (child.width, child.depth) == (1.0, 2)
 
 
 def test_free_keyword_arguments_take_any_name_and_objects_too():
     task = config("Open", a="1", b=[2], c=as_value("Encoder", depth=3))
     check_classes(run_config(task))
-    options = build(task).options
+    options = build("task", task).options
     assert options["a"] == "1"
     assert options["b"] == [2]
     assert options["c"].depth == 3
 
 
 def test_first_arguments_are_given_at_run_time():
-    optimizer = build(config("Optimizer", betas=[0.5, 0.9]), ["weights"])
+    optimizer = build("optimizer", config("Optimizer", betas=[0.5, 0.9]), ["weights"])
     assert (optimizer.params, optimizer.lr, optimizer.betas) == (["weights"], 1e-3, (0.5, 0.9))
-    scheduler = build(config("Scheduler", num_steps=3), optimizer)
+    scheduler = build("scheduler", config("Scheduler", num_steps=3), optimizer)
     assert (scheduler.optimizer, scheduler.num_steps) == (optimizer, 3)
 
 
@@ -276,15 +282,39 @@ def test_checking_builds_nothing():
     check_classes(run_config(config("Task", anything=as_value("Exploding"), untyped=as_value("Exploding"))))
     check_classes(run_config(config("Exploding", width=3)))
     with pytest.raises(RuntimeError, match="this class was built"):
-        build(config("Exploding", width=3))
+        build("task", config("Exploding", width=3))
+
+
+def test_a_class_of_another_kind_is_refused_before_anything_is_built(tmp_path, monkeypatch):
+    """subprocess.Popen is a class: to build it, and then find that it is no task, would run the command."""
+    monkeypatch.setattr(stage_two, "_KINDS", KINDS)
+    command = ClassConfig(
+        class_path="subprocess.Popen", init_args={"args": ["touch", str(tmp_path / "it_ran")]}
+    )
+    mistakes = mistakes_of(command, optimizer=command, scheduler=command, callbacks=(command,))
+    assert [mistake.partition(" Name")[0] for mistake in mistakes] == [
+        f"{key}.class_path must name a {kind.class_path}: subprocess.Popen is not one."
+        for key, kind in zip(["task", "optimizer", "scheduler", "callbacks.0"], KINDS.values(), strict=True)
+    ]
+    for key in KINDS:
+        with pytest.raises(ConfigError, match=r"subprocess\.Popen is not one"):
+            build(key, command)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_abstract_class_is_refused_before_its_arguments_are_built(monkeypatch):
+    monkeypatch.setattr(stage_two, "_KINDS", KINDS)
+    abstract = ClassConfig(class_path="lanewise.Task", init_args={"x": as_value("Exploding")})
+    with pytest.raises(ConfigError, match=r"lanewise.Task does not define build_model, .* Add it to"):
+        build("task", abstract)
 
 
 def test_build_checks_too():
     with pytest.raises(ConfigError) as caught:
-        build(config("Task", width="3", zzz=1))
+        build("task", config("Task", width="3", zzz=1))
     assert [mistake.split(" ")[0] for mistake in caught.value.mistakes] == [
-        "here.Task.init_args.width",
-        "here.Task.init_args.zzz",
+        "task.init_args.width",
+        "task.init_args.zzz",
     ]
 
 
@@ -293,7 +323,7 @@ def test_objects_do_not_share_values_with_the_configuration():
         "Task", untyped=[1], anything={"a": []}, table={"b": []}, encoder=as_value("Encoder", depth=1)
     )
     before = copy.deepcopy(task)
-    given = build(task).given
+    given = build("task", task).given
     given["untyped"].append(2)
     given["anything"]["a"].append(2)
     given["table"]["b"].append(2)
@@ -327,10 +357,10 @@ from lanewise.config.classes import build
 import torch
 weights = torch.nn.Parameter(torch.zeros(2))
 adamw = ClassConfig(class_path="torch.optim.AdamW", init_args={"lr": 0.1, "betas": [0.5, 0.9], "fused": None})
-optimizer = build(adamw, [weights])
+optimizer = build("optimizer", adamw, [weights])
 assert (optimizer.defaults["lr"], optimizer.defaults["betas"]) == (0.1, (0.5, 0.9))
 cosine = ClassConfig(class_path="torch.optim.lr_scheduler.CosineAnnealingLR", init_args={"T_max": 5})
-assert build(cosine, optimizer).T_max == 5
+assert build("scheduler", cosine, optimizer).T_max == 5
 assert not torch.cuda.is_initialized()
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)

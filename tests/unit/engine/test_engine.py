@@ -167,5 +167,5 @@ def test_configured_callbacks_are_built_in_order():
 
 
 def test_what_is_no_callback_is_an_error():
-    with pytest.raises(ConfigError, match=r"^callbacks must name .*: torch\.nn\.Identity is not one\.$"):
+    with pytest.raises(ConfigError, match=r"^callbacks.0.class_path must name a lanewise.Callback: torch"):
         build_callbacks(with_callbacks(ClassConfig(class_path="torch.nn.Identity")))
