@@ -43,10 +43,38 @@ class Whole(Language):
         return Everything()
 
 
+class Strided(Everything):
+    """Parameters that are not contiguous: channels_last, transposed, and sliced in two orders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 2, 3, padding=1).to(memory_format=torch.channels_last)
+        self.transposed = nn.Parameter(torch.randn(16, 2).t())
+        self.sliced = nn.Parameter(torch.randn(62, 16)[::2])
+        self.sliced_and_transposed = nn.Parameter(torch.randn(16, 62).t()[::2])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        images = self.transposed * self.embedding(tokens).unsqueeze(-2)
+        pixels = self.convolution(images.transpose(1, 2)).sum(1)
+        heads = self.sliced + (self.sliced_and_transposed if int(tokens.sum()) % 2 else 0.0)
+        return super().forward(tokens) + pixels @ heads.t()
+
+
+class NotContiguous(Language):
+    """The same task with parameters that are not contiguous; their order in memory is in no checkpoint."""
+
+    def build_model(self) -> nn.Module:
+        return Strided()
+
+
 def configured(
-    reducer: str, num_devices: int, precision: str = "float32", equality: str = "exact"
+    reducer: str,
+    num_devices: int,
+    precision: str = "float32",
+    equality: str = "exact",
+    task: type[Language] = Whole,
 ) -> RunConfig:
-    config = configure(Whole, precision=precision)  # type: ignore[arg-type]
+    config = configure(task, precision=precision)  # type: ignore[arg-type]
     distributed = DistributedConfig(
         fsdp=FSDPConfig(blocks=("TransformerEncoderLayer",)),
         reducer=reducer,  # type: ignore[arg-type]
@@ -64,14 +92,28 @@ def run(config: RunConfig, function: Any = train, *args: Any) -> Any:
 
 
 @cache
-def single(precision: str) -> Any:
-    return run(configured("single", 1, precision))
+def single(precision: str, task: type[Language] = Whole) -> Any:
+    return run(configured("single", 1, precision, task=task))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize(("reducer", "num_devices"), LAYOUTS)
 def test_a_reducer_leaves_the_bytes_and_losses_of_one_device(reducer, num_devices, precision):
     assert run(configured(reducer, num_devices, precision)) == single(precision)
+
+
+@pytest.mark.parametrize(
+    ("reducer", "num_devices", "precision"),
+    [
+        ("ddp", 2, "float32"),
+        ("ddp", 3, "bf16"),
+        ("data_parallel", 2, "bf16"),
+        ("balanced_data_parallel", 3, "float32"),
+    ],
+)
+def test_parameters_that_are_not_contiguous_end_with_the_same_bytes(reducer, num_devices, precision):
+    config = configured(reducer, num_devices, precision, task=NotContiguous)
+    assert run(config) == single(precision, NotContiguous)
 
 
 @pytest.mark.parametrize("reducer", [*IN_PROCESS, "fsdp"])
@@ -98,11 +140,20 @@ def train_part(world: Any, config: RunConfig, folder: str, last_step: int) -> An
     return state_bytes(engine.training.model)
 
 
-def test_each_reducer_goes_on_from_the_checkpoints_of_every_other(tmp_path):
-    layouts = [("single", 1), ("ddp", 2), ("data_parallel", 3), ("balanced_data_parallel", 2), ("fsdp", 3)]
-    whole, _ = single("float32")
+@pytest.mark.parametrize(
+    ("task", "layouts"),
+    [
+        (
+            Whole,
+            [("single", 1), ("ddp", 2), ("data_parallel", 3), ("balanced_data_parallel", 2), ("fsdp", 3)],
+        ),
+        (NotContiguous, [("single", 1), ("ddp", 2)]),
+    ],
+)
+def test_each_reducer_goes_on_from_the_checkpoints_of_every_other(tmp_path, task, layouts):
+    whole, _ = single("float32", task)
     for number, saved in enumerate(layouts):
-        run(configured(*saved), train_part, str(tmp_path / f"{number}"), 4)
+        run(configured(*saved, task=task), train_part, str(tmp_path / f"{number}"), 4)
         for other, resumed in enumerate(layouts):
             folder = shutil.copytree(tmp_path / f"{number}", tmp_path / f"{number}-{other}")
-            assert run(configured(*resumed), train_part, str(folder), 9) == whole, (saved, resumed)
+            assert run(configured(*resumed, task=task), train_part, str(folder), 9) == whole, (saved, resumed)

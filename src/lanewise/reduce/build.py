@@ -38,11 +38,12 @@ def build_reducer(
 
     Raises:
         ConfigError: if the machine lacks a device, or the reducer cannot be had here.
-        TaskError: if no parameter is trainable, or the reducer cannot take the model.
+        TaskError: if no parameter is trainable, one is expanded, or the reducer cannot take the model.
         WorldError: if the ranks built different models.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise TaskError("the model has no trainable parameter: build_model returned nothing to train.")
+    _require_own_elements(model)
     exact = config.equality == "exact"
     if config.reducer == "fsdp":
         if world.world_size == 1:
@@ -63,6 +64,18 @@ def build_reducer(
         return SingleReducer(model, num_lanes, exact=exact)
     _compare_replicas(model, world)
     return DDPReducer(model, num_lanes, world, exact=exact, on_bucket=on_bucket)
+
+
+def _require_own_elements(model: nn.Module) -> None:
+    """Raise where several elements of a parameter are one number in memory: no optimizer can update it."""
+    for name, parameter in model.named_parameters():
+        steps = zip(parameter.shape, parameter.stride(), strict=True)
+        if parameter.requires_grad and any(size > 1 and not stride for size, stride in steps):
+            raise TaskError(
+                f"parameter {name} is expanded: its shape is {tuple(parameter.shape)}, its strides are "
+                f"{parameter.stride()}, so several elements are one number in memory, which no optimizer can "
+                "update. Make the small tensor the parameter and expand it in the forward, or clone it."
+            )
 
 
 def _compare_replicas(model: nn.Module, world: World) -> None:

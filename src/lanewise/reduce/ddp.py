@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lanewise.lanes import LaneTurn, Node, TreeSum
 from lanewise.reduce.caller import Caller
-from lanewise.reduce.pending import PendingGradients, add_into_right
+from lanewise.reduce.pending import PendingGradients, add_into_right, is_dense
 from lanewise.reduce.reducer import Reducer, reach_all
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.world.world import World
@@ -107,7 +107,7 @@ class DDPReducer(Reducer):
         if not turn.positions:
             return self._tree.start([], turn.num_present_lanes, flat)
         # As the right operand of every addition, the bucket itself holds the last sum.
-        tree_sum.push((turn.lane, turn.lane + 1), bucket.gradients())
+        tree_sum.push((turn.lane, turn.lane + 1), _views(flat, bucket))
         *others, _ = tree_sum.pending
         subtree_sums = [_flatten(sums, bucket) for _, sums in others] + [flat]
         return self._tree.start(subtree_sums, turn.num_present_lanes, flat)
@@ -123,10 +123,26 @@ class DDPReducer(Reducer):
 def _flatten(gradients: list[torch.Tensor], bucket: GradBucket) -> torch.Tensor:
     """Lay gradients out in a new flat tensor as the bucket lays out its own."""
     flat = torch.empty_like(bucket.buffer())
-    start = bucket.buffer().storage_offset()
-    for gradient, view in zip(gradients, bucket.gradients(), strict=True):
-        flat.as_strided(view.size(), view.stride(), view.storage_offset() - start).copy_(gradient)
+    for gradient, view in zip(gradients, _views(flat, bucket), strict=True):
+        view.copy_(gradient)
     return flat
+
+
+def _views(flat: torch.Tensor, bucket: GradBucket) -> list[torch.Tensor]:
+    """View the gradients in the bucket's own buffer, or in a flat tensor with the same order.
+
+    `bucket.gradients()` says where they begin, but takes each for contiguous. In fact the elements of a dense
+    parameter (transposed, channels_last) lie in its own order, those of other parameters contiguously.
+    """
+    shift = flat.storage_offset() - bucket.buffer().storage_offset()
+    return [
+        flat.as_strided(
+            parameter.size(),
+            parameter.stride() if is_dense(parameter) else contiguous.stride(),
+            contiguous.storage_offset() + shift,
+        )
+        for contiguous, parameter in zip(bucket.gradients(), bucket.parameters(), strict=True)
+    ]
 
 
 def _no_buffer_broadcast() -> dict[str, Any]:

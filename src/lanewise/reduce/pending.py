@@ -30,8 +30,8 @@ class PendingGradients:
         gradients = []
         for own, parameter in zip(self._parameters, parameters or self._parameters, strict=True):
             # A lane that did not use the parameter adds +0.0, whoever carries it.
-            zeros_or_gradient = torch.zeros_like(own) if parameter.grad is None else parameter.grad
-            gradients.append(zeros_or_gradient.to(own.device))
+            gradient = zero_gradient(own) if parameter.grad is None else parameter.grad
+            gradients.append(gradient.to(own.device))
             parameter.grad = None
         if self._sum is None:
             self._sum = TreeSum(self._num_lanes, turn.num_present_lanes, add_into_right)
@@ -50,6 +50,23 @@ class PendingGradients:
         parameters: Sequence[torch.Tensor] = self._parameters
         self._sum = None
         return [(node, dict(zip(parameters, sums, strict=True))) for node, sums in pending]
+
+
+def is_dense(parameter: torch.Tensor) -> bool:
+    """Tell whether a parameter fills its memory without gaps, in whichever order (transposed, channels_last).
+
+    Then autograd and DDP give its gradient the same order; that of any other parameter is contiguous.
+    """
+    # The documented property of empty_like: only a dense tensor has its strides preserved.
+    return parameter.is_contiguous() or (
+        torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+    )
+
+
+def zero_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """Return zeros in the order in memory that autograd would give a parameter's gradient."""
+    order = torch.preserve_format if is_dense(parameter) else torch.contiguous_format
+    return torch.zeros_like(parameter, memory_format=order)
 
 
 def add_into_right(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:

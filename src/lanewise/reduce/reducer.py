@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lanewise.lanes import LaneTurn
+from lanewise.reduce.pending import zero_gradient
 
 T = TypeVar("T")
 
@@ -146,7 +147,7 @@ def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:  # no lane used it
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = zero_gradient(parameter)
         else:
             gradients.append(parameter.grad)
     if gradients:

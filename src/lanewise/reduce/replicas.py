@@ -54,7 +54,7 @@ class ReplicaReducer(Reducer):
         balanced: bool,
     ) -> None:
         super().__init__(model)
-        self.replicas = [model, *(copy.deepcopy(model).to(device) for device in devices[1:])]
+        self.replicas = [model, *(_copy(model, device) for device in devices[1:])]
         self._devices = devices
         self._trained = [self.parameters, *map(trained_parameters, self.replicas[1:])]
         self._pending = PendingGradients(self.parameters, num_lanes) if exact else None
@@ -155,3 +155,14 @@ class ReplicaReducer(Reducer):
                 gradient = other.grad.to(parameter.device)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
             other.grad = None
+
+
+def _copy(model: nn.Module, device: torch.device) -> nn.Module:
+    """Copy a module to a device with the same strides: kernels may add in another order otherwise."""
+    copied = copy.deepcopy(model).to(device)
+    for parameter, own in zip(trained_parameters(model), trained_parameters(copied), strict=True):
+        if own.stride() != parameter.stride():  # deepcopy makes a sliced one dense
+            own.data = torch.empty_strided(
+                own.size(), parameter.stride(), dtype=own.dtype, device=own.device
+            ).copy_(own.data)
+    return copied

@@ -65,6 +65,47 @@ def test_close_gives_zeros_where_no_lane_uses_a_parameter():
         assert result[SIZES.index(2)] == bytes(8)
 
 
+def unlike(shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def reduce_not_contiguous(world, equality):
+    """Reduce, in three lanes, parameters of which each element has another gradient."""
+    parameters = [
+        nn.Parameter(torch.zeros(5, 4).t()),
+        nn.Parameter(torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last)),
+        nn.Parameter(torch.zeros(8, 6)[::2, 1:4]),
+        nn.Parameter(torch.zeros(8, 6).t()[::2]),
+        nn.Parameter(torch.zeros(4, 1, 5).permute(2, 1, 0)),
+        nn.Parameter(torch.zeros(())),
+        nn.Parameter(torch.zeros(0, 3)),
+    ]
+    model = nn.ParameterList(parameters)
+    reducer = build_reducer(model, 3, world, DistributedConfig(equality=equality))
+    for turn in Schedule(3, 3, 1).turns(lane_blocks(3, world.world_size)[world.rank], 0, 2):
+        # Lane 1 does not use the sliced ones.
+        used = [(n, p) for n, p in enumerate(model) if turn.lane != 1 or n not in (2, 3)]
+        loss = sum((p * unlike(p.shape, 10 * turn.lane + n)).sum() for n, p in used)
+        reducer.backward(turn, reducer.connect(turn, loss))
+        if turn.is_last:
+            reducer.finish(1.0)
+            norm = reducer.grad_norm()
+            gradients = [parameter.grad.clone() for parameter in model]
+            model.zero_grad()
+    reducer.close()
+    return [*gradients, norm], [gradient.stride() for gradient in gradients]
+
+
+@pytest.mark.parametrize("equality", ["close", "exact"])
+def test_gradients_of_parameters_that_are_not_contiguous_are_those_of_one_process(equality):
+    (alone,) = run_distributed(reduce_not_contiguous, 1, equality)
+    for world_size in (2, 3):
+        for gradients, strides in run_distributed(reduce_not_contiguous, world_size, equality):
+            assert strides == alone[1]
+            same = torch.equal if equality == "exact" else torch.allclose
+            assert all(map(same, gradients, alone[0]))
+
+
 def gaussian(lane, size):
     return torch.randn(size, generator=torch.Generator().manual_seed(lane * 7 + size)) * 10.0 ** (lane % 3)
 
