@@ -1,6 +1,6 @@
 """From a map-style dataset to the micro-batches of given lanes; knows nothing of ranks."""
 
-from lanewise.data.digest import digest
+from lanewise.data.digest import digest, opaque_types
 from lanewise.data.fingerprint import Fingerprint, fingerprint
 from lanewise.data.loader import LaneLoader, read_turns
 from lanewise.data.reader import LaneBatch, LaneReader, map_leaves
@@ -13,5 +13,6 @@ __all__ = [
     "digest",
     "fingerprint",
     "map_leaves",
+    "opaque_types",
     "read_turns",
 ]

@@ -1,55 +1,155 @@
 """Hashes what samples and batches hold."""
 
+import copyreg
 import hashlib
+import logging
+import types
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
 import torch
 
+logger = logging.getLogger(__name__)
+
 
 def digest(*values: Any) -> str:
     """Return 32 hexadecimal digits, equal for equal values.
 
-    Tensors, arrays, numbers and texts count in any nesting, images by their bytes, and other objects by their
-    type and attributes; never by their text, which may hold an address.
+    Tensors, arrays, numbers and texts count in any nesting, sets without an order, images by their bytes, and
+    other objects by their type and by what pickle would keep of them: attributes, slots, a state of their
+    own. Never by their text, which may hold an address. Of what has no value that can be told, only the type
+    counts; a warning names each such type once, and `opaque_types` gives them.
     """
-    hashed = hashlib.blake2b(digest_size=16)
+    hasher = _Hasher()
     for value in values:
-        _feed(hashed, value)
-    return hashed.hexdigest()
+        hasher.feed(value)
+    return hasher.hexdigest()
 
 
-def _feed(hashed: "hashlib.blake2b", value: Any, depth: int = 0) -> None:
-    if isinstance(value, torch.Tensor) and value.layout is not torch.strided and not value.is_nested:
-        value = value.to_dense()
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        _feed(hashed, [str(value.dtype), tuple(value.shape)])
-        hashed.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
-        _feed(hashed, [str(value.dtype), value.shape])
-        hashed.update(value.tobytes())
-    elif isinstance(value, np.ndarray):
-        _feed(hashed, value.tolist(), depth)
-    elif isinstance(value, str | bytes | int | float | complex | None):
-        hashed.update(repr(value).encode() + b";")
-    elif isinstance(value, Mapping):
-        hashed.update(b"%d:" % len(value))
-        for key, item in value.items():
-            _feed(hashed, key)
-            _feed(hashed, item, depth)
-    elif isinstance(value, Sequence):
-        hashed.update(b"%d:" % len(value))
-        for item in value:
-            _feed(hashed, item, depth)
-    else:
-        hashed.update(type(value).__qualname__.encode())
+def opaque_types() -> tuple[str, ...]:
+    """Return what was hashed by its type alone in this process so far, each with the reason."""
+    return tuple(_opaque)
+
+
+class _Hasher:
+    """A hash that grows, and the way from the outermost value to the one that it is given."""
+
+    def __init__(self) -> None:
+        self._hashed = hashlib.blake2b(digest_size=16)
+        self._above: list[int] = []
+        """Identities of the values around this one: an object may hold itself."""
+        self._num_objects = 0
+        """How many of them are neither containers nor tensors."""
+
+    def hexdigest(self) -> str:
+        return self._hashed.hexdigest()
+
+    def feed(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            self._feed_tensor(value)
+        elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+            self.feed([str(value.dtype), value.shape])
+            self._hashed.update(value.tobytes())
+        elif isinstance(value, str | bytes | int | float | complex | None):
+            self._hashed.update(repr(value).encode() + b";")
+        elif id(value) in self._above:
+            self._hashed.update(b"^%d;" % (len(self._above) - self._above.index(id(value))))
+        else:
+            self._above.append(id(value))
+            self._feed_parts(value)
+            self._above.pop()
+
+    def _feed_tensor(self, value: torch.Tensor) -> None:
+        if value.is_nested:
+            self.feed(list(value.unbind()))
+            return
+        if value.layout is not torch.strided:
+            value = value.to_dense()
+        self.feed([str(value.dtype), tuple(value.shape)])
+        try:
+            if value._is_zerotensor():  # noqa: SLF001 - which forward-mode differentiation makes; no public name
+                value = value.clone()
+            value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            self._hashed.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        except (RuntimeError, TypeError) as error:  # as of a meta tensor, which has no values
+            _say(value, f"its elements cannot be read: {error!s:.100}")
+
+    def _feed_parts(self, value: Any) -> None:
+        if isinstance(value, np.ndarray | np.generic):
+            self.feed(value.tolist())
+        elif isinstance(value, Mapping):
+            self._hashed.update(b"%d:" % len(value))
+            for key, item in value.items():
+                self.feed(key)
+                self.feed(item)
+        elif isinstance(value, Sequence):
+            self._hashed.update(b"%d:" % len(value))
+            for item in value:
+                self.feed(item)
+        elif isinstance(value, AbstractSet):  # iterated in another order by each process
+            self._hashed.update(b"%s%d:" % (type(value).__qualname__.encode(), len(value)))
+            for one in sorted(digest(item) for item in value):
+                self.feed(one)
+        else:
+            self._hashed.update(type(value).__qualname__.encode())
+            self._feed_object(value)
+
+    def _feed_object(self, value: Any) -> None:
+        if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+            name = f"{value.__module__}.{value.__qualname__}"
+            self.feed(name)
+            if isinstance(value, types.FunctionType) and "<" in name:  # a lambda, or one within a function
+                _say(value, "a function has no value")
+            return
         if callable(to_bytes := getattr(value, "tobytes", None)):
-            hashed.update(to_bytes())
-        elif depth < _MAX_DEPTH and not callable(value):
-            _feed(hashed, getattr(value, "__dict__", {}), depth + 1)
+            self._hashed.update(to_bytes())
+            return
+        if self._num_objects == _MAX_DEPTH:
+            _say(value, f"it lies within {_MAX_DEPTH} other objects")
+            return
+        try:
+            state, others = _pickled(value)
+        except Exception as error:  # noqa: BLE001 - whatever the object's own code raises
+            _say(value, f"{error!s:.100}")
+            return
+        self._num_objects += 1
+        self.feed({} if state is None else state)
+        if others:
+            self.feed(others)
+        self._num_objects -= 1
 
 
+def _pickled(value: Any) -> tuple[Any, list[Any]]:
+    """Return the state that pickle would keep of an object, and what else it would build it from.
+
+    Raises:
+        TypeError: if pickle refuses it, as it does objects of C that have a state and don't give it.
+    """
+    reduce = copyreg.dispatch_table.get(type(value))
+    reduced: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
+    if isinstance(reduced, str):  # the name of something global, as torch.float32
+        return None, [reduced]
+    arguments, state, items, pairs = (*reduced[1:], None, None, None)[:4]
+    others = [argument for argument in arguments if argument is not type(value)]
+    others += [list(part) for part in (items, pairs) if part is not None]
+    return state, others
+
+
+def _say(value: Any, why: str) -> None:
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name not in _opaque:
+        _opaque[name] = None
+        logger.warning(
+            "%s counts by its type alone where samples are compared, so different ones are called equal: %s. "
+            "Give it __getstate__, or keep it out of the samples.",
+            name,
+            why,
+        )
+
+
+_opaque: dict[str, None] = {}
 _MAX_DEPTH = 4
-"""How many objects within objects are looked into: they may refer to each other in a circle."""
+"""How many objects within objects are looked into: each path through them is followed."""

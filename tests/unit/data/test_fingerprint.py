@@ -118,7 +118,6 @@ class Graph:
 def test_of_unknown_objects_the_type_and_the_attributes_count():
     """Two graphs were equal once whatever they held, so that every tensor was `same`."""
     assert of([object()]) == of([object()])
-    assert of([{1, 2}]) == of([{3}])
     assert of([{1, 2}]) != of([frozenset({1, 2})])
     assert of([np.array([1, "a"], dtype=object)]) != of([np.array([2, "b"], dtype=object)])
     assert of([(object(), 1)]) != of([(object(), 2)])
