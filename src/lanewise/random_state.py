@@ -1,6 +1,8 @@
 """Sets the random state under which a lane computes or a sample is read."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -18,3 +20,16 @@ def set_random_state(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Put the random state back afterwards, in the same generators."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - as above
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002

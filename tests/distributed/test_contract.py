@@ -226,20 +226,6 @@ class Thawing(Line):
         return super().loss(outputs, batch)
 
 
-class LateBuffer(Line):
-    def build_model(self):
-        model = super().build_model()
-        model.register_buffer("count", torch.zeros(()))
-        self.forwards = 0
-        return model
-
-    def forward(self, model, batch):
-        self.forwards += 1
-        if self.forwards > 4:
-            model.count += 1
-        return super().forward(model, batch)
-
-
 class Frozen(Line):
     def build_model(self):
         return super().build_model().requires_grad_(False)
@@ -267,7 +253,6 @@ class VectorLoss(Line):
         (IntegersThatDiffer, "integer buffer largest differs between the lanes of step 0"),
         (SparseLine, "parameter weight has a sparse gradient"),
         (Thawing, "requires_grad of bias was False at the start and is True now"),
-        (LateBuffer, "buffer count changed in step"),
         (Frozen, "the model has no trainable parameter"),
         (NegativeWeight, "has the weight -1.0"),
         (Detached, "has no gradient: nothing would be trained"),

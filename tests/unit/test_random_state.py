@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lanewise.random_state import set_random_state
+from lanewise.random_state import kept_random_state, set_random_state
 
 
 def draw(seed: int) -> tuple[float, float, float]:
@@ -52,3 +52,11 @@ def test_the_gpu_is_seeded_where_it_is_in_use_and_never_woken(monkeypatch, is_in
     monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
     set_random_state(2**63 + 5)
     assert seeds == ([2**63 + 5] if is_initialized else [])
+
+
+def test_a_kept_state_goes_on_where_it_was():
+    first = draw(7)
+    set_random_state(7)
+    with kept_random_state():
+        draw(8)
+    assert (random.random(), float(np.random.random_sample()), torch.rand(()).item()) == first  # noqa: NPY002

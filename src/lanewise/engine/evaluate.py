@@ -18,7 +18,7 @@ from lanewise.lanes import BlockSchedule, evaluation_seed, lane_blocks
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
-from lanewise.reduce import Reducer
+from lanewise.reduce import Reducer, kept_buffers
 from lanewise.task import Task
 from lanewise.world.world import World
 
@@ -278,11 +278,16 @@ class Evaluation:
 
 @contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode, and afterwards each back into its own."""
+    """Put every module into evaluation mode, and afterwards each back into its own, with its buffers.
+
+    A module that keeps statistics in evaluation as well would carry them into the training of one layout, and
+    other ones into that of another.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        yield
+        with kept_buffers([model]):
+            yield
     finally:
         for module, is_training in modes:
             module.training = is_training

@@ -32,8 +32,8 @@ from lanewise.engine.passes import LanePasses
 from lanewise.lanes import BlockSchedule, lane_blocks, model_seed
 from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
 from lanewise.precision import LossScale, Precision
-from lanewise.random_state import set_random_state
-from lanewise.reduce import build_reducer
+from lanewise.random_state import kept_random_state, set_random_state
+from lanewise.reduce import build_reducer, kept_buffers
 from lanewise.world.determinism import set_determinism
 from lanewise.world.device import choose_devices
 from lanewise.world.environment import Environment
@@ -174,6 +174,7 @@ class Lanes:
 
         When the iterator ends, the metrics hold the states of all lanes, merged in lane order, on every rank:
         `compute` gives the same value on any number of processes. Put the model into evaluation mode before.
+        The buffers of prepared models, and the random state, are afterwards what they were before.
 
         Raises:
             DataError: if the dataset differs between ranks.
@@ -183,17 +184,18 @@ class Lanes:
         check_metrics(named)
         num_samples = count_samples(dataset)
         reader = LaneReader(dataset, collate, self._seed)
-        compare_datasets(reader, num_samples, self._world)
-        schedule = BlockSchedule(num_samples, self._batch.num_lanes, self._batch.micro_batch_size)
         own: dict[int, MetricStates] = {}
-        for batch in read_blocks(reader, schedule, self._world, self._seed, num_workers=num_workers):
-            turn = batch.turn
-            if turn.step == 0:
-                for metric in metrics:
-                    metric.reset()
-            yield batch.data
-            if turn.is_last:
-                own[turn.lane] = take_states(named)
+        with kept_buffers(self._models), kept_random_state():
+            compare_datasets(reader, num_samples, self._world)
+            schedule = BlockSchedule(num_samples, self._batch.num_lanes, self._batch.micro_batch_size)
+            for batch in read_blocks(reader, schedule, self._world, self._seed, num_workers=num_workers):
+                turn = batch.turn
+                if turn.step == 0:
+                    for metric in metrics:
+                        metric.reset()
+                yield batch.data
+                if turn.is_last:
+                    own[turn.lane] = take_states(named)
         lanes: dict[int, MetricStates] = {}
         for rank_lanes in self._world.all_gather_object(own):
             lanes |= rank_lanes

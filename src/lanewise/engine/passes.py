@@ -14,7 +14,7 @@ from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
 from lanewise.engine.lane import LaneLoss, move, named_lane
 from lanewise.errors import NonFiniteLossError, TaskError
-from lanewise.lanes import LaneTurn, lane_seed
+from lanewise.lanes import LaneTurn, lane_seed, update_seed
 from lanewise.precision import LossScale
 from lanewise.random_state import set_random_state
 from lanewise.reduce import (
@@ -89,7 +89,8 @@ class LanePasses:
         """Yield the micro-batches of a step, on the device: as many at once as the reducer has replicas.
 
         Each group needs one `backward` before the next is asked for. When the iterator ends, every
-        `param.grad` holds the weighted mean over the global batch.
+        `param.grad` holds the weighted mean over the global batch, and every rank has the same random state,
+        whichever lanes it carries.
 
         Collective: every rank must run it to the end, with the batches of its own lanes.
 
@@ -129,6 +130,7 @@ class LanePasses:
             else:
                 self._backward(group, [None])
         self._finish()
+        self.set_update_state()
 
     def run(
         self,
@@ -170,6 +172,10 @@ class LanePasses:
     def set_random_state(self, turn: LaneTurn) -> None:
         """Set the random state of a lane, in the pass that is under way."""
         set_random_state(lane_seed(self._seed, turn.step, turn.lane, self._repeat))
+
+    def set_update_state(self) -> None:
+        """Set the random state of what follows the lanes of the pass: the same on every rank."""
+        set_random_state(update_seed(self._seed, self.turn.step, self._repeat))
 
     def backward(self, losses: Sequence[object], what: str = "the loss given to backward") -> None:
         """Compute the gradients of a group. Collective for the last lane of a step.
@@ -231,7 +237,12 @@ class LanePasses:
         connected = self.reducer.connect(turn, scaled)
         if turn.is_last:  # all own weights are known: the exchange overlaps the last backward
             self._wait_for_totals = start_totals(
-                self._world, self._num_lanes, turn.num_present_lanes, self._own, self.vote()
+                self._world,
+                self._num_lanes,
+                turn.num_present_lanes,
+                self._own,
+                self.vote(),
+                self._buffers.changes(),
             )
         self.reducer.backward(turn, connected)
 
@@ -251,7 +262,7 @@ class LanePasses:
         self.grad_norm = self.reducer.grad_norm()
         self.allow_update = totals.allow_update
         if totals.allow_update:
-            self._buffers.merge()
+            self._buffers.merge(totals.buffer_changes)
         else:
             self._buffers.discard()
         if totals.allow_update and self.loss_scale is not None:

@@ -100,6 +100,7 @@ class TrainStep:
         if self._max_grad_norm is not None:
             nn.utils.clip_grads_with_norm_(model.parameters(), self._max_grad_norm, passes.grad_norm)
         optimizer.step()  # does nothing where there is no gradient
+        passes.set_update_state()  # under fsdp ranks update different parameters, and may draw unequally
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad()

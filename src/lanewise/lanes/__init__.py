@@ -3,7 +3,14 @@
 from lanewise.lanes.layout import lane_blocks
 from lanewise.lanes.order import Order
 from lanewise.lanes.schedule import BlockSchedule, LaneTurn, Schedule
-from lanewise.lanes.seed import collate_seed, evaluation_seed, lane_seed, model_seed, sample_seed
+from lanewise.lanes.seed import (
+    collate_seed,
+    evaluation_seed,
+    lane_seed,
+    model_seed,
+    sample_seed,
+    update_seed,
+)
 from lanewise.lanes.tree import Node, TreeSum, subtrees
 
 __all__ = [
@@ -20,4 +27,5 @@ __all__ = [
     "model_seed",
     "sample_seed",
     "subtrees",
+    "update_seed",
 ]

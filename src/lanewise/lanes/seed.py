@@ -20,6 +20,14 @@ def lane_seed(seed: int, step: int, lane: int, repeat: int = 0) -> int:
     return _digest(b"lane", seed, step, lane, *([repeat] if repeat else []))
 
 
+def update_seed(seed: int, step: int, repeat: int = 0) -> int:
+    """Return the seed of what follows the lanes of a step, on every rank: an optimizer that adds noise.
+
+    `repeat` as in `lane_seed`.
+    """
+    return _digest(b"update", seed, step, *([repeat] if repeat else []))
+
+
 def evaluation_seed(seed: int, step: int, lane: int) -> int:
     """Return the seed of a lane's forward on its micro-batch number `step` of an evaluation."""
     return _digest(b"evaluation", seed, step, lane)

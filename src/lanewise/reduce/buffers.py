@@ -1,12 +1,18 @@
 """What becomes of a model's buffers (BatchNorm's statistics) when several lanes change them in one step.
 
-Each lane starts from the values at the start of the step. Afterwards a float buffer that lanes changed is the
-mean of what they made of it, weighted by their sample counts and added in the tree; integer and boolean
-buffers must agree. Buffers that no lane changes are left alone. So the statistics are a function of the
-lanes, not of the processes, in both grades.
+Each lane starts from the values at the start of the step. Afterwards a float buffer that some lane changed is
+the mean of what the lanes made of it, weighted by their sample counts and added in the tree; an integer or
+boolean buffer must be equal in all lanes. So buffers are a function of the lanes, not of the processes, in
+both grades.
+
+Whether a lane changed a buffer is seen by its value, in every step: batch_norm's kernel writes its statistics
+without a new version, and a buffer may change in some steps only. What a lane's forward made of a buffer
+counts. What its backward does to it does not, since activation checkpointing runs forwards again there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -17,64 +23,86 @@ from lanewise.reduce.pending import add_into_right
 from lanewise.world.streams import start_copy_to_host
 from lanewise.world.world import World
 
-_LaneValues = list[tuple[LaneTurn, dict[str, torch.Tensor]]]
-"""What each lane of this process made of the buffers, by name; of the others it made nothing."""
+_CHANGED, _RESHAPED = 1.0, 2.0
+"""What is told of a buffer that a lane changed, and of one that has another shape now; 0 of others."""
+
+_Form = tuple[torch.Size, torch.dtype]
 
 
 class _Buffer:
-    """One buffer of one module, by name; it survives that the module replaces the tensor."""
+    """One buffer of one module; it survives that a forward replaces or resizes the tensor."""
 
-    def __init__(self, name: str, module: nn.Module, key: str, tensor: torch.Tensor) -> None:
+    def __init__(self, name: str, module: nn.Module, key: str) -> None:
         self.name = name
         self._module = module
         self._key = key
-        self._tensor = tensor
         self.note_start()
 
     def note_start(self) -> None:
-        """Take the present value for the one at the start of the step."""
-        self.start = self.value()
-        self.reset()
+        """Take what the module holds for the start of a step."""
+        tensor = self._module._buffers[self._key]
+        if tensor is not None and any(
+            stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            tensor = tensor.contiguous()  # of an expanded one, no element can be written by itself
+        self._tensor = self._module._buffers[self._key] = tensor
+        self.start = None if tensor is None else tensor.detach().clone()
 
     def follow(self, other: "_Buffer") -> None:
         """Take the start of the step from the same buffer of another replica."""
-        self.start = other.start.to(self._tensor.device)
+        self._tensor = self._module._buffers[self._key]
+        device = None if self._tensor is None else self._tensor.device
+        self.start = None if other.start is None else other.start.to(device)
         self.reset()
 
     def reset(self) -> None:
-        """Put the value at the start of the step back."""
+        """Put the start of the step back."""
+        if self.start is None:
+            self._tensor = None
+        elif self._tensor is None or self._tensor.shape != self.start.shape:
+            self._tensor = self.start.clone()
+        else:
+            self._tensor.copy_(self.start)
         self._module._buffers[self._key] = self._tensor
-        self._tensor.copy_(self.start)
-        self._version = self._tensor._version
 
-    def has_changed(self) -> bool:
-        """Compare with the start of the step; waits for the device."""
-        return not torch.equal(self.value(), self.start)
+    def look(self) -> tuple[float | torch.Tensor, torch.Tensor | None]:
+        """Return whether the buffer is other than at the start of the step, and a copy of it if it may be.
 
-    def was_written(self) -> bool:
-        """Tell whether python code wrote it since `reset`, without waiting for the device.
-
-        A kernel that updates it aside, as BatchNorm's does with its statistics, is not seen.
+        Does not wait for a GPU: there the answer is a tensor.
         """
-        value = self._module._buffers[self._key]
-        return value is not self._tensor or value._version != self._version
+        value, start = self._module._buffers[self._key], self.start
+        if value is None or start is None or value.shape != start.shape:
+            change: float | torch.Tensor = 0.0 if value is start else _RESHAPED
+        elif value.is_cpu:
+            change = 0.0 if torch.equal(value, start) else _CHANGED
+        else:
+            change = (value.detach() != start).any()
+        is_unchanged = isinstance(change, float) and not change
+        return change, None if value is None or is_unchanged else value.detach().clone()
 
-    def value(self) -> torch.Tensor:
-        """Return a copy of what the module holds now: the next lane's forward overwrites it."""
-        value = self._module._buffers[self._key]
-        if value is None or value.shape != self._tensor.shape:
-            raise TaskError(
-                f"buffer {self.name} had the shape {tuple(self._tensor.shape)} at first and now "
-                f"{'is None' if value is None else f'has {tuple(value.shape)}'}. Keep the shapes of buffers."
-            )
-        return value.detach().clone()
+
+@dataclass
+class _Lane:
+    """What a lane made of the buffers."""
+
+    turn: LaneTurn
+    values: dict[int, torch.Tensor | None]
+    """By number; without the unchanged ones, as soon as those are known."""
+    changes: Callable[[], torch.Tensor]
+    """Waits for the lane's forward, and tells of every buffer whether it changed."""
+
+    def drop_unchanged(self) -> None:
+        """Free the copies of what did not change."""
+        if self.values:
+            changes = self.changes().tolist()
+            self.values = {number: value for number, value in self.values.items() if changes[number]}
 
 
 class LaneBuffers:
     """Gives every lane the same starting buffers and merges what the lanes made of them.
 
     For each lane of a step `begin` and, after its forward, `end`; then `merge` or `discard`. Which buffers
-    change is found out in the first step, over all ranks; they travel in each step, in one all-gather.
+    changed travels with the totals of the step, and those alone travel in one all-gather.
 
     Args:
         modules: whatever runs in a lane's forward, for each replica; read when the first lane begins.
@@ -87,77 +115,95 @@ class LaneBuffers:
         self._world = world
         self._num_lanes = num_lanes
         self._blocks = lane_blocks(num_lanes, world.world_size)
-        self._is_first_step = True
         # Each buffer on each replica.
-        self._changing: list[tuple[_Buffer, ...]] = []
-        self._constant: list[tuple[_Buffer, ...]] = []
-        self._lanes: _LaneValues = []
+        self._buffers: list[tuple[_Buffer, ...]] | None = None
+        self._lanes: list[_Lane] = []
         self._check: Callable[[], None] = lambda: None
 
     def begin(self, place: int = 0) -> None:
         """Give a lane, on one of the replicas, the starting values."""
         if place == 0 and not self._lanes:
             self._begin_step()
-        else:
-            for buffers in self._changing:
+        elif self._buffers:
+            for buffers in self._buffers:
                 buffers[place].reset()
 
     def _begin_step(self) -> None:
         self.check()
-        if self._is_first_step:
-            self._changing = list(zip(*map(_find, self._modules), strict=True))
-        # The user may have written those on the first replica between the steps.
-        written = [buffers for buffers in self._constant if buffers[0].was_written()]
-        for first, *others in (*self._changing, *written):
+        if self._buffers is None:
+            self._buffers = list(zip(*map(_find, self._modules), strict=True))
+            num_buffers = len(self._buffers)
+            self._changes = torch.zeros(num_buffers, dtype=torch.float64, device=self._world.device)
+        self._changes.zero_()
+        for first, *others in self._buffers:  # the user may have written them between the steps
             first.note_start()
             for other in others:
                 other.follow(first)
 
     def end(self, turn: LaneTurn, place: int = 0) -> None:
         """Note what a lane made of the buffers."""
+        assert self._buffers is not None
+        for lane in self._lanes[-1:]:  # whose forward is done by now
+            lane.drop_unchanged()
+        if not turn.positions or not self._buffers:  # nothing of a borrowed batch counts
+            self._lanes.append(_Lane(turn, {}, lambda: self._changes))
+            return
+        device = self._world.device
+        looks = [buffers[place].look() for buffers in self._buffers]
+        changes = _stack([change for change, _ in looks], device)
+        torch.maximum(self._changes, changes, out=self._changes)
         values = {
-            buffers[0].name: buffers[place].value().to(buffers[0].start.device)
-            for buffers in self._changing
-            if not self._is_first_step or buffers[place].has_changed()
+            number: None if value is None else value.to(device)
+            for number, (change, value) in enumerate(looks)
+            if isinstance(change, torch.Tensor) or change
         }
-        self._lanes.append((turn, values))
+        self._lanes.append(_Lane(turn, values, start_copy_to_host(changes)))
+
+    def changes(self) -> torch.Tensor:
+        """Return what the lanes of this process tell of each buffer, for `merge`: float64 [num_buffers]."""
+        return self._changes
 
     def discard(self) -> None:
         """Forget what the lanes of the step made of the buffers."""
         self._lanes = []
-        for buffers in (*self._changing, *self._constant):
+        for buffers in self._buffers or ():
             for buffer in buffers:
                 buffer.reset()
 
-    def merge(self) -> None:
+    def merge(self, changes: Sequence[float]) -> None:
         """Merge the buffers over all lanes of the step. Collective: every rank must call this.
 
+        Args:
+            changes: for each buffer the largest that any process told by `changes`.
+
         Raises:
-            TaskError: if a buffer changes that didn't in the first step.
+            TaskError: if lanes gave a buffer different shapes.
         """
-        lanes, self._lanes = self._lanes, []
-        if self._is_first_step:
-            self._is_first_step = False
-            changed = {name for _, values in lanes for name in values}
-            everywhere = set().union(*self._world.all_gather_object(changed))
-            self._constant = [buffers for buffers in self._changing if buffers[0].name not in everywhere]
-            self._changing = [buffers for buffers in self._changing if buffers[0].name in everywhere]
-        for buffers in self._constant:
-            if any(buffer.was_written() and buffer.has_changed() for buffer in buffers):
-                raise TaskError(
-                    f"buffer {buffers[0].name} changed in step {lanes[0][0].step}, but not in the first one. "
-                    "Update it in every step, or keep it out of the module's buffers."
-                )
-        if not self._changing:
-            return
-        integers: list[tuple[str, torch.Tensor]] = []
-        firsts = [buffers[0] for buffers in self._changing]
-        for buffer, mean in zip(firsts, self._mean(lanes, firsts), strict=True):
-            if not buffer.start.is_floating_point():
-                integers.append((buffer.name, mean))
-            buffer.start = mean.to(buffer.start.dtype)
-            buffer.reset()
-        self._check = _start_comparison(integers, lanes)
+        lanes = [lane for lane in self._lanes if lane.turn.positions]
+        for lane in lanes:
+            lane.drop_unchanged()
+        step, num_present = self._lanes[0].turn.step, self._lanes[0].turn.num_present_lanes
+        assert self._buffers is not None
+        firsts = [buffers[0] for buffers in self._buffers]
+        changed = [number for number, change in enumerate(changes) if change]
+        forms = {
+            number: (start.shape, start.dtype)
+            for number in changed
+            if (start := firsts[number].start) is not None
+        }
+        if reshaped := [number for number in changed if changes[number] == _RESHAPED]:
+            forms |= self._agree_on_forms(reshaped, lanes, step)
+        if changed:
+            floats = {n: form for n, form in forms.items() if _is_averaged(form[1])}
+            integers = {n: form for n, form in forms.items() if not _is_averaged(form[1])}
+            means, of_first_lane = self._exchange(lanes, floats, integers, num_present)
+            self._check = self._start_comparison(of_first_lane, lanes)
+            for number, value in (means | of_first_lane).items():
+                firsts[number].start = value
+        self.discard()
+        for number in changed:
+            for other in self._buffers[number][1:]:
+                other.follow(firsts[number])
 
     def check(self) -> None:
         """Look at what `merge` found; apart from it, so that a GPU need not be waited for at once.
@@ -168,71 +214,170 @@ class LaneBuffers:
         check, self._check = self._check, lambda: None
         check()
 
-    def _mean(self, lanes: _LaneValues, buffers: list[_Buffer]) -> list[torch.Tensor]:
-        """Return each buffer's mean over the lanes of all ranks, in float64, weighted by samples."""
-        present = lanes[0][0].num_present_lanes
-        one = torch.ones(1, dtype=torch.float64, device=buffers[0].start.device)
-        sizes = [buffer.start.numel() for buffer in buffers]
-        own_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, present, add_into_right)
-        for turn, values in lanes:
-            if turn.positions:
-                lane_values = [values.get(buffer.name, buffer.start).double().flatten() for buffer in buffers]
-                own_sum.push(
-                    (turn.lane, turn.lane + 1), [torch.cat([*lane_values, one]) * len(turn.positions)]
-                )
+    def _value(self, lane: _Lane, number: int) -> torch.Tensor | None:
+        """Return what a lane of this process made of a buffer."""
+        assert self._buffers is not None
+        return lane.values.get(number, self._buffers[number][0].start)
 
-        nodes = [subtrees(block, self._num_lanes, present) for block in self._blocks]
+    def _agree_on_forms(self, numbers: Sequence[int], lanes: Sequence[_Lane], step: int) -> dict[int, _Form]:
+        """Return shape and dtype of buffers that have another one than before. Collective."""
+        own: dict[int, list[_Form | None]] = {}
+        for number in numbers:
+            values = [self._value(lane, number) for lane in lanes]
+            own[number] = [None if value is None else (value.shape, value.dtype) for value in values]
+        everywhere = self._world.all_gather_object(own)
+        agreed: dict[int, _Form] = {}
+        for number in numbers:
+            forms = [form for rank_forms in everywhere for form in rank_forms[number]]
+            assert self._buffers is not None
+            other = next((form for form in forms if form != forms[0]), forms[0])
+            if other != forms[0] or forms[0] is None:
+                shapes = ["None" if form is None else str(tuple(form[0])) for form in (forms[0], other)]
+                raise TaskError(
+                    f"buffer {self._buffers[number][0].name} has another shape after step {step}: "
+                    f"{' in some lanes and '.join(dict.fromkeys(shapes))}"
+                    f"{' in others' if other != forms[0] else ''}. "
+                    "Give it the same shape in every lane of a step."
+                )
+            agreed[number] = forms[0]
+        return agreed
+
+    def _exchange(
+        self,
+        lanes: Sequence[_Lane],
+        floats: dict[int, _Form],
+        integers: dict[int, _Form],
+        num_present: int,
+    ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+        """Return the means of float buffers, weighted by samples, and lane 0's integer buffers. Collective.
+
+        Sums are float64. Integers travel beside them as they are.
+        """
+        device = self._world.device
+        one = torch.ones(1, dtype=torch.float64, device=device)
+        own_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, num_present, add_into_right)
+        for lane in lanes:
+            flat = [_to_float64(self._value(lane, number)) for number in floats]
+            number_of_samples = len(lane.turn.positions)
+            own_sum.push((lane.turn.lane, lane.turn.lane + 1), [torch.cat([*flat, one]) * number_of_samples])
+
+        nodes = [subtrees(block, self._num_lanes, num_present) for block in self._blocks]
+        sizes = [_size_of(form) for form in floats.values()]
         sums = one.new_zeros(max(map(len, nodes)), sum(sizes) + 1)
         for index, (_, (subtree_sum,)) in enumerate(own_sum.pending):
             sums[index] = subtree_sum
-        gathered = self._world.start_all_gather(sums)()
+        first = [_to_int64(self._value(lanes[0], number)) for number in integers] if lanes else []
+        num_integers = sum(shape.numel() for shape, _ in integers.values())
+        own_integers = torch.cat(first) if first else sums.new_zeros(num_integers, dtype=torch.int64)
+        sent = torch.cat([sums.flatten().view(torch.int64), own_integers])
+        gathered = self._world.start_all_gather(sent)()
 
-        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, present, add_into_right)
-        for rank_nodes, rank_sums in zip(nodes, gathered, strict=True):
+        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, num_present, add_into_right)
+        for rank_nodes, rank_sent in zip(nodes, gathered, strict=True):
+            rank_sums = rank_sent[: sums.numel()].view(torch.float64).view(sums.shape)
             for node, subtree_sum in zip(rank_nodes, rank_sums, strict=False):
-                tree_sum.push(node, [subtree_sum])
+                tree_sum.push(node, [subtree_sum.clone()])
         *totals, num_samples = tree_sum.root()[0].split([*sizes, 1])
-        return [
-            (total / num_samples).view(buffer.start.shape)
-            for total, buffer in zip(totals, buffers, strict=True)
+        means = {
+            number: _from_float64(total / num_samples, form)
+            for (number, form), total in zip(floats.items(), totals, strict=True)
+        }
+        # Lane 0 is rank 0's, and is never absent.
+        parts = gathered[0, sums.numel() :].split([shape.numel() for shape, _ in integers.values()])
+        of_first_lane = {
+            number: part.view(shape).to(dtype)
+            for (number, (shape, dtype)), part in zip(integers.items(), parts, strict=True)
+        }
+        return means, of_first_lane
+
+    def _start_comparison(
+        self, of_first_lane: dict[int, torch.Tensor], lanes: Sequence[_Lane]
+    ) -> Callable[[], None]:
+        """Compare the integer buffers of this process's lanes with those of lane 0.
+
+        Returns:
+            A function that waits for the comparison and raises TaskError where they differ.
+        """
+        assert self._buffers is not None
+        claims = [
+            (self._buffers[number][0].name, lane.turn, value, expected)
+            for number, expected in of_first_lane.items()
+            for lane in lanes
+            if (value := self._value(lane, number)) is not None
         ]
+        if not claims:
+            return lambda: None
+        wait = start_copy_to_host(
+            torch.stack([(value != expected).any() for _, _, value, expected in claims])
+        )
+
+        def check() -> None:
+            for differs, (name, turn, value, expected) in zip(wait().tolist(), claims, strict=True):
+                if differs:
+                    raise TaskError(
+                        f"integer buffer {name} differs between the lanes of step {turn.step}: "
+                        f"lane {turn.lane} made {value.tolist()} of it, and lane 0 {expected.tolist()}. "
+                        "Make it a float buffer, or equal in all lanes."
+                    )
+
+        return check
 
 
-def _start_comparison(integers: list[tuple[str, torch.Tensor]], lanes: _LaneValues) -> Callable[[], None]:
-    """Compare what the lanes of this process made of integer buffers with the means over all lanes.
-
-    If no process finds a difference, all lanes agree: each equals the same mean.
-
-    Returns:
-        A function that waits for the comparison and raises TaskError where they differ.
-    """
-    claims = [
-        (name, turn, values[name], mean)
-        for name, mean in integers
-        for turn, values in lanes
-        if turn.positions and name in values
-    ]
-    if not claims:
-        return lambda: None
-    wait = start_copy_to_host(torch.stack([(value != mean).any() for _, _, value, mean in claims]))
-
-    def check() -> None:
-        for differs, (name, turn, value, mean) in zip(wait().tolist(), claims, strict=True):
-            if differs:
-                raise TaskError(
-                    f"integer buffer {name} differs between the lanes of step {turn.step}: "
-                    f"lane {turn.lane} made {value.tolist()} of it, the mean over all lanes is "
-                    f"{mean.tolist()}. Make it a float buffer, or equal in all lanes."
-                )
-
-    return check
+@contextmanager
+def kept_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put all buffers of some modules back afterwards: an evaluation must not leave its mark on training."""
+    kept = list(_find(modules))
+    try:
+        yield
+    finally:
+        for buffer in kept:
+            buffer.reset()
 
 
 def _find(modules: Sequence[nn.Module]) -> Iterator[_Buffer]:
-    """Find every buffer of the modules; of several, with the module's number in its name."""
+    """Find every buffer of the modules; of several, with the module's number in its name.
+
+    Sparse buffers are left alone: they have no elements that could be averaged.
+    """
     for number, root in enumerate(modules):
         for prefix, module in root.named_modules():
             for key, tensor in module._buffers.items():
-                if tensor is not None:
+                if tensor is None or tensor.layout is torch.strided:
                     name = ".".join(part for part in (prefix, key) if part)
-                    yield _Buffer(f"{number}:{name}" if len(modules) > 1 else name, module, key, tensor)
+                    yield _Buffer(f"{number}:{name}" if len(modules) > 1 else name, module, key)
+
+
+def _stack(changes: Sequence[float | torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Make one float64 tensor of numbers, some of which may be on a GPU."""
+    if not any(isinstance(change, torch.Tensor) for change in changes):
+        return torch.tensor(changes, dtype=torch.float64, device=device)
+    return torch.stack([torch.as_tensor(change, dtype=torch.float64, device=device) for change in changes])
+
+
+def _is_averaged(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _size_of(form: _Form) -> int:
+    """Return how many float64 numbers hold a buffer of this shape and dtype."""
+    shape, dtype = form
+    return shape.numel() * (2 if dtype.is_complex else 1)
+
+
+def _to_float64(value: torch.Tensor | None) -> torch.Tensor:
+    assert value is not None
+    if value.is_complex():
+        value = torch.view_as_real(value.to(torch.complex128).resolve_conj())
+    return value.double().flatten()
+
+
+def _from_float64(flat: torch.Tensor, form: _Form) -> torch.Tensor:
+    shape, dtype = form
+    if dtype.is_complex:
+        return torch.view_as_complex(flat.clone().view(*shape, 2)).to(dtype)
+    return flat.view(shape).to(dtype)
+
+
+def _to_int64(value: torch.Tensor | None) -> torch.Tensor:
+    assert value is not None
+    return value.long().flatten()

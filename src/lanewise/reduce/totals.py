@@ -38,6 +38,8 @@ class StepTotals:
     """Whether some rank voted to save a checkpoint after this step."""
     wants_stop: bool = False
     """Whether some rank voted to stop the run after this step."""
+    buffer_changes: tuple[float, ...] = ()
+    """For `LaneBuffers.merge`: what the lanes did to each buffer."""
 
     @property
     def weight(self) -> float:
@@ -69,6 +71,7 @@ def start_totals(
     num_present_lanes: int,
     own: Sequence[OwnTotals],
     votes: tuple[bool, bool] = (False, False),
+    buffer_changes: torch.Tensor | None = None,
 ) -> Callable[[], StepTotals]:
     """Begin to exchange the scalars of a step.
 
@@ -80,12 +83,13 @@ def start_totals(
         num_present_lanes: lanes that have samples in this step.
         own: the rows of this process's lanes that have samples.
         votes: whether this process wants to save, and to stop the run, after this step.
+        buffer_changes: what `LaneBuffers.changes` tells: float64 [num_buffers], equally many on every rank.
 
     Returns:
         A function that waits and returns the totals.
     """
     blocks = lane_blocks(num_lanes, world.world_size)
-    # The last row holds the votes.
+    # A row for each lane, the votes, the buffers.
     rows = torch.zeros(len(blocks[0]) + 1, 2, dtype=torch.float64)
     rows[-1] = torch.tensor(votes)
     rows = rows.to(world.device, non_blocking=True)
@@ -93,17 +97,20 @@ def start_totals(
         rows[: len(own), 0] = torch.stack([row.loss_sum for row in own])
         weights = torch.tensor([row.weight for row in own], dtype=torch.float64)
         rows[: len(own), 1] = weights.to(world.device, non_blocking=True)
-    wait = world.start_all_gather_to_host(rows)
+    flat = rows.flatten() if buffer_changes is None else torch.cat([rows.flatten(), buffer_changes])
+    wait = world.start_all_gather_to_host(flat)
 
     def finish() -> StepTotals:
-        gathered = wait().tolist()
+        gathered = wait()
+        rank_rows = gathered[:, : rows.numel()].view(world.world_size, *rows.shape).tolist()
         lanes = tuple(
             LaneTotals(lane, *row)
-            for block, rank_rows in zip(blocks, gathered, strict=True)
-            for lane, row in zip(block, rank_rows, strict=False)
+            for block, own_rows in zip(blocks, rank_rows, strict=True)
+            for lane, row in zip(block, own_rows, strict=False)
             if lane < num_present_lanes
         )
-        saves, stops = zip(*(rank_rows[-1] for rank_rows in gathered), strict=True)
-        return StepTotals(lanes, wants_save=any(saves), wants_stop=any(stops))
+        saves, stops = zip(*(own_rows[-1] for own_rows in rank_rows), strict=True)
+        changes = gathered[:, rows.numel() :].amax(0).tolist()
+        return StepTotals(lanes, any(saves), any(stops), tuple(changes))
 
     return finish

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from lanewise.lanes.seed import collate_seed, lane_seed, model_seed, sample_seed
+from lanewise.lanes.seed import collate_seed, lane_seed, model_seed, sample_seed, update_seed
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,13 @@ def grid() -> list[int]:
         for purpose in (lane_seed, sample_seed, collate_seed)
         for numbers in itertools.product(range(4), range(40), range(40))
     ]
-    return seeds + [model_seed(seed) for seed in range(1000)]
+    updates = [update_seed(*numbers) for numbers in itertools.product(range(4), range(40))]
+    return seeds + updates + [model_seed(seed) for seed in range(1000)]
 
 
 def test_no_two_seeds_are_equal():
     seeds = grid()
-    assert len(set(seeds)) == len(seeds) == 20_200
+    assert len(set(seeds)) == len(seeds) == 20_360
 
 
 def test_numbers_do_not_run_into_each_other():
