@@ -20,6 +20,7 @@ from lanewise.engine.passes import LanePasses
 from lanewise.engine.saving import Saving
 from lanewise.engine.state import RunState
 from lanewise.engine.step import StepReport, Training, TrainStep
+from lanewise.errors import PreemptedError
 from lanewise.lanes import Schedule
 from lanewise.run_dir import RunDir
 from lanewise.world.world import World
@@ -143,18 +144,22 @@ class Engine:
         unseen: deque[StepReport] = deque()
         # What a step found is known on a GPU only when it is done: look at it while the next one runs.
         num_behind = 1 if self._world.device.type == "cuda" else 0
+        if self.evaluation is not None and self.evaluation.is_due:  # a signal came before it was made
+            values = self._evaluate(self.first_step - 1, run_dir, observers, saving)
         for report in self.steps():
-            evaluates = self.evaluation is not None and self.evaluation.is_due_after(report.step)
-            saves = saving is not None and saving.is_due_after(report.step, report.totals)
+            if self.evaluation is not None:
+                self.evaluation.note_step(report.step)
+            evaluates = self.evaluation is not None and self.evaluation.is_due
+            stops = report.totals.wants_stop
+            saves = stops or report.totals.wants_save
+            if saving is not None:
+                saves |= saving.is_due_after(report.step)
             unseen.append(report)
             while len(unseen) > (0 if evaluates or saves else num_behind):
                 self._show(unseen.popleft(), observers)
-            if evaluates:
-                values = self._evaluate(report, run_dir, observers)
-            if saving is not None and saves:
-                self.passes.check()
-                metric = None if self.evaluation is None else self.evaluation.last_value
-                saving.save(report.step, report.totals, metric)
+            if evaluates or saves:
+                found = self._conclude(report.step, run_dir, observers, saving, saves=saves, stops=stops)
+                values = found or values
         for report in unseen:
             self._show(report, observers)
         save_model(self.training.model, run_dir.model, self._world.rank)
@@ -162,18 +167,55 @@ class Engine:
             save_model(self.training.average.module, run_dir.averaged_model, self._world.rank)
         return values
 
+    def _conclude(
+        self,
+        step: int,
+        run_dir: RunDir,
+        observers: Sequence[Callback],
+        saving: Saving | None,
+        *,
+        saves: bool,
+        stops: bool,
+    ) -> dict[str, float]:
+        """Evaluate and save after a step, if that is due. Collective.
+
+        Where a signal stops the run, it saves first: the evaluation is made when the run goes on.
+
+        Args:
+            step: the step that was taken.
+            run_dir: gets the best model.
+            observers: told what an evaluation gave.
+            saving: saves checkpoints.
+            saves: whether to save.
+            stops: whether to save and stop.
+        """
+        values: dict[str, float] = {}
+        if self.evaluation is not None and self.evaluation.is_due and not stops:
+            try:
+                values = self._evaluate(step, run_dir, observers, saving)
+            except PreemptedError:
+                stops = True
+        if saving is not None and (saves or stops):
+            self.passes.check()
+            is_evaluated = self.evaluation is None or not self.evaluation.is_due
+            metric = None if self.evaluation is None else self.evaluation.last_value
+            # After the last step there is little left to do but an evaluation.
+            saving.save(step, metric, stops=stops and not (is_evaluated and step + 1 == self.last_step))
+        return values
+
     def _evaluate(
-        self, report: StepReport, run_dir: RunDir, observers: Sequence[Callback]
+        self, step: int, run_dir: RunDir, observers: Sequence[Callback], saving: Saving | None
     ) -> dict[str, float]:
         """Evaluate, and keep the best model. Collective."""
         assert self.evaluation is not None
-        values, is_best = self.evaluation.run()
+        values, is_best = self.evaluation.run() if saving is None else self.evaluation.run(saving.wants_stop)
+        epoch = step // self.schedule.steps_per_epoch
         for observer in observers:
-            observer.on_evaluation(report.epoch, report.step, values)
+            observer.on_evaluation(epoch, step, values)
         if is_best:
             save_model(self.training.evaluated_model, run_dir.best_model, self._world.rank)
             for observer in observers:
-                observer.on_best(report.epoch, report.step, run_dir.best_model)
+                observer.on_best(epoch, step, run_dir.best_model)
         return values
 
     def _show(self, report: StepReport, observers: Sequence[Callback]) -> None:

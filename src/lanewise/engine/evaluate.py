@@ -13,7 +13,7 @@ from torch import nn
 from lanewise.config import Mode
 from lanewise.data import LaneBatch, LaneReader, map_leaves, read_turns
 from lanewise.engine.lane import LaneLoss, named_lane, to_device
-from lanewise.errors import ConfigError, TaskError
+from lanewise.errors import ConfigError, PreemptedError, TaskError
 from lanewise.lanes import BlockSchedule, evaluation_seed, lane_blocks
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.precision import Precision
@@ -23,6 +23,8 @@ from lanewise.task import Task
 from lanewise.world.world import World
 
 T = TypeVar("T")
+
+_STOPPED = "a signal stopped the evaluation on the dataset {}. With --resume it is made first."
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Evaluator:
     ) -> None:
         self._task = task
         self._reducer = reducer
+        self._is_collective = reducer is not None and reducer.forward_is_collective
         self._model = model
         self._precision = precision
         self._world = world
@@ -82,19 +85,32 @@ class Evaluator:
         self.keys = [f"{eval_set.name}/{name}" for eval_set in sets for name in ("loss", *metrics)]
         """What `run` gives; a metric with several values gives several, `key/name`."""
 
-    def run(self) -> dict[str, float]:
+    def run(self, wants_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Evaluate on all sets. Collective: every rank must call this.
+
+        Args:
+            wants_stop: tells whether this process was asked to stop; looked at before each micro-batch. Where
+                a forward is collective, no rank may leave out one: then it counts between two sets only.
 
         Returns:
             `set/loss` and `set/metric`; equal on every rank, for any number of processes.
+
+        Raises:
+            PreemptedError: on every rank, if one was asked to stop before it was done.
         """
         values: dict[str, float] = {}
+        stops = False
         for eval_set in self._sets:
+            if stops:
+                raise PreemptedError(_STOPPED.format(eval_set.name))
             with _eval_mode(self._model), torch.no_grad():
-                own = self._run_lanes(eval_set)
+                own = self._run_lanes(eval_set, wants_stop)
             lanes: dict[int, _LaneResult] = {}
-            for rank_lanes in self._world.all_gather_object(own):
+            for rank_lanes, rank_stops in self._world.all_gather_object((own, wants_stop())):
+                if rank_lanes is None:
+                    raise PreemptedError(_STOPPED.format(eval_set.name))
                 lanes |= rank_lanes
+                stops |= rank_stops
             values |= {f"{eval_set.name}/{key}": value for key, value in self._merge(lanes).items()}
         return values
 
@@ -121,11 +137,13 @@ class Evaluator:
         # Blocks of lanes are contiguous, and so are the lanes of a process.
         return [] if gathered is None else [output for outputs in gathered for output in outputs]
 
-    def _run_lanes(self, eval_set: EvalSet) -> dict[int, _LaneResult]:
-        """Evaluate the blocks of this process's lanes."""
+    def _run_lanes(self, eval_set: EvalSet, wants_stop: Callable[[], bool]) -> dict[int, _LaneResult] | None:
+        """Evaluate the blocks of this process's lanes; None if it was asked to stop before the end."""
         results: dict[int, _LaneResult] = {}
         what = f"the loss of {type(self._task).__name__}"
         for batch in self._batches(eval_set):
+            if not self._is_collective and wants_stop():
+                return None
             turn = batch.turn
             with named_lane(batch):
                 outputs, returned = self._run(partial(self._forward, batch))
@@ -158,7 +176,7 @@ class Evaluator:
             self._world,
             self._seed,
             num_workers=self._num_workers,
-            is_collective=self._reducer is not None and self._reducer.forward_is_collective,
+            is_collective=self._is_collective,
         )
 
     def _merge(self, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
@@ -243,6 +261,8 @@ class Evaluation:
         """The best value so far, times -1 where less is better."""
         self.last_value: float | None = None
         """The value that the last evaluation gave; None before it, and where none is compared."""
+        self.is_due = False
+        """Whether a step that was taken has an evaluation after it that was not made yet."""
         if best is not None and not any(best == key or best.startswith(f"{key}/") for key in evaluator.keys):
             raise ConfigError(
                 f"evaluate.best must be a value of an evaluation: got {best}. "
@@ -251,22 +271,29 @@ class Evaluation:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"best": self.best_value, "last": self.last_value}
+        return {"best": self.best_value, "last": self.last_value, "is_due": self.is_due}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
-        self.best_value, self.last_value = state["best"], state["last"]
+        self.best_value, self.last_value, self.is_due = state["best"], state["last"], state["is_due"]
 
-    def is_due_after(self, step: int) -> bool:
-        """Tell whether to evaluate after this step."""
-        return (step + 1) % self._every_steps == 0 or step + 1 == self._last_step
+    def note_step(self, step: int) -> None:
+        """Learn that a step was taken, after which an evaluation may be due."""
+        self.is_due = (step + 1) % self._every_steps == 0 or step + 1 == self._last_step
 
-    def run(self) -> tuple[dict[str, float], bool]:
+    def run(self, wants_stop: Callable[[], bool] = lambda: False) -> tuple[dict[str, float], bool]:
         """Evaluate, and tell whether this is the best so far. Collective: every rank must call this.
 
         All ranks have the same values, so they decide alike without asking each other.
+
+        Args:
+            wants_stop: see `Evaluator.run`.
+
+        Raises:
+            PreemptedError: on every rank, if one was asked to stop; the evaluation is still due then.
         """
-        values = self._evaluator.run()
+        values = self._evaluator.run(wants_stop)
+        self.is_due = False
         if self._best is None:
             return values, False
         self.last_value = values[self._best]

@@ -9,7 +9,6 @@ from lanewise.config import CheckpointConfig
 from lanewise.engine.state import RunState
 from lanewise.errors import CheckpointError, PreemptedError
 from lanewise.lanes import Schedule
-from lanewise.reduce import StepTotals
 
 
 class Saving:
@@ -46,20 +45,19 @@ class Saving:
         self._rank = rank
         self._last_step = last_step
         self._last_save = time.monotonic()
-        self._wants_stop = wants_stop
+        self.wants_stop = wants_stop
 
     def vote(self) -> tuple[bool, bool]:
         """Tell whether this process wants to save after the current step, and to stop."""
         seconds = self._every.seconds
         is_late = seconds is not None and time.monotonic() - self._last_save >= seconds
-        return self._rank == 0 and is_late, self._wants_stop()
+        return self._rank == 0 and is_late, self.wants_stop()
 
-    def is_due_after(self, step: int, totals: StepTotals) -> bool:
-        """Tell whether to save after a step; the same on every rank.
+    def is_due_after(self, step: int) -> bool:
+        """Tell whether to save after a step even if no rank votes for it; the same on every rank.
 
         Args:
             step: the step that was taken.
-            totals: its votes.
 
         Raises:
             CheckpointError: if an earlier save failed.
@@ -68,31 +66,27 @@ class Saving:
         done = step + 1
         every_steps, every_epochs = self._every.steps, self._every.epochs
         return (
-            totals.wants_save
-            or totals.wants_stop
-            or done == self._last_step
+            done == self._last_step
             or (every_steps is not None and done % every_steps == 0)
             or (every_epochs is not None and done % (every_epochs * self._schedule.steps_per_epoch) == 0)
         )
 
-    def save(self, step: int, totals: StepTotals, metric: float | None) -> None:
+    def save(self, step: int, metric: float | None, *, stops: bool) -> None:
         """Save after a step. Collective: every rank must call this.
 
         Args:
             step: the step that was taken.
-            totals: its votes.
             metric: the value by which checkpoints are compared.
+            stops: whether a signal stops the run here.
 
         Raises:
             CheckpointError: if this save, or the one before, failed.
-            PreemptedError: if a signal stopped the run.
+            PreemptedError: if the run stops here.
         """
         manifest = Manifest(step=step + 1, metric=metric, identity=self._identity, files=())
         self._saver.save(self._state.take(), manifest)
         self._last_save = time.monotonic()
-        if step + 1 == self._last_step:
-            self._saver.finish()
-        elif totals.wants_stop:
+        if stops:
             if not self._saver.finish(self._preempt_seconds):
                 raise CheckpointError(
                     f"a signal stopped the run, and the checkpoint after step {step} was not written within "
@@ -102,3 +96,5 @@ class Saving:
                 f"a signal stopped the run after step {step}, and a checkpoint was saved. "
                 "Go on with --resume."
             )
+        if step + 1 == self._last_step:
+            self._saver.finish()

@@ -65,7 +65,11 @@ class TrainJob(Job):
             pins = "".join(f"# {name}: {value}\n" for name, value in exact_pins(world.device).items())
             self.run_dir.config.write_text(f"{pins}{dump_config(self.config)}", encoding="utf-8")
             callbacks = [
-                JsonlLogger(self.run_dir.metrics, engine.first_step),
+                JsonlLogger(
+                    self.run_dir.metrics,
+                    engine.first_step,
+                    evaluates_first=engine.evaluation is not None and engine.evaluation.is_due,
+                ),
                 TensorBoardLogger(self.run_dir.tensorboard, engine.first_step),
                 ProgressLogger(),
                 *build_callbacks(self.config),

@@ -15,13 +15,14 @@ class JsonlLogger(Callback):
     Args:
         path: the file, made with the first line, so that a run which fails before leaves none.
         first_step: lines of this step and later ones are cut off, as a run that goes on writes them again.
+        evaluates_first: whether it also evaluates again after the step before.
     """
 
-    def __init__(self, path: Path, first_step: int = 0) -> None:
+    def __init__(self, path: Path, first_step: int = 0, *, evaluates_first: bool = False) -> None:
         self._path = path
         self._file: IO[str] | None = None
         if path.exists():
-            cut(path, first_step)
+            cut(path, first_step, evaluates_first=evaluates_first)
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
@@ -40,15 +41,25 @@ class JsonlLogger(Callback):
             self._file.close()
 
 
-def cut(path: Path, first_step: int) -> None:
-    """Remove the lines from a step on, and what a killed run left unfinished."""
+def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
+    """Remove the lines from a step on, and what a killed run left unfinished.
+
+    Args:
+        path: a metrics.jsonl.
+        first_step: the first step to remove.
+        evaluates_first: whether to remove the evaluation after the step before as well.
+    """
     kept = []
+    last_step = -1
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            if json.loads(line)["step"] < first_step:
-                kept.append(f"{line}\n")
+            step = json.loads(line)["step"]
         except ValueError:
             continue
+        is_evaluation = step == last_step  # its line comes after that of its step
+        last_step = step
+        if step < first_step and not (evaluates_first and is_evaluation and step == first_step - 1):
+            kept.append(f"{line}\n")
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     temporary.replace(path)

@@ -90,3 +90,13 @@ def test_a_run_that_goes_on_cuts_the_lines_that_it_writes_again(tmp_path):
     path.write_text('{"epoch": 0, "step": 0}\n{"epoch": 0, "step": 1}\n{"epoch": 0, "st')
     JsonlLogger(path, first_step=1)
     assert lines_of(path) == [{"epoch": 0, "step": 0}]
+
+
+@pytest.mark.parametrize("evaluates_first", [False, True])
+def test_a_run_that_evaluates_again_cuts_what_that_evaluation_gave(tmp_path, evaluates_first):
+    path = tmp_path / "m"
+    steps = ['{"step": 0}\n', '{"step": 0, "test/loss": 3}\n', '{"step": 1}\n']
+    evaluation = '{"step": 1, "test/loss": 2}\n'
+    path.write_text("".join([*steps, evaluation, '{"step": 2}\n']))
+    JsonlLogger(path, 2, evaluates_first=evaluates_first)
+    assert path.read_text() == "".join(steps if evaluates_first else [*steps, evaluation])
