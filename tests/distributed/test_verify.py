@@ -6,6 +6,8 @@ import multiprocessing
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from lanewise.config import ClassConfig, DataConfig, RunConfig
 from lanewise.errors import ConfigError
@@ -17,6 +19,7 @@ from lanewise.world.determinism import set_determinism
 from lanewise.world.world import World
 from tests.distributed import mistakes, strangers
 from tests.distributed.tasks import configure
+from tests.distributed.test_exact import Compiled
 
 MODELS = ("RowTask", "SongTask")
 
@@ -194,3 +197,17 @@ def test_a_task_that_fails_on_several_processes_is_a_finding():
         "the initial weights depend on the rank or the number of processes"
     ]
     assert "different models" in report.layouts[2].failure
+
+
+class ForAnyShapes(Compiled):
+    """Asks for what `exact` switches off: the second shape that a process meets gets another kernel."""
+
+    def forward(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        with torch._dynamo.config.patch(automatic_dynamic_shapes=True):
+            return super().forward(model, batch)
+
+
+def test_kernels_that_depend_on_what_was_compiled_before_are_seen_on_one_process():
+    report = verify(configure(ForAnyShapes, num_lanes=4), 1)
+    assert not report.is_verified
+    assert "loss" in report.layouts[1].differences

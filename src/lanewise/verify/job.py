@@ -21,7 +21,7 @@ from lanewise.task import Task
 from lanewise.verify.bound import CloseResult, judge, write_reference
 from lanewise.verify.cut import CutProbe, UnmergedMetric, probe_cut, probe_metrics
 from lanewise.verify.hidden import hidden_state
-from lanewise.verify.probe import Probe, Subject, probe
+from lanewise.verify.probe import Probe, Subject, begin_with, probe
 from lanewise.verify.trace import Trace, choose_steps, run_steps
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class VerifyJob(Job):
     num_steps: int
     judges_close: bool
     """Whether the bound of `close` is checked as well."""
+    first_lane: int = 0
+    """The lane whose shapes are the first that rank 0 compiles for; each further rank has the next one."""
     is_reference: bool = False
     """Whether the others are compared with this one: then it looks at what needs one process only."""
 
@@ -73,6 +75,10 @@ class VerifyJob(Job):
         result = Result(own)
         if world.world_size == 1 or not own.passes.collectives:
             with _failing_together(world, result):
+                lane = (self.first_lane + world.rank) % self.config.batch.num_lanes
+                begin_with(
+                    self.config, world.device, lane, self.folder / f"compiled-{self.name}-{world.rank}"
+                )
                 result.trace = self._trace(world)
                 if self.judges_close:
                     result.close = self._judge_close(world)

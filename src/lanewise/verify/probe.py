@@ -2,9 +2,11 @@
 
 import copy
 import itertools
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,9 +80,10 @@ class Subject:
     Args:
         config: the run.
         device: where to compute.
+        lane: whose micro-batch it is, of the first step.
     """
 
-    def __init__(self, config: RunConfig, device: torch.device) -> None:
+    def __init__(self, config: RunConfig, device: torch.device, lane: int = 0) -> None:
         self.seed = config.train.seed
         self.device = device
         self.task: Task = build_task(config)
@@ -93,13 +96,13 @@ class Subject:
         self.precision = Precision(config.precision, device.type)
         self.indices = tuple(loader.order.indices(0, 0, loader.schedule.num_samples_in(0)).tolist())
         """Dataset indices of the first step."""
-        self.turn: LaneTurn = next(loader.schedule.turns(range(1), 0, 1))
-        """The first lane's turn in it."""
+        self.turn: LaneTurn = next(loader.schedule.turns(range(lane, lane + 1), 0, 1))
+        """The lane's turn in it."""
         positions = self.turn.positions
         self.own_indices = self.indices[positions.start : positions.stop]
 
     def read(self) -> Any:
-        """Read and collate the first lane's micro-batch, where it is read."""
+        """Read and collate the lane's micro-batch, where it is read."""
         return self.reader[self.turn, self.own_indices].data
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -147,6 +150,25 @@ def probe(config: RunConfig, device: torch.device, *, is_reference: bool) -> Pro
         of_worker = _read_in_worker(subject) if config.data.num_workers else None
         reads = replace(reads, batch_of_worker=of_worker, others=_scan(subject))
     return Probe(weights, reads, passes)
+
+
+def begin_with(config: RunConfig, device: torch.device, lane: int, cache: Path) -> None:
+    """Forget what was compiled, and let a lane's shapes be the first ones that are compiled.
+
+    So every layout meets its lanes in another order than the others, and finds no kernel that they made.
+
+    Args:
+        config: the run.
+        device: where to compute.
+        lane: one of the first step; nothing is computed where it is empty there.
+        cache: a folder of this process for what it compiles.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    torch.compiler.reset()
+    subject = Subject(config, device, lane)
+    if subject.own_indices:
+        set_random_state(lane_seed(subject.seed, subject.turn.step, lane))
+        subject.gradients(subject.to_device(subject.read()), len(subject.own_indices))
 
 
 def _probe_reads(subject: Subject) -> Reads:

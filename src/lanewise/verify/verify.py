@@ -65,6 +65,7 @@ def verify(
                 name=str(number),
                 num_steps=num_steps,
                 judges_close=config.distributed.equality == "close",
+                first_lane=sum(counts[:number]),
                 is_reference=number == 0,
             )
             for number, count in enumerate(counts)

@@ -7,8 +7,9 @@ def set_determinism(equality: str, threads: int) -> None:
     """Fix how this process computes.
 
     Args:
-        equality: in `exact`, operators without a deterministic implementation raise, and cuDNN does not
-            choose algorithms by timing them; `close` leaves both to torch.
+        equality: in `exact`, operators without a deterministic implementation raise, no algorithm is chosen
+            by timing it, and what `torch.compile` makes depends on a function and its shapes alone; `close`
+            leaves all of it to torch.
         threads: intra-op threads. Never derived from the number of processes: the order of float additions
             depends on it.
     """
@@ -20,6 +21,21 @@ def set_determinism(equality: str, threads: int) -> None:
         torch.backends.cudnn.benchmark = False
         # The fused path of nn.TransformerEncoder in evaluation is taken by modules without hooks only.
         torch.backends.mha.set_fastpath_enabled(False)
+        _fix_compilation()
+
+
+def _fix_compilation() -> None:
+    """Let a compiled function depend on its code and its shapes, not on what this process compiled before.
+
+    By default the first shapes get a kernel of their own, and the second ones a kernel for any shapes; which
+    ones come first depends on the lanes that a process carries. Decision 0006 has the figures.
+    """
+    from torch._dynamo import config  # noqa: PLC0415 - takes a second, which every optimizer spends anyway
+
+    config.automatic_dynamic_shapes = False
+    # The default lets the ninth shape run uncompiled, whichever that is.
+    config.recompile_limit = config.accumulated_recompile_limit
+    config.fail_on_recompile_limit_hit = True
 
 
 def exact_pins(device: torch.device) -> dict[str, str]:
