@@ -66,13 +66,36 @@ def _is_scalar(value: object) -> bool:
 
 @contextmanager
 def named_lane(batch: LaneBatch) -> Iterator[None]:
-    """Add to an error of the user's code where it arose."""
+    """Add to an error of the user's code where it arose, and where the remedy is known, that.
+
+    Raises:
+        TaskError: instead of an error of torch whose remedy is known.
+    """
     try:
         yield
     except Exception as error:
         turn = batch.turn
-        error.add_note(f"in step {turn.step}, lane {turn.lane}, samples {list(batch.indices)}")
+        place = f"in step {turn.step}, lane {turn.lane}, samples {list(batch.indices)}"
+        for text, remedy in _REMEDIES.items():
+            if text in f"{type(error).__name__}: {error}":
+                known = TaskError(f"{error}. {remedy}")
+                known.add_note(place)
+                raise known from error
+        error.add_note(place)
         raise
+
+
+_REMEDIES = {
+    "Expected more than 1 value per channel when training": (
+        "BatchNorm cannot normalise this lane's micro-batch: a partial last step may leave a lane with one "
+        "sample. Set data.drop_last (drop_last of lanes.steps), or use another micro_batch_size."
+    ),
+    "FailOnRecompileLimitHit": (
+        "In exact, torch.compile makes a kernel for each shape that it meets, and there are more shapes than "
+        "torch._dynamo.config.recompile_limit. Pad the batches to fewer shapes, or raise the limit."
+    ),
+}
+"""By what torch's error says: what is wrong, in terms of a run, and what to change."""
 
 
 def move(data: Any, device: torch.device) -> Any:

@@ -1,0 +1,56 @@
+"""A lane's errors: where they arose, and what to do about those of torch that a run can explain."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from lanewise import Task
+from lanewise.config import RunConfig
+from lanewise.engine import build_engine
+from lanewise.errors import TaskError, describe
+from lanewise.world.world import LocalWorld
+from tests.distributed.tasks import configure
+
+
+class Normed(Task):
+    """Nine samples: in the last step of an epoch one lane has a single sample."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def train_dataset(self) -> Dataset[Any]:
+        return TensorDataset(torch.randn(9, 3, generator=torch.Generator().manual_seed(1)))
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return outputs.square().mean()
+
+
+class TooManyShapes(Normed):
+    """As if torch.compile had met more shapes than it compiles."""
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        from torch._dynamo.exc import FailOnRecompileLimitHit
+
+        raise FailOnRecompileLimitHit("Hard failure due to fail_on_recompile_limit_hit")
+
+
+def run(config: RunConfig) -> None:
+    for _ in build_engine(config, LocalWorld(torch.device("cpu"))).steps():
+        pass
+
+
+def test_a_lane_of_one_sample_names_what_batchnorm_needs():
+    with pytest.raises(TaskError, match=r"torch.Size\(\[1, 4\]\). BatchNorm .* data.drop_last") as caught:
+        run(configure(Normed, num_lanes=2, steps=3))
+    assert "in step 2, lane 0, samples [" in describe(caught.value)
+
+
+def test_too_many_compiled_shapes_name_the_limit():
+    with pytest.raises(TaskError, match="Pad the batches to fewer shapes"):
+        run(configure(TooManyShapes, num_lanes=2, steps=1))
