@@ -1,6 +1,7 @@
 """How the gradients of all lanes become one; owns every difference between the modes."""
 
-from lanewise.reduce.buffers import LaneBuffers, kept_buffers
+from lanewise.reduce.buffer import kept_buffers
+from lanewise.reduce.buffers import LaneBuffers
 from lanewise.reduce.build import build_reducer
 from lanewise.reduce.reducer import LaneWork, Reducer
 from lanewise.reduce.totals import LaneTotals, OwnTotals, StepTotals, start_totals

@@ -10,8 +10,7 @@ without a new version, and a buffer may change in some steps only. What a lane's
 counts. What its backward does to it does not, since activation checkpointing runs forwards again there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,66 +18,12 @@ from torch import nn
 
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, TreeSum, lane_blocks, subtrees
+from lanewise.reduce.buffer import RESHAPED, Buffer, find_buffers
 from lanewise.reduce.pending import add_into_right
 from lanewise.world.streams import start_copy_to_host
 from lanewise.world.world import World
 
-_CHANGED, _RESHAPED = 1.0, 2.0
-"""What is told of a buffer that a lane changed, and of one that has another shape now; 0 of others."""
-
 _Form = tuple[torch.Size, torch.dtype]
-
-
-class _Buffer:
-    """One buffer of one module; it survives that a forward replaces or resizes the tensor."""
-
-    def __init__(self, name: str, module: nn.Module, key: str) -> None:
-        self.name = name
-        self._module = module
-        self._key = key
-        self.note_start()
-
-    def note_start(self) -> None:
-        """Take what the module holds for the start of a step."""
-        tensor = self._module._buffers[self._key]
-        if tensor is not None and any(
-            stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        ):
-            tensor = tensor.contiguous()  # of an expanded one, no element can be written by itself
-        self._tensor = self._module._buffers[self._key] = tensor
-        self.start = None if tensor is None else tensor.detach().clone()
-
-    def follow(self, other: "_Buffer") -> None:
-        """Take the start of the step from the same buffer of another replica."""
-        self._tensor = self._module._buffers[self._key]
-        device = None if self._tensor is None else self._tensor.device
-        self.start = None if other.start is None else other.start.to(device)
-        self.reset()
-
-    def reset(self) -> None:
-        """Put the start of the step back."""
-        if self.start is None:
-            self._tensor = None
-        elif self._tensor is None or self._tensor.shape != self.start.shape:
-            self._tensor = self.start.clone()
-        else:
-            self._tensor.copy_(self.start)
-        self._module._buffers[self._key] = self._tensor
-
-    def look(self) -> tuple[float | torch.Tensor, torch.Tensor | None]:
-        """Return whether the buffer is other than at the start of the step, and a copy of it if it may be.
-
-        Does not wait for a GPU: there the answer is a tensor.
-        """
-        value, start = self._module._buffers[self._key], self.start
-        if value is None or start is None or value.shape != start.shape:
-            change: float | torch.Tensor = 0.0 if value is start else _RESHAPED
-        elif value.is_cpu:
-            change = 0.0 if torch.equal(value, start) else _CHANGED
-        else:
-            change = (value.detach() != start).any()
-        is_unchanged = isinstance(change, float) and not change
-        return change, None if value is None or is_unchanged else value.detach().clone()
 
 
 @dataclass
@@ -116,7 +61,7 @@ class LaneBuffers:
         self._num_lanes = num_lanes
         self._blocks = lane_blocks(num_lanes, world.world_size)
         # Each buffer on each replica.
-        self._buffers: list[tuple[_Buffer, ...]] | None = None
+        self._buffers: list[tuple[Buffer, ...]] | None = None
         self._lanes: list[_Lane] = []
         self._check: Callable[[], None] = lambda: None
 
@@ -131,7 +76,7 @@ class LaneBuffers:
     def _begin_step(self) -> None:
         self.check()
         if self._buffers is None:
-            self._buffers = list(zip(*map(_find, self._modules), strict=True))
+            self._buffers = list(zip(*map(find_buffers, self._modules), strict=True))
             num_buffers = len(self._buffers)
             self._changes = torch.zeros(num_buffers, dtype=torch.float64, device=self._world.device)
         self._changes.zero_()
@@ -146,7 +91,7 @@ class LaneBuffers:
         for lane in self._lanes[-1:]:  # whose forward is done by now
             lane.drop_unchanged()
         if not turn.positions or not self._buffers:  # nothing of a borrowed batch counts
-            self._lanes.append(_Lane(turn, {}, lambda: self._changes))
+            self._lanes.append(_Lane(turn, {}, self.changes))
             return
         device = self._world.device
         looks = [buffers[place].look() for buffers in self._buffers]
@@ -184,14 +129,13 @@ class LaneBuffers:
             lane.drop_unchanged()
         step, num_present = self._lanes[0].turn.step, self._lanes[0].turn.num_present_lanes
         assert self._buffers is not None
-        firsts = [buffers[0] for buffers in self._buffers]
         changed = [number for number, change in enumerate(changes) if change]
         forms = {
             number: (start.shape, start.dtype)
             for number in changed
-            if (start := firsts[number].start) is not None
+            if (start := self._buffers[number][0].start) is not None
         }
-        if reshaped := [number for number in changed if changes[number] == _RESHAPED]:
+        if reshaped := [number for number in changed if changes[number] == RESHAPED]:
             forms |= self._agree_on_forms(reshaped, lanes, step)
         if changed:
             floats = {n: form for n, form in forms.items() if _is_averaged(form[1])}
@@ -199,11 +143,11 @@ class LaneBuffers:
             means, of_first_lane = self._exchange(lanes, floats, integers, num_present)
             self._check = self._start_comparison(of_first_lane, lanes)
             for number, value in (means | of_first_lane).items():
-                firsts[number].start = value
+                first, *others = self._buffers[number]
+                first.start = value
+                for other in others:
+                    other.follow(first)
         self.discard()
-        for number in changed:
-            for other in self._buffers[number][1:]:
-                other.follow(firsts[number])
 
     def check(self) -> None:
         """Look at what `merge` found; apart from it, so that a GPU need not be waited for at once.
@@ -321,30 +265,6 @@ class LaneBuffers:
                     )
 
         return check
-
-
-@contextmanager
-def kept_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put all buffers of some modules back afterwards: an evaluation must not leave its mark on training."""
-    kept = list(_find(modules))
-    try:
-        yield
-    finally:
-        for buffer in kept:
-            buffer.reset()
-
-
-def _find(modules: Sequence[nn.Module]) -> Iterator[_Buffer]:
-    """Find every buffer of the modules; of several, with the module's number in its name.
-
-    Sparse buffers are left alone: they have no elements that could be averaged.
-    """
-    for number, root in enumerate(modules):
-        for prefix, module in root.named_modules():
-            for key, tensor in module._buffers.items():
-                if tensor is None or tensor.layout is torch.strided:
-                    name = ".".join(part for part in (prefix, key) if part)
-                    yield _Buffer(f"{number}:{name}" if len(modules) > 1 else name, module, key)
 
 
 def _stack(changes: Sequence[float | torch.Tensor], device: torch.device) -> torch.Tensor:

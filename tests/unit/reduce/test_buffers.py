@@ -8,7 +8,7 @@ from torch import nn
 
 from lanewise.errors import TaskError
 from lanewise.lanes import Schedule
-from lanewise.reduce import LaneBuffers, kept_buffers
+from lanewise.reduce import LaneBuffers
 from lanewise.world.world import LocalWorld
 
 NUM_LANES = 4
@@ -250,15 +250,3 @@ def test_equal_names_in_two_modules_do_not_collide():
     steps.run(counted.value.add_)
     with pytest.raises(TaskError, match="integer buffer 0:value differs"):
         steps.buffers.check()
-
-
-def test_an_evaluation_puts_every_buffer_back():
-    norm, holder = nn.BatchNorm1d(2), Holder(torch.zeros(1))
-    kept = holder.value
-    with kept_buffers([nn.Sequential(norm, holder)]):
-        norm(torch.randn(4, 2))
-        holder.value = torch.ones(3)
-    assert norm.running_mean.tolist() == [0.0, 0.0]
-    assert norm.num_batches_tracked.item() == 0
-    assert holder.value is kept
-    assert kept.tolist() == [0.0]
