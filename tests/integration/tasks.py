@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from lanewise import Task
+from lanewise import Callback, Task
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -124,6 +125,23 @@ class Stuck(Line):
     def train_dataset(self) -> Dataset[Any]:
         time.sleep(600)
         return super().train_dataset()
+
+
+class SignalAtTheEnd(Callback):
+    """Sends SIGTERM to the command when the model was written, or when its interpreter shuts down."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+
+    def on_end(self, error: BaseException | None) -> None:
+        if self.when == "shutdown":
+            sys.modules[__name__].last = self  # type: ignore[attr-defined]
+        else:
+            os.kill(os.getpid() if self.when == "alone" else os.getppid(), signal.SIGTERM)
+
+    def __del__(self, kill: Any = os.kill, pid: int = os.getpid(), sign: int = signal.SIGTERM) -> None:
+        if self.when == "shutdown":
+            kill(pid, sign)
 
 
 class Chatty(Line):

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.integration.command import LANEWISE, TORCHRUN, Command, Done, train, wait_for
+from tests.integration.command import LANEWISE, TORCHRUN, Command, Done, train, wait_for, write_config
 from tests.soak.kill_and_resume import losses, result, write_noisy
 
 SIGNALS = pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1])
@@ -100,6 +100,23 @@ def test_a_signal_to_one_rank_under_torchrun_saves_and_stops_all(tmp_path, whole
     stop(tmp_path, lambda command: os.kill(command.worker(1), signal.SIGUSR1), program=program)
     go_on(tmp_path, 3)
     assert result(tmp_path) == result(whole)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_before_the_first_step_a_signal_ends_the_run_at_once(tmp_path, devices):
+    config = write_config(tmp_path, "tasks.Stuck", distributed={"devices": devices})
+    with Command(*LANEWISE, "train", config) as command:
+        wait_for((tmp_path / "run" / ".lock").exists if devices == 1 else lambda: len(command.pids()) == 3)
+        command.process.terminate()
+        says_so(command.finish())
+
+
+@pytest.mark.parametrize(("when", "devices"), [("alone", 1), ("launched", 2), ("shutdown", 1)])
+def test_after_the_last_step_a_signal_changes_nothing(tmp_path, when, devices):
+    callback = {"class_path": "tasks.SignalAtTheEnd", "init_args": {"when": when}}
+    config = write_config(tmp_path, distributed={"devices": devices}, callbacks=[callback])
+    train(config).require_success()
+    assert (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_a_second_signal_ends_a_single_process_at_once(tmp_path):

@@ -6,27 +6,48 @@
     a worker of that launcher   a thread takes the signal: from anybody it is such a wish, but from the agent
                                 in the launcher it says that another worker failed, and ends the process
 
-The wish is voted on, so it is enough that one rank has it. A second signal ends the process.
+The wish is voted on in each step, so it is enough that one rank has it. Before the first step there is
+nothing to save: then one process, or the launcher with its workers, ends at once. A second signal ends the
+process in any case.
 """
 
+import atexit
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from lanewise.errors import PreemptedError
 
 STOP_FILE_VARIABLE = "LANEWISE_STOP_FILE"
 """Environment variable in which the launcher tells its workers for which file to look."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _noted = threading.Event()
+_begun = threading.Event()
+_stop_file: Path | None = None
 
 
 def wants_stop() -> bool:
     """Tell whether this process was asked to save and stop."""
-    stop_file = os.environ.get(STOP_FILE_VARIABLE)
-    return _noted.is_set() or (stop_file is not None and Path(stop_file).exists())
+    return _noted.is_set() or (_stop_file is not None and _stop_file.exists())
+
+
+def begin() -> None:
+    """Tell that training begins: from now on a wish to stop waits for the end of a step."""
+    _begun.set()
+    if _stop_file is not None:
+        with suppress(FileNotFoundError):  # the launcher is gone
+            _begun_file(_stop_file).touch()
+
+
+def pass_on(stop_file: Path) -> None:
+    """Pass wishes on, by this file, to the workers that are started with it in `STOP_FILE_VARIABLE`."""
+    global _stop_file  # noqa: PLW0603 - signals are the process's
+    _stop_file = stop_file
 
 
 def watch_as_worker() -> None:
@@ -36,29 +57,33 @@ def watch_as_worker() -> None:
     gone.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    if stop_file := os.environ.get(STOP_FILE_VARIABLE):
+        pass_on(Path(stop_file))
     threading.Thread(target=_take_signals, name="signals", daemon=True).start()
 
 
+def watch_until_exit(*, ends_at_once: bool) -> None:
+    """Take the signals by handlers until this process ends; at its very end they change nothing any more.
+
+    Args:
+        ends_at_once: see `watching`.
+    """
+    _install(ends_at_once=ends_at_once)
+    atexit.register(_ignore)
+
+
 @contextmanager
-def watching() -> Iterator[None]:
-    """Take the signals for a while by handlers, unless a thread does; only the main thread can do that."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or set(_SIGNALS) & signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+def watching(*, ends_at_once: bool) -> Iterator[None]:
+    """Take the signals by handlers for a while; does nothing outside of the main thread, which gets them.
+
+    Args:
+        ends_at_once: whether a signal before the first step raises PreemptedError; for a process that others
+            would wait for, it only counts in the first vote.
+    """
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with handling(_noted.set):
-        yield
-
-
-@contextmanager
-def handling(note: Callable[[], None]) -> Iterator[None]:
-    """Call a function at the first of the signals; the second one does what it did before."""
-
-    def handle(sign: int, _frame: object) -> None:
-        note()
-        signal.signal(sign, before[signal.Signals(sign)])
-
-    before = {sign: signal.signal(sign, handle) for sign in _SIGNALS}
+    before = _install(ends_at_once=ends_at_once)
     try:
         yield
     finally:
@@ -66,9 +91,44 @@ def handling(note: Callable[[], None]) -> Iterator[None]:
             signal.signal(sign, handler)
 
 
+def _install(*, ends_at_once: bool) -> dict[signal.Signals, Any]:
+    """Set the handlers, and return those that were there: the second signal does what it did before."""
+    _noted.clear()
+    _begun.clear()
+
+    def handle(sign: int, _frame: object) -> None:
+        signal.signal(sign, before[signal.Signals(sign)])
+        _note()
+        if ends_at_once and not _has_begun():
+            raise PreemptedError("a signal stopped the run before its first step. Start it again.")
+
+    before = {sign: signal.signal(sign, handle) or signal.SIG_DFL for sign in _SIGNALS}
+    return before
+
+
+def _ignore() -> None:
+    for sign in _SIGNALS:
+        signal.signal(sign, signal.SIG_IGN)
+
+
+def _note() -> None:
+    _noted.set()
+    if _stop_file is not None:
+        with suppress(FileNotFoundError):  # the workers are gone
+            _stop_file.touch()
+
+
+def _has_begun() -> bool:
+    return _begun.is_set() or (_stop_file is not None and _begun_file(_stop_file).exists())
+
+
+def _begun_file(stop_file: Path) -> Path:
+    return stop_file.with_suffix(".begun")
+
+
 def _take_signals() -> None:
     while True:
         info = signal.sigwaitinfo(_SIGNALS)
         if info.si_pid == os.getppid() or _noted.is_set():
             os._exit(128 + info.si_signo)
-        _noted.set()
+        _note()

@@ -5,10 +5,9 @@ import os
 import pickle
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,8 +16,8 @@ import cloudpickle
 from lanewise.config import pin_environment, pinned_variables
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError, LanewiseError, PreemptedError, mistakes_of
+from lanewise.jobs import signals
 from lanewise.jobs.job import Job
-from lanewise.jobs.signals import STOP_FILE_VARIABLE, handling
 from lanewise.launch import has_agent, launch_local, record_failure
 from lanewise.world.environment import Environment
 
@@ -54,12 +53,16 @@ def start(job: Job, *, is_fresh: bool) -> Any:
     with job.claim():
         if num_processes == 1 and not is_fresh:
             return run_in_world(job, place)
-        return _launch(job, num_processes)
+        # The handlers of a command are there already.
+        with signals.watching(ends_at_once=True) if job.can_stop and is_fresh else nullcontext():
+            return _launch(job, num_processes)
 
 
 def run_command(job: Job, show: Callable[[Any], None]) -> None:
     """Start a job for the command line, and show its result once; after an error, leave a prepared world."""
     place = Environment.from_env(os.environ)
+    if job.can_stop:
+        signals.watch_until_exit(ends_at_once=place is None)
     if place is None:
         show(start(job, is_fresh=False))
         return
@@ -153,22 +156,22 @@ def _launch(job: Job, num_processes: int) -> Any:
         file.write_bytes(pickle.dumps({"sys.path": sys.path, "job": pickled}))
         distributed = job.config.distributed
         variables = pinned_variables(distributed.threads, distributed.equality)
-        arguments = ["-m", "lanewise.jobs", str(file)]
-        stop_file = file.with_suffix(".stop")
-        if job.can_stop and threading.current_thread() is threading.main_thread():
-            with handling(stop_file.touch):
-                launch_local(
-                    arguments,
-                    num_processes,
-                    {**variables, STOP_FILE_VARIABLE: str(stop_file)},
-                    folder=folder,
-                    max_restarts=distributed.max_restarts,
-                    signals="SIGINT,SIGHUP,SIGQUIT",
-                )
+        ending = "SIGINT,SIGHUP,SIGQUIT"
+        if job.can_stop:
+            stop_file = file.with_suffix(".stop")
+            signals.pass_on(stop_file)
+            variables[signals.STOP_FILE_VARIABLE] = str(stop_file)
         else:
-            launch_local(
-                arguments, num_processes, variables, folder=folder, max_restarts=distributed.max_restarts
-            )
+            ending += ",SIGTERM"
+        launch_local(
+            ["-m", "lanewise.jobs", str(file)],
+            num_processes,
+            variables,
+            folder=folder,
+            max_restarts=distributed.max_restarts,
+            signals=ending,
+        )
+        signals.begin()  # and ended: the result is there
         result = pickle.loads(_result_of(file).read_bytes())  # noqa: S301 - from our own worker
         if isinstance(result, PreemptedError):
             raise result

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lanewise.config import dump_config
 from lanewise.jobs.job import Job
-from lanewise.jobs.signals import wants_stop, watching
+from lanewise.jobs.signals import begin, wants_stop
 from lanewise.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class TrainJob(Job):
             engine.last_step,
             wants_stop,
         )
-        with watching():
-            values = engine.fit(self.run_dir, callbacks, saving)
+        begin()
+        values = engine.fit(self.run_dir, callbacks, saving)
         world.all_gather_object(None)  # no rank goes on before the model is on disk
         return values
 

@@ -18,7 +18,7 @@ def launch_local(
     *,
     folder: str,
     max_restarts: int = 0,
-    signals: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    signals: str,
 ) -> None:
     """Run `python ARGUMENTS` in several processes that form one world, and wait for all of them.
 

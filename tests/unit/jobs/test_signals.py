@@ -1,0 +1,63 @@
+"""What a process does with a signal, before training began and afterwards."""
+
+import os
+import signal
+
+import pytest
+
+from lanewise.errors import PreemptedError
+from lanewise.jobs import signals
+
+SIGNALS = pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1])
+
+
+@pytest.fixture(autouse=True)
+def seen():
+    """Numbers of the signals that come to whoever was there before; none ends the tests."""
+    numbers = []
+    before = {
+        sign: signal.signal(sign, lambda number, _: numbers.append(number))
+        for sign in (signal.SIGTERM, signal.SIGUSR1)
+    }
+    yield numbers
+    for sign, handler in before.items():
+        signal.signal(sign, handler)
+
+
+@SIGNALS
+def test_before_training_a_signal_ends_a_process_that_is_alone(sign):
+    with (
+        pytest.raises(PreemptedError, match=r"before its first step\. Start it again\."),
+        signals.watching(ends_at_once=True),
+    ):
+        os.kill(os.getpid(), sign)
+
+
+def test_before_training_a_signal_to_one_of_several_waits_for_the_first_vote():
+    with signals.watching(ends_at_once=False):
+        assert not signals.wants_stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.wants_stop()
+
+
+@SIGNALS
+def test_in_training_a_signal_is_a_wish_and_the_second_one_is_not_ours(sign, seen):
+    with signals.watching(ends_at_once=True):
+        signals.begin()
+        os.kill(os.getpid(), sign)
+        assert signals.wants_stop()
+        assert seen == []
+        os.kill(os.getpid(), sign)
+        assert seen == [sign]
+    os.kill(os.getpid(), sign)
+    assert seen == [sign, sign]
+
+
+def test_a_launcher_tells_its_workers_by_a_file_once_they_have_begun(tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "_stop_file", None)
+    file = tmp_path / "job.stop"
+    with signals.watching(ends_at_once=True):
+        signals.pass_on(file)
+        file.with_suffix(".begun").touch()  # what `begin` does in a worker
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert file.exists()
