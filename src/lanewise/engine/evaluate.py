@@ -18,7 +18,7 @@ from lanewise.lanes import BlockSchedule, evaluation_seed, lane_blocks
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
-from lanewise.reduce import Reducer, kept_buffers
+from lanewise.reduce import Reducer, evaluating
 from lanewise.task import Task
 from lanewise.world.world import World
 
@@ -313,7 +313,7 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with kept_buffers([model]):
+        with evaluating([model]):
             yield
     finally:
         for module, is_training in modes:

@@ -33,7 +33,7 @@ from lanewise.lanes import BlockSchedule, lane_blocks, model_seed
 from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
 from lanewise.precision import LossScale, Precision
 from lanewise.random_state import kept_random_state, set_random_state
-from lanewise.reduce import build_reducer, kept_buffers
+from lanewise.reduce import build_reducer, evaluating
 from lanewise.world.determinism import set_determinism
 from lanewise.world.device import choose_devices
 from lanewise.world.environment import Environment
@@ -185,7 +185,7 @@ class Lanes:
         num_samples = count_samples(dataset)
         reader = LaneReader(dataset, collate, self._seed)
         own: dict[int, MetricStates] = {}
-        with kept_buffers(self._models), kept_random_state():
+        with evaluating(self._models), kept_random_state():
             compare_datasets(reader, num_samples, self._world)
             schedule = BlockSchedule(num_samples, self._batch.num_lanes, self._batch.micro_batch_size)
             for batch in read_blocks(reader, schedule, self._world, self._seed, num_workers=num_workers):

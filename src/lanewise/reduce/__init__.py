@@ -1,6 +1,6 @@
 """How the gradients of all lanes become one; owns every difference between the modes."""
 
-from lanewise.reduce.buffer import kept_buffers
+from lanewise.reduce.buffer import evaluating
 from lanewise.reduce.buffers import LaneBuffers
 from lanewise.reduce.build import build_reducer
 from lanewise.reduce.reducer import LaneWork, Reducer
@@ -16,6 +16,6 @@ __all__ = [
     "Reducer",
     "StepTotals",
     "build_reducer",
-    "kept_buffers",
+    "evaluating",
     "start_totals",
 ]

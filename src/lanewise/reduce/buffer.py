@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from lanewise.errors import TaskError
+
 CHANGED, RESHAPED = 1.0, 2.0
 """What is told of a buffer that changed, and of one that has another shape now; 0 of others."""
 
@@ -63,14 +65,25 @@ class Buffer:
 
 
 @contextmanager
-def kept_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put all buffers of some modules back afterwards: an evaluation must not leave its mark on training."""
-    kept = list(find_buffers(modules))
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put all buffers of some modules back afterwards: an evaluation leaves no mark on training.
+
+    Raises:
+        TaskError: if a parameter was changed meanwhile.
+    """
+    buffers = list(find_buffers(modules))
+    versions = [(name, one, one._version) for module in modules for name, one in module.named_parameters()]
     try:
         yield
     finally:
-        for buffer in kept:
+        for buffer in buffers:
             buffer.reset()
+    for name, parameter, version in versions:
+        if parameter._version != version:
+            raise TaskError(
+                f"parameter {name} was changed in an evaluation, in another way on each process. "
+                "Leave parameters to the optimizer, and make what a forward maintains a buffer."
+            )
 
 
 def find_buffers(modules: Sequence[nn.Module]) -> Iterator[Buffer]:

@@ -1,9 +1,11 @@
 """One buffer: an evaluation puts it back, whatever a forward did with it."""
 
+import pytest
 import torch
 from torch import nn
 
-from lanewise.reduce import kept_buffers
+from lanewise.errors import TaskError
+from lanewise.reduce import evaluating
 
 
 class Changing(nn.Module):
@@ -18,7 +20,7 @@ class Changing(nn.Module):
 def test_an_evaluation_puts_every_buffer_back():
     norm, changing = nn.BatchNorm1d(2), Changing()
     kept = changing.replaced
-    with kept_buffers([nn.Sequential(norm, changing)]):
+    with evaluating([nn.Sequential(norm, changing)]):
         norm(torch.randn(4, 2))
         changing.replaced = changing.late = torch.ones(3)
     assert norm.running_mean.tolist() == [0.0, 0.0]
@@ -26,3 +28,13 @@ def test_an_evaluation_puts_every_buffer_back():
     assert changing.replaced is kept
     assert kept.tolist() == [0.0]
     assert changing.late is None
+
+
+def test_a_parameter_that_an_evaluation_changes_is_an_error():
+    """An embedding with max_norm scales its rows in a forward, those of the samples that a process has."""
+    embedding = nn.Embedding(3, 2, max_norm=0.1)
+    with (
+        pytest.raises(TaskError, match="parameter weight was changed"),
+        evaluating([embedding]),
+    ):
+        embedding(torch.tensor([0, 1]))
