@@ -33,12 +33,33 @@ class _Kind:
     """The class that it is derived from; imported late, as it may need torch."""
     num_runtime_args: int = 0
     """How many of the first arguments of the constructor are given at run time."""
+    refuse: Callable[[type], str] = lambda _: ""
+    """Says why a class of this kind cannot be used all the same, and what to do; nothing where it can."""
+
+
+def _refuse_optimizer(cls: type) -> str:
+    closure = inspect.signature(cls.step).parameters.get("closure")  # type: ignore[attr-defined]
+    if closure is not None and closure.default is closure.empty:
+        return "It evaluates the loss several times a step. Use an optimizer whose step() needs no closure."
+    if _is_a(cls, "torch.optim.SparseAdam"):
+        return "It takes sparse gradients only, and the sums over lanes are dense. Use torch.optim.Adam."
+    return ""
+
+
+def _refuse_scheduler(cls: type) -> str:
+    if _is_a(cls, "torch.optim.lr_scheduler.ReduceLROnPlateau"):
+        return "It needs a metric in each step. Use a scheduler that follows the steps alone."
+    return ""
+
+
+def _is_a(cls: type, class_path: str) -> bool:
+    return issubclass(cls, resolve_class(class_path, ClassConfig(class_path=class_path)))
 
 
 _KINDS = {
     "task": _Kind("lanewise.Task"),
-    "optimizer": _Kind("torch.optim.Optimizer", num_runtime_args=1),
-    "scheduler": _Kind("torch.optim.lr_scheduler.LRScheduler", num_runtime_args=1),
+    "optimizer": _Kind("torch.optim.Optimizer", num_runtime_args=1, refuse=_refuse_optimizer),
+    "scheduler": _Kind("torch.optim.lr_scheduler.LRScheduler", num_runtime_args=1, refuse=_refuse_scheduler),
     "callbacks": _Kind("lanewise.Callback"),
 }
 _OBJECT = _Kind("builtins.object")  # inside an argument, whose type hint says what it must be
@@ -221,6 +242,8 @@ def _require_kind(cls: type, class_path: str, key: str, kind: _Kind) -> None:
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise ConfigError(f"{key}.class_path: {class_path} does not define {missing}. Add it to the class.")
+    if why := kind.refuse(cls):
+        raise ConfigError(f"{key}.class_path: {class_path} cannot be used. {why}")
 
 
 def _bind(config: ClassConfig, key: str, kind: _Kind) -> tuple[_Constructor, dict[str, Callable[[], object]]]:

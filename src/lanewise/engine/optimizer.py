@@ -2,12 +2,13 @@
 
 import inspect
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, SequentialLR
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
 
-from lanewise.config import RunConfig
+from lanewise.config import ClassConfig, RunConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.classes import build
 from lanewise.errors import ConfigError
@@ -31,14 +32,18 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> tuple[Op
         parameters = inspect.signature(resolve_class("optimizer", section)).parameters
         if "foreach" in parameters:
             section = replace(section, init_args={**section.init_args, "foreach": True})
-    optimizer: Optimizer = build("optimizer", section, task.parameter_groups(model))
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ConfigError(
-            f"{config.optimizer.class_path} evaluates the loss several times a step, which is not supported. "
-            "Use an optimizer whose step() needs no closure."
-        )
+    optimizer: Optimizer = _build("optimizer", section, task.parameter_groups(model))
     return optimizer, _build_scheduler(config, optimizer)
+
+
+def _build(key: str, section: ClassConfig, argument: object) -> Any:
+    """Build an object, and name the section where its class refuses a value, as torch does lr=-1."""
+    try:
+        return build(key, section, argument)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{key}: {section.class_path} refuses its arguments: {error}.") from error
 
 
 def _build_scheduler(config: RunConfig, optimizer: Optimizer) -> LRScheduler | None:
@@ -46,12 +51,7 @@ def _build_scheduler(config: RunConfig, optimizer: Optimizer) -> LRScheduler | N
     steps = config.train.warmup_steps
     scheduler: LRScheduler | None = None
     if config.scheduler is not None:
-        scheduler = build("scheduler", config.scheduler, optimizer)
-    if config.scheduler is not None and isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigError(
-            "scheduler.class_path must name an LRScheduler of torch that needs no metric: "
-            f"got {config.scheduler.class_path}."
-        )
+        scheduler = _build("scheduler", config.scheduler, optimizer)
     if steps is None:
         return scheduler
     warmup = LinearLR(optimizer, start_factor=1 / (steps + 1), total_iters=steps)

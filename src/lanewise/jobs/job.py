@@ -66,9 +66,13 @@ class Job(ABC):
         num_workplaces = (distributed.num_devices if distributed.is_one_process else None) or place.world_size
         lane_blocks(self.config.batch.num_lanes, num_workplaces)  # raises where one would have no lane
         check_classes(self.config, has_task=self.task is not None)
-        choose_devices(
+        devices, _ = choose_devices(
             distributed.device_type,
             distributed.backend,
             distributed.num_devices or place.local_world_size,
             distributed.device_names,
         )
+        if self.config.optimizer.init_args.get("capturable") and "cpu" in devices:
+            raise ConfigError(
+                "optimizer.init_args.capturable needs a GPU: got the device cpu. Remove the key."
+            )

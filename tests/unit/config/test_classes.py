@@ -4,7 +4,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,7 +96,7 @@ KINDS = dict(stage_two._KINDS)
 def _importable(monkeypatch):
     """Let a class_path reach this file, which pytest imports under no plain name; any class will do."""
     monkeypatch.setitem(sys.modules, "here", sys.modules[__name__])
-    anything = {key: replace(kind, class_path="builtins.object") for key, kind in KINDS.items()}
+    anything = {key: stage_two._Kind("builtins.object", kind.num_runtime_args) for key, kind in KINDS.items()}
     monkeypatch.setattr(stage_two, "_KINDS", anything)
 
 
@@ -307,6 +307,24 @@ def test_an_abstract_class_is_refused_before_its_arguments_are_built(monkeypatch
     abstract = ClassConfig(class_path="lanewise.Task", init_args={"x": as_value("Exploding")})
     with pytest.raises(ConfigError, match=r"lanewise.Task does not define build_model, .* Add it to"):
         build("task", abstract)
+
+
+@pytest.mark.parametrize(
+    ("key", "class_path", "why"),
+    [
+        ("optimizer", "torch.optim.LBFGS", "It evaluates the loss several times a step"),
+        ("optimizer", "torch.optim.SparseAdam", "It takes sparse gradients only"),
+        ("scheduler", "torch.optim.lr_scheduler.ReduceLROnPlateau", "It needs a metric in each step"),
+    ],
+)
+def test_what_training_cannot_use_is_refused_before_a_process_starts(monkeypatch, key, class_path, why):
+    monkeypatch.setattr(stage_two, "_KINDS", KINDS)
+    sections = {
+        "optimizer": ClassConfig(class_path="torch.optim.SGD"),
+        key: ClassConfig(class_path=class_path),
+    }
+    with pytest.raises(ConfigError, match=f"{key}.class_path: {class_path} cannot be used. {why}"):
+        check_classes(run_config(config("Task"), **sections), has_task=True)
 
 
 def test_build_checks_too():
