@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from lanewise.config import DistributedConfig
 from lanewise.errors import ConfigError, TaskError, WorldError
@@ -38,11 +39,13 @@ def build_reducer(
 
     Raises:
         ConfigError: if the machine lacks a device, or the reducer cannot be had here.
-        TaskError: if no parameter is trainable, one is expanded, or the reducer cannot take the model.
+        TaskError: if no parameter is trainable, one is expanded or has no shape yet, or the reducer cannot
+            take the model.
         WorldError: if the ranks built different models.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise TaskError("the model has no trainable parameter: build_model returned nothing to train.")
+    _require_shapes(model)
     _require_own_elements(model)
     exact = config.equality == "exact"
     if config.reducer == "fsdp":
@@ -64,6 +67,17 @@ def build_reducer(
         return SingleReducer(model, num_lanes, exact=exact)
     _compare_replicas(model, world)
     return DDPReducer(model, num_lanes, world, exact=exact, on_bucket=on_bucket)
+
+
+def _require_shapes(model: nn.Module) -> None:
+    """Raise where a lazy module has not seen an input yet: there is nothing to compare or to sum."""
+    lazy = [name for name, one in [*model.named_parameters(), *model.named_buffers()] if is_lazy(one)]
+    if lazy:
+        raise TaskError(
+            f"the model has parameters or buffers without a shape: {', '.join(lazy)}. Modules like "
+            "nn.LazyLinear take it from their first input: run the model once on a small one, of zeros, "
+            "where it is built (build_model)."
+        )
 
 
 def _require_own_elements(model: nn.Module) -> None:

@@ -30,3 +30,11 @@ def test_a_frozen_parameter_may_be_expanded(devices):
         reducer="single" if devices == 1 else "data_parallel", devices=devices, device_type="cpu"
     )
     build_reducer(model, 4, LocalWorld(torch.device("cpu")), config)
+
+
+def test_a_lazy_module_without_a_shape_is_an_error_before_the_first_step():
+    model = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
+    with pytest.raises(TaskError, match=r"0\.weight, .*1\.running_mean.*: run the model once on a small one"):
+        build_reducer(model, 4, LocalWorld(torch.device("cpu")), DistributedConfig())
+    model(torch.zeros(2, 3))
+    build_reducer(model, 4, LocalWorld(torch.device("cpu")), DistributedConfig())
