@@ -53,6 +53,7 @@ def run_task(world, task, options):
 
 
 BAD_POSITION = 12  # in the second of three steps an epoch
+BAD_LANE = int(Order(22, seed=0).indices(0, 7, 8)[0])  # the last sample of the first step
 BAD_SAMPLE = int(Order(22, seed=0).indices(0, BAD_POSITION, BAD_POSITION + 1)[0])
 
 
@@ -246,6 +247,29 @@ class VectorLoss(Line):
         return outputs.squeeze(1)
 
 
+class BackwardInTheLoss(Line):
+    def loss(self, outputs, batch):
+        loss = super().loss(outputs, batch)
+        loss.backward(retain_graph=True)
+        return loss
+
+
+class BackwardInOneLane(BackwardInTheLoss):
+    """In the last lane of the first step only."""
+
+    def loss(self, outputs, batch):
+        is_last = BAD_LANE in batch[0]
+        return super().loss(outputs, batch) if is_last else Line.loss(self, outputs, batch)
+
+
+class UpdateInBackward(Line):
+    def build_model(self):
+        model = super().build_model()
+        optimizer = torch.optim.SGD([model.weight], lr=0.1)
+        model.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+        return model
+
+
 @EITHER
 @pytest.mark.parametrize(
     ("task", "said"),
@@ -256,6 +280,9 @@ class VectorLoss(Line):
         (Frozen, "the model has no trainable parameter"),
         (NegativeWeight, "has the weight -1.0"),
         (Detached, "has no gradient: nothing would be trained"),
+        (BackwardInTheLoss, "parameter weight got a gradient before the backward of lane"),
+        (BackwardInOneLane, "parameter weight got a gradient before the backward of lane"),
+        (UpdateInBackward, "parameter weight changed in the backward of lane"),
         (VectorLoss, "must be a scalar tensor or a Loss: got a tensor of shape (2,)"),
     ],
 )

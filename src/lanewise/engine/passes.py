@@ -106,6 +106,7 @@ class LanePasses:
         self._own, self._own_samples = [], {}
         self._repeat = repeat
         self._drop_gradients()
+        self._watch.begin_step()
         is_last = False
         while not is_last:
             group: list[LaneBatch] = []
@@ -217,9 +218,11 @@ class LanePasses:
         self._group = []
         for place, batch in enumerate(group):
             self._buffers.end(batch.turn, place)
+        self._watch.before_backward(group[0].turn)
         for batch, loss in zip(group, losses, strict=True):
             with named_lane(batch):
                 self._backward_lane(batch, loss)
+        self._watch.after_backward(group[0].turn)
         is_last = group[-1].turn.is_last
         self._clock.lap("communication" if is_last and self._world.world_size > 1 else "backward")
 

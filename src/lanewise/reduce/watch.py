@@ -1,14 +1,21 @@
 """Notices parameters that training cannot work with, and names those that no lane uses."""
 
+from collections.abc import Sequence
+
 import torch
 
 from lanewise.errors import TaskError
-from lanewise.reduce.reducer import Reducer
+from lanewise.lanes import LaneTurn
+from lanewise.reduce.reducer import Reducer, trained_parameters
 from lanewise.world.world import World
 
 
 class ParameterWatch:
-    """Watches the parameters of the user's module.
+    """Watches the parameters of the user's module and of its replicas.
+
+    For each group of lanes of a step `check`, `before_backward` and `after_backward`. A backward inside of
+    the forward is noticed in any step in the first lane of each process, and in the first step in all of
+    them; an update inside of the backward in the first step.
 
     Args:
         reducer: has the module.
@@ -17,6 +24,9 @@ class ParameterWatch:
     def __init__(self, reducer: Reducer) -> None:
         self._all = list(reducer.replicas[0].named_parameters())
         self._trainable = [parameter.requires_grad for _, parameter in self._all]
+        self._watched = [one for replica in reducer.replicas for one in trained_parameters(replica)]
+        self._left: list[int | None] | None = None
+        self._versions: list[int] = []
         self._used: set[str] = set()
         self._hooks = reducer.watch(self._note_use)
 
@@ -30,6 +40,31 @@ class ParameterWatch:
                     "Freeze parameters in build_model, and start a new run to train others."
                 )
 
+    def begin_step(self) -> None:
+        """Learn that no parameter has a gradient."""
+        self._left = [None] * len(self._watched)
+
+    def before_backward(self, turn: LaneTurn) -> None:
+        """Raise TaskError if gradients came from elsewhere than from the backward of lanes."""
+        if self._left is not None and (now := self._gradient_versions()) != self._left:
+            raise TaskError(
+                f"parameter {self._name_of_first(now, self._left)} got a gradient before the backward of "
+                f"lane {turn.lane} in step {turn.step}: the forward or the loss calls backward(). Give the "
+                "whole loss to lanewise, which calls it; inside of a loss there is torch.autograd.grad."
+            )
+        if self._hooks:
+            self._versions = [parameter._version for parameter in self._watched]
+
+    def after_backward(self, turn: LaneTurn) -> None:
+        """Raise TaskError if parameters were updated by the gradient of a part of the global batch."""
+        self._left = self._gradient_versions() if self._hooks else None
+        if self._hooks and (now := [parameter._version for parameter in self._watched]) != self._versions:
+            raise TaskError(
+                f"parameter {self._name_of_first(now, self._versions)} changed in the backward of lane "
+                f"{turn.lane} in step {turn.step}: a hook updates it there, by the gradient of a part of the "
+                "global batch. Leave updates to the optimizer's step after all lanes."
+            )
+
     def unused(self, world: World) -> list[str]:
         """Name the trainable parameters that no lane used in the steps so far, and stop watching for it.
 
@@ -37,11 +72,12 @@ class ParameterWatch:
         """
         for hook in self._hooks:
             hook.remove()
+        self._hooks = []
         used = set().union(*world.all_gather_object(self._used))
         return [name for name, parameter in self._all if parameter.requires_grad and name not in used]
 
     def _note_use(self, name: str, parameter: torch.Tensor) -> None:
-        if parameter.grad is None:  # reached through `reach_all` alone
+        if parameter.grad is None:  # a lane that contributes nothing came to it
             return
         if parameter.grad.layout != torch.strided:
             raise TaskError(
@@ -49,3 +85,14 @@ class ParameterWatch:
                 "Use a dense one, for example nn.Embedding(sparse=False)."
             )
         self._used.add(name)
+
+    def _gradient_versions(self) -> list[int | None]:
+        return [None if one.grad is None else one.grad._version for one in self._watched]
+
+    def _name_of_first(self, now: Sequence[int | None], before: Sequence[int | None]) -> str:
+        """Name the first parameter for which two lists differ."""
+        number = next(
+            number for number, pair in enumerate(zip(now, before, strict=True)) if pair[0] != pair[1]
+        )
+        trained = [name for name, parameter in self._all if parameter.requires_grad]
+        return trained[number % len(trained)]
