@@ -40,13 +40,15 @@ def build_reducer(
     Raises:
         ConfigError: if the machine lacks a device, or the reducer cannot be had here.
         TaskError: if no parameter is trainable, one is expanded or has no shape yet, or the reducer cannot
-            take the model.
+            take the model or its hooks.
         WorldError: if the ranks built different models.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise TaskError("the model has no trainable parameter: build_model returned nothing to train.")
     _require_shapes(model)
     _require_own_elements(model)
+    if config.reducer not in ("single", "ddp"):
+        _require_no_hooks(model, config.reducer)
     exact = config.equality == "exact"
     if config.reducer == "fsdp":
         if world.world_size == 1:
@@ -89,6 +91,16 @@ def _require_own_elements(model: nn.Module) -> None:
                 f"parameter {name} is expanded: its shape is {tuple(parameter.shape)}, its strides are "
                 f"{parameter.stride()}, so several elements are one number in memory, which no optimizer can "
                 "update. Make the small tensor the parameter and expand it in the forward, or clone it."
+            )
+
+
+def _require_no_hooks(model: nn.Module, reducer: str) -> None:
+    """Raise where somebody waits for a parameter whose gradients will be those of copies of it."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # noqa: SLF001
+            raise TaskError(
+                f"parameter {name} has a hook for its gradient, which {reducer} would not call: it trains "
+                "copies or parts of the parameters. Use distributed.reducer=ddp, or leave the hook out."
             )
 
 

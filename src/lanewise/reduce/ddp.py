@@ -1,20 +1,31 @@
-"""Sums the lanes' gradients over processes, through torch's DistributedDataParallel."""
+"""Sums the lanes' gradients over processes, through torch's DistributedDataParallel.
+
+[Note: who tells DDP]
+DDP sends a bucket when each of its parameters has told it once that its gradient is there. Autograd tells it
+of those that the last lane used, in the middle of the backward. Of the others we tell it ourselves, when that
+backward begins: whoever has hooks on them is not called, on any number of processes.
+
+A backward within the backward (activation checkpointing with use_reentrant=True) comes to parameters that the
+graph did not show, maybe several times. So in the first step, and in all steps where there is such a thing,
+DDP is told of all parameters when the backward is over, and nothing overlaps.
+"""
 
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from lanewise.lanes import LaneTurn, Node, TreeSum
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.pending import PendingGradients, add_into_right, is_dense
-from lanewise.reduce.reducer import Reducer, reach_all
+from lanewise.reduce.reducer import Reducer
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.world.world import World
 
@@ -56,6 +67,15 @@ class DDPReducer(Reducer):
             init_sync=False,  # the replicas were compared; a difference is an error, not overwritten
             **_no_buffer_broadcast(),
         )
+        # Held as autograd knows a parameter's node only while a graph or somebody else has it.
+        self._nodes = [get_gradient_edge(parameter).node for parameter in self.parameters]
+        self._use_order: list[int] = []
+        self._graph_task = -1
+        self._is_nested = False
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._note_use, index))
+            for index, parameter in enumerate(self.parameters)
+        ]
         self._pending: PendingGradients | None = None
         self._tree: TreeAllReduce | None = None
         if exact:
@@ -67,25 +87,58 @@ class DDPReducer(Reducer):
 
     def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
         """See `Reducer`. DDP need not see the forward; its rebuilding of buckets is a collective."""
-        with nullcontext() if turn.is_last else self._ddp.no_sync():
-            connected: torch.Tensor = self._ddp(lambda: reach_all(loss_sum, self.parameters))
-        return connected
+        loss_sum = super().connect(turn, loss_sum)
+        if self._hooks:
+            return _call_in_backward(loss_sum, self._note_graph_task)
+        return self._enter_ddp(loss_sum) if turn.is_last else loss_sum
 
     def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
-        """See `Reducer`."""
-        if self._pending is None:
+        """See `Reducer`. See [Note: who tells DDP]."""
+        if not turn.is_last:
             connected.backward()
-        elif not turn.is_last:
-            connected.backward()
-            self._pending.push(turn)
-        else:
-            self._turn, self._earlier = turn, self._pending.take()
-            connected.backward()
+            if self._pending is not None:
+                self._pending.push(turn)
+            return
+        self._turn = turn
+        if self._pending is not None:
+            self._earlier = self._pending.take()
+        connected.backward()
+        if self._hooks:
+            self._enter_ddp(super().connect(turn, None)).backward()
+            self._end_first_step()
+
+    def _enter_ddp(self, loss_sum: torch.Tensor) -> torch.Tensor:
+        """Make a loss whose backward reduces."""
+        connected: torch.Tensor = self._ddp(lambda: _call_in_backward(loss_sum, self._tell_of_unused))
+        return connected
+
+    def _tell_of_unused(self) -> None:
+        """Tell DDP, at the beginning of a backward, of each parameter that this backward will not come to."""
+        for index in dict.fromkeys([*self._use_order, *range(len(self.parameters))]):
+            if not torch._C._will_engine_execute_node(self._nodes[index]):  # noqa: SLF001
+                self._ddp.reducer._autograd_hook(index)  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def _note_graph_task(self) -> None:
+        self._graph_task = torch._C._current_graph_task_id()  # noqa: SLF001
+
+    def _note_use(self, index: int, _parameter: torch.Tensor) -> None:
+        self._use_order.append(index)
+        self._is_nested |= torch._C._current_graph_task_id() != self._graph_task  # noqa: SLF001
+
+    def _end_first_step(self) -> None:
+        self._use_order = []
+        if self._is_nested:  # and so may be the next step's
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def close(self) -> None:
         """See `Reducer`."""
         if self._tree is not None:
             self._tree.close()
+        for hook in self._hooks:
+            hook.remove()
         # DDP holds its hook, which holds this object: a cycle through C++, which python does not see. Freed
         # with the interpreter, it aborted the process (seen: SIGABRT after a good run, 1 in 15).
         del self._ddp
@@ -118,6 +171,26 @@ class DDPReducer(Reducer):
         work = dist.all_reduce(bucket.buffer(), async_op=True)
         summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
         return summed
+
+
+def _call_in_backward(loss_sum: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:
+    """Return the loss, as one whose backward begins by calling a function."""
+    connected: torch.Tensor = _CallInBackward.apply(loss_sum, function)  # type: ignore[no-untyped-call]
+    return connected
+
+
+class _CallInBackward(torch.autograd.Function):
+    """The identity on its first argument."""
+
+    @staticmethod
+    def forward(ctx: Any, loss_sum: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:
+        ctx.function = function
+        return loss_sum.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ctx.function()
+        return gradients[0], None
 
 
 def _flatten(gradients: list[torch.Tensor], bucket: GradBucket) -> torch.Tensor:

@@ -4,7 +4,7 @@
 A process gathers the weights of a block when its forward or backward comes to it, which is a collective. So
 all processes run equally many lanes: those with fewer borrow lane 0's batch (`LaneTurn.borrowed`). And every
 lane's backward passes through every block that its forward ran, also that of a lane which contributes
-nothing: the outputs of blocks are inputs of their lane's loss, by the node of `reach_all`. What a parameter
+nothing: the outputs of blocks are inputs of their lane's loss, by the node of `_reach_all`. What a parameter
 gets in a lane that contributes nothing is thrown away, since it could be NaN, and FSDP sends zeros.
 """
 
@@ -27,7 +27,7 @@ from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.reduce.blocks import find_blocks
 from lanewise.reduce.caller import Caller
-from lanewise.reduce.reducer import LaneWork, Reducer, reach_all
+from lanewise.reduce.reducer import LaneWork, Reducer
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
 from lanewise.world.shards import is_sharded, whole
 from lanewise.world.world import World
@@ -143,7 +143,7 @@ class FSDPReducer(Reducer):
             losses.append(lane.run(self.replicas[0]))
             self._is_in_forward = False
             outputs, self._outputs = self._outputs, []
-            return reach_all(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
+            return _reach_all(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
 
         self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](forward)
         return losses
@@ -170,7 +170,7 @@ class FSDPReducer(Reducer):
         if turn.is_last:
             checksum = torch.tensor([zlib.crc32(" ".join(self._order).encode())])
             self._wait_for_checksums = self._world.start_all_gather_to_host(checksum.to(self._world.device))
-        return reach_all(loss_sum, [anchor])
+        return _reach_all(loss_sum, [anchor])
 
     def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
         """See `Reducer`. Collective for every lane."""
@@ -262,6 +262,34 @@ class FSDPReducer(Reducer):
                 f"a {name} is checkpointed with use_reentrant=True, which hides it from the backward of a "
                 "lane without weight under fsdp. Use checkpoint(..., use_reentrant=False)."
             )
+
+
+def _reach_all(loss_sum: torch.Tensor | None, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Make every tensor an input of the loss, so that backward reaches each of them.
+
+    What the loss did not use gets an undefined gradient through this node, at no cost.
+
+    Args:
+        loss_sum: the lane's loss; None makes a loss that gives no gradient to any tensor.
+        tensors: what is to be reached.
+    """
+    if loss_sum is None:
+        loss_sum = tensors[0].new_zeros(())
+    connected: torch.Tensor = _Reach.apply(loss_sum, *tensors)  # type: ignore[no-untyped-call]
+    return connected
+
+
+class _Reach(torch.autograd.Function):
+    """The identity on its first argument; the others receive undefined gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, loss_sum: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.num_tensors = len(tensors)
+        return loss_sum.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (gradients[0], *[None] * ctx.num_tensors)
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

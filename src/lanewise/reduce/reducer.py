@@ -1,4 +1,4 @@
-"""What the engine asks of every reducer, and the autograd node that lets every parameter take part."""
+"""What the engine asks of every reducer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -82,14 +82,16 @@ class Reducer(ABC):
         """Call a function that runs the model, or an adopted module, outside of training."""
         return function()
 
-    @abstractmethod
     def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
-        """Return the scalar for `backward`. Collective in the first lane of a process in a step.
+        """Return the scalar for `backward`. Collective for the last lane of a step.
 
         Args:
             turn: the lane's turn; one without samples takes part with nothing.
             loss_sum: scalar, the sum of the lane's loss; None where the lane contributes nothing.
         """
+        if loss_sum is not None:
+            return loss_sum
+        return torch.zeros((), device=self.parameters[0].device, requires_grad=True)
 
     @abstractmethod
     def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
@@ -110,36 +112,6 @@ class Reducer(ABC):
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that have gradients."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def reach_all(loss_sum: torch.Tensor | None, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Make every tensor an input of the loss, so that backward reaches each of them.
-
-    A parameter that the lane did not use gets an undefined gradient through this node, at no cost, and its
-    hooks fire as if it had been used: no process waits for it, and nobody has to search the graph for unused
-    parameters.
-
-    Args:
-        loss_sum: the lane's loss; None makes a loss that gives no gradient to any tensor.
-        tensors: all trainable parameters, or whatever else is to be reached.
-    """
-    if loss_sum is None:
-        loss_sum = tensors[0].new_zeros(())
-    connected: torch.Tensor = _Reach.apply(loss_sum, *tensors)  # type: ignore[no-untyped-call]
-    return connected
-
-
-class _Reach(torch.autograd.Function):
-    """The identity on its first argument; the others receive undefined gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, loss_sum: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        ctx.num_tensors = len(tensors)
-        return loss_sum.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (gradients[0], *[None] * ctx.num_tensors)
 
 
 def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:

@@ -26,7 +26,7 @@ from torch import nn
 
 from lanewise.lanes import LaneTurn
 from lanewise.reduce.pending import PendingGradients
-from lanewise.reduce.reducer import LaneWork, Reducer, reach_all, trained_parameters
+from lanewise.reduce.reducer import LaneWork, Reducer, trained_parameters
 
 
 class ReplicaReducer(Reducer):
@@ -75,10 +75,6 @@ class ReplicaReducer(Reducer):
             return list(self._threads.map(self._run_lane, range(len(lanes)), lanes))
         outputs = list(self._threads.map(self._forward, range(len(lanes)), lanes))
         return [self._loss_on_first(lane, *output) for lane, output in zip(lanes, outputs, strict=True)]
-
-    def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
-        """See `Reducer`."""
-        return reach_all(loss_sum, self._trained[len(self._group)])
 
     def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
         """See `Reducer`. The lanes of a group have one backward, which runs on all devices at once."""

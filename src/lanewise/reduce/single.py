@@ -5,7 +5,7 @@ from torch import nn
 
 from lanewise.lanes import LaneTurn
 from lanewise.reduce.pending import PendingGradients
-from lanewise.reduce.reducer import Reducer, reach_all
+from lanewise.reduce.reducer import Reducer
 
 
 class SingleReducer(Reducer):
@@ -21,10 +21,6 @@ class SingleReducer(Reducer):
     def __init__(self, model: nn.Module, num_lanes: int, *, exact: bool) -> None:
         super().__init__(model)
         self._pending = PendingGradients(self.parameters, num_lanes) if exact else None
-
-    def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
-        """See `Reducer`."""
-        return reach_all(loss_sum, self.parameters)
 
     def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
         """See `Reducer`."""

@@ -35,9 +35,7 @@ def write_reference(folder: Path, engine: Engine, world: World, steps: Sequence[
         save_file(_gradients(engine, world, step), folder / f"gradients-{step}.safetensors")
     trained = [parameter for parameter in engine.training.model.parameters() if parameter.requires_grad]
     # Each lane's gradient passes the hook before it is added to those of the lanes before.
-    hooks = [
-        parameter.register_hook(lambda grad: None if grad is None else grad.abs()) for parameter in trained
-    ]
+    hooks = [parameter.register_hook(torch.abs) for parameter in trained]
     for step in steps:
         save_file(_gradients(engine, world, step), folder / f"sums-{step}.safetensors")
     for hook in hooks:
