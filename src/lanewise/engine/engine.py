@@ -20,7 +20,7 @@ from lanewise.engine.passes import LanePasses
 from lanewise.engine.saving import Saving
 from lanewise.engine.state import RunState
 from lanewise.engine.step import StepReport, Training, TrainStep
-from lanewise.errors import PreemptedError
+from lanewise.errors import ConfigError, PreemptedError
 from lanewise.lanes import Schedule
 from lanewise.run_dir import RunDir
 from lanewise.world.world import World
@@ -195,6 +195,15 @@ class Engine:
                 values = self._evaluate(step, run_dir, observers, saving)
             except PreemptedError:
                 stops = True
+            except ConfigError as error:  # evaluate.best: only now is known which values a metric has
+                if saving is None:
+                    raise
+                self.passes.check()
+                saving.save(step, None, stops=False)
+                saving.finish()
+                raise ConfigError(
+                    f"{error} The run was saved: correct it, and go on with --resume."
+                ) from None
         if saving is not None and (saves or stops):
             self.passes.check()
             is_evaluated = self.evaluation is None or not self.evaluation.is_due

@@ -1,7 +1,7 @@
 """Evaluates a model on exactly the samples that exist, with the same result on any number of processes."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -246,7 +246,7 @@ class Evaluation:
         best_mode: whether more of it is better, or less.
 
     Raises:
-        ConfigError: if no evaluation gives that value.
+        ConfigError: if surely no evaluation gives that value.
     """
 
     def __init__(
@@ -263,11 +263,12 @@ class Evaluation:
         """The value that the last evaluation gave; None before it, and where none is compared."""
         self.is_due = False
         """Whether a step that was taken has an evaluation after it that was not made yet."""
-        if best is not None and not any(best == key or best.startswith(f"{key}/") for key in evaluator.keys):
-            raise ConfigError(
-                f"evaluate.best must be a value of an evaluation: got {best}. "
-                f"Use one of {', '.join(evaluator.keys) or '(the task has no eval_datasets)'}."
-            )
+        # A metric may have several values, whose names its first evaluation tells.
+        if best is not None and not any(
+            best == key or (best.startswith(f"{key}/") and not key.endswith("/loss"))
+            for key in evaluator.keys
+        ):
+            raise _no_such_value(best, evaluator.keys)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
@@ -275,7 +276,10 @@ class Evaluation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
-        self.best_value, self.last_value, self.is_due = state["best"], state["last"], state["is_due"]
+        best = state["best"]
+        self.best_value = -math.inf if math.isnan(best) else best
+        self.last_value = state["last"]
+        self.is_due = state["is_due"]
 
     def note_step(self, step: int) -> None:
         """Learn that a step was taken, after which an evaluation may be due."""
@@ -291,16 +295,27 @@ class Evaluation:
 
         Raises:
             PreemptedError: on every rank, if one was asked to stop; the evaluation is still due then.
+            ConfigError: if no value is called as the one to compare by; it is still due then as well.
         """
         values = self._evaluator.run(wants_stop)
+        if self._best is not None and self._best not in values:
+            raise _no_such_value(self._best, values)
         self.is_due = False
         if self._best is None:
             return values, False
         self.last_value = values[self._best]
         value = self.sign * self.last_value
-        is_best = value > self.best_value
-        self.best_value = max(value, self.best_value)
+        is_best = value > self.best_value  # never for a NaN
+        if is_best:
+            self.best_value = value
         return values, is_best
+
+
+def _no_such_value(best: str, keys: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        f"evaluate.best must be a value of an evaluation: got {best}. "
+        f"Use one of {', '.join(keys) or '(the task has no eval_datasets)'}."
+    )
 
 
 @contextmanager

@@ -98,3 +98,11 @@ class Saving:
             )
         if step + 1 == self._last_step:
             self._saver.finish()
+
+    def finish(self) -> None:
+        """Wait until the last save is on disk. Collective: every rank must call this.
+
+        Raises:
+            CheckpointError: if it failed.
+        """
+        self._saver.finish()

@@ -20,9 +20,12 @@ from lanewise import Callback, Loss, Task
 from lanewise.config import EvaluateConfig
 from lanewise.engine import build_engine
 from lanewise.engine.build import build_evaluator
+from lanewise.engine.evaluate import Evaluation
+from lanewise.errors import ConfigError
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
+from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import configure
 
 CLASSES = 5
@@ -199,6 +202,79 @@ def test_an_unknown_best_metric_is_an_error_before_training(tmp_path):
         RuntimeError, match=r"evaluate.best must be a value .*: got test/acuracy. Use one of test/loss"
     ):
         run_distributed(fit, 1, with_evaluation(best="test/acuracy"), str(tmp_path))
+
+
+class FixedEvaluator:
+    """Gives these values, one in each evaluation."""
+
+    keys = ("test/loss", "test/f1")
+
+    def __init__(self, *values: float) -> None:
+        self.values = iter(values)
+
+    def run(self, _):
+        return {"test/f1/0": next(self.values), "test/f1/1": 0.0}
+
+
+def evaluation(*values: float, mode: str = "max", best: str = "test/f1/0") -> Evaluation:
+    return Evaluation(FixedEvaluator(*values), 1, 9, best, mode)
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_a_value_that_is_no_number_is_never_the_best(mode):
+    """It once stayed the best for the rest of the run, as no number is more than it."""
+    nan = float("nan")
+    sign = 1 if mode == "max" else -1
+    judged = evaluation(nan, sign * 1.0, nan, sign * 0.5, sign * 2.0, mode=mode)
+    assert [judged.run()[1] for _ in range(5)] == [False, True, False, False, True]
+
+
+def test_a_checkpoint_whose_best_value_is_no_number_goes_on():
+    judged = evaluation(0.5)
+    judged.load_state_dict({**judged.state_dict(), "best": float("nan"), "last": float("nan")})
+    assert judged.run()[1]
+
+
+def test_the_loss_has_one_value():
+    with pytest.raises(ConfigError, match=r"got test/loss/x. Use one of test/loss, test/f1"):
+        evaluation(best="test/loss/x")
+
+
+class Recorder:
+    """Stands for what saves checkpoints."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def vote(self):
+        return False, False
+
+    def wants_stop(self):
+        return False
+
+    def is_due_after(self, step):
+        return False
+
+    def save(self, step, metric, *, stops):
+        self.calls.append(("save", step, metric, stops))
+
+    def finish(self):
+        self.calls.append("finish")
+
+
+def test_a_value_that_a_metric_turns_out_not_to_have_costs_no_step(tmp_path):
+    engine = build_engine(
+        with_evaluation(best="test/f1/typo", every_steps=2), LocalWorld(torch.device("cpu"))
+    )
+    saving = Recorder()
+    with pytest.raises(ConfigError) as caught:
+        engine.fit(RunDir(tmp_path), saving=saving)
+    assert str(caught.value).startswith(
+        "evaluate.best must be a value of an evaluation: got test/f1/typo. Use"
+    )
+    assert str(caught.value).endswith("The run was saved: go on with --resume.")
+    assert saving.calls == [("save", 1, None, False), "finish"]
+    assert engine.evaluation.is_due
 
 
 class WithoutReduction(Metric):
