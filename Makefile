@@ -40,8 +40,9 @@ demo: $(STAMP) ## train the MNIST example on two processes, printing its accurac
 test: $(STAMP) ## run every test that needs no GPU
 	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-soak: $(STAMP) ## kill a run 20 times at random moments, and compare how it ends with one that was left alone
+soak: $(STAMP) ## kill a run 20 times at random moments and compare how it ends; load 5,000 damaged configurations
 	PYTHONPATH=. $(BIN)/python -m tests.soak.kill_and_resume
+	PYTHONPATH=. $(BIN)/python -m tests.soak.mutate_configurations
 
 check: $(STAMP) ## formatting, lint and types, without changing a file
 	$(BIN)/ruff format --check .

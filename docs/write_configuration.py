@@ -21,6 +21,13 @@ that it names.
 TAIL = """\
 A scheduler is stepped once in each optimizer step, on any number of processes. The number of steps that a
 run will take is printed before the first one.
+
+## Limits
+
+A configuration is a regular file of at most 1,048,576 characters, with at most 100,000 values in it, nested
+at most 64 levels deep, and integers of at most 100 digits. Text is Unicode. YAML is read as version 1.2 reads
+it, without tags such as `!!set`. TOML's dates are put into quotes. A Jsonnet program has 10 seconds and 1 GiB
+of memory.
 """
 
 

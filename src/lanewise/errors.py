@@ -16,6 +16,9 @@ A user's mistake is shown as its message alone, without a traceback; an `Asserti
 
 from collections.abc import Sequence
 
+_MAX_LENGTH = 600
+_MAX_MISTAKES = 10
+
 
 class LanewiseError(Exception):
     """Base of all errors raised on purpose; its message says what is wrong and what to change."""
@@ -33,8 +36,11 @@ class ConfigError(LanewiseError, ValueError):
     exit_code = 2
 
     def __init__(self, *mistakes: str) -> None:
-        super().__init__("\n".join(mistakes))
-        self.mistakes = mistakes
+        super().__init__(*map(_one_line, mistakes))
+        self.mistakes: Sequence[str] = self.args
+
+    def __str__(self) -> str:
+        return "\n".join(mistakes_of(self))
 
 
 class TaskError(LanewiseError):
@@ -94,5 +100,18 @@ def describe(error: BaseException) -> str:
 
 
 def mistakes_of(error: LanewiseError) -> Sequence[str]:
-    """Return what an error says, as one text for each mistake."""
-    return error.mistakes if isinstance(error, ConfigError) else [describe(error)]
+    """Return what an error says, as one text for each mistake; of very many, the first ones."""
+    if not isinstance(error, ConfigError):
+        return [describe(error)]
+    num_more = len(error.mistakes) - _MAX_MISTAKES
+    if num_more <= 0:
+        return error.mistakes
+    return [*error.mistakes[:_MAX_MISTAKES], f"There are {num_more:,} more mistakes. Correct these first."]
+
+
+def _one_line(text: str) -> str:
+    """Write text on one line of a terminal, whatever names and values of the user it quotes."""
+    if not text.isprintable():
+        text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    half = _MAX_LENGTH // 2
+    return text if len(text) <= _MAX_LENGTH else f"{text[:half]} ... {text[-half:]}"

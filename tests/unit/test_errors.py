@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lanewise import errors
-from lanewise.errors import ConfigError, LanewiseError, LaunchError
+from lanewise.errors import ConfigError, LanewiseError, LaunchError, mistakes_of
 
 CLASSES = {
     name: value
@@ -50,6 +50,24 @@ def test_a_config_error_lists_every_mistake():
     assert error.mistakes == ("a is wrong.", "b is wrong.")
     assert str(error) == "a is wrong.\nb is wrong."
     assert isinstance(error, ValueError)
+
+
+def test_of_very_many_mistakes_the_first_ten_are_shown():
+    error = ConfigError(*(f"{number} is wrong." for number in range(200_004)))
+    assert str(error).split("\n")[8:] == [
+        "8 is wrong.",
+        "9 is wrong.",
+        "There are 199,994 more mistakes. Correct these first.",
+    ]
+    assert mistakes_of(error) == str(error).split("\n")
+    assert len(error.mistakes) == 200_004
+
+
+def test_a_mistake_is_one_short_line_whatever_it_quotes():
+    (mistake,) = ConfigError(f"a\n\x1b[2J\u2028 {'k' * 10_000} is wrong. Remove it.").mistakes
+    assert mistake.startswith(r"a\n\x1b[2J\u2028 kkk")
+    assert mistake.endswith("kkk is wrong. Remove it.")
+    assert len(mistake) < 700
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ Each mistake is one line that stands alone: the dotted key, the value, what is n
 import difflib
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from types import NoneType, UnionType
@@ -21,6 +22,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 # What other versions of YAML, or a quoted value, call true and false.
 _BOOLEANS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
 _LONGEST_SHOWN_VALUE = 80
+_MOST_SUGGESTIONS = 10  # each takes a moment to find
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,18 @@ class Below:
         return f"less than {self.bound}"
 
 
+@dataclass(frozen=True)
+class PathLike:
+    """Marks text that is a path; `~` is the user's folder."""
+
+    def holds(self, value: str) -> bool:
+        """Tell whether `value` can be a path."""
+        return "\0" not in value and not expand_user(value).startswith("~")
+
+    def __str__(self) -> str:
+        return "a path"
+
+
 class Section:
     """Base of the configuration's dataclasses: one that breaks its types, ranges or rules cannot be made."""
 
@@ -96,11 +110,16 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
         section = key or "the configuration"
         raise ConfigError(f"{section} must be a section with the keys {', '.join(names)}: got {show(tree)}.")
     prefix = f"{key}." if key else ""
+    others = [name for name in tree if name not in names]
     unknown = [
         f"{prefix}{name} is not a key of {key or 'the configuration'}. {suggest(name, names, prefix)}"
-        for name in tree
-        if name not in names
+        for name in others[:_MOST_SUGGESTIONS]
     ]
+    if len(others) > _MOST_SUGGESTIONS:
+        unknown.append(
+            f"{len(others) - _MOST_SUGGESTIONS:,} more keys are not of "
+            f"{key or 'the configuration'}. Remove them."
+        )
     values, mistakes = _read_fields(cls, tree, key)
     if unknown or mistakes:
         raise ConfigError(*unknown, *mistakes)
@@ -120,6 +139,11 @@ def show(value: object) -> str:
     """Write a value as it would stand in a configuration file, on one line, shortened if it is long."""
     text = json.dumps(value, default=str, ensure_ascii=False, skipkeys=True)
     return text if len(text) <= _LONGEST_SHOWN_VALUE else f"{text[: _LONGEST_SHOWN_VALUE - 3]}..."
+
+
+def expand_user(path: str) -> str:
+    """Write the folder of a user for a leading `~` or `~name`; of an unknown name nothing is changed."""
+    return os.path.expanduser(path)  # noqa: PTH111 - pathlib raises for an unknown name, and drops a "./"
 
 
 def _fields(cls: type[Section]) -> tuple[Field[Any], ...]:

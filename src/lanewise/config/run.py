@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from lanewise.config.check import Above, AtLeast, Below, Section
+from lanewise.config.check import Above, AtLeast, Below, PathLike, Section, expand_user
 
 Reducer = Literal["ddp", "fsdp", "single", "data_parallel", "balanced_data_parallel"]
 Equality = Literal["close", "exact"]
@@ -73,8 +73,8 @@ class TrainConfig(Section):
 
     RULES = (_some_end_is_given,)
 
-    run_dir: str
-    """Folder that the run writes into, relative to the working directory."""
+    run_dir: Annotated[str, PathLike()]
+    """Folder that the run writes into, relative to the working directory; ~ is the user's folder."""
     epochs: Annotated[int, AtLeast(1)] | None = None
     """Passes over the training data after which the run ends; unset: no limit."""
     max_steps: Annotated[int, AtLeast(1)] | None = None
@@ -87,6 +87,10 @@ class TrainConfig(Section):
     """Steps over which the learning rate rises linearly to its value; the scheduler begins after them."""
     ema_decay: Annotated[float, Above(0), Below(1)] | None = None
     """Keep an exponential moving average of the weights, which is what gets evaluated; unset: none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "run_dir", expand_user(self.run_dir))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,6 +380,6 @@ class RunConfig(Section):
     """What observes the run on rank 0, besides the progress bar, metrics.jsonl and TensorBoard's events."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Devices and reduction."""
-    search_path: str | None = None
+    search_path: Annotated[str, PathLike()] | None = None
     """Folder that class_path modules are imported from first; load_config makes it absolute, and takes the
     folder of the configuration file if it is unset."""

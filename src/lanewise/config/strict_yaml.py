@@ -1,7 +1,7 @@
 """YAML as version 1.2 reads it, without the traps of version 1.1 that PyYAML keeps.
 
 `1e-3` is a number; `no`, `on`, `1:30` and dates are text; `010` is ten; and a key that stands twice is a
-mistake instead of a silent loss.
+mistake instead of a silent loss. Tags such as `!!set` are refused: a value is what it looks like.
 """
 
 import re
@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from lanewise.config.tree import MOST_LEVELS, MOST_VALUES, read_integer, too_deep, too_many
 from lanewise.errors import ConfigError
 
 try:
@@ -40,13 +41,14 @@ def read_yaml(text: str, source: str) -> object:
         ConfigError: the text is no YAML, or some key stands twice in its mapping.
     """
     try:
-        loader = _Loader(text)
+        _check_nodes(text, source)
+        loader = _Loader(text, source)
         tree: object = loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{source}{place} is not valid YAML: {error.problem}.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from error
     if loader.repeated_keys:
         raise ConfigError(
@@ -68,11 +70,40 @@ def write_yaml(tree: object) -> str:
         raise ConfigError(f"{mistake} Write it as one of these.") from error
 
 
+class _Refused(yaml.MarkedYAMLError):
+    """What YAML allows and a configuration does not."""
+
+    def __init__(self, problem: str, event: yaml.Event) -> None:
+        super().__init__(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]  # or C's
+
+
+def _check_nodes(text: str, source: str) -> None:
+    """Go through a document without making anything of it, and stop at what would harm the loader.
+
+    The loader calls itself for each level, and in C nothing stops it at the end of the stack.
+    """
+    anchors: list[str | None] = []  # of the collections that are open
+    for number, event in enumerate(yaml.parse(text, Loader=SafeLoader)):
+        if number > 2 * MOST_VALUES:  # a collection has an event for its end too
+            raise too_many(source)
+        if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) is not None:
+            raise _Refused("a configuration has no tags. Write the value alone", event)
+        if isinstance(event, yaml.CollectionStartEvent):
+            if len(anchors) == MOST_LEVELS:
+                raise too_deep(source)
+            anchors.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchors.pop()
+        elif isinstance(event, yaml.AliasEvent) and event.anchor in anchors:
+            raise _Refused("an alias stands inside of what it names", event)
+
+
 class _Loader(SafeLoader):
     """Resolves plain scalars by the core schema alone and remembers repeated keys with their lines."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, source: str) -> None:
         super().__init__(text)
+        self.source = source
         self.repeated_keys: list[tuple[object, int, int]] = []
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -90,7 +121,7 @@ class _Loader(SafeLoader):
     def construct_core_int(self, node: yaml.ScalarNode) -> int:
         """Read an integer: a leading zero means nothing, 0o is octal, 0x is hexadecimal."""
         text = str(self.construct_scalar(node))
-        return int(text, base=0) if text[:2] in ("0o", "0x") else int(text)
+        return int(text, base=0) if text[:2] in ("0o", "0x") else read_integer(text, self.source)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -4,9 +4,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanewise.config import (
@@ -21,6 +22,8 @@ from lanewise.config import (
 )
 from lanewise.config.load import _override
 from lanewise.errors import ConfigError
+from tests.soak.mutate_configurations import load as load_mutation
+from tests.soak.mutate_configurations import mutate
 
 YAML = """\
 task: {class_path: my_project.Mnist, init_args: {width: 32}}
@@ -319,7 +322,7 @@ CONFIGS = st.builds(
     ),
     train=st.builds(
         TrainConfig,
-        run_dir=st.text(),
+        run_dir=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="~\0")),
         epochs=st.integers(1),
         max_steps=st.none() | st.integers(1),
         seed=st.integers(0, 2**63 - 1),
@@ -362,6 +365,53 @@ def test_stage_one_imports_neither_torch_nor_the_argument_parser(yaml_file):
         "assert not {'torch', 'numpy', 'jsonargparse'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_unknown_keys_by_the_thousand_are_a_few_lines(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(YAML + "".join(f"epoch{number}: 1\n" for number in range(2000)))
+    mistakes = mistakes_of(path)
+    assert len(mistakes) == 11
+    assert mistakes[10] == "1,990 more keys are not of the configuration. Remove them."
+
+
+def test_the_folder_of_the_user_is_written_as_a_tilde(tmp_path, yaml_file, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = load_config("~/run.yaml", ["--train.run_dir=~/runs/a", "--search_path=~/src"])
+    assert config.train.run_dir == f"{tmp_path}/runs/a"
+    assert config.search_path == f"{tmp_path}/src"
+
+
+@pytest.mark.parametrize("value", ["~nobody-has-this-name/x", '"a\\0b"'])
+@pytest.mark.parametrize("key", ["train.run_dir", "search_path"])
+def test_what_is_no_path(yaml_file, key, value):
+    (mistake,) = mistakes_of(yaml_file, f"--{key}={value}")
+    assert mistake.startswith(f"{key} must be a path: got ")
+
+
+@pytest.mark.parametrize(
+    ("override", "mistake"),
+    [
+        (f"--{'a.' * 5000}a=1", "parts. Write at most 64."),
+        (f"--callbacks.{'9' * 5000}=1", "is no item of callbacks, which has 1. Count them from 0."),
+        ("--train.run_dir=\udcff", "surrogates not allowed."),
+        (
+            f"--train.seed={'9' * 5000}",
+            "the value of --train.seed holds an integer of more than 100 digits. ",
+        ),
+    ],
+)
+def test_overrides_without_measure(yaml_file, override, mistake):
+    (found,) = mistakes_of(yaml_file, "--callbacks=[{class_path: a.A}]", override)
+    assert mistake in found
+
+
+@settings(max_examples=500, deadline=None)
+@given(seed=st.integers(0))
+def test_a_damaged_configuration_loads_or_is_refused(tmp_path_factory, seed):
+    pytest.importorskip("_jsonnet")
+    folder = tmp_path_factory.getbasetemp()
+    assert load_mutation(folder, mutate(Random(seed))) in ("loaded", "refused")
 
 
 def test_an_item_of_a_list_is_overridden_by_its_number(tmp_path):

@@ -106,6 +106,28 @@ def test_a_syntax_error_names_its_line(text, place):
     assert "is not valid YAML" in mistake
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["!!float abc", "!!int 1.5", "!!bool maybe", "!!timestamp x", "!!binary x", "!!set {a}", "!x y", "! z"],
+)
+def test_a_tag_is_refused_whether_its_value_fits_or_not(value):
+    (mistake,) = mistakes_of(f"a: 1\nb: {value}")
+    assert mistake == (
+        "run.yaml, line 2, column 4 is not valid YAML: a configuration has no tags. Write the value alone."
+    )
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: [{c: *a}]}", "a: &a {*a : 1}"])
+def test_an_alias_inside_of_what_it_names(text):
+    (mistake,) = mistakes_of(text)
+    assert "is not valid YAML: an alias stands inside of what it names." in mistake
+
+
+def test_text_that_is_not_unicode_is_a_mistake():
+    (mistake,) = mistakes_of("a: \udcff")
+    assert "is not valid YAML: 'utf-8' codec can't encode" in mistake
+
+
 def test_a_control_character_is_a_mistake():
     (mistake,) = mistakes_of("a: \x00")
     assert "\n" not in mistake

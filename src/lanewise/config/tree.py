@@ -1,0 +1,89 @@
+"""What a configuration may hold as a plain tree, whatever format it was written in, and how much of it."""
+
+from collections.abc import Mapping
+from types import NoneType
+
+from lanewise.errors import ConfigError
+
+MOST_CHARACTERS = 2**20
+"""Of a file; far more than a configuration needs, and little enough to be read in a moment."""
+MOST_LEVELS = 64
+"""Of mappings and lists in each other: what works on a tree calls itself for each of them."""
+MOST_VALUES = 100_000
+"""The keys of mappings are counted too."""
+_MOST_DIGITS = 100  # every such number is also a float
+_PLAIN = (NoneType, bool, int, float, str)
+
+
+def check_tree(tree: object, source: str) -> None:
+    """Check that a tree holds text, numbers, true, false, null, lists and mappings alone, and not too many.
+
+    A value that stands in several places, by an alias of YAML, counts in each of them.
+
+    Args:
+        tree: what was read.
+        source: what to call it in a mistake, for example its file name.
+
+    Raises:
+        ConfigError: at the first value that is not as it should be.
+    """
+    pending, num_values = [(tree, 0)], 0
+    while pending:
+        value, level = pending.pop()
+        num_values += 1
+        if num_values > MOST_VALUES:
+            raise too_many(source)
+        if isinstance(value, Mapping | list):
+            if level == MOST_LEVELS:
+                raise too_deep(source)
+            items = [*value, *value.values()] if isinstance(value, Mapping) else value
+            pending += [(item, level + 1) for item in items]
+        elif not isinstance(value, _PLAIN):
+            raise ConfigError(
+                f"{source} holds {value!s}, a {type(value).__name__}; a configuration holds text, numbers, "
+                "true, false, null, lists and mappings. Put it into quotes."
+            )
+        elif isinstance(value, str):
+            _check_text(value, source)
+        elif isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
+            raise too_long(source)
+
+
+def read_integer(text: str, source: str) -> int:
+    """Read a decimal integer, but for one of thousands of digits, which Python refuses to read.
+
+    Raises:
+        ConfigError: it is longer than any number that is meant.
+    """
+    if len(text) > _MOST_DIGITS + 1:  # and a sign
+        raise too_long(source)
+    return int(text)
+
+
+def too_deep(source: str) -> ConfigError:
+    """Return the mistake of a tree that is nested too deep."""
+    return ConfigError(f"{source} is nested more than {MOST_LEVELS} levels deep. Write it flatter.")
+
+
+def too_many(source: str) -> ConfigError:
+    """Return the mistake of a tree that is too large."""
+    return ConfigError(
+        f"{source} holds more than {MOST_VALUES:,} values. Keep data in a file of its own, and give its path "
+        "to the task."
+    )
+
+
+def too_long(source: str) -> ConfigError:
+    """Return the mistake of a number of very many digits."""
+    return ConfigError(
+        f"{source} holds an integer of more than {_MOST_DIGITS} digits. Write a shorter one, or a float."
+    )
+
+
+def _check_text(text: str, source: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{source} holds text that is not Unicode: half of a surrogate pair, in {text!a}. Correct it."
+        ) from error
