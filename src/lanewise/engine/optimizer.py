@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
 from lanewise.config import ClassConfig, RunConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.classes import build
-from lanewise.errors import ConfigError
+from lanewise.errors import ConfigError, TaskError
 from lanewise.task import Task
 
 
@@ -20,6 +20,7 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> tuple[Op
 
     Raises:
         ConfigError: if a class is not what its section needs, or cannot be used for training here.
+        TaskError: if a parameter of the optimizer is not in the model.
     """
     section = config.optimizer
     is_on_gpu = any(parameter.is_cuda for parameter in model.parameters())
@@ -33,6 +34,14 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> tuple[Op
         if "foreach" in parameters:
             section = replace(section, init_args={**section.init_args, "foreach": True})
     optimizer: Optimizer = _build("optimizer", section, task.parameter_groups(model))
+    own = set(model.parameters())
+    for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+        if parameter not in own:
+            raise TaskError(
+                f"a parameter of the optimizer, of shape {tuple(parameter.shape)}, is not in the model: "
+                "its gradient would not be summed over the lanes, and it would not be saved. Make it part of "
+                "the module that build_model returns."
+            )
     return optimizer, _build_scheduler(config, optimizer)
 
 

@@ -37,6 +37,7 @@ class OwnCheckpoints:
     ) -> None:
         self._identity = identity
         self._state = RunState({**objects, **{f"loss_scale_{n}": one for n, one in enumerate(loss_scales)}})
+        self._state.require_savable()
         checkpoints = CheckpointFolder(folder)
         self._saver = Saver(checkpoints, world, keep_last=keep_last, keep_best=0, sign=1)
         self.step = 0

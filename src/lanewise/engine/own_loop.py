@@ -217,7 +217,7 @@ class Lanes:
             objects: modules, optimizers, and whatever has `state_dict` and `load_state_dict`.
 
         Raises:
-            CheckpointError: if the checkpoint does not fit, or none is good.
+            CheckpointError: if an object cannot be saved, the checkpoint does not fit, or none is good.
         """
         scales = [passes.loss_scale for passes in self._passes if passes.loss_scale is not None]
         identity = {"lanes": asdict(self._batch), "seed": self._seed}

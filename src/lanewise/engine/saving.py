@@ -23,6 +23,9 @@ class Saving:
         rank: rank 0 has the clock.
         last_step: the step before which the run ends; its end is always saved.
         wants_stop: tells whether this process was asked to save and stop.
+
+    Raises:
+        CheckpointError: if something in the state cannot be saved.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Saving:
         last_step: int,
         wants_stop: Callable[[], bool],
     ) -> None:
+        state.require_savable()
         self._saver = saver
         self._state = state
         self._every = config.every

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lanewise.checkpoint.encode import TensorTable, encode
 from lanewise.errors import CheckpointError
 from lanewise.world.shards import is_sharded, laid_out_as
 
@@ -35,6 +36,18 @@ class RunState:
     def take(self) -> dict[str, Any]:
         """Return the state, whose tensors are those of the run, not copies."""
         return {key: self._take(value) for key, value in self._objects.items()}
+
+    def require_savable(self) -> None:
+        """Raise now what would make a save fail: a run must not learn it from its first checkpoint.
+
+        An optimizer has no state of its own yet before its first step; all else is known.
+
+        Raises:
+            CheckpointError: names what cannot be saved.
+        """
+        tensors = TensorTable()
+        for key, value in self.take().items():
+            encode(value, key, tensors)
 
     def compare(self, state: Mapping[str, Any]) -> list[str]:
         """Say what does not fit in what `take` returned in another process, maybe on other devices."""

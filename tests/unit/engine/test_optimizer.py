@@ -3,11 +3,13 @@
 import dataclasses
 
 import pytest
+import torch
+from torch import nn
 
 from lanewise.config import ClassConfig
 from lanewise.engine.build import build_model, build_task
 from lanewise.engine.optimizer import build_optimizer
-from lanewise.errors import ConfigError
+from lanewise.errors import ConfigError, TaskError
 from tests.distributed.tasks import Smooth, configure
 
 ONE_CYCLE = ClassConfig(
@@ -34,3 +36,18 @@ def test_a_value_that_a_class_refuses_names_the_section(sections, said):
     with pytest.raises(ConfigError) as caught:
         build_optimizer(config, task, build_model(task, 0))
     assert said in str(caught.value)
+
+
+class Outside(Smooth):
+    """Trains a temperature that is no part of its model."""
+
+    def parameter_groups(self, model):
+        return [*model.parameters(), nn.Parameter(torch.ones(3))]
+
+
+def test_a_parameter_outside_of_the_model_is_an_error():
+    """Each process trained its own, and the first checkpoint could not be saved."""
+    config = configure(Outside)
+    task = build_task(config)
+    with pytest.raises(TaskError, match=r"of shape \(3,\), is not in the model"):
+        build_optimizer(config, task, build_model(task, 0))

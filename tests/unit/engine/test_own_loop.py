@@ -116,11 +116,11 @@ def an_optimizer_without_its_model(world, folder):
     lanes = make_lanes(world)
     model = lanes.prepare(nn.Linear(2, 1))
     with pytest.raises(CheckpointError) as caught:
-        lanes.checkpoints(folder, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)).save(1)
+        lanes.checkpoints(folder, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
     return str(caught.value)
 
 
-def test_an_optimizer_is_saved_with_its_model(tmp_path):
+def test_an_optimizer_without_its_model_is_an_error_before_the_first_step(tmp_path):
     (said,) = run_distributed(an_optimizer_without_its_model, 1, str(tmp_path))
     assert "a parameter of the optimizer, of shape (1, 2), is in none of the saved modules" in said
 

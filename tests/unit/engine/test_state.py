@@ -20,6 +20,8 @@ from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_state
 from lanewise.config import ClassConfig, EvaluateConfig, RunConfig
 from lanewise.engine import build_engine
 from lanewise.engine.engine import Engine
+from lanewise.engine.state import RunState
+from lanewise.errors import CheckpointError
 from lanewise.world.determinism import set_determinism
 from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import Language, configure
@@ -393,6 +395,17 @@ class Counting(nn.Linear):
 
     def set_extra_state(self, state: Any) -> None:
         self.calls = int(state) if self.is_tensor else state["calls"]
+
+
+class Unsavable(Counting):
+    def get_extra_state(self) -> Any:
+        return {"calls": object()}
+
+
+def test_what_cannot_be_saved_is_known_before_any_step():
+    """It was an error of the first save, which may come after hours."""
+    with pytest.raises(CheckpointError, match=r"model/_extra_state/calls cannot be saved: it is a "):
+        RunState({"model": Unsavable(2, is_tensor=False)}).require_savable()
 
 
 class Counted(Plane):
