@@ -14,7 +14,9 @@
 A user's mistake is shown as its message alone, without a traceback; an `AssertionError` is a bug of ours.
 """
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 _MAX_LENGTH = 600
 _MAX_MISTAKES = 10
@@ -94,9 +96,49 @@ class PreemptedError(LanewiseError):
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 
+def text_of(error: BaseException) -> str:
+    """Return what an error says; an error whose `__str__` raises must not hide itself."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - of the user's code
+        return "<exception str() failed>"  # as in a traceback
+
+
 def describe(error: BaseException) -> str:
     """Return what an error says, with the notes of where it arose."""
-    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+    return "\n".join([text_of(error), *getattr(error, "__notes__", [])])
+
+
+@contextmanager
+def noting(place: Callable[[], str]) -> Iterator[None]:
+    """Add to an error of the user's code where it arose.
+
+    Args:
+        place: asked if there is an error.
+
+    Raises:
+        TaskError: instead of a SystemExit.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        refused = refuse_exit(f"sys.exit({error.code!r})", traceback.extract_tb(error.__traceback__)[-1])
+        refused.add_note(place())
+        raise refused from error
+    except Exception as error:
+        error.add_note(place())
+        raise
+
+
+def refuse_exit(call: str, where: traceback.FrameSummary) -> TaskError:
+    """Return the error that stands for a call with which the user's code would end a process.
+
+    Whoever started the process would take it for done, and other processes would wait for it, or be blamed.
+    """
+    return TaskError(
+        f"{call} was called before the end, in {where.filename}, line {where.lineno}. "
+        "Raise an exception where the run cannot go on; to end it earlier, set train.max_steps."
+    )
 
 
 def mistakes_of(error: LanewiseError) -> Sequence[str]:

@@ -2,11 +2,20 @@
 
 import pickle
 import re
+import sys
 
 import pytest
 
 from lanewise import errors
-from lanewise.errors import ConfigError, LanewiseError, LaunchError, mistakes_of
+from lanewise.errors import (
+    ConfigError,
+    LanewiseError,
+    LaunchError,
+    TaskError,
+    describe,
+    mistakes_of,
+    noting,
+)
 
 CLASSES = {
     name: value
@@ -82,3 +91,25 @@ def test_a_launch_error_ends_with_the_code_of_its_worker():
     assert LaunchError("rank 3 failed", 7).exit_code == 7
     assert LaunchError("rank 3 failed").exit_code == 1
     assert LaunchError.exit_code == 1
+
+
+class MuteError(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_error_that_cannot_say_what_it_is_still_says_where_it_arose():
+    with pytest.raises(MuteError) as caught, noting(lambda: "in sample 3"):
+        raise MuteError
+    assert describe(caught.value) == "<exception str() failed>\nin sample 3"
+
+
+def test_an_exit_of_the_users_code_is_an_error_that_says_where():
+    with pytest.raises(TaskError) as caught, noting(lambda: "in sample 3"):
+        sys.exit(0)
+    assert re.match(
+        r"sys\.exit\(0\) was called before the end, in .*test_errors\.py, line \d+\. ", str(caught.value)
+    )
+    assert describe(caught.value).endswith("\nin sample 3")

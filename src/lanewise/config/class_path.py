@@ -9,7 +9,7 @@ from types import ModuleType
 
 from lanewise.config.check import show, suggest
 from lanewise.config.run import ClassConfig, RunConfig
-from lanewise.errors import ConfigError
+from lanewise.errors import ConfigError, text_of
 
 
 def add_search_path(config: RunConfig) -> None:
@@ -59,7 +59,7 @@ def _import_module(key: str, name: str) -> ModuleType:
             raise ConfigError(
                 f"{key}: there is no module {error.name}. {_suggest_module(error.name)}"
             ) from error
-        text = " ".join(f"{type(error).__name__}: {error}".split())
+        text = " ".join(f"{type(error).__name__}: {text_of(error)}".split())
         mistake = f"{key}: importing {name} failed with {text}, at {_place(error)}. Correct that line."
         raise ConfigError(mistake) from error
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from lanewise.data.digest import digest
 from lanewise.data.reader import LaneReader
+from lanewise.errors import noting
 
 
 class Fingerprint(NamedTuple):
@@ -17,4 +18,6 @@ class Fingerprint(NamedTuple):
 def fingerprint(reader: LaneReader, num_samples: int) -> Fingerprint:
     """Read three samples, each under its own random state, and hash them."""
     indices = sorted({0, num_samples // 2, num_samples - 1})
-    return Fingerprint(num_samples, digest(*(reader.read(0, (index,)) for index in indices)))
+    of = f"eval dataset {reader.eval_dataset}" if reader.eval_dataset else "the training dataset"
+    with noting(lambda: f"when samples {indices} of {of} were read, to compare the processes"):
+        return Fingerprint(num_samples, digest(*(reader.read(0, (index,)) for index in indices)))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
+from lanewise.errors import noting
 from lanewise.lanes import LaneTurn, collate_seed, sample_seed
 from lanewise.random_state import set_random_state
 
@@ -22,6 +23,18 @@ class LaneBatch:
     """Dataset indices of the samples; empty where the process has none in this step, or borrowed them."""
     data: Any
     """What `collate` returned; None where there is neither."""
+    eval_dataset: str = ""
+    """Name of the dataset that is evaluated; empty in training."""
+
+    @property
+    def place(self) -> str:
+        """Say which batch this is, for an error."""
+        turn, samples = self.turn, f"samples {list(self.indices)}"
+        if self.eval_dataset:
+            return (
+                f"in eval dataset {self.eval_dataset}, lane {turn.lane}, micro-batch {turn.step}, {samples}"
+            )
+        return f"in step {turn.step}, lane {turn.lane}, {samples}"
 
     def pin_memory(self) -> "LaneBatch":
         """Return the batch in page-locked memory, from which a GPU copies by itself. DataLoader calls it."""
@@ -34,9 +47,23 @@ class LaneReader(Dataset[LaneBatch]):
     A sample is read under random state from (seed, epoch, sample index). Where the dataset has
     `__getitems__`, the turn's samples are one read, under the state of the first one. They are collated under
     (seed, step, lane). So the bytes don't depend on which process reads them, nor on what it read before.
+
+    Args:
+        dataset: map-style.
+        collate: makes a micro-batch of samples.
+        seed: seed of the run.
+        eval_dataset: what to call the dataset in an error, if it is evaluated.
     """
 
-    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        collate: Callable[[list[Any]], Any],
+        seed: int,
+        *,
+        eval_dataset: str = "",
+    ) -> None:
+        self.eval_dataset = eval_dataset
         self._dataset = dataset
         self._collate = collate
         self._seed = seed
@@ -44,12 +71,14 @@ class LaneReader(Dataset[LaneBatch]):
     def __getitem__(self, index: tuple[LaneTurn, tuple[int, ...]]) -> LaneBatch:
         """Read and collate one lane's samples."""
         turn, indices = index
+        empty = LaneBatch(turn, indices, None, self.eval_dataset)
         if not indices:
-            return LaneBatch(turn, indices, None)
-        with _one_thread():
+            return empty
+        with _one_thread(), noting(lambda: empty.place):
             samples = self.read(turn.epoch, indices)
             set_random_state(collate_seed(self._seed, turn.step, turn.lane))
-            return LaneBatch(turn, () if turn.borrowed else indices, self._collate(samples))
+            data = self._collate(samples)
+        return replace(empty, indices=() if turn.borrowed else indices, data=data)
 
     def read(self, epoch: int, indices: tuple[int, ...]) -> list[Any]:
         """Return the samples at these dataset indices, as the epoch sees them."""
@@ -60,11 +89,8 @@ class LaneReader(Dataset[LaneBatch]):
 
     def _read_one(self, epoch: int, index: int) -> Any:
         set_random_state(sample_seed(self._seed, epoch, index))
-        try:
+        with noting(lambda: f"in sample {index}"):
             return self._dataset[index]
-        except Exception as error:
-            error.add_note(f"in sample {index}")
-            raise
 
 
 def _reads_many(dataset: Dataset[Any]) -> bool:

@@ -171,7 +171,7 @@ def build_evaluator(
         num_samples = count_samples(dataset)
         if not num_samples:
             raise DataError(f"the eval dataset {name} is empty. Check its path, or leave it out.")
-        reader = LaneReader(dataset, task.collate, config.train.seed)
+        reader = LaneReader(dataset, task.collate, config.train.seed, eval_dataset=name)
         compare_datasets(reader, num_samples, world)
         schedule = BlockSchedule(num_samples, config.batch.num_lanes, config.batch.micro_batch_size)
         sets.append(EvalSet(name, reader, schedule))

@@ -20,7 +20,7 @@ from lanewise.engine.passes import LanePasses
 from lanewise.engine.saving import Saving
 from lanewise.engine.state import RunState
 from lanewise.engine.step import StepReport, Training, TrainStep
-from lanewise.errors import ConfigError, PreemptedError
+from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.lanes import Schedule
 from lanewise.run_dir import RunDir
 from lanewise.world.world import World
@@ -217,7 +217,9 @@ class Engine:
     ) -> dict[str, float]:
         """Evaluate, and keep the best model. Collective."""
         assert self.evaluation is not None
-        values, is_best = self.evaluation.run() if saving is None else self.evaluation.run(saving.wants_stop)
+        with noting(lambda: f"in the evaluation after step {step}"):
+            wants_stop = saving.wants_stop if saving is not None else lambda: False
+            values, is_best = self.evaluation.run(wants_stop)
         epoch = step // self.schedule.steps_per_epoch
         for observer in observers:
             observer.on_evaluation(epoch, step, values)
@@ -230,8 +232,9 @@ class Engine:
     def _show(self, report: StepReport, observers: Sequence[Callback]) -> None:
         if observers:
             metrics = self._metrics(report)
-            for observer in observers:
-                observer.on_step(report.epoch, report.step, metrics)
+            with noting(lambda: f"in a callback after step {report.step}"):
+                for observer in observers:
+                    observer.on_step(report.epoch, report.step, metrics)
 
     def _metrics(self, report: StepReport) -> Mapping[str, float]:
         """Name what a step found; times and memory are those of this process."""

@@ -13,7 +13,7 @@ from torch import nn
 from lanewise.config import Mode
 from lanewise.data import LaneBatch, LaneReader, map_leaves, read_turns
 from lanewise.engine.lane import LaneLoss, named_lane, to_device
-from lanewise.errors import ConfigError, PreemptedError, TaskError
+from lanewise.errors import ConfigError, PreemptedError, TaskError, noting
 from lanewise.lanes import BlockSchedule, evaluation_seed, lane_blocks
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.precision import Precision
@@ -111,7 +111,7 @@ class Evaluator:
                     raise PreemptedError(_STOPPED.format(eval_set.name))
                 lanes |= rank_lanes
                 stops |= rank_stops
-            values |= {f"{eval_set.name}/{key}": value for key, value in self._merge(lanes).items()}
+            values |= {f"{eval_set.name}/{key}": value for key, value in self._merge(eval_set, lanes).items()}
         return values
 
     def predict(self, name: str) -> list[Any]:
@@ -130,9 +130,10 @@ class Evaluator:
         own: list[Any] = []
         with _eval_mode(self._model), torch.no_grad():
             for batch in self._batches(sets[name]):
-                with named_lane(batch), self._precision.forward():
-                    outputs = self._task.forward(self._model, batch.data)
-                own += _split(outputs, len(batch.indices))
+                with named_lane(batch):
+                    with self._precision.forward():
+                        outputs = self._task.forward(self._model, batch.data)
+                    own += _split(outputs, len(batch.indices))
         gathered = self._world.gather_object(own)
         # Blocks of lanes are contiguous, and so are the lanes of a process.
         return [] if gathered is None else [output for outputs in gathered for output in outputs]
@@ -149,16 +150,17 @@ class Evaluator:
                 outputs, returned = self._run(partial(self._forward, batch))
             if turn.borrowed:
                 continue
-            if turn.lane not in results:
-                result = results[turn.lane] = _LaneResult()
-                metrics = {name: m.to(self._world.device) for name, m in self._task.build_metrics().items()}
             with named_lane(batch):
+                if turn.lane not in results:
+                    results[turn.lane] = _LaneResult()
+                    metrics = {key: m.to(self._world.device) for key, m in self._task.build_metrics().items()}
                 loss = LaneLoss.check(returned, len(batch.indices), what)
                 self._task.update_metrics(metrics, outputs, batch.data)
-            result.loss_sums.append(0.0 if loss.sum is None else loss.sum.item())
-            result.weights.append(loss.weight)
-            if turn.is_last:
-                result.states = take_states(metrics)
+                result = results[turn.lane]
+                result.loss_sums.append(0.0 if loss.sum is None else loss.sum.item())
+                result.weights.append(loss.weight)
+                if turn.is_last:
+                    result.states = take_states(metrics)
         return results
 
     def _forward(self, batch: LaneBatch) -> tuple[Any, Any]:
@@ -179,14 +181,16 @@ class Evaluator:
             is_collective=self._is_collective,
         )
 
-    def _merge(self, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
+    def _merge(self, eval_set: EvalSet, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
         """Fold what all lanes found, in lane order."""
         in_order = [lanes[lane] for lane in sorted(lanes)]
         loss_sums = [loss_sum for lane in in_order for loss_sum in lane.loss_sums]
         weight = math.fsum(weight for lane in in_order for weight in lane.weights)
         is_finite = all(map(math.isfinite, loss_sums)) and weight > 0
         loss = math.fsum(loss_sums) / weight if is_finite else math.nan
-        return {"loss": loss, **merge_metrics(self._task.build_metrics(), [lane.states for lane in in_order])}
+        with noting(lambda: f"when the metrics of eval dataset {eval_set.name} were computed"):
+            metrics = merge_metrics(self._task.build_metrics(), [lane.states for lane in in_order])
+        return {"loss": loss, **metrics}
 
 
 def read_blocks(

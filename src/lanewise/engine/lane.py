@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lanewise.data import LaneBatch, map_leaves
-from lanewise.errors import TaskError
+from lanewise.errors import TaskError, noting, text_of
 from lanewise.task import Loss
 
 
@@ -71,18 +71,14 @@ def named_lane(batch: LaneBatch) -> Iterator[None]:
     Raises:
         TaskError: instead of an error of torch whose remedy is known.
     """
-    try:
-        yield
-    except Exception as error:
-        turn = batch.turn
-        place = f"in step {turn.step}, lane {turn.lane}, samples {list(batch.indices)}"
-        for text, remedy in _REMEDIES.items():
-            if text in f"{type(error).__name__}: {error}":
-                known = TaskError(f"{error}. {remedy}")
-                known.add_note(place)
-                raise known from error
-        error.add_note(place)
-        raise
+    with noting(lambda: batch.place):
+        try:
+            yield
+        except Exception as error:
+            for text, remedy in _REMEDIES.items():
+                if text in f"{type(error).__name__}: {text_of(error)}":
+                    raise TaskError(f"{error}. {remedy}") from error
+            raise
 
 
 _REMEDIES = {

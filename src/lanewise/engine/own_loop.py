@@ -183,7 +183,7 @@ class Lanes:
         named = {str(number): metric.to(self.device) for number, metric in enumerate(metrics)}
         check_metrics(named)
         num_samples = count_samples(dataset)
-        reader = LaneReader(dataset, collate, self._seed)
+        reader = LaneReader(dataset, collate, self._seed, eval_dataset=type(dataset).__name__)
         own: dict[int, MetricStates] = {}
         with evaluating(self._models), kept_random_state():
             compare_datasets(reader, num_samples, self._world)

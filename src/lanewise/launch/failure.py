@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lanewise.errors import LanewiseError, LaunchError, describe
+from lanewise.errors import LanewiseError, LaunchError, describe, text_of
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
@@ -35,7 +35,7 @@ def record_failure(error: BaseException) -> None:
     shown = describe(error) if is_ours else "".join(traceback.format_exception(error)).rstrip()
     data = {
         "message": {
-            "message": f"{type(error).__name__}: {error}",
+            "message": f"{type(error).__name__}: {text_of(error)}",
             # What torchrun shows as the traceback.
             "extraInfo": {"py_callstack": shown, "timestamp": str(int(time.time()))},
         },

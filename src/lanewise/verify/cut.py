@@ -166,7 +166,7 @@ def probe_metrics(subject: Subject, micro_batch_size: int, max_samples: int) -> 
     found = []
     for set_name, dataset in task.eval_datasets().items():
         num_samples = min(len(dataset), max_samples)  # type: ignore[arg-type]
-        reader = LaneReader(dataset, task.collate, subject.seed)
+        reader = LaneReader(dataset, task.collate, subject.seed, eval_dataset=set_name)
         schedule = BlockSchedule(num_samples, 1, min(micro_batch_size, max(1, num_samples // 3)))
         whole, first, rest = (
             {name: one.to(subject.device) for name, one in task.build_metrics().items()} for _ in range(3)

@@ -151,7 +151,8 @@ class VerifyJob(Job):
         for name, dataset in datasets.items():
             num_samples = min(count_samples(dataset), batch.global_batch_size)
             schedule = BlockSchedule(num_samples, batch.num_lanes, batch.micro_batch_size)
-            sets.append(EvalSet(name, LaneReader(dataset, task.collate, seed), schedule))
+            reader = LaneReader(dataset, task.collate, seed, eval_dataset=name)
+            sets.append(EvalSet(name, reader, schedule))
         return Evaluator(
             task,
             training.evaluated_model,

@@ -166,3 +166,43 @@ def test_leaves_are_mapped_in_whatever_holds_them():
     assert mapped["all"][0].default_factory is list
     assert mapped["all"][1:] == ([torch.ones(1)], "text")
     assert torch.equal(grouped["a"], torch.ones(1))
+
+
+class Torn(Dataset):
+    """Sample 5 cannot be read."""
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise OSError("torn")
+        return index
+
+
+class TornTogether(Torn):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def overlook(samples):
+    return 1 // samples.index(0)  # ValueError without sample 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "collate", "notes"),
+    [
+        (Torn(), list, ["in sample 5", "{place}"]),
+        (TornTogether(), list, ["{place}"]),
+        (Drawing(), overlook, ["{place}"]),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("", "in step 7, lane 3, samples [4, 5]"),
+        ("test", "in eval dataset test, lane 3, micro-batch 7, samples [4, 5]"),
+    ],
+)
+def test_an_error_while_a_batch_is_made_says_of_which(dataset, collate, notes, name, place):
+    reader = LaneReader(dataset, collate, 0, eval_dataset=name)
+    with pytest.raises((OSError, ValueError)) as caught:
+        reader[turn(step=7, lane=3), (4, 5)]
+    assert caught.value.__notes__ == [note.format(place=place) for note in notes]

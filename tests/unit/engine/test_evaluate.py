@@ -17,7 +17,7 @@ from torchmetrics.classification import BinaryAUROC
 from torchmetrics.retrieval import RetrievalNormalizedDCG
 
 from lanewise import Callback, Loss, Task
-from lanewise.config import EvaluateConfig
+from lanewise.config import DataConfig, EvaluateConfig
 from lanewise.engine import build_engine
 from lanewise.engine.build import build_evaluator
 from lanewise.engine.evaluate import Evaluation
@@ -295,6 +295,43 @@ class Unmergeable(Ranking):
 
 class NeverUpdated(Ranking):
     update_metrics = Task.update_metrics
+
+
+class Broken(Ranking):
+    """Raises in one of the functions that an evaluation calls."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def update_metrics(self, metrics: Mapping[str, Any], outputs: torch.Tensor, batch: Any) -> None:
+        if self.where == "update_metrics":
+            raise ValueError("broken")
+        super().update_metrics(metrics, outputs, batch)
+
+    def collate(self, samples: list[Any]) -> Any:
+        if self.where == "collate" and samples[0]["number"] >= NUM_SAMPLES:
+            raise ValueError("broken")
+        return super().collate(samples)
+
+
+@pytest.mark.parametrize(
+    ("where", "num_workers", "place"),
+    [
+        ("update_metrics", 0, "in eval dataset test, lane 0, micro-batch 0, samples [0, 1, 2"),
+        ("collate", 0, "in eval dataset few, lane 0, micro-batch 0, samples [0]"),
+        ("collate", 1, "in eval dataset few, lane 0, micro-batch 0, samples [0]"),
+    ],
+)
+def test_an_error_says_in_which_evaluation_dataset_and_samples_it_arose(tmp_path, where, num_workers, place):
+    config = dataclasses.replace(
+        configure(Broken, num_lanes=NUM_LANES, micro_batch_size=16, steps=1, where=where),
+        data=DataConfig(num_workers=num_workers),
+    )
+    with pytest.raises(RuntimeError, match="ValueError: broken") as caught:
+        run_distributed(fit, 1, config, str(tmp_path))
+    assert str(caught.value).count(place) == 1
+    assert str(caught.value).count("in the evaluation after step 0") == 1
 
 
 class EmptyEvalSet(Ranking):
