@@ -117,6 +117,29 @@ def test_the_exception_of_a_single_process_is_shown_once(tmp_path):
     assert "in step 0, lane 2, samples [" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("os", 2, "os._exit(0) was called before the end, in "),
+        ("sys", 2, "sys.exit(0) was called before the end, in "),
+        ("mute", 1, "MuteError: <exception str() failed>"),
+    ],
+)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_task_cannot_end_a_run_as_if_it_were_done(tmp_path, how, code, said, devices):
+    path = write_config(tmp_path, "tasks.Ends", distributed={"devices": devices})
+    done = train(path, "--task.init_args.how", how, "--task.init_args.rank", devices - 1)
+    assert done.code == code
+    assert done.stderr.count(said) == 1
+    assert "gloo" not in done.stderr
+    if devices == 2:
+        assert len(done.errors) == 1
+        assert "rank 1 on" in done.stderr
+    if how != "os":
+        assert "lane 2, samples [" in done.stderr
+    assert done.leftover == []
+
+
 def end(folder, devices: int, num_workers: int, act) -> Done:
     """Begin a run, end it from outside in the middle of a step, and see what is left."""
     path = write_config(

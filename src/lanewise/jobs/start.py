@@ -1,24 +1,23 @@
 """Runs a job: in this process, in workers that are started for it, or as one worker of a given world."""
 
-import logging
 import os
 import pickle
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import cloudpickle
 
 from lanewise.config import pin_environment, pinned_variables
 from lanewise.config.class_path import add_search_path
-from lanewise.errors import ConfigError, LanewiseError, PreemptedError, mistakes_of
+from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
 from lanewise.jobs import signals
 from lanewise.jobs.job import Job
-from lanewise.launch import has_agent, launch_local, record_failure
+from lanewise.jobs.leave import leave_after, refusing_exit
+from lanewise.launch import launch_local
 from lanewise.world.environment import Environment
 
 
@@ -90,7 +89,8 @@ def run_in_world(job: Job, place: Environment) -> Any:
     world = join_world(place, devices, backend)
     log.share_warnings(world.claim)
     try:
-        result = job.run(world)
+        with refusing_exit(place.rank):
+            result = job.run(world)
     except PreemptedError:  # on every rank, in good order
         world.close()
         raise
@@ -120,28 +120,6 @@ def work(file: Path) -> None:
         leave_after(error, place.rank)
 
 
-def leave_after(error: BaseException, rank: int) -> NoReturn:
-    """End a process of a world after an error, telling its agent."""
-    record_failure(error)
-    if logging.root.handlers:
-        # Each rank has its error in its log. On the console the first one is the cause of the others; an
-        # agent shows it by itself.
-        logging.getLogger(__name__).error(
-            "rank %d failed",
-            rank,
-            exc_info=error,
-            extra={"is_for_file_only": has_agent(), "claim": "the first failure"},
-        )
-    elif not has_agent() and isinstance(error, LanewiseError):
-        for mistake in mistakes_of(error):
-            sys.stderr.write(f"error: {mistake}\n")
-    elif not has_agent():
-        traceback.print_exception(error)
-    # Leaving in the usual way would run destructors that wait for ranks which are gone.
-    logging.shutdown()
-    os._exit(error.exit_code if isinstance(error, LanewiseError) else 1)
-
-
 def _launch(job: Job, num_processes: int) -> Any:
     """Start one worker for each device of this machine."""
     with tempfile.TemporaryDirectory(prefix="lanewise-") as folder:
@@ -150,8 +128,8 @@ def _launch(job: Job, num_processes: int) -> Any:
             pickled = cloudpickle.dumps(job)
         except Exception as error:
             raise ConfigError(
-                f"the task cannot be sent to worker processes: {error}. Keep what cannot be pickled (open "
-                "files, locks, connections) out of it: open them in train_dataset or build_model."
+                f"the task cannot be sent to worker processes: {text_of(error)}. Keep what cannot be pickled "
+                "(open files, locks, connections) out of it: open them in train_dataset or build_model."
             ) from error
         file.write_bytes(pickle.dumps({"sys.path": sys.path, "job": pickled}))
         distributed = job.config.distributed
@@ -172,6 +150,8 @@ def _launch(job: Job, num_processes: int) -> Any:
             signals=ending,
         )
         signals.begin()  # and ended: the result is there
+        if not _result_of(file).exists():
+            raise LaunchError("rank 0 ended with exit code 0 before its job was done; its log may say why.")
         result = pickle.loads(_result_of(file).read_bytes())  # noqa: S301 - from our own worker
         if isinstance(result, PreemptedError):
             raise result

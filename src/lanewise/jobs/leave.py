@@ -1,0 +1,66 @@
+"""How a process of a world ends when it failed, and which ways to end it the user's code does not have."""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from lanewise.errors import LanewiseError, mistakes_of, refuse_exit
+from lanewise.launch import has_agent, record_failure
+
+
+def leave_after(error: BaseException, rank: int) -> NoReturn:
+    """End a process of a world after an error, telling its agent."""
+    try:
+        _tell(error, rank)
+    finally:  # whatever is wrong with the logs or the console
+        # Leaving in the usual way would run destructors that wait for ranks which are gone.
+        os._exit(error.exit_code if isinstance(error, LanewiseError) else 1)
+
+
+def _tell(error: BaseException, rank: int) -> None:
+    record_failure(error)
+    if logging.root.handlers:
+        # Each rank has its error in its log. On the console the first one is the cause of the others; an
+        # agent shows it by itself.
+        logging.getLogger(__name__).error(
+            "rank %d failed",
+            rank,
+            exc_info=error,
+            extra={"is_for_file_only": has_agent(), "claim": "the first failure"},
+        )
+    elif not has_agent() and isinstance(error, LanewiseError):
+        for mistake in mistakes_of(error):
+            sys.stderr.write(f"error: {mistake}\n")
+    elif not has_agent():
+        traceback.print_exception(error)
+    logging.shutdown()
+
+
+@contextmanager
+def refusing_exit(rank: int) -> Iterator[None]:
+    """Make an error of what would end this process as if its job were done: sys.exit and os._exit(0).
+
+    Raises:
+        TaskError: instead of a SystemExit. After os._exit(0) nothing of this process may go on, so that ends
+            it, as a failure.
+    """
+    pid, leave = os.getpid(), os._exit
+
+    def refuse(status: int) -> NoReturn:
+        if status == 0 and os.getpid() == pid:  # not a process that was forked, to load data
+            where = traceback.extract_stack(sys._getframe(1), limit=1)[0]  # noqa: SLF001 - there is no other way
+            leave_after(refuse_exit("os._exit(0)", where), rank)
+        leave(status)
+
+    os._exit = refuse  # an exit without a trace: nobody else could say who ended this process
+    try:
+        yield
+    except SystemExit as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise refuse_exit(f"sys.exit({error.code!r})", where) from error
+    finally:
+        os._exit = leave
