@@ -3,7 +3,6 @@
 import os
 import pickle
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -17,6 +16,7 @@ from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
 from lanewise.jobs import signals
 from lanewise.jobs.job import Job
 from lanewise.jobs.leave import leave_after, refusing_exit
+from lanewise.jobs.scratch import keep_sockets_in, keep_sockets_until_exit, scratch_folder
 from lanewise.launch import launch_local
 from lanewise.world.environment import Environment
 
@@ -45,12 +45,14 @@ def start(job: Job, *, is_fresh: bool) -> Any:
             job.check(place)
             if place.rank == 0:
                 stack.enter_context(job.claim())
+            keep_sockets_until_exit()
             return run_in_world(job, place)
     num_processes = distributed.num_processes or 1
     place = Environment(world_size=num_processes, local_world_size=num_processes)
     job.check(place)
     with job.claim():
         if num_processes == 1 and not is_fresh:
+            keep_sockets_until_exit()
             return run_in_world(job, place)
         # The handlers of a command are there already.
         with signals.watching(ends_at_once=True) if job.can_stop and is_fresh else nullcontext():
@@ -109,6 +111,7 @@ def work(file: Path) -> None:
     try:
         written = pickle.loads(file.read_bytes())  # noqa: S301 - from our own parent
         sys.path[:] = written["sys.path"]
+        keep_sockets_in(file.parent)
         job = pickle.loads(written["job"])  # noqa: S301 - likewise
         try:
             result = run_in_world(job, place)
@@ -122,8 +125,8 @@ def work(file: Path) -> None:
 
 def _launch(job: Job, num_processes: int) -> Any:
     """Start one worker for each device of this machine."""
-    with tempfile.TemporaryDirectory(prefix="lanewise-") as folder:
-        file = Path(folder) / "job"
+    with scratch_folder() as folder:
+        file = folder / "job"
         try:
             pickled = cloudpickle.dumps(job)
         except Exception as error:
@@ -145,7 +148,7 @@ def _launch(job: Job, num_processes: int) -> Any:
             ["-m", "lanewise.jobs", str(file)],
             num_processes,
             variables,
-            folder=folder,
+            folder=str(folder),
             max_restarts=distributed.max_restarts,
             signals=ending,
         )

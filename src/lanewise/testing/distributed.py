@@ -2,7 +2,6 @@
 
 import multiprocessing
 import pickle
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from lanewise.jobs.scratch import scratch_folder
 from lanewise.lifeline import die_with_parent
 from lanewise.world.world import GroupWorld, LocalWorld, World
 
@@ -46,7 +46,7 @@ def run_distributed(
     context = multiprocessing.get_context("forkserver")
     # torch._dynamo: every optimizer imports it, which takes a second.
     context.set_forkserver_preload(["torch", "torch._dynamo", "lanewise.testing.distributed"])
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
         call = pickle.dumps((function, args, device))
         processes = [

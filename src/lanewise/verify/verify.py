@@ -1,7 +1,6 @@
 """Runs every layout, one after the other, and brings what they found together."""
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ import torch
 
 from lanewise.config import Reducer, RunConfig
 from lanewise.errors import ConfigError, LaunchError
+from lanewise.jobs.scratch import scratch_folder
 from lanewise.jobs.start import start
 from lanewise.lanes import lane_blocks
 from lanewise.verify.diagnose import diagnose, notes
@@ -57,11 +57,11 @@ def verify(
     counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]
     one, kind = ("device", "devices") if config.distributed.is_one_process else ("process", "processes")
     names = [f"1 {one}", "1 again", *(f"{count} {kind}" for count in counts[2:])]
-    with tempfile.TemporaryDirectory(prefix="lanewise-verify-") as folder, _temporary_files_in(folder):
+    with scratch_folder() as folder, _temporary_files_in(folder):
         jobs = [
             VerifyJob(
                 _in_exact(config, count),
-                folder=Path(folder),
+                folder=folder,
                 name=str(number),
                 num_steps=num_steps,
                 judges_close=config.distributed.equality == "close",
@@ -82,10 +82,10 @@ def verify(
 
 
 @contextmanager
-def _temporary_files_in(folder: str) -> Iterator[None]:
+def _temporary_files_in(folder: Path) -> Iterator[None]:
     """Let the processes that are started keep there what they would leave in /tmp: torch caches kernels."""
     before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = folder
+    os.environ["TMPDIR"] = str(folder)
     try:
         yield
     finally:

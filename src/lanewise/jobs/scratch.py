@@ -1,0 +1,79 @@
+"""Folders for what lives no longer than the processes of a command, even if these are killed."""
+
+import fcntl
+import multiprocessing.util
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+_PREFIX = "lanewise-"
+_LOCK = "lock"
+_MAX_LENGTH = 70
+"""Of a folder's path, in characters: a socket in a folder in it needs about 32 more, of at most 107."""
+
+_AFTER_MULTIPROCESSING = -200
+"""Exit priority: multiprocessing removes its own folders at -100."""
+_until_exit = ExitStack()
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Make a folder for this process and those that it starts, and remove it in the end.
+
+    A process that is killed removes nothing. So each folder has a lock for as long as its process lives, and
+    whoever makes the next one removes those of this machine and this user whose lock is free.
+    """
+    _remove_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    unnamed = folder / f"{_LOCK}.tmp"
+    with unnamed.open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(socket.gethostname())
+        lock.flush()
+        unnamed.rename(folder / _LOCK)  # nobody ever sees it free
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep_sockets_until_exit() -> None:
+    """Do `keep_sockets_in` with a folder of this process, which is removed at its exit."""
+    keep_sockets_in(_until_exit.enter_context(scratch_folder()))
+    multiprocessing.util.Finalize(None, remove_at_exit, exitpriority=_AFTER_MULTIPROCESSING)
+
+
+def remove_at_exit() -> None:
+    """Remove the folder of `keep_sockets_until_exit`; a process that uses os._exit calls this before."""
+    _until_exit.close()
+
+
+def keep_sockets_in(folder: Path) -> None:
+    """Let this process and those that it forks, to load data, keep multiprocessing's sockets in a folder.
+
+    Each would make a `pymp-*` of its own otherwise, and leave it when it is killed. The user's temporary
+    files stay where they are.
+    """
+    if len(str(folder)) > _MAX_LENGTH:
+        return
+    before = tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    try:
+        multiprocessing.util.get_temp_dir()  # makes one and remembers it, also for children
+    finally:
+        tempfile.tempdir = before
+
+
+def _remove_abandoned() -> None:
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+        with suppress(OSError):  # in use, or gone meanwhile
+            if path.parent.lstat().st_uid != os.getuid():
+                continue
+            with path.open("r+", encoding="utf-8") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if lock.read() == socket.gethostname():  # a lock may be unknown to other machines
+                    shutil.rmtree(path.parent, ignore_errors=True)
