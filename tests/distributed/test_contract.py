@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
@@ -346,3 +347,17 @@ def test_any_part_of_the_model_may_be_called():
     alone = run_distributed(run_task, 1, Submodules, {})[0]
     for result in run_distributed(run_task, 3, Submodules, {}):
         assert result == alone
+
+
+class Talking(Line):
+    """Multiplies by the mean over the processes of something."""
+
+    def loss(self, outputs, batch):
+        scale = outputs.detach().abs().mean()
+        dist.all_reduce(scale)
+        return super().loss(outputs, batch) * scale
+
+
+def test_a_forward_that_talks_is_an_error_and_no_hang():
+    """The process with two of the four lanes waited for the others, which had one each."""
+    assert "the forward or the loss of a lane talked to other processes" in fail(Talking, 3)

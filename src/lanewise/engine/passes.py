@@ -122,6 +122,8 @@ class LanePasses:
                 self._buffers.begin(place)
             self._group = group
             if turn.positions or turn.borrowed:
+                if self._is_first_step:
+                    self._num_collectives = self._world.num_collectives()
                 yield group
                 if self._group:
                     raise TaskError(
@@ -186,13 +188,16 @@ class LanePasses:
             what: how to call them in an error.
 
         Raises:
-            TaskError: if there is no micro-batch to which a loss could belong, or it cannot be trained on.
+            TaskError: if there is no micro-batch to which a loss could belong, it cannot be trained on, or
+                the forward talked to other processes.
         """
         if not self._group:
             raise TaskError(
                 "backward was called twice for one micro-batch, or outside of the loop over them. "
                 "Add the losses of a micro-batch up, and call it once."
             )
+        if self._is_first_step and not self.reducer.forward_is_collective:
+            self._require_no_collective()
         checked: list[LaneLoss | None] = []
         for loss, batch in zip(losses, self._group, strict=True):
             with named_lane(batch):
@@ -280,6 +285,20 @@ class LanePasses:
         self._require_finite()
         if not totals.weight:
             logger.warning("step %d: the global batch has weight 0, so nothing was updated", self.turn.step)
+
+    def _require_no_collective(self) -> None:
+        """Raise where a lane's forward talked to other processes, which may have fewer lanes, and wait then.
+
+        The first lanes of all processes run together, so all of them come here.
+        """
+        if self._world.num_collectives() == self._num_collectives:
+            return
+        raise TaskError(
+            "the forward or the loss of a lane talked to other processes. What a lane computes may not "
+            "depend on them, and a process with fewer lanes never answers. Leave its collectives out, which "
+            "lanewise verify names; in place of SyncBatchNorm use BatchNorm, whose statistics are "
+            "merged over the lanes."
+        )
 
     def _drop_gradients(self) -> None:
         for parameter in self.reducer.parameters:

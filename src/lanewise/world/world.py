@@ -54,6 +54,10 @@ class World(Protocol):
         """Return every rank's value on rank 0, None elsewhere. Collective: every rank must call this."""
         ...
 
+    def num_collectives(self) -> int:
+        """Count the collectives that this process has begun so far, of all groups. No collective."""
+        ...
+
     def new_group(self) -> dist.ProcessGroup | None:
         """Open a second channel with the same members. Collective: every rank must call this."""
         ...
@@ -105,6 +109,10 @@ class LocalWorld:
     def gather_object(self, value: Any) -> list[Any]:
         """See `World`."""
         return [value]
+
+    def num_collectives(self) -> int:
+        """See `World`."""
+        return 0
 
     def new_group(self) -> None:
         """See `World`."""
@@ -174,6 +182,11 @@ class GroupWorld:
         values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
         dist.gather_object(value, values)
         return values
+
+    def num_collectives(self) -> int:
+        """See `World`."""
+        groups: Any = dist.distributed_c10d._world.pg_map  # noqa: SLF001 - no public list of the groups
+        return sum(group._get_sequence_number_for_group() for group in groups)  # noqa: SLF001 - nor a count
 
     def new_group(self) -> dist.ProcessGroup:
         """See `World`."""
