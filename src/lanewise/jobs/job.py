@@ -72,6 +72,11 @@ class Job(ABC):
             distributed.num_devices or place.local_world_size,
             distributed.device_names,
         )
+        if self.config.optimizer.init_args.get("differentiable"):
+            raise ConfigError(
+                "optimizer.init_args.differentiable cannot be used: training takes no gradient of an update. "
+                "Remove the key."
+            )
         if self.config.optimizer.init_args.get("capturable") and "cpu" in devices:
             raise ConfigError(
                 "optimizer.init_args.capturable needs a GPU: got the device cpu. Remove the key."

@@ -11,9 +11,16 @@ from lanewise.world.environment import Environment
 from tests.distributed.tasks import Smooth, configure
 
 
-def test_an_optimizer_that_needs_a_gpu_is_refused_on_a_cpu():
-    optimizer = ClassConfig(class_path="torch.optim.Adam", init_args={"capturable": True})
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("capturable", "optimizer.init_args.capturable needs a GPU: got the device cpu"),
+        ("differentiable", "optimizer.init_args.differentiable cannot be used"),
+    ],
+)
+def test_an_option_that_the_first_update_would_fail_with_is_refused(option, said):
+    optimizer = ClassConfig(class_path="torch.optim.Adam", init_args={option: True})
     distributed = DistributedConfig(device_type="cpu", devices=2)
     config = dataclasses.replace(configure(Smooth), optimizer=optimizer, distributed=distributed)
-    with pytest.raises(ConfigError, match=r"optimizer.init_args.capturable needs a GPU: got the device cpu"):
+    with pytest.raises(ConfigError, match=said):
         TrainJob(config).check(Environment(world_size=2, local_world_size=2))
