@@ -204,17 +204,20 @@ def _flatten(gradients: list[torch.Tensor], bucket: GradBucket) -> torch.Tensor:
 def _views(flat: torch.Tensor, bucket: GradBucket) -> list[torch.Tensor]:
     """View the gradients in the bucket's own buffer, or in a flat tensor with the same order.
 
-    `bucket.gradients()` says where they begin, but takes each for contiguous. In fact the elements of a dense
-    parameter (transposed, channels_last) lie in its own order, those of other parameters contiguously.
+    `bucket.gradients()` says where they begin, but takes each for contiguous and real. In fact elements of
+    a dense parameter (transposed, channels_last) lie in its own order, those of other parameters
+    contiguously, and complex ones as pairs of real ones.
     """
-    shift = flat.storage_offset() - bucket.buffer().storage_offset()
+    parameters, start = bucket.parameters(), bucket.buffer().storage_offset()
+    if parameters[0].is_complex() and not flat.is_complex():
+        flat = torch.view_as_complex(flat.view(-1, 2))
     return [
         flat.as_strided(
             parameter.size(),
             parameter.stride() if is_dense(parameter) else contiguous.stride(),
-            contiguous.storage_offset() + shift,
+            flat.storage_offset() + contiguous.storage_offset() - start,
         )
-        for contiguous, parameter in zip(bucket.gradients(), bucket.parameters(), strict=True)
+        for contiguous, parameter in zip(bucket.gradients(), parameters, strict=True)
     ]
 
 
