@@ -44,24 +44,26 @@ class Whole(Language):
 
 
 class Strided(Everything):
-    """Parameters that are not contiguous: channels_last, transposed, and sliced in two orders."""
+    """Parameters that are not contiguous: channels_last, transposed, sliced in two orders; a complex one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(2, 2, 3, padding=1).to(memory_format=torch.channels_last)
         self.transposed = nn.Parameter(torch.randn(16, 2).t())
+        self.phases = nn.Parameter(torch.randn(2, 8, dtype=torch.complex64).t())
         self.sliced = nn.Parameter(torch.randn(62, 16)[::2])
         self.sliced_and_transposed = nn.Parameter(torch.randn(16, 62).t()[::2])
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         images = self.transposed * self.embedding(tokens).unsqueeze(-2)
         pixels = self.convolution(images.transpose(1, 2)).sum(1)
+        pixels = (pixels * self.phases.flatten()).abs()
         heads = self.sliced + (self.sliced_and_transposed if int(tokens.sum()) % 2 else 0.0)
         return super().forward(tokens) + pixels @ heads.t()
 
 
 class NotContiguous(Language):
-    """The same task with parameters that are not contiguous; their order in memory is in no checkpoint."""
+    """The same task with such parameters; their order in memory is in no checkpoint."""
 
     def build_model(self) -> nn.Module:
         return Strided()

@@ -3,6 +3,7 @@
 What JSON lacks has one encoding each:
 
     tensor                     {"$tensor": "optimizer/state/weight/exp_avg"}      its name among the tensors
+    complex tensor             {"$complex": "model/weight"}                       as pairs of real numbers
     sharded tensor             {"$shards": [["model/weight@0", 0], ["model/weight@128", 128]]}
                                the name and the first row of each process's part
     nan, inf, -inf             {"$float": "nan"}
@@ -39,7 +40,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """What safetensors calls them."""
-_TAGS = {"$tensor", "$shards", "$float", "$tuple", "$items", "$counter"}
+_TAGS = {"$tensor", "$complex", "$shards", "$float", "$tuple", "$items", "$counter"}
 
 
 class TensorTable(dict[str, torch.Tensor]):
@@ -94,6 +95,11 @@ class TensorTable(dict[str, torch.Tensor]):
         return name
 
 
+def real_view(tensor: torch.Tensor) -> torch.Tensor:
+    """View a complex tensor as pairs of real numbers, in a last dimension more, for want of a dtype."""
+    return torch.view_as_real(tensor.resolve_conj())
+
+
 def encode(value: Any, path: str, tensors: TensorTable) -> Any:
     """Return what JSON can hold, and add the tensors on the way.
 
@@ -107,6 +113,8 @@ def encode(value: Any, path: str, tensors: TensorTable) -> Any:
     """
     if is_sharded(value):
         return {"$shards": tensors.add_shard(path, value)}
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        return {"$complex": tensors.add(path, real_view(value))}
     if isinstance(value, torch.Tensor):
         return {"$tensor": tensors.add(path, value)}
     if isinstance(value, float) and not math.isfinite(value):
@@ -145,6 +153,8 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     try:
         if tag == "$tensor":
             return tensors[content]
+        if tag == "$complex":
+            return torch.view_as_complex(tensors[content])
         if tag == "$shards":
             return _join([(start, tensors[name]) for name, start in content])
         if tag == "$float":

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from lanewise.checkpoint.encode import TensorTable
+from lanewise.checkpoint.encode import TensorTable, real_view
 from lanewise.errors import CheckpointError
 from lanewise.world.shards import is_sharded, whole
 
@@ -45,7 +45,8 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write tensors to a safetensors file, which appears under its name when it is complete and on disk.
 
     A tied tensor is written once, under its first name; the metadata's `aliases` is a JSON object of the
-    other names.
+    other names. A complex tensor is written as pairs of real numbers, in a last dimension more; the
+    metadata's `complex` is a JSON list of such names.
 
     Args:
         tensors: by name.
@@ -53,15 +54,23 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """
     written: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
+    complexes: list[str] = []
     table = TensorTable()
-    for name, tensor in tensors.items():
+    for name, given in tensors.items():
+        tensor = given
+        if given.is_complex():
+            tensor = real_view(given)
+            complexes.append(name)
         first = table.add(name, tensor)
         if first == name:
             written[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)  # shares no storage
         else:
             aliases[name] = first
     temporary = path.with_name(f".{path.name}.tmp")
-    save_file(written, temporary, metadata={"aliases": json.dumps(aliases)} if aliases else None)
+    metadata = {"aliases": aliases, "complex": complexes}
+    save_file(
+        written, temporary, {key: json.dumps(value) for key, value in metadata.items() if value} or None
+    )
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     umask = os.umask(0)
@@ -79,12 +88,15 @@ def load_model(model: nn.Module, path: Path) -> None:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            aliases: dict[str, str] = json.loads((file.metadata() or {}).get("aliases", "{}"))
+            metadata: dict[str, str] = file.metadata() or {}
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}. Name the run_dir of a run that has ended.") from None
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
+    aliases: dict[str, str] = json.loads(metadata.get("aliases", "{}"))
     tensors |= {alias: tensors[name] for alias, name in aliases.items()}
+    for name in json.loads(metadata.get("complex", "[]")):
+        tensors[name] = torch.view_as_complex(tensors[name])
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     mistakes = [f"{name} is not in the file" for name in own.keys() - tensors.keys()]
     mistakes += [f"{name} is not in the model" for name in tensors.keys() - own.keys()]

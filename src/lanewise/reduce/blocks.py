@@ -74,6 +74,11 @@ def _require_what_can_be_sharded(model: nn.Module, blocks: Sequence[nn.Module]) 
     for name, parameter in model.named_parameters():
         if not parameter.dim():
             raise TaskError(f"parameter {name} is a scalar, which fsdp cannot shard. Give it the shape (1,).")
+        if parameter.is_complex():
+            raise TaskError(
+                f"parameter {name} is {parameter.dtype}, and fsdp shards real ones. Use another "
+                "distributed.reducer, such as ddp, or view_as_complex in the forward."
+            )
         if not parameter.is_contiguous():
             raise TaskError(
                 f"parameter {name} is not contiguous (channels_last, or a view), so fsdp cannot shard it. "

@@ -281,3 +281,19 @@ def test_a_planted_pickle_never_runs(tmp_path, checkpoint, name, is_zip, is_sign
     content = (folder / name).read_bytes()
     torch.load(io.BytesIO(content), weights_only=False) if is_zip else pickle.loads(content)
     assert mark.exists()  # so it was a real one
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_tensors_survive_as_pairs_of_real_ones(tmp_path, dtype):
+    weight = torch.tensor([[1 + 2j, -0.0 - 3j], [float("inf") + 0j, 5e-4j]]).to(dtype)
+    value = {
+        "a": weight.t(),
+        "b": weight.conj(),
+        "scalar": weight[0, 0],
+        "empty": weight[:0],
+        "again": weight,
+    }
+    for back in (through_json(value), through_file(value, tmp_path / "part")):
+        for name, tensor in value.items():
+            assert back[name].dtype == dtype
+            assert torch.equal(torch.view_as_real(back[name]), torch.view_as_real(tensor.resolve_conj()))

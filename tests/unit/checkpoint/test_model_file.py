@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lanewise.checkpoint import model_file
-from lanewise.checkpoint.model_file import save_model
+from lanewise.checkpoint.model_file import load_model, save_model
 
 
 class Tied(nn.Module):
@@ -187,3 +187,18 @@ def test_the_model_stays_as_it_is(tmp_path):
     save_model(model, tmp_path / "m")
     assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
     assert model.first.weight is model.embedding.weight
+
+
+def test_complex_weights_are_pairs_of_real_ones_in_the_file(tmp_path):
+    model = Tied()
+    model.phases = nn.Parameter(torch.randn(3, 2, dtype=torch.complex64).t())
+    model.register_buffer("also", model.phases.detach())
+    save_model(model, tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["complex"]) == ["phases", "also"]
+        assert file.get_tensor("phases").shape == (2, 3, 2)
+    fresh = Tied()
+    fresh.phases = nn.Parameter(torch.zeros(2, 3, dtype=torch.complex64))
+    fresh.register_buffer("also", torch.zeros(2, 3, dtype=torch.complex64))
+    load_model(fresh, tmp_path / "model.safetensors")
+    assert_same_state(model, fresh)
