@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lanewise.cli.option import Syntax, read_arguments
 from lanewise.run_dir import RunDir
 
 _HELP = """\
@@ -12,17 +13,19 @@ Checks what `lanewise train --audit` wrote, over all restarts and numbers of dev
 epoch once, in the lane and the step that were planned. With another run, also that the lanes of both got
 equal tensors in every step.
 """
+_SYNTAX = Syntax("audit", ("RUN", "[OTHER_RUN]"))
 _MAX_LINES = 10
 
 
 def audit(arguments: Sequence[str]) -> int:
     """Run the subcommand and return the exit code: 1 if something is not as planned."""
-    if not 1 <= len(arguments) <= 2 or arguments[0] in ("-h", "--help"):
+    given = read_arguments(arguments, _SYNTAX)
+    if given.wants_help or not given.names:
         print(_HELP, end="")
-        return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
+        return 0 if given.wants_help else 2
     from lanewise.verify.audit import Audit
 
-    audits = [Audit(RunDir(Path(run)).audit) for run in arguments]
+    audits = [Audit(RunDir(Path(run)).audit) for run in given.names]
     report = audits[0].check()
     _print("note", report.notes)
     _print("found", report.problems)
@@ -35,7 +38,7 @@ def audit(arguments: Sequence[str]) -> int:
         print(f"{found}; not as planned in {len(report.problems)} places")
     if len(audits) > 1:
         print(
-            f"{arguments[1]}: "
+            f"{given.names[1]}: "
             + (f"other tensors in {len(differences)} places" if differences else "equal tensors")
         )
     return 0 if report.is_good and not differences else 1

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lanewise.cli.option import Syntax, read_arguments
 from lanewise.errors import CheckpointError
 from lanewise.run_dir import RunDir
 
@@ -13,18 +14,21 @@ Lists the checkpoints of a run directory: their step, size and metric, and wheth
 written.
 """
 
+_SYNTAX = Syntax("checkpoints", ("RUN",))
+
 
 def checkpoints(arguments: Sequence[str]) -> int:
     """Run the subcommand and return the exit code: 1 if a checkpoint is bad."""
-    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
+    given = read_arguments(arguments, _SYNTAX)
+    if given.wants_help or not given.names:
         print(_HELP, end="")
-        return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
+        return 0 if given.wants_help else 2
     from rich.console import Console
     from rich.table import Table
 
     from lanewise.checkpoint import CheckpointFolder, read_good
 
-    folder = CheckpointFolder(RunDir(Path(arguments[0])).checkpoints)
+    folder = CheckpointFolder(RunDir(Path(given.names[0])).checkpoints)
     paths = folder.all()
     if not paths:
         raise CheckpointError(f"there is no checkpoint in {folder.path}. Name the run_dir of a run.")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lanewise.cli.option import Syntax, read_arguments
 from lanewise.jobs.evaluate import EvaluateJob, find_model
 from lanewise.jobs.start import run_command
 
@@ -16,14 +17,16 @@ model.safetensors, or the .safetensors file that is named. The values are the sa
   lanewise evaluate runs/mnist/best.safetensors --distributed.devices 4
 """
 
+_SYNTAX = Syntax("evaluate", ("RUN_OR_MODEL",), has_overrides=True)
+
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
-    wants_help = bool({"-h", "--help"} & set(arguments))
-    if wants_help or not arguments:
+    given = read_arguments(arguments, _SYNTAX)
+    if given.wants_help or not given.names:
         print(_HELP, end="")
-        return 0 if wants_help else 2
-    config, model_file = find_model(Path(arguments[0]), arguments[1:])
+        return 0 if given.wants_help else 2
+    config, model_file = find_model(Path(given.names[0]), given.overrides)
     run_command(EvaluateJob(config, model_file=model_file), _show)
     return 0
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lanewise.cli.option import Syntax, read_arguments
+from lanewise.config.check import expand_user
 from lanewise.errors import CheckpointError, ConfigError
 from lanewise.run_dir import RunDir
 
@@ -13,19 +15,22 @@ Writes the weights of a checkpoint, of a run directory those of its newest good 
 plain module.
 """
 
+_SYNTAX = Syntax("export", ("RUN_OR_CHECKPOINT",), options=("--output",))
+
 
 def export(arguments: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
-    if not arguments or {"-h", "--help"} & set(arguments):
+    given = read_arguments(arguments, _SYNTAX)
+    if given.wants_help or not given.names:
         print(_HELP, end="")
-        return 0 if arguments else 2
-    if len(arguments) != 3 or arguments[1] != "--output":
-        raise ConfigError(f"export takes RUN_OR_CHECKPOINT --output FILE: got {' '.join(arguments)}.")
+        return 0 if given.wants_help else 2
+    if "--output" not in given.options:
+        raise ConfigError("export needs --output FILE: got none. Add it.")
     import torch
 
     from lanewise.checkpoint import CheckpointFolder, load_state, read_good, save_tensors
 
-    source, output = Path(arguments[0]), Path(arguments[2])
+    source, output = Path(given.names[0]), Path(expand_user(given.options["--output"]))
     checkpoints = CheckpointFolder(RunDir(source).checkpoints)
     if checkpoints.path.is_dir():
         found = checkpoints.newest_good(warn=print)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lanewise.cli.option import take_option
+from lanewise.cli.option import Syntax, read_arguments
 from lanewise.config import MAY_DIFFER, load_config
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError
@@ -25,37 +25,29 @@ classes.
 """
 
 
+_SYNTAX = Syntax("train", ("CONFIG",), ("--resume", "--audit"), ("--allow",), has_overrides=True)
+
+
 def train(arguments: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
-    wants_help = bool({"-h", "--help"} & set(arguments))
-    arguments = [argument for argument in arguments if argument not in ("-h", "--help")]
-    if not arguments:
+    given = read_arguments(arguments, _SYNTAX)
+    if given.wants_help or not given.names:
         print(_HELP, end="")
-        return 0 if wants_help else 2
-    if wants_help:
+        if not given.names:
+            return 0 if given.wants_help else 2
+    config = load_config(given.names[0], given.overrides)
+    if given.wants_help:
         from lanewise.config.classes import describe_classes
 
-        config = load_config(arguments[0], arguments[1:])
         add_search_path(config)
-        print(_HELP + "\n" + describe_classes(config), end="")
+        print("\n" + describe_classes(config), end="")
         return 0
-    is_resumed, is_audited = "--resume" in arguments, "--audit" in arguments
-    arguments = [argument for argument in arguments if argument not in ("--resume", "--audit")]
-    allow, arguments = _take_allow(arguments)
-    if allow and not is_resumed:
+    is_resumed, allow = "--resume" in given.flags, given.options.get("--allow")
+    names = () if allow is None else tuple(allow.split(","))
+    if any(name not in MAY_DIFFER for name in names):
+        raise ConfigError(f"--allow must list what may differ, out of {', '.join(MAY_DIFFER)}: got {allow}.")
+    if names and not is_resumed:
         raise ConfigError("--allow says what may differ on resume: add --resume, or leave it out.")
-    config = load_config(arguments[0], arguments[1:])
-    job = TrainJob(config, is_resumed=is_resumed, allow=allow, is_audited=is_audited)
+    job = TrainJob(config, is_resumed=is_resumed, allow=names, is_audited="--audit" in given.flags)
     run_command(job, show=lambda _: None)
     return 0
-
-
-def _take_allow(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Take `--allow lanes,dataset,seed` out of the arguments."""
-    text, rest = take_option("--allow", arguments)
-    allow = () if text is None else tuple(text.split(","))
-    if any(name not in MAY_DIFFER for name in allow):
-        raise ConfigError(
-            f"--allow must list what may differ, out of {', '.join(MAY_DIFFER)}: got {text or 'nothing'}."
-        )
-    return allow, rest

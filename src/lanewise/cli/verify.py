@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lanewise.cli.option import take_option
+from lanewise.cli.option import Syntax, read_arguments
 from lanewise.config import load_config
+from lanewise.config.check import expand_user
 from lanewise.errors import ConfigError
 from lanewise.world.environment import Environment
 
@@ -24,26 +25,22 @@ written to run_dir.
   --json FILE      write the result there as well
 """
 
+_SYNTAX = Syntax("verify", ("CONFIG",), ("--resume",), ("--devices", "--steps", "--json"), has_overrides=True)
+
 
 def verify(arguments: Sequence[str]) -> int:
     """Run the subcommand and return the exit code: 1 if something differs."""
-    wants_help = bool({"-h", "--help"} & set(arguments))
-    if wants_help or not arguments:
+    given = read_arguments(arguments, _SYNTAX)
+    if given.wants_help or not given.names:
         print(_HELP, end="")
-        return 0 if wants_help else 2
-    rest = [argument for argument in arguments if argument != "--resume"]
-    resumes = len(rest) < len(arguments)
-    devices_text, rest = take_option("--devices", rest)
-    steps_text, rest = take_option("--steps", rest)
-    json_file, rest = take_option("--json", rest)
-    devices = [_count("--devices", text) for text in (devices_text or "1,2").split(",")]
-    num_steps = _count("--steps", steps_text or "4")
+        return 0 if given.wants_help else 2
+    config_file, json_file = given.names[0], given.options.get("--json")
+    devices = [_count("--devices", text) for text in given.options.get("--devices", "1,2").split(",")]
+    num_steps = _count("--steps", given.options.get("--steps", "4"))
     if Environment.from_env(os.environ) is not None:
         raise ConfigError("verify starts its own processes: run it without torchrun or srun.")
-    if not rest or rest[0].startswith("--"):
-        raise ConfigError(f"verify needs a configuration as its first argument: got {rest[:1]}.")
     # The numbers of devices are those of --devices.
-    config = load_config(rest[0], [*rest[1:], "--distributed.devices", "null"])
+    config = load_config(config_file, [*given.overrides, "--distributed.devices=null"])
 
     from rich.console import Console
 
@@ -55,16 +52,18 @@ def verify(arguments: Sequence[str]) -> int:
             config,
             devices,
             num_steps=num_steps,
-            resumes=resumes,
+            resumes="--resume" in given.flags,
             show=lambda name: status.update(f"running {name}"),
         )
-    console.print(f"{rest[0]}: {report.describe_steps()}\n", markup=False)
+    console.print(f"{config_file}: {report.describe_steps()}\n", markup=False)
     console.print(report.table())
     console.print()
     for line in report.lines():
         console.print(line, markup=False)
     if json_file:
-        Path(json_file).write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+        Path(expand_user(json_file)).write_text(
+            json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8"
+        )
     return 0 if report.is_verified else 1
 
 
