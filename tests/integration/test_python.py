@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import sys
 import threading
 import time
@@ -85,6 +87,24 @@ def test_evaluating_a_run_gives_the_values_of_its_last_evaluation(finished, devi
     assert {name: float(value) for name, value in values.items()} == last_evaluation(finished)
     done = run(*TORCHRUN, 2, "-m", "lanewise", "evaluate", finished / "model.safetensors").require_success()
     assert dict(line.split() for line in done.stdout.splitlines()) == values
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_runs_no_code_that_lies_in_it(tmp_path, finished, devices):
+    """Evaluated from inside of its folder, where Python would look first."""
+    folder = shutil.copytree(finished, tmp_path / "run")
+    for name in ("torch", "curve", "pickle"):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('the {name} of the run')")
+    chosen = ["--distributed.devices", devices]
+    done = run(*LANEWISE, "evaluate", ".", *chosen, cwd=folder).require_success()
+    assert len(done.stdout.splitlines()) == len(last_evaluation(finished))
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(re.sub(r"(?m)^search_path: .*$", "search_path: null", config))
+    done = run(*LANEWISE, "evaluate", ".", *chosen, cwd=folder)
+    assert done.code == 2
+    assert len(done.errors) == 1
+    assert f"curve would be imported from {folder}/curve.py" in done.errors[0]
+    assert "--trust" in done.errors[0]
 
 
 def test_predictions_are_in_dataset_order_on_any_number_of_processes(finished, monkeypatch):

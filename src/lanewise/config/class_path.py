@@ -2,10 +2,17 @@
 
 import difflib
 import importlib
+import os
 import pkgutil
 import sys
 import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from lanewise.config.check import show, suggest
 from lanewise.config.run import ClassConfig, RunConfig
@@ -19,6 +26,51 @@ def add_search_path(config: RunConfig) -> None:
     """
     if config.search_path is not None and sys.path[:1] != [config.search_path]:
         sys.path.insert(0, config.search_path)
+
+
+@contextmanager
+def refusing_imports_from(folders: Sequence[str]) -> Iterator[None]:
+    """Let no module be imported that lies in one of the folders, wherever Python would find it.
+
+    Modules that are nowhere else are looked for in the folders, so that the error names what lies there.
+
+    Raises:
+        ConfigError: such a module would have been imported.
+    """
+    guard, before = _Guard(folders), list(sys.path)
+    sys.meta_path.insert(0, guard)
+    sys.path += folders
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+        sys.meta_path.remove(guard)
+
+
+def lies_in(path: str, folder: str) -> bool:
+    """Tell whether a path leads into a folder, by its name or where links lead."""
+    return any(one.is_relative_to(other) for one in _places(path) for other in _places(folder))
+
+
+def _places(path: str) -> tuple[Path, Path]:
+    return Path(os.path.normpath(Path.cwd() / path)), Path(os.path.realpath(path))
+
+
+class _Guard(MetaPathFinder):
+    """Is asked for each module before those that find it."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = folders
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> None:
+        """Raise where a module would be loaded from one of the folders; never find one."""
+        spec = PathFinder.find_spec(fullname, path, target)
+        origin = None if spec is None else spec.origin  # a folder without an __init__.py has none, nor code
+        if origin is not None and any(lies_in(origin, folder) for folder in self._folders):
+            raise ConfigError(
+                f"{fullname} would be imported from {origin}, which came with the run and may be somebody "
+                "else's. If you trust that code, add --trust (from Python: trust=True)."
+            )
 
 
 def resolve_class(key: str, config: ClassConfig) -> type:
@@ -53,6 +105,8 @@ def _import_module(key: str, name: str) -> ModuleType:
     """Import a module of the user; whatever goes wrong in it is a mistake with its file and line."""
     try:
         return importlib.import_module(name)
+    except ConfigError as error:  # of the guard
+        raise ConfigError(f"{key}: {error}") from error
     # A script without a main guard may also exit.
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):

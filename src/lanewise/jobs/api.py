@@ -112,6 +112,7 @@ def evaluate(
     *,
     task: "Task | None" = None,
     devices: int | Sequence[str] | None = None,
+    trust: bool = False,
 ) -> dict[str, float]:
     """Evaluate a trained model on the eval datasets of its task.
 
@@ -119,16 +120,22 @@ def evaluate(
         run_or_model: a run directory, for its trained model; or a .safetensors file in one.
         task: None: built again from the arguments that the run noted, if they are plain values.
         devices: processes, as in the configuration; None: one.
+        trust: whether code that lies in the run directory may run.
 
     Returns:
         Every value by `set/metric`, the same on any number of devices.
 
     Raises:
         CheckpointError: if there is no such model.
+        ConfigError: if code that came with the run would run, and `trust` is not set.
         LaunchError: what the first failing process said.
     """
-    config, model_file = find_model(Path(run_or_model), _device_override(devices), has_task=task is not None)
-    values: dict[str, float] = start(EvaluateJob(config, task, model_file=model_file), is_fresh=True)
+    config, model_file, untrusted = find_model(
+        Path(run_or_model), _device_override(devices), has_task=task is not None, trust=trust
+    )
+    values: dict[str, float] = start(
+        EvaluateJob(config, task, model_file=model_file, untrusted=untrusted), is_fresh=True
+    )
     return values
 
 
@@ -138,6 +145,7 @@ def predict(
     *,
     task: "Task | None" = None,
     devices: int | Sequence[str] | None = None,
+    trust: bool = False,
 ) -> list[Any]:
     """Compute the outputs of a trained model on one of the eval datasets of its task.
 
@@ -146,6 +154,7 @@ def predict(
         dataset: name of the eval dataset.
         task: None: built again from the arguments that the run noted, if they are plain values.
         devices: processes, as in the configuration; None: one.
+        trust: whether code that lies in the run directory may run.
 
     Returns:
         What `Task.forward` gives for each sample, on the CPU, in dataset order; in a prepared world on rank
@@ -153,10 +162,13 @@ def predict(
 
     Raises:
         CheckpointError: if there is no such model.
+        ConfigError: if code that came with the run would run, and `trust` is not set.
         LaunchError: what the first failing process said.
     """
-    config, model_file = find_model(Path(run_or_model), _device_override(devices), has_task=task is not None)
-    job = PredictJob(config, task, model_file=model_file, dataset=dataset)
+    config, model_file, untrusted = find_model(
+        Path(run_or_model), _device_override(devices), has_task=task is not None, trust=trust
+    )
+    job = PredictJob(config, task, model_file=model_file, untrusted=untrusted, dataset=dataset)
     outputs: list[Any] = start(job, is_fresh=True)
     return outputs
 

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lanewise.config import RunConfig, load_config
+from lanewise.config.check import expand_user
+from lanewise.config.class_path import lies_in, refusing_imports_from
+from lanewise.config.file import read_file
 from lanewise.errors import CheckpointError
 from lanewise.jobs.job import Job
 from lanewise.run_dir import RunDir
+from lanewise.world.environment import Environment
 
 if TYPE_CHECKING:
     from lanewise.engine.evaluate import Evaluator
@@ -21,6 +25,13 @@ class EvaluateJob(Job):
     """Evaluates a model on the task's eval datasets; the result is every value by `set/metric`."""
 
     model_file: Path
+    untrusted: tuple[str, ...] = ()
+    """Folders that no code may come from."""
+
+    def check(self, place: Environment) -> None:
+        """See `Job`. Every class is imported here, before any worker starts."""
+        with refusing_imports_from(self.untrusted):
+            super().check(place)
 
     def run(self, world: "World") -> Any:
         """See `Job`."""
@@ -60,20 +71,29 @@ OBJECT = "an object of "
 
 
 def find_model(
-    run_or_model: Path, overrides: Sequence[str] = (), *, has_task: bool = False
-) -> tuple[RunConfig, Path]:
+    run_or_model: Path, overrides: Sequence[str] = (), *, has_task: bool = False, trust: bool = False
+) -> tuple[RunConfig, Path, tuple[str, ...]]:
     """Find a model, and the configuration that it was trained with.
+
+    A run may be somebody else's, so that code which came with it runs only if the user trusts it: what lies
+    in the run directory, and where its configuration says so by a relative search_path. The search_path of
+    a run that was trained here is absolute.
 
     Args:
         run_or_model: a run directory, for its trained model; or a file of weights in one, such as its
             `best.safetensors`.
         overrides: of the configuration, as on the command line.
         has_task: the task is there already as an object.
+        trust: whether code that came with the run may run.
+
+    Returns:
+        The configuration; the file of weights; folders that no code may come from.
 
     Raises:
         CheckpointError: if there is none.
         ConfigError: if the configuration has a mistake.
     """
+    run_or_model = Path(expand_user(str(run_or_model)))
     is_file = run_or_model.suffix == ".safetensors"
     run_dir = RunDir(run_or_model.parent if is_file else run_or_model)
     model_file = run_or_model if is_file else run_dir.model
@@ -91,7 +111,25 @@ def find_model(
         )
     if not any(re.match(r"--distributed\.devices\b", override) for override in overrides):
         config = replace(config, distributed=replace(config.distributed, devices=None))
-    return config, model_file
+    if trust:
+        return config, model_file, ()
+    assert config.search_path is not None  # load_config makes it absolute
+    folder, search_path = str(run_dir.path), config.search_path
+    if _came_with(run_dir, overrides) or lies_in(search_path, folder):
+        return replace(config, search_path=None), model_file, (folder, search_path)
+    return config, model_file, (folder,)
+
+
+def _came_with(run_dir: RunDir, overrides: Sequence[str]) -> bool:
+    """Tell whether search_path leads to what came with the run, not by the user's own word."""
+    if any(re.match(r"--search_path\b", override) for override in overrides):
+        return False
+    search_path = read_file(run_dir.config).get("search_path")
+    return not (
+        isinstance(search_path, str)
+        and Path(search_path).is_absolute()
+        and not lies_in(search_path, str(run_dir.path))
+    )
 
 
 def _find_object(value: object, name: str = "init_args") -> tuple[str, str] | None:

@@ -145,7 +145,7 @@ def _launch(job: Job, num_processes: int) -> Any:
         else:
             ending += ",SIGTERM"
         launch_local(
-            ["-m", "lanewise.jobs", str(file)],
+            ["-P", "-m", "lanewise.jobs", str(file)],
             num_processes,
             variables,
             folder=str(folder),

@@ -80,7 +80,7 @@ def test_all_mistakes_come_at_once():
         (["train", "--resume"], "train needs CONFIG: got none."),
         (["train", "--audit", "--allow=seed"], "train needs CONFIG: got none."),
         (["train", "run.yaml", "--allow=seed", "--allow", "lanes"], "--allow is given twice."),
-        (["evaluate", "--seed=1"], "evaluate needs RUN_OR_MODEL: got none."),
+        (["evaluate", "--trust"], "evaluate needs RUN_OR_MODEL: got none."),
         (["verify", "--devices=2"], "verify needs CONFIG: got none."),
         (["audit", "--steps", "2"], "--steps is no option of audit."),
         (["checkpoints", "one", "two"], "checkpoints takes RUN: two is too much."),

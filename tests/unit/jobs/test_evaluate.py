@@ -1,0 +1,133 @@
+"""A run that came from somebody else does not run code that it brings, unless the user says so."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from lanewise.config import ClassConfig, dump_config
+from lanewise.config.class_path import add_search_path
+from lanewise.errors import ConfigError
+from lanewise.jobs.evaluate import EvaluateJob, find_model
+from lanewise.world.environment import Environment
+from tests.distributed.tasks import Smooth, configure
+
+MODULE = """
+import pathlib
+from tests.distributed.tasks import Smooth
+pathlib.Path(__file__).with_suffix(".ran").touch()
+class Task(Smooth): pass
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project folder with a module, and a run in its `runs/digits`; what is imported is forgotten."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "runs" / "digits").mkdir(parents=True)
+    (tmp_path / "runs" / "digits" / "model.safetensors").touch()
+    write_module(tmp_path / "own_task.py")
+    yield tmp_path
+    for name in set(sys.modules):
+        if name.partition(".")[0] in ("own_task", "evil_task", "runs", "pack"):
+            del sys.modules[name]
+
+
+def write_module(path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(MODULE)
+    return path
+
+
+def write_run(project: Path, class_path: str, search_path: str | Path | None) -> Path:
+    run_dir = project / "runs" / "digits"
+    config = dataclasses.replace(
+        configure(Smooth),
+        task=ClassConfig(class_path=class_path),
+        search_path=None if search_path is None else str(search_path),
+    )
+    (run_dir / "config.yaml").write_text(dump_config(config))
+    return run_dir
+
+
+def check(run_dir: Path, *overrides: str, trust: bool = False) -> None:
+    """Do what `lanewise.jobs.start.start` does before any worker starts."""
+    config, model_file, untrusted = find_model(run_dir, overrides, trust=trust)
+    add_search_path(config)
+    EvaluateJob(config, model_file=model_file, untrusted=untrusted).check(Environment())
+
+
+def test_code_of_the_project_runs_though_the_run_lies_in_it(project):
+    check(write_run(project, "own_task.Task", project))
+    assert (project / "own_task.ran").exists()
+
+
+def test_the_user_may_name_where_the_code_lies(project):
+    check(write_run(project, "own_task.Task", "/nowhere"), f"--search_path={project}")
+    assert (project / "own_task.ran").exists()
+
+
+def test_a_package_of_the_environment_needs_no_trust(project):
+    check(write_run(project, "tests.distributed.tasks.Smooth", None))
+
+
+@pytest.mark.parametrize(
+    ("class_path", "search_path", "module"),
+    [
+        ("evil_task.Task", None, "runs/digits/evil_task.py"),
+        ("evil_task.Task", ".", "runs/digits/evil_task.py"),
+        ("evil_task.Task", "code", "runs/digits/code/evil_task.py"),
+        ("evil_task.Task", "../../code", "code/evil_task.py"),
+        ("evil_task.Task", "{project}/runs/digits", "runs/digits/evil_task.py"),
+        ("evil_task.Task", "{project}/link", "runs/digits/evil_task.py"),
+        ("evil_task.Task", "{project}/runs/digits/out", "code/evil_task.py"),
+        ("runs.digits.evil_task.Task", "{project}", "runs/digits/evil_task.py"),
+        ("pack.evil_task.Task", None, "runs/digits/pack/evil_task.py"),
+    ],
+    ids=[
+        "null",
+        "here",
+        "below",
+        "beside",
+        "absolute",
+        "link into it",
+        "link out of it",
+        "through",
+        "package",
+    ],
+)
+def test_code_that_came_with_a_run_needs_trust(project, class_path, search_path, module):
+    (project / "link").symlink_to("runs/digits")
+    (project / "runs" / "digits" / "out").symlink_to("../../code")
+    path = write_module(project / module)
+    run_dir = write_run(project, class_path, search_path and search_path.format(project=project))
+    with pytest.raises(ConfigError, match=r"^task.class_path: .*evil_task would be imported from .*--trust"):
+        check(run_dir)
+    assert not path.with_suffix(".ran").exists()
+    check(run_dir, trust=True)
+    assert path.with_suffix(".ran").exists()
+
+
+def test_what_lies_in_a_run_does_not_take_the_place_of_an_installed_module(project):
+    for name in ("torch", "wave", "tests"):
+        write_module(project / "runs" / "digits" / f"{name}.py")
+    check(write_run(project, "tests.distributed.tasks.Smooth", None))
+    import wave
+
+    assert "digits" not in str(wave.__file__)
+    assert not list(project.rglob("*.ran"))
+
+
+def test_an_optimizer_is_code_too(project):
+    path = write_module(project / "runs" / "digits" / "evil_task.py")
+    run_dir = write_run(project, "own_task.Task", project)
+    with pytest.raises(ConfigError, match=r"^optimizer.class_path: .*evil_task would be imported from"):
+        check(run_dir, "--optimizer.class_path=runs.digits.evil_task.Task")
+    assert not path.with_suffix(".ran").exists()
+
+
+def test_without_trust_nothing_is_left_of_the_guard(project):
+    path, finders = list(sys.path), list(sys.meta_path)
+    check(write_run(project, "tests.distributed.tasks.Smooth", None))
+    assert (sys.path, sys.meta_path) == (path, finders)
