@@ -140,6 +140,14 @@ def test_a_task_cannot_end_a_run_as_if_it_were_done(tmp_path, how, code, said, d
     assert done.leftover == []
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_without_standard_streams_trains(tmp_path, devices):
+    path = write_config(tmp_path, "tasks.Chatty", distributed={"devices": devices})
+    without_streams = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
+    run(*without_streams, *LANEWISE, "train", path).require_success()
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
 def end(folder, devices: int, num_workers: int, act) -> Done:
     """Begin a run, end it from outside in the middle of a step, and see what is left."""
     path = write_config(

@@ -1,5 +1,6 @@
 """Finds the subcommand and turns errors into messages and exit codes; imports each subcommand late."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    _open_standard_streams()
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if command in ("-h", "--help"):
         print(_HELP, end="")
@@ -67,3 +69,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _open_standard_streams() -> None:
+    """Let what is written to a closed stdout or stderr go nowhere, here and in processes that are started.
+
+    Otherwise the next file that is opened gets its number.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.set_inheritable(opened, number == opened)
+            stream = open(  # noqa: SIM115 - for as long as the process lives
+                opened, "r" if number == 0 else "w", encoding="utf-8", closefd=False
+            )
+            setattr(sys, name, stream)

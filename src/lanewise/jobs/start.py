@@ -42,14 +42,16 @@ def start(job: Job, *, is_fresh: bool) -> Any:
     add_search_path(job.config)
     if place is not None:
         with ExitStack() as stack:
-            job.check(place)
+            with refusing_exit(place.rank):
+                job.check(place)
             if place.rank == 0:
                 stack.enter_context(job.claim())
             keep_sockets_until_exit()
             return run_in_world(job, place)
     num_processes = distributed.num_processes or 1
     place = Environment(world_size=num_processes, local_world_size=num_processes)
-    job.check(place)
+    with refusing_exit(rank=0):  # it imports the user's modules
+        job.check(place)
     with job.claim():
         if num_processes == 1 and not is_fresh:
             keep_sockets_until_exit()
