@@ -31,16 +31,15 @@ _SYNTAX = Syntax("train", ("CONFIG",), ("--resume", "--audit"), ("--allow",), ha
 def train(arguments: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
     given = read_arguments(arguments, _SYNTAX)
-    if given.wants_help or not given.names:
+    if not given.names:
         print(_HELP, end="")
-        if not given.names:
-            return 0 if given.wants_help else 2
+        return 0 if given.wants_help else 2
     config = load_config(given.names[0], given.overrides)
     if given.wants_help:
         from lanewise.config.classes import describe_classes
 
         add_search_path(config)
-        print("\n" + describe_classes(config), end="")
+        print(_HELP + "\n" + describe_classes(config), end="")
         return 0
     is_resumed, allow = "--resume" in given.flags, given.options.get("--allow")
     names = () if allow is None else tuple(allow.split(","))

@@ -76,8 +76,8 @@ def find_model(
     """Find a model, and the configuration that it was trained with.
 
     A run may be somebody else's, so that code which came with it runs only if the user trusts it: what lies
-    in the run directory, and where its configuration says so by a relative search_path. The search_path of
-    a run that was trained here is absolute.
+    in the run directory, and what a search_path leads to that is relative or has links in it. The search_path
+    of a run that was trained here is absolute and has none.
 
     Args:
         run_or_model: a run directory, for its trained model; or a file of weights in one, such as its
@@ -115,21 +115,13 @@ def find_model(
         return config, model_file, ()
     assert config.search_path is not None  # load_config makes it absolute
     folder, search_path = str(run_dir.path), config.search_path
-    if _came_with(run_dir, overrides) or lies_in(search_path, folder):
+    is_named = any(re.match(r"--search_path\b", override) for override in overrides)
+    # A run that was trained here notes the folder as it is, without a link or anything that depends on where
+    # and by whom the run is evaluated.
+    came_with = not is_named and read_file(run_dir.config).get("search_path") != search_path
+    if came_with or lies_in(search_path, folder):
         return replace(config, search_path=None), model_file, (folder, search_path)
     return config, model_file, (folder,)
-
-
-def _came_with(run_dir: RunDir, overrides: Sequence[str]) -> bool:
-    """Tell whether search_path leads to what came with the run, not by the user's own word."""
-    if any(re.match(r"--search_path\b", override) for override in overrides):
-        return False
-    search_path = read_file(run_dir.config).get("search_path")
-    return not (
-        isinstance(search_path, str)
-        and Path(search_path).is_absolute()
-        and not lies_in(search_path, str(run_dir.path))
-    )
 
 
 def _find_object(value: object, name: str = "init_args") -> tuple[str, str] | None:

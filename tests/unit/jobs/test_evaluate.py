@@ -82,6 +82,7 @@ def test_a_package_of_the_environment_needs_no_trust(project):
         ("evil_task.Task", "{project}/runs/digits", "runs/digits/evil_task.py"),
         ("evil_task.Task", "{project}/link", "runs/digits/evil_task.py"),
         ("evil_task.Task", "{project}/runs/digits/out", "code/evil_task.py"),
+        ("evil_task.Task", "/proc/self/cwd", "evil_task.py"),
         ("runs.digits.evil_task.Task", "{project}", "runs/digits/evil_task.py"),
         ("pack.evil_task.Task", None, "runs/digits/pack/evil_task.py"),
     ],
@@ -93,11 +94,13 @@ def test_a_package_of_the_environment_needs_no_trust(project):
         "absolute",
         "link into it",
         "link out of it",
+        "where it is run",
         "through",
         "package",
     ],
 )
-def test_code_that_came_with_a_run_needs_trust(project, class_path, search_path, module):
+def test_code_that_came_with_a_run_needs_trust(project, class_path, search_path, module, monkeypatch):
+    monkeypatch.chdir(project)
     (project / "link").symlink_to("runs/digits")
     (project / "runs" / "digits" / "out").symlink_to("../../code")
     path = write_module(project / module)
