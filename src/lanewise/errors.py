@@ -6,6 +6,7 @@
     +-- DataError               2   the dataset is empty, or differs between processes
     +-- RunDirError             2   the run directory is in use, or holds a run already
     +-- CheckpointError         2   a file of weights is not there, not whole, or of another model
+    +-- StorageError            1   a file of the run cannot be written: the disk is full, or out of order
     +-- NonFiniteLossError      1   a lane's loss is NaN or infinite
     +-- WorldError              1   the processes cannot form a world, or disagree with each other
     +-- LaunchError             1   a worker process failed
@@ -67,6 +68,10 @@ class CheckpointError(LanewiseError):
     """What a run left cannot be loaded."""
 
     exit_code = 2
+
+
+class StorageError(LanewiseError):
+    """A file of the run cannot be written."""
 
 
 class NonFiniteLossError(LanewiseError):

@@ -10,7 +10,7 @@ import pytest
 SRC = Path(__file__).parents[2] / "src"
 ROWS = (
     {"errors", "lifeline"},
-    {"config", "lanes"},
+    {"config", "lanes", "run_file"},
     {"world", "task", "callback", "random_state", "run_dir"},
     {"precision", "metrics"},
     {"data", "reduce", "checkpoint"},

@@ -39,6 +39,7 @@ def test_the_exit_codes_as_drawn():
         ("TaskError", 2),
         ("DataError", 2),
         ("RunDirError", 2),
+        ("StorageError", 1),
         ("NonFiniteLossError", 1),
         ("WorldError", 1),
         ("LaunchError", 1),

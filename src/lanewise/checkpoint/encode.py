@@ -73,8 +73,9 @@ class TensorTable(dict[str, torch.Tensor]):
         first = self._name(name, local)
         blocks = row_blocks(tensor)
         written = [rows for rows in blocks if rows] or blocks[:1]
-        own = blocks[tensor.device_mesh.get_local_rank()]
-        if own in written:
+        rank = tensor.device_mesh.get_local_rank()
+        own = blocks[rank]
+        if own or rank == 0:
             self.shards.add(f"{first}@{own.start}")
             self.setdefault(f"{first}@{own.start}", local)
         return [[f"{first}@{rows.start}", rows.start] for rows in written]
@@ -142,39 +143,58 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     Raises:
         CheckpointError: if a tensor is missing, or an encoding is not one of ours.
     """
-    if isinstance(value, list):
-        return [decode(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    tag = next(iter(value), None)
-    if tag not in _TAGS or len(value) != 1:
-        return {key: decode(item, tensors) for key, item in value.items()}
-    content = value[tag]
-    try:
-        if tag == "$tensor":
-            return tensors[content]
-        if tag == "$complex":
-            return torch.view_as_complex(tensors[content])
-        if tag == "$shards":
-            return _join([(start, tensors[name]) for name, start in content])
-        if tag == "$float":
-            return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
-        if tag == "$tuple":
-            return tuple(decode(content, tensors))
-        items = {decode(key, tensors): decode(item, tensors) for key, item in content}
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"the state of a checkpoint holds {value!r:.80}, which means nothing."
-        ) from error
-    return Counter(items) if tag == "$counter" else items
+    return _Decoder(tensors).decode(value)
 
 
-def _join(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """Put the parts of a sharded tensor together again."""
-    starts = list(accumulate((len(part) for _, part in parts), initial=0))
-    if [start for start, _ in parts] != starts[:-1]:
-        raise ValueError("rows are missing")
-    return torch.cat([part for _, part in parts])
+class _Decoder:
+    """What was decoded so far of one state, so that none of it is made twice."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._joined: dict[tuple[str, ...], torch.Tensor] = {}
+        self._parts: set[str] = set()
+
+    def decode(self, value: Any) -> Any:
+        """Decode one value, and what is in it."""
+        if isinstance(value, list):
+            return [self.decode(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        tag = next(iter(value), None)
+        if tag not in _TAGS or len(value) != 1:
+            return {key: self.decode(item) for key, item in value.items()}
+        content = value[tag]
+        try:
+            if tag == "$tensor":
+                return self._tensors[content]
+            if tag == "$complex":
+                return torch.view_as_complex(self._tensors[content])
+            if tag == "$shards":
+                return self._join([(name, start) for name, start in content])
+            if tag == "$float":
+                return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
+            if tag == "$tuple":
+                return tuple(self.decode(content))
+            items = {self.decode(key): self.decode(item) for key, item in content}
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the state of a checkpoint holds {value!r:.80}, which means nothing."
+            ) from error
+        return Counter(items) if tag == "$counter" else items
+
+    def _join(self, parts: list[tuple[str, int]]) -> torch.Tensor:
+        """Put the parts of a sharded tensor together again: once, however often it is named."""
+        names = tuple(name for name, _ in parts)
+        if names not in self._joined:
+            if len(set(names)) < len(names) or self._parts & set(names):
+                raise ValueError("rows are there twice")
+            self._parts |= set(names)
+            tensors = [self._tensors[name] for name in names]
+            starts = list(accumulate((len(tensor) for tensor in tensors), initial=0))
+            if [start for _, start in parts] != starts[:-1]:
+                raise ValueError("rows are missing")
+            self._joined[names] = torch.cat(tensors)
+        return self._joined[names]
 
 
 def _encode_items(value: Mapping[Any, Any], path: str, tensors: TensorTable) -> list[list[Any]]:

@@ -1,15 +1,16 @@
 """The folder of a run's checkpoints: which are there, which are good, which may go."""
 
+import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lanewise.checkpoint.manifest import Manifest, sync_folder
 from lanewise.errors import CheckpointError
 
-_NAME = re.compile(r"step-(\d{6,})")
-_TEMPORARY = re.compile(r"step-\d{6,}\.(tmp|old)-\w+")
+_NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,17})")
+_TEMPORARY = re.compile(rf"{_NAME.pattern}\.(tmp|old)-[0-9a-z]+")
 
 
 def read_good(folder: Path) -> Manifest:
@@ -47,22 +48,35 @@ class CheckpointFolder:
     def publish(self, temporary: Path, step: int) -> None:
         """Give a whole checkpoint its name, in the place of a bad one if there is one."""
         final = self.of_step(step)
-        if final.exists():
-            aside = final.with_name(f"{final.name}.old-{temporary.name.rpartition('-')[2]}")
+        if os.path.lexists(final):
+            aside = _aside(final)
             final.rename(aside)
             temporary.rename(final)
             sync_folder(self.path)
-            shutil.rmtree(aside)
+            if _is_folder(aside):
+                shutil.rmtree(aside)
         else:
             temporary.rename(final)
             sync_folder(self.path)
 
     def all(self) -> list[Path]:
-        """List the checkpoints, the newest first."""
+        """List what has the name of a checkpoint, the newest first."""
         if not self.path.is_dir():
             return []
         steps = {int(match[1]): path for path in self.path.iterdir() if (match := _NAME.fullmatch(path.name))}
         return [steps[step] for step in sorted(steps, reverse=True)]
+
+    def read(self) -> Iterator[tuple[Path, Manifest | CheckpointError]]:
+        """Read the checkpoints, the newest first: each one's manifest, or why it is not good.
+
+        One that a run removes meanwhile is left out: it is not damaged.
+        """
+        for folder in self.all():
+            try:
+                yield folder, read_good(folder)
+            except CheckpointError as error:
+                if os.path.lexists(folder):
+                    yield folder, error
 
     def newest_good(self, warn: Callable[[str], None]) -> tuple[Path, Manifest] | None:
         """Find the newest checkpoint that verifies.
@@ -76,27 +90,37 @@ class CheckpointFolder:
         Raises:
             CheckpointError: if there are some, and all are bad. Nothing is deleted.
         """
-        folders = self.all()
-        for folder in folders:
-            try:
-                manifest = read_good(folder)
-            except CheckpointError as error:
-                warn(f"skipping a checkpoint: {error}")
-            else:
-                return folder, manifest
-        if folders:
+        num_bad = 0
+        for folder, found in self.read():
+            if isinstance(found, Manifest):
+                return folder, found
+            num_bad += 1
+            warn(f"skipping a checkpoint: {found}")
+        if num_bad:
             raise CheckpointError(
-                f"none of the {len(folders)} checkpoints in {self.path} is good. Nothing was deleted. "
+                f"none of the {num_bad} checkpoints in {self.path} is good. Nothing was deleted. "
                 "Start anew with another --train.run_dir."
             )
+        if self.all():  # newer ones: all that were there a moment ago are gone
+            return self.newest_good(warn)
         return None
 
-    def remove_leftovers(self) -> None:
-        """Remove what saves left behind that were killed."""
-        if self.path.is_dir():
-            for path in self.path.iterdir():
-                if _TEMPORARY.fullmatch(path.name):
-                    shutil.rmtree(path)
+    def remove_leftovers(self, warn: Callable[[str], None]) -> None:
+        """Remove what saves left behind that were killed.
+
+        Args:
+            warn: told what looks like ours and is not, which is left alone.
+        """
+        if not self.path.is_dir():
+            return
+        strange = []
+        for path in sorted(self.path.iterdir()):
+            if _TEMPORARY.fullmatch(path.name) and _is_folder(path):
+                shutil.rmtree(path)
+            elif path.name.startswith("step-") and not _NAME.fullmatch(path.name):
+                strange.append(path.name)
+        if strange:
+            warn(f"left alone in {self.path}, since no save made it: {', '.join(strange)}")
 
     def prune(self, step: int, *, keep_last: int, keep_best: int, sign: int) -> None:
         """Remove all but the newest checkpoints, and those with the best metric.
@@ -111,7 +135,7 @@ class CheckpointFolder:
             sign: 1 if more is better, -1 if less is.
         """
         newest = self.of_step(step)
-        folders = self.all()
+        folders = [folder for folder in self.all() if _is_folder(folder)]  # what a user linked is the user's
         folders = folders[folders.index(newest) :]
         kept = set(folders[:keep_last])
         if keep_best:
@@ -127,6 +151,16 @@ class CheckpointFolder:
         for folder in folders:
             if folder not in kept:
                 # Renamed first: a removal that is killed must not leave half a checkpoint under its name.
-                aside = folder.with_name(f"{folder.name}.old-pruned")
+                aside = _aside(folder)
                 folder.rename(aside)
                 shutil.rmtree(aside)
+
+
+def _aside(path: Path) -> Path:
+    """Return a name that is free, for what is about to be removed."""
+    return path.with_name(f"{path.name}.old-{os.urandom(4).hex()}")
+
+
+def _is_folder(path: Path) -> bool:
+    """Tell whether it is a folder itself, and no link to one."""
+    return path.is_dir() and not path.is_symlink()

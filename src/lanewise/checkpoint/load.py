@@ -1,6 +1,6 @@
 """Reads a checkpoint that verified."""
 
-import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -8,29 +8,56 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from lanewise.checkpoint.encode import decode
-from lanewise.checkpoint.manifest import Manifest
-from lanewise.checkpoint.saver import STATE
+from lanewise.checkpoint.manifest import Manifest, read_json
+from lanewise.checkpoint.saver import MAX_STATE_BYTES, STATE
 from lanewise.errors import CheckpointError
 
 
-def load_state(folder: Path, manifest: Manifest) -> Any:
+def load_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
     """Return the state that was saved, with its tensors on the CPU.
+
+    Only what the state names is read, each tensor once.
 
     Args:
         folder: of the checkpoint.
         manifest: its manifest, which was verified.
 
     Raises:
-        CheckpointError: if a file cannot be read after all.
+        CheckpointError: if a file cannot be read after all, or holds what no save writes.
     """
-    tensors: dict[str, torch.Tensor] = {}
     try:
+        tree = read_json(folder / STATE, MAX_STATE_BYTES)
+        with ExitStack() as stack:
+            tensors = _StoredTensors(folder, manifest, stack)
+            state = decode(tree, tensors)
+            if not isinstance(state, dict):
+                raise CheckpointError(f"{STATE} is no mapping.")
+            if unused := tensors.unread():
+                raise ValueError(f"no state has the tensor {unused[0]:.80}")
+            return state
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} cannot be read: {error!s:.300}.") from error
+
+
+class _StoredTensors(dict[str, torch.Tensor]):
+    """The tensors of a checkpoint's files, each read when it is asked for first."""
+
+    def __init__(self, folder: Path, manifest: Manifest, stack: ExitStack) -> None:
+        self._files: dict[str, Any] = {}
         for entry in manifest.files:
             if entry.name != STATE:
-                with safe_open(folder / entry.name, framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118 - not a mapping
-                        tensors[name] = file.get_tensor(name).clone()  # the file may go
-        tree = json.loads((folder / STATE).read_bytes())
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} cannot be read: {error}.") from error
-    return decode(tree, tensors)
+                file = stack.enter_context(safe_open(folder / entry.name, framework="pt"))
+                names = file.keys()
+                if self._files.keys() & names:
+                    raise ValueError(f"{entry.name} has a tensor that another file has")
+                self._files |= dict.fromkeys(names, file)
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._files[name].get_tensor(name).clone()  # the file may go
+        return self.setdefault(name, tensor)
+
+    def unread(self) -> list[str]:
+        """Return the names of tensors that nobody asked for."""
+        return sorted(self._files.keys() - self.keys())

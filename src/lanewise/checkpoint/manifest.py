@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lanewise.errors import CheckpointError
+from lanewise.run_file import open_regular, reason
 
 NAME = "manifest.json"
 _FORMAT = 1
+_MAX_BYTES = 16 * 2**20
+"""Of a manifest, which is read before anything in it can be believed; 100,000 files take about as much."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,10 @@ class Manifest:
         tree = asdict(self)
         whole = {"format": _FORMAT, "sha256": _digest(tree), "manifest": tree}
         text = json.dumps(whole, allow_nan=False, indent=1)
+        if len(text) > _MAX_BYTES:
+            raise CheckpointError(
+                f"the manifest has {len(text)} bytes, and more than {_MAX_BYTES} are not read."
+            )
         write_durably(folder / NAME, text.encode())
 
     @classmethod
@@ -51,7 +59,7 @@ class Manifest:
         """
         path = folder / NAME
         try:
-            whole = json.loads(path.read_bytes())
+            whole = read_json(path, _MAX_BYTES)
             if whole["format"] != _FORMAT:
                 raise CheckpointError(f"{path} was written by another version of lanewise.")
             tree = whole["manifest"]
@@ -63,17 +71,21 @@ class Manifest:
             return manifest
         except FileNotFoundError:
             raise CheckpointError(f"{folder} has no {NAME}.") from None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {reason(error, path)}.") from error
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read: {error!r:.200}.") from error
 
     def _require_types(self) -> None:
-        """Raise ValueError where something is not of its type, or names a file elsewhere."""
+        """Raise ValueError where something is not of its type, or names a file elsewhere or twice."""
         is_good = (
             type(self.step) is int
-            and (self.metric is None or type(self.metric) in (int, float))
+            and 0 <= self.step < 10**18
+            and (self.metric is None or (type(self.metric) in (int, float) and math.isfinite(self.metric)))
             and isinstance(self.identity, dict)
             and all(type(one.num_bytes) is int and type(one.sha256) is str for one in self.files)
             and all(type(one.name) is str and Path(one.name).name == one.name for one in self.files)
+            and len({one.name for one in self.files} | {NAME}) == len(self.files) + 1
         )
         if not is_good:
             raise ValueError("a value is not of its type")
@@ -85,21 +97,41 @@ class Manifest:
             CheckpointError: names the first file that is missing, too many, or other than it was.
         """
         names = {entry.name for entry in self.files} | {NAME}
-        foreign = sorted(path.name for path in folder.iterdir() if path.name not in names)
-        if foreign:
-            raise CheckpointError(f"{folder / foreign[0]} does not belong to the checkpoint.")
-        for entry in self.files:
-            path = folder / entry.name
-            try:
-                num_bytes = path.stat().st_size
-                if num_bytes != entry.num_bytes:
-                    raise CheckpointError(f"{path} has {num_bytes} bytes instead of {entry.num_bytes}.")
-                with path.open("rb") as file:
+        path = folder
+        try:
+            foreign = sorted(path.name for path in folder.iterdir() if path.name not in names)
+            if foreign:
+                raise CheckpointError(f"{folder / foreign[0]} does not belong to the checkpoint.")
+            for entry in self.files:
+                path = folder / entry.name
+                with open_regular(path) as file:
+                    num_bytes = os.fstat(file.fileno()).st_size
+                    if num_bytes != entry.num_bytes:
+                        raise CheckpointError(f"{path} has {num_bytes} bytes instead of {entry.num_bytes}.")
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
-            except OSError as error:
-                raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-            if digest != entry.sha256:
-                raise CheckpointError(f"{path} is damaged: its checksum is another one.")
+                if digest != entry.sha256:
+                    raise CheckpointError(f"{path} is damaged: its checksum is another one.")
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {reason(error, path)}.") from error
+
+
+def read_json(path: Path, max_bytes: int) -> Any:
+    """Read a JSON file that may be anything.
+
+    Raises:
+        OSError: if it is no regular file, or cannot be read.
+        ValueError: if it is longer than that, or no strict JSON.
+        RecursionError: if it is nested too deeply.
+    """
+    with open_regular(path) as file:
+        text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes} bytes")
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _digest(tree: object) -> str:
@@ -107,10 +139,11 @@ def _digest(tree: object) -> str:
 
 
 def write_durably(path: Path, *contents: bytes | memoryview) -> FileEntry:
-    """Write a new file, wait until it is on disk, and describe it."""
+    """Write a new file, wait until it is on disk, and describe it; what had its name is not written to."""
+    path.unlink(missing_ok=True)
     digest = hashlib.sha256()
     num_bytes = 0
-    with path.open("wb", buffering=0) as file:
+    with path.open("xb", buffering=0) as file:
         for content in contents:
             view = memoryview(content)
             for start in range(0, len(view), _CHUNK):

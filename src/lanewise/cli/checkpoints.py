@@ -26,20 +26,18 @@ def checkpoints(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lanewise.checkpoint import CheckpointFolder, read_good
+    from lanewise.checkpoint import CheckpointFolder
 
     folder = CheckpointFolder(RunDir(Path(given.names[0])).checkpoints)
-    paths = folder.all()
-    if not paths:
+    found = list(folder.read())
+    if not found:
         raise CheckpointError(f"there is no checkpoint in {folder.path}. Name the run_dir of a run.")
     table = Table("step", "MiB", "metric", "verified", box=None)
     num_bad = 0
-    for path in reversed(paths):
-        try:
-            manifest = read_good(path)
-        except CheckpointError as error:
+    for path, manifest in reversed(found):
+        if isinstance(manifest, CheckpointError):
             num_bad += 1
-            table.add_row(path.name.removeprefix("step-").lstrip("0"), "", "", f"no: {error}")
+            table.add_row(str(int(path.name.removeprefix("step-"))), "", "", f"no: {manifest}")
             continue
         size = sum(entry.num_bytes for entry in manifest.files) / 2**20
         metric = "" if manifest.metric is None else f"{manifest.metric:.6g}"

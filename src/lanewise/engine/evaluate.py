@@ -263,8 +263,8 @@ class Evaluation:
         self.sign = 1 if best_mode == "max" else -1
         self.best_value = -math.inf
         """The best value so far, times -1 where less is better."""
-        self.last_value: float | None = None
-        """The value that the last evaluation gave; None before it, and where none is compared."""
+        self.last_values: dict[str, float] = {}
+        """What the last evaluation gave; empty before it."""
         self.is_due = False
         """Whether a step that was taken has an evaluation after it that was not made yet."""
         # A metric may have several values, whose names its first evaluation tells.
@@ -276,14 +276,25 @@ class Evaluation:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"best": self.best_value, "last": self.last_value, "is_due": self.is_due}
+        return {"best": self.best_value, "last": self.last_values, "is_due": self.is_due}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        best = state["best"]
-        self.best_value = -math.inf if math.isnan(best) else best
-        self.last_value = state["last"]
-        self.is_due = state["is_due"]
+        """Go on from `state_dict`.
+
+        Raises:
+            ValueError: if it is none.
+        """
+        best, last, is_due = state["best"], state["last"], state["is_due"]
+        if not all(isinstance(key, str) and isinstance(value, float) for key, value in last.items()):
+            raise ValueError(f"an evaluation gave {last!r:.100}")
+        if not isinstance(best, float) or math.isnan(best) or not isinstance(is_due, bool) or len(state) > 3:
+            raise ValueError(f"an evaluation has no state {state!r:.100}")
+        self.best_value, self.last_values, self.is_due = best, dict(last), is_due
+
+    @property
+    def last_value(self) -> float | None:
+        """The value that the last evaluation gave; None before it, and where none is compared."""
+        return None if self._best is None else self.last_values.get(self._best)
 
     def note_step(self, step: int) -> None:
         """Learn that a step was taken, after which an evaluation may be due."""
@@ -305,10 +316,10 @@ class Evaluation:
         if self._best is not None and self._best not in values:
             raise _no_such_value(self._best, values)
         self.is_due = False
+        self.last_values = values
         if self._best is None:
             return values, False
-        self.last_value = values[self._best]
-        value = self.sign * self.last_value
+        value = self.sign * values[self._best]
         is_best = value > self.best_value  # never for a NaN
         if is_best:
             self.best_value = value

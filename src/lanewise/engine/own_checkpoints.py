@@ -1,5 +1,6 @@
 """Checkpoints for a loop of one's own: files like the trainer's, saved and verified in the same way."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from lanewise.engine.resume import find_newest, restore
 from lanewise.engine.state import RunState
 from lanewise.precision import LossScale
 from lanewise.world.world import World
+
+logger = logging.getLogger(__name__)
 
 
 class OwnCheckpoints:
@@ -47,7 +50,7 @@ class OwnCheckpoints:
             restore(self._state, identity, *found)
             self.step = found[1].step
         if world.rank == 0:
-            checkpoints.remove_leftovers()
+            checkpoints.remove_leftovers(logger.warning)
 
     def save(self, step: int) -> None:
         """Begin to save what the objects are before `step`; they may change at once.

@@ -1,6 +1,8 @@
 """What a run is besides its configuration: all that a checkpoint holds, by the names of parameters."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,8 +11,20 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lanewise.checkpoint.encode import TensorTable, encode
+from lanewise.engine.misfit import (
+    CLASS,
+    EXTRA_STATE,
+    kind_misfits,
+    module_misfits,
+    optimizer_misfits,
+    scheduler_misfits,
+)
 from lanewise.errors import CheckpointError
+from lanewise.precision import LossScale
 from lanewise.world.shards import is_sharded, laid_out_as
+
+_Load = tuple[str, Callable[[Any], object], Mapping[str, Any], Mapping[str, Any]]
+"""Of an object: its key, what loads a state, the present one, and the saved one."""
 
 
 class RunState:
@@ -55,32 +69,46 @@ class RunState:
         mistakes = [f"{key} is not in it" for key in own.keys() - state.keys()]
         mistakes += [f"it has a state of {key}, and this run has none" for key in state.keys() - own.keys()]
         for key in own.keys() & state.keys():
-            mistakes += _compare(self._objects[key], own[key], state[key], key)
+            mistakes += self._compare(key, own[key], state[key])
         return sorted(mistakes)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state, which must fit."""
+        """Go on from such a state, which must fit.
+
+        Raises:
+            CheckpointError: if an object does not accept its state; nothing is changed then.
+        """
+        loads = [load for key, value in self._objects.items() for load in _loads(key, value, state[key])]
+        for number, (key, load, _, saved) in enumerate(loads):
+            try:
+                load(saved)
+            except Exception as error:
+                for _, load_back, before, _ in loads[: number + 1]:
+                    load_back(before)
+                raise CheckpointError(f"{key} does not accept its state: {error!r:.200}.") from error
         for key, value in self._objects.items():
             if isinstance(value, nn.Module):
                 _copy(value, state[key])
             elif isinstance(value, Optimizer):
                 restore_optimizer(value, state[key])
-            else:
-                value.load_state_dict({name: one for name, one in state[key].items() if name != _CLASS})
+
+    def _compare(self, key: str, own: Mapping[str, Any], saved: object) -> Iterable[str]:
+        value = self._objects[key]
+        if isinstance(value, nn.Module):
+            return module_misfits(own, saved, key)
+        if isinstance(value, Optimizer):
+            return optimizer_misfits(value, own, saved, self._names, key)
+        if isinstance(value, LRScheduler):
+            return scheduler_misfits(own, saved, key)
+        if isinstance(value, LossScale):
+            return kind_misfits(own, saved, key)
+        return () if isinstance(saved, Mapping) else (f"{key} is a {type(saved)} in it",)
 
     def _take(self, value: Any) -> dict[str, Any]:
         if isinstance(value, Optimizer):
             return take_optimizer(value, self._names)
         state: dict[str, Any] = value.state_dict()
-        return {_CLASS: _class_of(value), **state} if isinstance(value, LRScheduler) else state
-
-
-def _compare(value: Any, own: Mapping[str, Any], saved: Mapping[str, Any], key: str) -> Iterable[str]:
-    if isinstance(value, nn.Module):
-        return _compare_modules(own, saved, key)
-    if isinstance(value, Optimizer):
-        return _compare_optimizers(own, saved)
-    return _compare_schedulers(own, saved) if isinstance(value, LRScheduler) else ()
+        return {CLASS: _class_of(value), **state} if isinstance(value, LRScheduler) else state
 
 
 def take_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> dict[str, Any]:
@@ -96,8 +124,9 @@ def take_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> d
             "Save its module as well."
         )
     return {
-        _CLASS: _class_of(optimizer),
-        "state": {names[parameter]: dict(values) for parameter, values in optimizer.state.items() if values},
+        CLASS: _class_of(optimizer),
+        # One for each, so that one that is missing is seen.
+        "state": {names[parameter]: dict(optimizer.state.get(parameter, {})) for parameter in parameters},
         "groups": [
             {
                 **{key: value for key, value in group.items() if key not in ("params", "param_names")},
@@ -108,32 +137,6 @@ def take_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> d
     }
 
 
-def _compare_optimizers(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    """Say in what the groups of two optimizers differ: their parameters, and which options they have."""
-    if own[_CLASS] != saved.get(_CLASS):
-        return [f"the optimizer was a {saved.get(_CLASS)}, and is a {own[_CLASS]} now"]
-    if len(own["groups"]) != len(saved["groups"]):
-        return [f"optimizer has {len(saved['groups'])} groups in it and {len(own['groups'])} in this run"]
-    mistakes = []
-    for number, (mine, theirs) in enumerate(zip(own["groups"], saved["groups"], strict=True)):
-        if mine["params"] != theirs["params"]:
-            mistakes.append(f"group {number} of the optimizer has other parameters")
-        if mine.keys() != theirs.keys():
-            differing = ", ".join(sorted(mine.keys() ^ theirs.keys()))
-            mistakes.append(f"the optimizer is another one: its options {differing}")
-    return mistakes
-
-
-def _compare_schedulers(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    """Say in what two schedulers differ: their class, and those of the ones inside them."""
-    if own[_CLASS] != saved.get(_CLASS):
-        return [f"the scheduler was a {saved.get(_CLASS)}, and is a {own[_CLASS]} now"]
-    inner_keys = [[set(one) for one in state.get("_schedulers", ())] for state in (own, saved)]
-    if own.keys() != saved.keys() or inner_keys[0] != inner_keys[1]:
-        return [f"the scheduler {own[_CLASS]} has other parts than in it"]
-    return []
-
-
 def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Give an optimizer the state that `take_optimizer` returned; the groups must fit."""
     names = [name for group in saved["groups"] for name in group["params"]]
@@ -142,6 +145,7 @@ def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     state = {
         number_of[name]: {key: _laid_out(value, parameters[number_of[name]]) for key, value in values.items()}
         for name, values in saved["state"].items()
+        if values
     }
     groups = [{**group, "params": [number_of[name] for name in group["params"]]} for group in saved["groups"]]
     for group, mine in zip(groups, optimizer.param_groups, strict=True):
@@ -152,45 +156,37 @@ def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
 
 def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
     """Give a state its parameter's order in memory, by which fused optimizers go; files have none."""
-    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+    if not isinstance(value, torch.Tensor):
         return value
-    return laid_out_as(value, parameter)
+    return laid_out_as(value, parameter) if value.shape == parameter.shape else value.clone()
 
 
 def _class_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _compare_modules(own: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> Iterable[str]:
-    """Say in what the states of two modules differ: their names, shapes and dtypes."""
-    for name in own.keys() - saved.keys():
-        yield f"{what} {name} is not in it"
-    for name in saved.keys() - own.keys():
-        yield f"{what} {name} is not in this run"
-    for name in own.keys() & saved.keys():
-        mine, theirs = own[name], saved[name]
-        if name.endswith(_EXTRA_STATE):
-            continue
-        if isinstance(mine, torch.Tensor) != isinstance(theirs, torch.Tensor):
-            yield f"{what} {name} is no tensor in one of them"
-        elif isinstance(mine, torch.Tensor) and (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+def _loads(key: str, value: Any, saved: Mapping[str, Any]) -> Iterator[_Load]:
+    """Give what of an object's state is loaded by code that may refuse it, with the present state."""
+    if isinstance(value, nn.Module):
+        if extra := _extra(saved):
             yield (
-                f"{what} {name} is {tuple(theirs.shape)} of {theirs.dtype} in it "
-                f"and {tuple(mine.shape)} of {mine.dtype} in this run"
+                key,
+                partial(value.load_state_dict, strict=False),
+                deepcopy(_extra(value.state_dict())),
+                extra,
             )
+    elif not isinstance(value, Optimizer):
+        plain = {name: one for name, one in saved.items() if name != CLASS}
+        yield key, value.load_state_dict, deepcopy(value.state_dict()), plain
 
 
 def _copy(module: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Copy tensors into the module's own storage, and hand its extra state to `set_extra_state`."""
+    """Copy tensors into the module's own storage."""
     with torch.no_grad():
         for name, value in module.state_dict().items():
-            if not name.endswith(_EXTRA_STATE):
+            if not name.endswith(EXTRA_STATE):
                 value.copy_(laid_out_as(saved[name], value) if is_sharded(value) else saved[name])
-    extra = {name: value for name, value in saved.items() if name.endswith(_EXTRA_STATE)}
-    if extra:
-        module.load_state_dict(extra, strict=False)
 
 
-_CLASS = "class"
-_EXTRA_STATE = "_extra_state"
-"""How the names end under which `get_extra_state` is in a state dict."""
+def _extra(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name.endswith(EXTRA_STATE)}

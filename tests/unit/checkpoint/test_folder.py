@@ -1,11 +1,13 @@
 """Which checkpoints of a folder are good, and which may go."""
 
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.folder import CheckpointFolder, read_good
 from lanewise.checkpoint.manifest import Manifest, write_durably
 from lanewise.errors import CheckpointError
 
@@ -142,8 +144,107 @@ def test_leftovers_are_removed_and_only_these(folder):
     for name in [*FOREIGN, "step-000002.tmp-0a1b2c3d", "step-000004.old-0a1b2c3d", "step-000001.old-pruned"]:
         (folder.path / name / "inner").mkdir(parents=True)
     (folder.path / "step-000009.txt").touch()
-    folder.remove_leftovers()
+    folder.remove_leftovers(lambda _: None)
     assert names(folder) == sorted([*FOREIGN, "step-000002", "step-000009.txt"])
+
+
+def plant(folder: CheckpointFolder, elsewhere: Path) -> list[str]:
+    """Put what looks like a checkpoint or a leftover beside the checkpoints; return its names."""
+    elsewhere.mkdir()
+    (elsewhere / "precious").touch()
+    (folder.path / "step-000004.tmp-0a1b2c3d").symlink_to(elsewhere)
+    (folder.path / "step-000004.old-0a1b2c3d").touch()
+    (folder.path / "step-000002.old-pruned").touch()
+    (folder.path / "step-0000004").mkdir()
+    (folder.path / "step-\u0660\u0660\u0660\u0660\u0660\u0664").mkdir()
+    return sorted(path.name for path in folder.path.iterdir() if path.name != "step-000002")
+
+
+def test_strange_entries_are_left_alone_named_once_and_in_nobodys_way(folder, tmp_path):
+    make(folder, 2)
+    planted = plant(folder, tmp_path / "elsewhere")
+    said: list[str] = []
+    folder.remove_leftovers(said.append)
+    (warning,) = said
+    assert all(name in warning for name in planted)
+    assert folder.newest_good(pytest.fail)[1].step == 2
+    for step in (4, 6):
+        make(folder, step)
+        folder.prune(step, keep_last=1, keep_best=0, sign=1)
+    assert names(folder) == sorted([*planted, "step-000006"])
+    assert (tmp_path / "elsewhere" / "precious").exists()
+
+
+def test_a_checkpoint_that_was_moved_and_linked_is_read_and_never_removed(folder, tmp_path):
+    make(folder, 2).rename(tmp_path / "moved")
+    folder.of_step(2).symlink_to(tmp_path / "moved")
+    assert folder.newest_good(pytest.fail) is not None
+    make(folder, 4)
+    folder.prune(4, keep_last=1, keep_best=0, sign=1)
+    assert names(folder) == ["step-000002", "step-000004"]
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_has_the_name_of_a_new_checkpoint_gives_way(folder, tmp_path, kind):
+    folder.path.mkdir()
+    if kind == "link":
+        folder.of_step(4).symlink_to(tmp_path)
+    else:
+        folder.of_step(4).write_text("precious")
+    make(folder, 4)
+    assert folder.newest_good(pytest.fail)[1].step == 4
+    assert len(names(folder)) == 2
+
+
+@pytest.mark.parametrize("moment", ["read", "verify"])
+def test_one_that_is_pruned_while_it_is_read_is_not_damaged(folder, monkeypatch, moment):
+    """A live run may remove the checkpoint that another command is just reading."""
+    for step in (2, 4):
+        make(folder, step)
+    original = getattr(Manifest, moment)
+
+    def prune_first(*args: Any) -> Any:
+        folder.prune(4, keep_last=1, keep_best=0, sign=1)
+        return original(*args)
+
+    found = folder.read()
+    assert next(found)[1].step == 4
+    monkeypatch.setattr(Manifest, moment, prune_first)
+    assert list(found) == []
+
+
+def test_newer_ones_are_found_when_all_others_went_meanwhile(folder, monkeypatch):
+    make(folder, 2)
+    read = CheckpointFolder.all
+
+    def read_late(self: CheckpointFolder) -> list[Path]:
+        monkeypatch.setattr(CheckpointFolder, "all", read)
+        paths = read(self)
+        make(folder, 4)
+        folder.prune(4, keep_last=1, keep_best=0, sign=1)
+        return paths
+
+    monkeypatch.setattr(CheckpointFolder, "all", read_late)
+    assert folder.newest_good(pytest.fail)[1].step == 4
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["state.json", "manifest.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "link", "folder"])
+def test_what_is_no_regular_file_is_never_read(folder, tmp_path, name, kind):
+    path = make(folder, 4) / name
+    (tmp_path / name).write_bytes(path.read_bytes())
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "link":
+        path.symlink_to(tmp_path / name)
+    else:
+        path.mkdir()
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read: it is"):
+        read_good(path.parent)
 
 
 def test_a_leftover_is_no_checkpoint(folder):
@@ -155,7 +256,7 @@ def test_a_leftover_is_no_checkpoint(folder):
 
 
 def test_no_folder_has_no_leftovers(folder):
-    folder.remove_leftovers()
+    folder.remove_leftovers(pytest.fail)
     assert not folder.path.exists()
 
 

@@ -176,8 +176,13 @@ def write_fields(folder: Path, **fields: object) -> None:
         entry(sha256=5),
         entry(name="../a"),
         entry(name="/etc/hostname"),
+        entry(name="manifest.json"),
+        {"files": 10_000 * WELL_FORMED["files"]},
+        {"step": -1},
+        {"step": 10**30},
+        {"step": True},
     ],
-    ids=repr,
+    ids=lambda fields: f"{fields!r:.60}",
 )
 def test_a_manifest_of_wrong_types_is_an_error(tmp_path, fields):
     write_fields(tmp_path / "good")
@@ -205,3 +210,11 @@ def test_a_manifest_that_is_nested_too_deeply_is_an_error(tmp_path):
 
 def test_an_entry_of_a_file_is_a_value():
     assert FileEntry("a", 1, "b") == FileEntry("a", 1, "b")
+
+
+def test_a_manifest_that_is_too_long_is_not_read(tmp_path):
+    write(tmp_path)
+    with (tmp_path / "manifest.json").open("r+b") as file:
+        file.truncate(200 * 2**20)
+    with pytest.raises(CheckpointError, match="it has more than 16777216 bytes"):
+        Manifest.read(tmp_path)

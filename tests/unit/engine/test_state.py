@@ -282,7 +282,7 @@ def test_the_best_value_goes_on(tmp_path):
         )
 
     first, second = build(with_best()), build(with_best())
-    assert save(first, tmp_path / "a")["best"] == {"best": -math.inf, "last": None, "is_due": False}
+    assert save(first, tmp_path / "a")["best"] == {"best": -math.inf, "last": {}, "is_due": False}
     run(first, SAVED)
     first.evaluation.run()
     restore(second, save(first, tmp_path / "b"))

@@ -1,0 +1,231 @@
+"""Says what in a saved state does not fit the objects that are to go on from it."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+CLASS = "class"
+"""Where the state of an optimizer or a scheduler names its class."""
+EXTRA_STATE = "_extra_state"
+"""How the names end under which `get_extra_state` is in a state dict."""
+
+
+def module_misfits(own: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
+    """Say in what the states of two modules differ: their names, shapes and dtypes."""
+    if not isinstance(saved, Mapping):
+        yield f"{what} is {_show(saved)} in it"
+        return
+    for name in own.keys() - saved.keys():
+        yield f"{what} {name} is not in it"
+    for name in saved.keys() - own.keys():
+        yield f"{what} {name} is not in this run"
+    for name in own.keys() & saved.keys():
+        mine, theirs = own[name], saved[name]
+        if name.endswith(EXTRA_STATE):
+            continue
+        if isinstance(mine, torch.Tensor) != isinstance(theirs, torch.Tensor):
+            yield f"{what} {name} is no tensor in one of them"
+        elif isinstance(mine, torch.Tensor) and (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+            yield f"{what} {name} is {_size(theirs)} in it and {_size(mine)} in this run"
+
+
+def scheduler_misfits(own: Mapping[str, Any], saved: object, what: str) -> list[str]:
+    """Say in what two schedulers differ: their class, and the kinds of their values."""
+    if not isinstance(saved, Mapping) or own[CLASS] != saved.get(CLASS):
+        theirs = saved.get(CLASS) if isinstance(saved, Mapping) else _show(saved)
+        return [f"the {what} was a {theirs}, and is a {own[CLASS]} now"]
+    return list(kind_misfits(own, saved, what))
+
+
+def optimizer_misfits(
+    optimizer: Optimizer, own: Mapping[str, Any], saved: object, names: Mapping[torch.Tensor, str], what: str
+) -> Iterator[str]:
+    """Say in what two optimizers differ: class, groups, kinds of options, and what there is of a parameter.
+
+    Args:
+        optimizer: of this run.
+        own: its state, as `take_optimizer` gives it.
+        saved: what should be such a state.
+        names: of the parameters.
+        what: how to name the optimizer.
+    """
+    if not isinstance(saved, Mapping) or own[CLASS] != saved.get(CLASS):
+        theirs = saved.get(CLASS) if isinstance(saved, Mapping) else _show(saved)
+        yield f"the {what} was a {theirs}, and is a {own[CLASS]} now"
+        return
+    groups, states = saved.get("groups"), saved.get("state")
+    if saved.keys() != own.keys() or not isinstance(groups, list) or not isinstance(states, Mapping):
+        yield f"{what} is not in it as a save writes it"
+        return
+    if len(own["groups"]) != len(groups):
+        yield f"{what} has {len(groups)} groups in it and {len(own['groups'])} in this run"
+        return
+    for name in sorted(own["state"].keys() - states.keys()):
+        yield f"{what} has no state of {name} in it"
+    for name in states.keys() - own["state"].keys():
+        yield f"{what} has a state of {name} in it, which is no parameter of its"
+    for number, (group, mine, theirs) in enumerate(
+        zip(optimizer.param_groups, own["groups"], groups, strict=True)
+    ):
+        misfits = list(_group_misfits(mine, theirs, f"group {number} of the {what}"))
+        yield from misfits
+        if not misfits:
+            saved_states = {parameter: states.get(names[parameter], {}) for parameter in group["params"]}
+            for parameter, reason in _state_misfits(type(optimizer), theirs, saved_states):
+                yield f"the state of {names[parameter]} in {what} {reason}"
+
+
+def kind_misfits(own: Any, saved: Any, path: str) -> Iterator[str]:
+    """Say where a value is of another kind than the present one: a number, a text, a list of as many, ...
+
+    A present value that is None or empty tells no kind; a number must be finite where the present one is.
+    """
+    kind = _kind(own)
+    if own is None or (kind is bool and saved is None):  # foreach and fused are not chosen, or are
+        return
+    if kind is not _kind(saved):
+        yield _differs(path, saved, own)
+    elif kind is Mapping and own:
+        if own.keys() != saved.keys():
+            yield f"{path} has other parts: {', '.join(sorted(map(str, own.keys() ^ saved.keys())))}"
+        for key in own.keys() & saved.keys():
+            misfits = _function_misfits if key == _USER_FUNCTIONS else kind_misfits
+            yield from misfits(own[key], saved[key], f"{path} {key}")
+    elif kind in (list, tuple) and own:
+        if len(own) != len(saved):
+            yield f"{path} has {len(saved)} items in it and {len(own)} in this run"
+        for number, (mine, theirs) in enumerate(zip(own, saved, strict=False)):
+            yield from kind_misfits(mine, theirs, f"{path} {number}")
+    elif not _is_alike(kind, own, saved):
+        yield _differs(path, saved, own)
+
+
+def _function_misfits(own: Any, saved: Any, path: str) -> Iterator[str]:
+    """Say where the attributes of a user's functions are not there; there may be more than now."""
+    is_good = isinstance(saved, list) and len(saved) == len(own)
+    for mine, theirs in zip(own, saved if is_good else own, strict=True):
+        is_good &= _kind(mine) is _kind(theirs) and (mine is None or mine.keys() <= theirs.keys())
+    if not is_good:
+        yield f"{path} are not of as many functions, or lack attributes"
+
+
+def _is_alike(kind: object, own: Any, saved: Any) -> bool:
+    """Tell whether a value can take the place of another one of its kind."""
+    if kind is Counter:
+        return all(_kind(one) is float for pair in saved.items() for one in pair)
+    if kind is torch.Tensor and own.dim():
+        return (own.shape, own.dtype) == (saved.shape, saved.dtype)
+    if kind in (float, torch.Tensor):
+        return _is_finite(saved) or not _is_finite(own)
+    return True
+
+
+def _group_misfits(own: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
+    """Say in what a parameter group differs: its parameters, and the kinds of its options."""
+    if not isinstance(saved, Mapping):
+        yield f"{what} is {_show(saved)} in it"
+        return
+    if not isinstance(saved.get("params"), list) or own["params"] != saved["params"]:
+        yield f"{what} has other parameters"
+    if own.keys() != saved.keys():
+        differing = ", ".join(sorted(map(str, own.keys() ^ saved.keys())))
+        yield f"{what} has other options: {differing}"
+    for name in (own.keys() & saved.keys()) - {"params"}:
+        yield from kind_misfits(own[name], saved[name], f"{what}: {name}")
+
+
+def _state_misfits(
+    optimizer_class: type[Optimizer], options: Mapping[str, Any], states: Mapping[torch.Tensor, Any]
+) -> Iterator[tuple[torch.Tensor, str]]:
+    """Say which parameter's state is not as the others', or as such an optimizer makes it."""
+    fresh = _fresh_states(optimizer_class, options, list(states))
+    keys_by_dim: dict[int, Any] = {}  # some optimizers keep other things of a matrix than of a vector
+    for parameter, state in states.items():
+        if not isinstance(state, Mapping):
+            yield parameter, f"is {_show(state)} in it"
+        elif state:
+            likely = fresh.get(parameter)
+            keys = keys_by_dim.setdefault(parameter.dim(), state.keys()) if likely is None else likely.keys()
+            if state.keys() != keys:
+                yield (
+                    parameter,
+                    f"has {', '.join(map(str, state))} in it instead of {', '.join(map(str, keys))}",
+                )
+            elif likely is not None:
+                for misfit in kind_misfits(likely, state, "has a value that does not fit:"):
+                    yield parameter, misfit
+
+
+def _fresh_states(
+    optimizer_class: type[Optimizer], options: Mapping[str, Any], parameters: list[torch.Tensor]
+) -> dict[torch.Tensor, dict[str, Any]]:
+    """Return what one of torch's optimizers keeps of parameters after a step; nothing where that is unknown.
+
+    The step is taken with tensors without memory, by an optimizer of our own making.
+    """
+    if not f"{optimizer_class.__module__}.".startswith("torch.optim."):
+        return {}
+    shadows = [
+        torch.empty(parameter.shape, dtype=parameter.dtype, device="meta", requires_grad=True)
+        for parameter in parameters
+    ]
+    for shadow in shadows:
+        shadow.grad = torch.empty_like(shadow)
+    implementation = dict.fromkeys(
+        options.keys() & {"foreach", "fused", "capturable", "differentiable"}, False
+    )
+    build: Any = optimizer_class
+    try:
+        optimizer: Optimizer = build([{**options, **implementation, "params": shadows}])
+        with suppress(RuntimeError):  # some look at a value, which does not exist, after they made the states
+            optimizer.step()
+    except (TypeError, ValueError):  # it has conditions that this cannot meet, such as a closure
+        return {}
+    return {
+        parameter: dict(optimizer.state[shadow])
+        for parameter, shadow in zip(parameters, shadows, strict=True)
+        if shadow in optimizer.state or not optimizer.state
+    }
+
+
+def _kind(value: object) -> object:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float
+    return next((kind for kind in _KINDS if isinstance(value, kind)), type(value))
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_meta or (value.dim() == 0 and bool(torch.isfinite(value)))
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+def _differs(what: str, saved: object, own: object) -> str:
+    return f"{what} is {_show(saved)} in it and {_show(own)} in this run"
+
+
+def _size(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {tensor.dtype}"
+
+
+def _show(value: object) -> str:
+    if isinstance(value, torch.Tensor) and (value.dim() or value.is_meta):
+        return _size(value)
+    return (
+        f"{value!r:.60}"
+        if value is None or isinstance(value, bool | int | float | str)
+        else f"a {type(value)}"
+    )
+
+
+_KINDS = (bool, str, list, tuple, Counter, Mapping, torch.Tensor)
+_USER_FUNCTIONS = "lr_lambdas"
+"""Where LambdaLR keeps the attributes of a user's objects."""

@@ -1,0 +1,124 @@
+"""The files of a run: never behind a link, and what the disk refuses is one error."""
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import TextIO
+
+from lanewise.errors import StorageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file to read it, without waiting.
+
+    Raises:
+        OSError: if it is a link, a pipe, a device or a folder, or cannot be read.
+    """
+    return open(path, "rb", opener=_open)
+
+
+def open_log(path: Path) -> TextIO:
+    """Open a file that grows by lines, each of which a killed process leaves.
+
+    Raises:
+        OSError: if it is a link, a pipe, a device or a folder, or cannot be written.
+    """
+    return open(path, "a", encoding="utf-8", buffering=1, opener=_open)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file that appears under its name when it is whole; takes the place of a link.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    with replacing(path) as new:
+        new.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a place of its own in which to write a file; afterwards it gets its name, or goes.
+
+    The place is a folder, since a library may have temporary files of its own.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    with writing(path):
+        remove_leftover(path)
+        try:
+            _temporary(path).mkdir()
+            new = _temporary(path) / path.name
+            yield new
+            new.replace(path)
+        finally:
+            remove_leftover(path)
+
+
+def remove_leftover(path: Path) -> None:
+    """Remove what is left of writing a file, if that was killed.
+
+    Raises:
+        OSError: if it cannot be removed.
+    """
+    leftover = _temporary(path)
+    if leftover.is_dir() and not leftover.is_symlink():
+        shutil.rmtree(leftover)
+    else:
+        leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into one error.
+
+    Raises:
+        StorageError: names the file, the reason, and the free space where that is the reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def storage_error(error: OSError, path: Path) -> StorageError:
+    """Make the error of a file that cannot be written."""
+    return StorageError(f"{path} cannot be written: {reason(error, path)}.")
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether there is no space left, or none that this user may take."""
+    return error.errno in _FULL
+
+
+def reason(error: OSError, path: Path) -> str:
+    """Say why a file cannot be read or written, and how much space is free where there is too little."""
+    if error.errno == errno.ELOOP:
+        return "it is a link, and a run has only files of its own. Remove the link"
+    said = error.strerror or str(error)
+    if not is_full(error):
+        return said
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    usage = shutil.disk_usage(folder)
+    return f"{said}, {usage.free / 2**20:,.1f} of {usage.total / 2**20:,.1f} MiB are free in {folder}"
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
+def _open(path: str, flags: int) -> int:
+    # A pipe without a partner would be waited for.
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return descriptor
