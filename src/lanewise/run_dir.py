@@ -1,11 +1,13 @@
 """The folder of a run: what is in it, and who may write it."""
 
 import fcntl
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lanewise.errors import RunDirError
+from lanewise.errors import LanewiseError, RunDirError
+from lanewise.run_file import is_full, open_log, reason, remove_leftover, storage_error, writing
 
 
 @dataclass(frozen=True)
@@ -76,28 +78,50 @@ class RunDir:
         Args:
             may_hold_run: whether it may hold a run already, to go on with.
 
+        What a killed run left half written is removed.
+
         Raises:
-            RunDirError: if another process writes it, or it holds a run already.
+            RunDirError: if another process writes it, it holds a run already, or it cannot be written.
+            StorageError: if the disk is full.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("a")
+            lock = open_log(self.path / ".lock")
         except OSError as error:
-            raise RunDirError(f"run_dir {self.path} cannot be written: {error.strerror}.") from None
+            if is_full(error):
+                raise storage_error(error, self.path) from error
+            raise RunDirError(f"run_dir {self.path} cannot be written: {reason(error, self.path)}.") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self.metrics.exists() and not may_hold_run:
+            held = [] if may_hold_run else self._held()
+            if held:
                 raise RunDirError(
-                    f"run_dir {self.path} holds a run already (it has a {self.metrics.name}). "
+                    f"run_dir {self.path} holds a run already (it has {held[0].name}). "
                     "Go on with it by --resume, or choose another with --train.run_dir."
                 )
+            with writing(self.path):
+                for file in (self.config, self.metrics, *self._models):
+                    remove_leftover(file)
         except BlockingIOError:
             lock.close()
             raise RunDirError(
                 f"run_dir {self.path} is in use by another process. "
                 "Choose another with --train.run_dir, or wait for that one to end."
             ) from None
-        except RunDirError:
+        except LanewiseError:
             lock.close()
             raise
         return lock
+
+    @property
+    def _models(self) -> tuple[Path, ...]:
+        return self.model, self.averaged_model, self.best_model
+
+    def _held(self) -> list[Path]:
+        """Return what only a run that took a step leaves; its log and configuration may be written anew."""
+        folders = [
+            path
+            for path in (self.checkpoints, self.tensorboard, self.audit)
+            if path.is_dir() and any(path.iterdir())
+        ]
+        return [path for path in (self.metrics, *self._models) if os.path.lexists(path)] + folders

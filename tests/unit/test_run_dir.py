@@ -95,7 +95,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path):
     with pytest.raises(RunDirError) as caught:
         RunDir(tmp_path).claim()
     assert str(caught.value) == (
-        f"run_dir {tmp_path} holds a run already (it has a metrics.jsonl). "
+        f"run_dir {tmp_path} holds a run already (it has metrics.jsonl). "
         "Go on with it by --resume, or choose another with --train.run_dir."
     )
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", ".lock"}
@@ -144,3 +144,51 @@ def test_a_run_that_came_and_went_just_before_the_lock_is_left_alone(tmp_path, m
     monkeypatch.setattr(fcntl, "flock", flock_late)
     with pytest.raises(RunDirError, match="holds a run already"), RunDir(tmp_path).claim():
         pass
+
+
+TRACES = [
+    "metrics.jsonl",
+    "model.safetensors",
+    "averaged.safetensors",
+    "best.safetensors",
+    "checkpoints/step-000002/x",
+]
+TRACES += ["tensorboard/events", "audit/plan.jsonl"]
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_whatever_a_step_leaves_is_of_a_run(tmp_path, trace):
+    """A new run beside the checkpoints of an old one would later go on from the old one's."""
+    (tmp_path / trace).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / trace).touch()
+    with pytest.raises(RunDirError, match=f"holds a run already .it has {trace.partition('/')[0]}"):
+        RunDir(tmp_path).claim()
+    RunDir(tmp_path).claim(may_hold_run=True).close()
+
+
+def test_a_run_that_failed_before_its_first_step_may_be_started_again(tmp_path):
+    for name in ("config.yaml", "logs/rank-00000.log"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "checkpoints").mkdir()
+    RunDir(tmp_path).claim().close()
+
+
+def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
+    for name in (
+        ".model.safetensors.tmp",
+        ".best.safetensors.tmp",
+        ".averaged.safetensors.tmp",
+        ".config.yaml.tmp",
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".tmp4f8Gk2").touch()
+    RunDir(tmp_path).claim().close()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    (tmp_path / ".lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(RunDirError, match=r"cannot be written: it is a link"):
+        RunDir(tmp_path).claim()
+    assert not (tmp_path / "precious").exists()

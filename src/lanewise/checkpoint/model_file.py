@@ -1,8 +1,10 @@
 """Writes a model's weights to a safetensors file, whole or not at all, and reads them back."""
 
+import errno
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from torch import nn
 
 from lanewise.checkpoint.encode import TensorTable, real_view
 from lanewise.errors import CheckpointError
+from lanewise.run_file import open_regular, reason, replacing
 from lanewise.world.shards import is_sharded, whole
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,10 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     Args:
         tensors: by name.
         path: the file to make or replace.
+
+    Raises:
+        CheckpointError: names a tensor that the format cannot hold.
+        StorageError: if the file cannot be written.
     """
     written: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
@@ -66,17 +73,24 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
             written[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)  # shares no storage
         else:
             aliases[name] = first
-    temporary = path.with_name(f".{path.name}.tmp")
     metadata = {"aliases": aliases, "complex": complexes}
-    save_file(
-        written, temporary, {key: json.dumps(value) for key, value in metadata.items() if value} or None
-    )
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    umask = os.umask(0)
-    os.umask(umask)
-    temporary.chmod(0o666 & ~umask)  # safetensors makes files that only their owner may read
-    temporary.replace(path)
+    texts = {key: json.dumps(value) for key, value in metadata.items() if value}
+    with replacing(path) as new:
+        try:
+            save_file(written, new, metadata=texts or None)
+        except SafetensorError as error:  # the disk's: tensors that it cannot hold were refused above
+            raise OSError(_errno_in(str(error)), str(error)) from error
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        new.chmod(0o666 & ~umask)  # safetensors makes files that only their owner may read
+
+
+def _errno_in(text: str) -> int:
+    """Return the number of the system's error that safetensors tells of."""
+    found = re.search(r"os error (\d+)", text)
+    return int(found[1]) if found else errno.EIO
 
 
 def load_model(model: nn.Module, path: Path) -> None:
@@ -86,17 +100,20 @@ def load_model(model: nn.Module, path: Path) -> None:
         CheckpointError: if there is no such file, it is not whole, or it is of another model.
     """
     try:
+        open_regular(path.resolve()).close()  # a pipe would be waited for
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             metadata: dict[str, str] = file.metadata() or {}
+        aliases: dict[str, str] = json.loads(metadata.get("aliases", "{}"))
+        tensors |= {alias: tensors[name] for alias, name in aliases.items()}
+        for name in json.loads(metadata.get("complex", "[]")):
+            tensors[name] = torch.view_as_complex(tensors[name])
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}. Name the run_dir of a run that has ended.") from None
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
-    aliases: dict[str, str] = json.loads(metadata.get("aliases", "{}"))
-    tensors |= {alias: tensors[name] for alias, name in aliases.items()}
-    for name in json.loads(metadata.get("complex", "[]")):
-        tensors[name] = torch.view_as_complex(tensors[name])
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {reason(error, path)}.") from error
+    except (ValueError, LookupError, AttributeError, TypeError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error!s:.200}.") from error
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     mistakes = [f"{name} is not in the file" for name in own.keys() - tensors.keys()]
     mistakes += [f"{name} is not in the model" for name in tensors.keys() - own.keys()]

@@ -15,12 +15,15 @@ from lanewise.checkpoint.encode import TensorTable, encode
 from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.checkpoint.manifest import FileEntry, Manifest, sync_folder, write_durably
 from lanewise.checkpoint.part import Staging, part_name, share_out
-from lanewise.errors import CheckpointError, LanewiseError
+from lanewise.errors import CheckpointError, LanewiseError, StorageError
+from lanewise.run_file import reason
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 
 STATE = "state.json"
+MAX_STATE_BYTES = 100 * 2**20
+"""As much as safetensors allows for the names of tensors in one file."""
 _SECONDS_FOR_A_PART = 1800.0
 
 
@@ -64,7 +67,8 @@ class Saver:
             manifest: without files; a metric that is not finite is kept as none.
 
         Raises:
-            CheckpointError: if the state cannot be saved, or the previous save failed.
+            CheckpointError: if the state cannot be saved.
+            StorageError: if the previous save failed.
         """
         self.finish()
         if manifest.metric is not None and not math.isfinite(manifest.metric):
@@ -85,7 +89,7 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise what made a save fail, if one did: a CheckpointError."""
+        """Raise what made a save fail, if one did: a StorageError."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -126,7 +130,7 @@ class Saver:
         except Exception as caught:  # noqa: BLE001 - the store is gone, or a rank
             outcome, error = _describe(caught, manifest.step, temporary), caught
         if outcome:
-            self._error = CheckpointError(outcome)
+            self._error = StorageError(outcome)
             self._error.__cause__ = error
 
     def _finish_save(self, key: str, tree: Any, manifest: Manifest, temporary: Path) -> str:
@@ -152,6 +156,10 @@ class Saver:
     def _publish(self, temporary: Path, tree: Any, manifest: Manifest, told: list[dict[str, Any]]) -> None:
         """Write what is not of one process, verify all of it, and give the checkpoint its name."""
         text = json.dumps(tree, allow_nan=False)
+        if len(text) > MAX_STATE_BYTES:
+            raise CheckpointError(
+                f"{STATE} has {len(text)} bytes, and more than {MAX_STATE_BYTES} are not read."
+            )
         entries = [FileEntry(**entry) for entry in told]
         entries.append(write_durably(temporary / STATE, text.encode()))
         manifest = replace(manifest, files=tuple(entries))
@@ -167,8 +175,9 @@ def _describe(error: BaseException, step: int, folder: Path) -> str:
     """Say why a save failed."""
     if isinstance(error, LanewiseError):
         why = str(error)
-    elif isinstance(error, OSError) and error.strerror:
-        why = f"{error.strerror} ({error.filename or folder})"
+    elif isinstance(error, OSError):
+        path = Path(error.filename or folder)
+        why = f"{reason(error, path)} ({path})"
     else:
         why = repr(error)
     return f"the checkpoint of step {step} could not be written: {why}. Earlier checkpoints are as they were."

@@ -285,11 +285,12 @@ class Evaluation:
             ValueError: if it is none.
         """
         best, last, is_due = state["best"], state["last"], state["is_due"]
-        if not all(isinstance(key, str) and isinstance(value, float) for key, value in last.items()):
+        if not all(isinstance(key, str) and type(value) in (int, float) for key, value in last.items()):
             raise ValueError(f"an evaluation gave {last!r:.100}")
-        if not isinstance(best, float) or math.isnan(best) or not isinstance(is_due, bool) or len(state) > 3:
+        if not isinstance(best, float) or not isinstance(is_due, bool) or len(state) > 3:
             raise ValueError(f"an evaluation has no state {state!r:.100}")
-        self.best_value, self.last_values, self.is_due = best, dict(last), is_due
+        self.best_value = -math.inf if math.isnan(best) else best
+        self.last_values, self.is_due = dict(last), is_due
 
     @property
     def last_value(self) -> float | None:

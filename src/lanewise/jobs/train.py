@@ -1,5 +1,6 @@
 """Training, from the command line or from Python."""
 
+import logging
 import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,12 +11,15 @@ from lanewise.config import dump_config
 from lanewise.jobs.job import Job
 from lanewise.jobs.signals import begin, wants_stop
 from lanewise.run_dir import RunDir
+from lanewise.run_file import replace_text
 
 if TYPE_CHECKING:
     from lanewise.callback import Callback
     from lanewise.engine import Engine
     from lanewise.loggers import AuditLog
     from lanewise.world.world import World
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,9 @@ class TrainJob(Job):
             engine.watch = self._audit(engine, world).watch
         callbacks: list[Callback] = []
         if world.rank == 0:
-            folder.remove_leftovers()
+            folder.remove_leftovers(logger.warning)
             pins = "".join(f"# {name}: {value}\n" for name, value in exact_pins(world.device).items())
-            self.run_dir.config.write_text(f"{pins}{dump_config(self.config)}", encoding="utf-8")
+            replace_text(self.run_dir.config, f"{pins}{dump_config(self.config)}")
             callbacks = [
                 JsonlLogger(
                     self.run_dir.metrics,

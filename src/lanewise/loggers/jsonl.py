@@ -1,12 +1,17 @@
 """Writes metrics.jsonl: one JSON object for each step and for each evaluation."""
 
 import json
+import logging
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
 from lanewise.callback import Callback
+from lanewise.run_file import open_log, open_regular, replacing, writing
+
+logger = logging.getLogger(__name__)
 
 
 class JsonlLogger(Callback):
@@ -21,15 +26,16 @@ class JsonlLogger(Callback):
     def __init__(self, path: Path, first_step: int = 0, *, evaluates_first: bool = False) -> None:
         self._path = path
         self._file: IO[str] | None = None
-        if path.exists():
+        if os.path.lexists(path):
             cut(path, first_step, evaluates_first=evaluates_first)
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
-        if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8", buffering=1)  # a killed run keeps its lines
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._file.write(json.dumps({"epoch": epoch, "step": step, **finite}) + "\n")
+        with writing(self._path):
+            if self._file is None:
+                self._file = open_log(self._path)
+            self._file.write(json.dumps({"epoch": epoch, "step": step, **finite}) + "\n")
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `Callback`. A line of its own, with the step after which it was evaluated."""
@@ -38,28 +44,47 @@ class JsonlLogger(Callback):
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`."""
         if self._file is not None:
-            self._file.close()
+            with writing(self._path):
+                self._file.close()
 
 
 def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
-    """Remove the lines from a step on, and what a killed run left unfinished.
+    """Remove the lines from a step on, and those that are damaged, which a warning counts.
+
+    What a killed run left unfinished at the end goes without one.
 
     Args:
-        path: a metrics.jsonl.
+        path: a file of lines, each with its step.
         first_step: the first step to remove.
         evaluates_first: whether to remove the evaluation after the step before as well.
     """
-    kept = []
+    num_damaged, first_damaged = 0, 0
     last_step = -1
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            step = json.loads(line)["step"]
-        except ValueError:
-            continue
-        is_evaluation = step == last_step  # its line comes after that of its step
-        last_step = step
-        if step < first_step and not (evaluates_first and is_evaluation and step == first_step - 1):
-            kept.append(f"{line}\n")
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as new, open_regular(path) as lines, new.open("wb") as kept:
+        for number, line in enumerate(lines, start=1):
+            step = _step_of(line)
+            if step is None and line.endswith(b"\n"):
+                num_damaged += 1
+                first_damaged = first_damaged or number
+            if step is None:
+                continue
+            is_evaluation = step == last_step  # its line comes after that of its step
+            last_step = step
+            if step < first_step and not (evaluates_first and is_evaluation and step == first_step - 1):
+                kept.write(line if line.endswith(b"\n") else line + b"\n")
+    if num_damaged:
+        logger.warning(
+            "%s was damaged: %d lines that cannot be read are left out, the first of them was line %d",
+            path,
+            num_damaged,
+            first_damaged,
+        )
+
+
+def _step_of(line: bytes) -> int | None:
+    """Return the step of a line; None if it has none."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return step if type(step) is int else None

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from lanewise.run_file import open_log, writing
+
 
 class RankLog:
     """Sends python's logging and warnings to a file; on rank 0 also to the console.
@@ -25,9 +27,11 @@ class RankLog:
     """
 
     def __init__(self, path: Path, rank: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a", encoding="utf-8", buffering=1)
-        to_file = logging.StreamHandler(file)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A job that keeps no log names the null device.
+            file: TextIO = path.open("a", encoding="utf-8") if path == Path(os.devnull) else open_log(path)
+        to_file = _File(file)
         to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         if rank == 0:
             self._console = _Console(rank, lambda: sys.stderr)  # a progress bar may have replaced it
@@ -52,6 +56,18 @@ class RankLog:
             claim: tells whether this process is the first of all to ask with this text.
         """
         self._console.claim = claim
+
+
+class _File(logging.StreamHandler[TextIO]):
+    """The log file; where it cannot be written any more, the console says so once."""
+
+    _has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """See `logging.Handler`."""
+        if not self._has_failed:
+            self._has_failed = True
+            logging.getLogger(__name__).warning("the log %s cannot be written any more", self.stream.name)
 
 
 class _Console(logging.Handler):

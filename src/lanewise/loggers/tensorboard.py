@@ -6,6 +6,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from lanewise.callback import Callback
+from lanewise.run_file import writing
 
 
 class TensorBoardLogger(Callback):
@@ -24,10 +25,11 @@ class TensorBoardLogger(Callback):
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
-        if self._writer is None:
-            self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step)
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+        with writing(self._folder):
+            if self._writer is None:
+                self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step)
+            for name, value in metrics.items():
+                self._writer.add_scalar(name, value, step)
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `Callback`."""
@@ -36,4 +38,5 @@ class TensorBoardLogger(Callback):
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`."""
         if self._writer is not None:
-            self._writer.close()
+            with writing(self._folder):
+                self._writer.close()

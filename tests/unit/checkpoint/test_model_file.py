@@ -1,15 +1,17 @@
 """A model's weights in a file: plain names, tied tensors once, whole or not at all."""
 
 import json
+import os
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from lanewise.checkpoint import model_file
 from lanewise.checkpoint.model_file import load_model, save_model
+from lanewise.errors import CheckpointError, StorageError
 
 
 class Tied(nn.Module):
@@ -175,7 +177,7 @@ def test_the_file_appears_only_when_it_is_complete(tmp_path, monkeypatch):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(model_file, "save_file", save_half)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(StorageError, match="no space left"):
         save_model(nn.Linear(3, 3), path)
     assert seen == [before]
     assert path.read_bytes() == before
@@ -202,3 +204,38 @@ def test_complex_weights_are_pairs_of_real_ones_in_the_file(tmp_path):
     fresh.register_buffer("also", torch.zeros(2, 3, dtype=torch.complex64))
     load_model(fresh, tmp_path / "model.safetensors")
     assert_same_state(model, fresh)
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, monkeypatch):
+    """Also where safetensors says so, whose error is none of the system's."""
+
+    def save_half(tensors, filename, metadata):
+        filename.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(model_file, "save_file", save_half)
+    with pytest.raises(StorageError, match=r"model\.safetensors cannot be written: .* MiB are free in"):
+        save_model(nn.Linear(2, 2), tmp_path / "model.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_in_the_way_are_not_written_through(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    for name in ("model.safetensors", ".model.safetensors.tmp"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    save_model(nn.Linear(2, 2), tmp_path / "model.safetensors")
+    load_model(nn.Linear(2, 2), tmp_path / "model.safetensors")
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("aliases", ["x", "[]", '{"a": "nothing"}', '{"a": []}'])
+def test_a_file_with_strange_aliases_is_an_error(tmp_path, aliases):
+    save_file({"weight": torch.ones(1)}, tmp_path / "m", metadata={"aliases": aliases})
+    with pytest.raises(CheckpointError):
+        load_model(nn.Linear(1, 1), tmp_path / "m")
+
+
+def test_a_pipe_is_no_model(tmp_path):
+    os.mkfifo(tmp_path / "m")
+    with pytest.raises(CheckpointError, match="it is no regular file"):
+        load_model(nn.Linear(1, 1), tmp_path / "m")

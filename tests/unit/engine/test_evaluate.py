@@ -231,7 +231,7 @@ def test_a_value_that_is_no_number_is_never_the_best(mode):
 
 def test_a_checkpoint_whose_best_value_is_no_number_goes_on():
     judged = evaluation(0.5)
-    judged.load_state_dict({**judged.state_dict(), "best": float("nan"), "last": float("nan")})
+    judged.load_state_dict({**judged.state_dict(), "best": float("nan")})
     assert judged.run()[1]
 
 

@@ -1,9 +1,12 @@
 """metrics.jsonl: strict JSON, one line a step."""
 
+import errno
 import json
+import os
 
 import pytest
 
+from lanewise.errors import StorageError
 from lanewise.loggers.jsonl import JsonlLogger
 
 
@@ -100,3 +103,58 @@ def test_a_run_that_evaluates_again_cuts_what_that_evaluation_gave(tmp_path, eva
     path.write_text("".join([*steps, evaluation, '{"step": 2}\n']))
     JsonlLogger(path, 2, evaluates_first=evaluates_first)
     assert path.read_text() == "".join(steps if evaluates_first else [*steps, evaluation])
+
+
+DAMAGES = [
+    b"\xff\xfe\n",
+    b"5\n",
+    b"{}\n",
+    b'{"step": "2"}\n',
+    b'{"step": true}\n',
+    b"[" * 100_000 + b"\n",
+    b"\n",
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: f"{damage!r:.20}")
+def test_a_damaged_line_costs_itself_and_is_told(tmp_path, caplog, damage):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + damage + b'{"step": 1}\n{"step": 2}\n')
+    JsonlLogger(path, first_step=2)
+    assert path.read_bytes() == b'{"step": 0}\n{"step": 1}\n'
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"{path} was damaged: 1 lines that cannot be read are left out, the first of them was line 2"
+    )
+
+
+def test_what_a_killed_run_left_unfinished_is_no_damage(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n{"st')
+    JsonlLogger(path, first_step=2)
+    assert path.read_bytes() == b'{"step": 0}\n'
+    assert not caplog.records
+
+
+def test_a_link_in_its_place_is_never_written_through(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "precious")
+    with pytest.raises(StorageError, match="it is a link"):
+        JsonlLogger(tmp_path / "metrics.jsonl", first_step=2)
+    (tmp_path / "precious").unlink()
+    with pytest.raises(StorageError, match="it is a link"):
+        JsonlLogger(tmp_path / "metrics.jsonl", first_step=2)
+    assert not (tmp_path / "precious").exists()
+
+
+def test_a_full_disk_is_one_error_that_names_the_file(tmp_path):
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    logger = JsonlLogger(tmp_path / "metrics.jsonl")
+    logger._file = Full()
+    with pytest.raises(
+        StorageError, match=r"metrics\.jsonl cannot be written: No space left on device, .* free"
+    ):
+        logger.on_step(0, 0, {})
