@@ -140,7 +140,7 @@ class Engine:
             self.passes.close()
 
     def _fit(self, run_dir: RunDir, observers: Sequence[Callback], saving: Saving | None) -> dict[str, float]:
-        values: dict[str, float] = {}
+        values = {} if self.evaluation is None else self.evaluation.last_values
         unseen: deque[StepReport] = deque()
         # What a step found is known on a GPU only when it is done: look at it while the next one runs.
         num_behind = 1 if self._world.device.type == "cuda" else 0

@@ -47,7 +47,9 @@ def fit(world: World, config: RunConfig, run_dir: RunDir, task: Signalled) -> En
     folder = CheckpointFolder(run_dir.checkpoints)
     resume(engine, folder, world, ())
     evaluates_first = engine.evaluation.is_due
-    logger = JsonlLogger(run_dir.metrics, engine.first_step, evaluates_first=evaluates_first)
+    loggers = []
+    if world.rank == 0:
+        loggers = [JsonlLogger(run_dir.metrics, engine.first_step, evaluates_first=evaluates_first)]
     saver = Saver(folder, world, keep_last=2, keep_best=0, sign=-1)
     saving = Saving(
         saver,
@@ -59,7 +61,7 @@ def fit(world: World, config: RunConfig, run_dir: RunDir, task: Signalled) -> En
         engine.last_step,
         lambda: task.wants_stop,
     )
-    engine.fit(run_dir, [logger], saving)
+    engine.fit(run_dir, loggers, saving)
     world.all_gather_object(None)
     return engine
 
