@@ -155,10 +155,10 @@ def test_one_block_is_gathered_in_a_forward_two_in_a_backward_and_nothing_stays(
 def measure_traffic(world, equality):
     _, reducer = build(world, "fsdp", equality)
     take_step(world, reducer)  # connects
-    before = bytes_sent()
+    before = bytes_sent(world)
     for _ in range(10):
         take_step(world, reducer)
-    sent = (bytes_sent() - before) / 10
+    sent = (bytes_sent(world) - before) / 10
     reducer.close()
     return sent
 
