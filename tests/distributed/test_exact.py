@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 from lanewise.testing import run_distributed
+from lanewise.world.world import World
 from tests.distributed.tasks import VOCABULARY, Language, configure, train
 
 
@@ -72,3 +74,67 @@ def test_a_compiled_function_does_not_know_which_shapes_its_process_met_first():
     single = run_distributed(train, 1, config)[0]
     for result in run_distributed(train, 2, config):
         assert result == single
+
+
+class Zoo(nn.Module):
+    """Layers whose parameters are unusual: parametrized, in lists, complex, in float64, of many shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(VOCABULARY, 8, mode="max")
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        self.lstm = nn.LSTM(8, 8, batch_first=True, bidirectional=True)
+        self.attention = nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True, add_bias_kv=True)
+        self.normed = parametrizations.weight_norm(nn.Linear(16, 8))
+        self.turned = parametrizations.orthogonal(nn.Linear(8, 8))
+        self.scales = nn.ParameterList([torch.ones(8), torch.full((), 0.5)])
+        self.waves = nn.Linear(8, 8, dtype=torch.complex64)
+        self.precise = nn.Linear(8, 8).double()
+        self.pairs = nn.Bilinear(8, 8, VOCABULARY)
+        self.slope = nn.PReLU()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.lstm(self.embedding(tokens))[0]
+        hidden = self.turned(self.normed(self.attention(hidden, hidden, hidden)[0]))
+        hidden = self.waves((hidden * self.scales[0] + self.scales[1]).to(torch.complex64)).abs()
+        hidden = self.precise(hidden.double()).float()
+        return self.slope(self.pairs(hidden, self.bag(tokens).unsqueeze(1).expand_as(hidden).contiguous()))
+
+
+class InTheZoo(Language):
+    def build_model(self) -> nn.Module:
+        return Zoo()
+
+
+def test_layers_with_unusual_parameters_end_with_the_same_bytes():
+    config = configure(InTheZoo, num_lanes=4, steps=4)
+    single = run_distributed(train, 1, config)[0]
+    for result in run_distributed(train, 2, config):
+        assert result == single
+
+
+class Matrices(Language):
+    """Muon takes matrices only."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY, bias=False))
+
+
+REFUSED = ("Optimizer", "LBFGS", "SparseAdam")
+OPTIMIZERS = [
+    name for name, one in vars(torch.optim).items() if isinstance(one, type) and name not in REFUSED
+]
+
+
+def train_with_each(world: World) -> dict[str, Any]:
+    return {
+        name: train(world, configure(Matrices, num_lanes=4, steps=3, optimizer=f"torch.optim.{name}"))
+        for name in OPTIMIZERS
+    }
+
+
+def test_every_optimizer_of_torch_ends_with_the_same_bytes():
+    assert "AdamW" in OPTIMIZERS
+    single = run_distributed(train_with_each, 1)[0]
+    for results in run_distributed(train_with_each, 2):
+        assert results == single
