@@ -9,9 +9,10 @@ from lanewise.run_dir import RunDir
 _HELP = """\
 usage: lanewise audit RUN [OTHER_RUN]
 
-Checks what `lanewise train --audit` wrote, over all restarts and numbers of devices: every sample of every
-epoch once, in the lane and the step that were planned. With another run, also that the lanes of both got
-equal tensors in every step.
+Checks what `lanewise train --audit` wrote, over all restarts and numbers of devices: that every sample of
+every epoch was read and given to collate once, in the lane and the step that were planned. What collate made
+of them is hashed; fewer rows than samples are noted. With another run, also that the lanes of both got equal
+tensors in every step.
 """
 _SYNTAX = Syntax("audit", ("RUN", "[OTHER_RUN]"))
 _MAX_LINES = 10
@@ -33,7 +34,7 @@ def audit(arguments: Sequence[str]) -> int:
     _print("found", differences)
     found = f"{report.num_steps} steps, {report.num_samples} samples, complete epochs: {report.num_epochs}"
     if report.is_good:
-        print(f"{found}; every sample where and when it was planned, none twice, none left out")
+        print(f"{found}; collate got every sample where and when it was planned, none twice, none left out")
     else:
         print(f"{found}; not as planned in {len(report.problems)} places")
     if len(audits) > 1:

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from lanewise.data import LaneBatch, digest
+import torch
+
+from lanewise.data import LaneBatch, digest, map_leaves
 from lanewise.loggers.jsonl import cut
 
 
@@ -54,5 +56,19 @@ def _write(file: TextIO, batch: LaneBatch) -> None:
         "lane": turn.lane,
         "indices": list(batch.indices),
         "tensors": digest(batch.data),
+        "rows": _num_rows(batch.data),
     }
     file.write(json.dumps(line) + "\n")
+
+
+def _num_rows(data: Any) -> int | None:
+    """Return the first dimension that all tensors of a batch have in common; None if there is no such."""
+    sizes = set()
+
+    def look(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dim():
+            sizes.add(leaf.shape[0])
+        return leaf
+
+    map_leaves(look, data)
+    return sizes.pop() if len(sizes) == 1 else None

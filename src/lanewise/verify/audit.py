@@ -18,6 +18,8 @@ class Given:
     indices: tuple[int, ...]
     tensors: str
     """Hash of the tensors."""
+    num_rows: int | None
+    """First dimension that all of them have; None if they have none in common."""
     file: str
     """Name of the file that says so, which names the rank."""
 
@@ -60,7 +62,7 @@ class Audit:
         """What was given, by step and lane."""
         for path in sorted(folder.glob("rank-*.jsonl")):
             for line in _lines(path):
-                given = Given(tuple(line["indices"]), line["tensors"], path.stem)
+                given = Given(tuple(line["indices"]), line["tensors"], line.get("rows"), path.stem)
                 self.steps[line["step"]][line["lane"]].append(given)
         if not self.steps:
             raise CheckpointError(f"the audit in {folder} is empty: no step was trained.")
@@ -86,6 +88,7 @@ class Audit:
                 problems += _compare(step, lane, given, schedule, order)
                 num_samples += len(given[0].indices)
             notes += _equal_tensors(step, lanes)
+            notes += _fewer_rows(step, lanes)
             num_epochs += (step + 1) % schedule.steps_per_epoch == 0 and not missing
         return AuditReport(problems, notes, self.last_step + 1 - first_step, num_epochs, num_samples)
 
@@ -141,6 +144,17 @@ def _equal_tensors(step: int, lanes: Mapping[int, list[Given]]) -> Iterator[str]
         other = first.setdefault(given[0].tensors, lane)
         if other != lane:
             yield f"step {step}: lanes {other} and {lane} got equal tensors for different samples"
+
+
+def _fewer_rows(step: int, lanes: Mapping[int, list[Given]]) -> Iterator[str]:
+    """Note lanes whose tensors may lack samples: rows need not be samples."""
+    for lane, given in sorted(lanes.items()):
+        num_rows, num_samples = given[0].num_rows, len(given[0].indices)
+        if num_rows is not None and num_rows < num_samples:
+            yield (
+                f"step {step}, lane {lane}: collate got {num_samples} samples and made tensors of {num_rows} "
+                "rows: it may leave samples out"
+            )
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -97,6 +97,22 @@ def test_equal_tensors_in_two_lanes_are_noted(tmp_path):
     assert report.notes[0] == "step 0: lanes 0 and 1 got equal tensors for different samples"
 
 
+def test_a_batch_with_fewer_rows_than_samples_is_noted(tmp_path):
+    """An audit said `none left out` once where collate had left out samples."""
+    write(tmp_path, 0, 4, 2, at(1, 2, lambda batch: [LaneBatch(batch.turn, batch.indices, batch.data[:1])]))
+    report = Audit(tmp_path).check()
+    assert report.is_good
+    assert report.notes == [
+        "step 1, lane 2: collate got 2 samples and made tensors of 1 rows: it may leave samples out"
+    ]
+
+
+def test_rows_that_are_no_samples_are_not_noted(tmp_path):
+    data = {"image": torch.zeros(2, 3), "sizes": torch.zeros(1), "scale": torch.zeros(())}
+    write(tmp_path, 0, 1, 1, lambda batch: [LaneBatch(batch.turn, batch.indices, {**data, "i": batch.data})])
+    assert Audit(tmp_path).check().notes == []
+
+
 def test_two_runs_are_compared_by_their_tensors(tmp_path):
     write(tmp_path / "one", 0, 4, 2)
     write(tmp_path / "other", 0, 4, 3)
