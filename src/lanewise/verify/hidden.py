@@ -1,10 +1,14 @@
 """Finds state that lanewise cannot see: what objects hold besides parameters and buffers of the model."""
 
 import random
+import sys
+import sysconfig
 import types
 from collections import UserDict, deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,25 @@ _MAX_DEPTH = 8
 _MAX_VALUES = 20_000
 _MAX_ELEMENTS = 2**22
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_VARIABLE = (
+    *_PLAIN,
+    dict,
+    list,
+    tuple,
+    set,
+    deque,
+    torch.Tensor,
+    np.ndarray,
+    Iterator,
+    torch.Generator,
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+)
+"""What counts of a class or a module: not all that is imported there."""
+_FOREIGN_FOLDERS = tuple(
+    f"{folder}/" for folder in (*sysconfig.get_paths().values(), *torch.__path__, Path(__file__).parents[1])
+)
 _OF_TORCH = {*vars(nn.Module()), "_is_fsdp_managed_module", "_fsdp_use_orig_params"}
 """What every module has, its parameters, buffers and hooks among it, and what FSDP adds."""
 
@@ -38,9 +61,12 @@ def hidden_state(model: nn.Module, **others: object) -> dict[str, str]:
     digests: dict[str, str] = {}
     for prefix, module in model.named_modules():
         own = {key: value for key, value in vars(module).items() if key not in _OF_TORCH}
+        own |= {one.__qualname__: one for one in _classes_of(module)}
         found = _walk(own, ".".join(filter(None, ("model", prefix))), seen, 0)
         digests |= dict(islice(found, _MAX_VALUES))
     for name, value in others.items():
+        for one in _classes_of(value):
+            digests |= dict(islice(_walk(one, f"{name}.{one.__qualname__}", seen, 0), _MAX_VALUES))
         digests |= dict(islice(_walk(value, name, seen, 0), _MAX_VALUES))
     return digests
 
@@ -60,6 +86,9 @@ def _walk(value: Any, name: str, seen: dict[int, object], depth: int) -> Iterato
     generator = _state_of_generator(value)
     if generator is not None:
         yield f"{name} (a generator)", digest(generator)
+        return
+    if isinstance(value, set | frozenset | Iterator) and not hasattr(value, "__dict__"):
+        yield name, digest(value)  # of an iterator, how far it is, as of a counter of itertools
         return
     elements = _elements_of(value)
     if elements is not None:
@@ -102,20 +131,67 @@ def _state_of_generator(value: Any) -> Any:
 
 
 def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, types.ModuleType | type | types.FunctionType | types.BuiltinFunctionType):
+    if isinstance(value, types.ModuleType | types.BuiltinFunctionType):
         return
-    if isinstance(value, dict | UserDict):  # not any mapping: an archive of arrays would be read
+    if isinstance(value, types.FunctionType):
+        yield from _parts_of_function(value)
+    elif isinstance(value, type):
+        yield from ((key, item) for key, item in vars(value).items() if _is_part_of_class(key, item))
+    elif isinstance(value, dict | UserDict):  # not any mapping: an archive of arrays would be read
         for position, (key, item) in enumerate(value.items()):
             yield (position if isinstance(key, torch.Tensor) else key), item  # as an optimizer's state
     elif isinstance(value, list | tuple | deque):
         yield from enumerate(value)
-    elif isinstance(value, set | frozenset):
-        yield "items", sorted(repr(item) for item in value if isinstance(item, _PLAIN))
     elif isinstance(value, types.MethodType):
         yield "self", value.__self__
+        yield "function", value.__func__
+    elif isinstance(value, partial):
+        yield from (("function", value.func), ("args", value.args), ("keywords", value.keywords))
     elif isinstance(value, nn.Module):  # one that is not part of the model
         yield from (item for item in vars(value).items() if item[0] not in _OF_TORCH)
         yield from value.state_dict(keep_vars=True).items()
         yield from value._modules.items()
     else:
         yield from getattr(value, "__dict__", {}).items()
+        yield from _slots_of(value)
+
+
+def _slots_of(value: Any) -> Iterator[tuple[str, Any]]:
+    for one in type(value).__mro__:
+        slots = vars(one).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield what a function written by the user keeps, and the variables of its module that it uses."""
+    if _is_foreign(function.__code__.co_filename):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    yield from enumerate(function.__defaults__ or ())
+    yield from vars(function).items()
+    for name in function.__code__.co_names:
+        item = function.__globals__.get(name)
+        if isinstance(item, _VARIABLE):
+            yield name, item
+
+
+def _is_part_of_class(key: str, item: object) -> bool:
+    return not key.startswith("__") and isinstance(item, (types.FunctionType, *_VARIABLE))
+
+
+def _is_foreign(file: str) -> bool:
+    return file.startswith((*_FOREIGN_FOLDERS, "<"))
+
+
+def _classes_of(value: object) -> Iterator[type]:
+    """Yield the classes of an object that its user wrote: they may keep state too, as a counter of all."""
+    for one in type(value).__mro__:
+        file = getattr(sys.modules.get(one.__module__), "__file__", None)
+        if file is not None and not _is_foreign(file):
+            yield one

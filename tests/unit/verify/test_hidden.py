@@ -1,8 +1,11 @@
 """State that lanewise cannot see, by name."""
 
 import gc
+import itertools
 import random
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -65,6 +68,62 @@ def test_a_generator_that_drew_is_named_as_one(generator, draw):
     before = hidden_state(nn.Linear(1, 1), task=task)
     draw(generator)
     assert changed(before, hidden_state(nn.Linear(1, 1), task=task)) == ["task.noise (a generator)"]
+
+
+SEEN: dict[str, int] = {}
+
+
+class Keeping:
+    """Keeps state in places other than the attributes of an object."""
+
+    __slots__ = ("count", "numbers", "words")
+    shared: list[int] = []  # noqa: RUF012 - of all, that is the mistake
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.numbers = itertools.count()
+        self.words = {"a", "b"}
+
+    def look(self) -> None:
+        SEEN["all"] = SEEN.get("all", 0) + 1
+
+
+def enclosed() -> Callable[[], int]:
+    count = 0
+
+    def again() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return again
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda task: setattr(task, "count", 1), ["task.count"]),
+        (lambda task: next(task.numbers), ["task.numbers"]),
+        (lambda task: task.words.add("c"), ["task.words"]),
+        (lambda task: task.shared.append(1), ["task.Keeping.shared.0"]),
+        (lambda task: task.look(), ["task.Keeping.look.SEEN.all"]),
+    ],
+)
+def test_state_in_slots_iterators_sets_classes_and_modules_is_named(change, names, monkeypatch):
+    monkeypatch.setattr(Keeping, "shared", [])
+    monkeypatch.setitem(globals(), "SEEN", {})
+    task, model = Keeping(), nn.Linear(1, 1)
+    before = hidden_state(model, task=task)
+    change(task)
+    assert changed(before, hidden_state(model, task=task)) == names
+
+
+def test_state_in_a_closure_is_named():
+    task, model = SimpleNamespace(again=enclosed(), part=partial(enclosed())), nn.Linear(1, 1)
+    before = hidden_state(model, task=task)
+    task.again()
+    task.part()
+    assert changed(before, hidden_state(model, task=task)) == ["task.again.count", "task.part.function.count"]
 
 
 def test_modules_that_are_not_of_the_model_count_with_their_weights():
