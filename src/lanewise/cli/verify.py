@@ -20,7 +20,7 @@ what to do about it. Runs a few steps on each number of devices, in `exact` what
 written to run_dir.
 
   --devices A,B    numbers of processes to compare with one; 1,2 if left out
-  --steps N        steps to take, the epoch's last one among them; 4 if left out
+  --steps N        steps to take, the last one of the first epoch and the next one among them; 4 if left out
   --resume         also go on from a checkpoint of another number of devices
   --json FILE      write the result there as well
 """

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from lanewise.config import RunConfig
-from lanewise.verify.diagnose import Finding
+from lanewise.verify.finding import Finding
 from lanewise.verify.layout import Layout
 from lanewise.verify.trace import CHECKS, StepTrace
 
@@ -37,11 +37,12 @@ class Report:
         """Say what was run."""
         batch = self.config.batch
         steps = [str(step.step) for step in self.steps]
-        sizes = [sum(map(len, step.samples.values())) for step in self.steps]
+        sizes = {step.step: sum(map(len, step.samples.values())) for step in self.steps}
         reducer = self.config.distributed.reducer
         rest = ""
-        if sizes and sizes[-1] < batch.global_batch_size:
-            rest = f", the last one with {sizes[-1]} of {batch.global_batch_size} samples"
+        for step, size in sizes.items():
+            if size < batch.global_batch_size:
+                rest += f", step {step} with {size} of {batch.global_batch_size} samples"
         return (
             f"steps {', '.join(steps)}{rest}; {batch.num_lanes} lanes; precision {self.config.precision}; "
             f"reducer {'ddp' if reducer == 'single' else reducer}; compared with one process, byte for byte"

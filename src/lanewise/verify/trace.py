@@ -49,6 +49,8 @@ class Trace:
     evaluation: dict[str, float] = field(default_factory=dict)
     hidden: dict[str, str] = field(default_factory=dict)
     """Digests of values outside of parameters and buffers, at the end; not compared by themselves."""
+    changed: list[str] = field(default_factory=list)
+    """Those of model and task that the steps changed."""
 
     def values(self) -> Iterator[tuple[str, str, Mapping[Any, Any]]]:
         """Yield check, place and values, in the order in which one follows from another."""
@@ -94,11 +96,16 @@ def compare(reference: Trace, other: Trace) -> dict[str, Difference]:
 
 
 def choose_steps(schedule: Schedule, num_steps: int, last_step: int) -> list[int]:
-    """Return the first steps of the run, with the last one of the epoch, which may be partial, among them."""
+    """Return the first steps of the run, and those on both sides of the border between two epochs.
+
+    The last step of the first epoch, which may be partial, is always among them; the next one if the run has
+    it, and two steps are asked for.
+    """
     num_steps = min(num_steps, last_step)
-    steps = list(range(num_steps))
     epoch_end = schedule.steps_per_epoch - 1
-    return steps if epoch_end in steps else [*steps[:-1], epoch_end]
+    border = [epoch_end, epoch_end + 1] if num_steps > 1 and epoch_end + 1 < last_step else [epoch_end]
+    others = [step for step in range(min(last_step, num_steps + 2)) if step not in border]
+    return sorted([*others[: num_steps - len(border)], *border])
 
 
 def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[StepTrace]:
