@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, get_worker_info
@@ -193,6 +194,7 @@ class Read(Dataset[Any]):
         self.count = 0
         self.generator = torch.Generator().manual_seed(3)
         self.constant = int.from_bytes(os.urandom(4)) if what == "process" else 0
+        self.cache: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return len(self.inner) // (world_size() if self.what == "part" else 1)  # type: ignore[arg-type]
@@ -203,6 +205,8 @@ class Read(Dataset[Any]):
         if self.what == "moved":
             index = (index + rank() * NUM_SAMPLES // 2) % NUM_SAMPLES
         sample = self.inner[index]
+        if "cached" in self.what:
+            sample = self.cache.setdefault(index, sample)
         self.count += 1
         info = get_worker_info()
         amount = {
@@ -216,6 +220,10 @@ class Read(Dataset[Any]):
             "worker": 0 if info is None else 1 + info.id,
             "part": 0,
             "moved": 0,
+            "cached": int(torch.randint(8, ())),
+            "cached with it": self.cache.setdefault(-1 - index, int(torch.randint(8, ())))
+            if self.what == "cached with it"
+            else 0,
         }[self.what]
         if isinstance(sample, tuple):
             return sample[0] + amount % 2**20 / 2**20, *sample[1:]
@@ -234,6 +242,78 @@ def reading(what: str, twin: str) -> Any:
     return Reading
 
 
+class Slot:
+    """A sample in an object without a dict."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+class Slots(Dataset[Any]):
+    def __init__(self, inner: Dataset[Any]) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Any:
+        return Slot(self.inner[index])
+
+
+class InSlots(Planted):
+    def samples(self) -> Dataset[Any]:
+        return Slots(Read(super().samples(), "rank" if self.wrong else ""))
+
+    def collate(self, samples: list[Any]) -> Any:
+        return super().collate([sample.inner for sample in samples])
+
+
+class EvaluatesOthers(Planted):
+    def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
+        return {"held_out": Read(super().samples(), "generator" if self.wrong else "default")}
+
+
+class LeavesOut(Planted):
+    def collate(self, samples: list[Any]) -> Any:
+        return super().collate(samples[: 3 if self.wrong else None])
+
+
+class TiresOfSamples(Planted):
+    """Counts its micro-batches, and turns every seventh around, or only counts."""
+
+    calls = 0
+
+    def collate(self, samples: list[Any]) -> Any:
+        self.calls += 1
+        return super().collate(samples[:: -1 if self.wrong and self.calls % 7 == 0 else 1])
+
+
+class Differentiates(Planted):
+    """Correct: its forward has derivatives of its own, forward-mode ones with zeros that have no elements."""
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Loss | torch.Tensor:
+        _, slope = torch.func.jvp(
+            lambda given: given * given.detach(), (outputs,), (torch.ones_like(outputs),)
+        )
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(outputs, torch.ones_like(outputs))
+            tangent = forward_ad.unpack_dual(dual.detach() + dual).tangent
+        assert tangent is not None
+        return super().loss(outputs + 0.1 * slope.square() + 0.1 * tangent, batch)
+
+
+class TakesOne(Planted):
+    """Correct with micro-batches of one sample, which it takes as they are."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        return super().collate(samples[:1])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Loss | torch.Tensor:
+        return outputs.mean()
+
+
 class Within(nn.Module):
     """Multiplies by something that ought to be 1, or nearly."""
 
@@ -245,8 +325,14 @@ class Within(nn.Module):
         self.level = torch.zeros(())
         self.register_buffer("kept_level", torch.zeros(()))
         self.teacher = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.count = 0
+        self.kept: Any = None
+        self.memo: dict[Any, torch.Tensor] = {}
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:  # noqa: C901 - one case for each mistake
+        self.count += "count" in self.what
+        if self.what == "reseeded":
+            torch.manual_seed(time.time_ns())
         if self.what == "decay":
             with torch.no_grad():
                 for parameter in self.inner.parameters():
@@ -258,6 +344,28 @@ class Within(nn.Module):
                 return result * (1 + 0.1 * torch.rand(result.shape, generator=self.noise))
             case "default":
                 return result * (1 + 0.1 * torch.rand(result.shape))
+            case "rare generator":
+                return result * (1.5 if torch.rand((), generator=self.noise) < 0.2 else 1)
+            case "rare default":
+                return result * (1.5 if torch.rand(()) < 0.2 else 1)
+            case "seventh count":
+                return result * (1 + (self.count % 7 == 0))
+            case "late count":
+                if self.count > 6:
+                    self.level = 0.9 * self.level + 0.1 * spread
+                return result * (1 + self.level)
+            case "first":
+                self.kept = spread if self.kept is None else self.kept
+                return result * (1 + self.kept)
+            case "last":
+                before, self.kept = spread if self.kept is None else self.kept, spread
+                return result * (1 + before)
+            case "memo":
+                return result * self.memo.setdefault(result.shape, torch.ones_like(result).detach())
+            case "level of evaluation":
+                if self.training:
+                    return result * (1 + self.level)
+                self.level = 0.9 * self.level + 0.1 * spread
             case "time":
                 return result * (1 + time.time_ns() % 1000 / 10_000)
             case "rank":
@@ -398,6 +506,21 @@ class Heavy(torch.optim.SGD):
         super().step()
 
 
+class Noisy(torch.optim.SGD):
+    """Adds noise to the weights, from a generator of its own or from the default one."""
+
+    def __init__(self, parameters: Any, wrong: bool) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.noise = torch.Generator().manual_seed(5) if wrong else None
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                with torch.no_grad():
+                    parameter.add_(torch.randn(parameter.shape, generator=self.noise), alpha=0.01)
+
+
 class Forgetful(LRScheduler):
     """Halves the rate with each step, in an attribute that it leaves out of its state, or keeps in it."""
 
@@ -449,6 +572,20 @@ TASKS: dict[str, Any] = {
     **both(measuring(LargestError), "metric with an attribute"),
     **both(ChangesWhatItGets, "task that changes what it gets"),
     **both(Forgets, "buffer that is not saved"),
+    **both(within("reseeded", "default"), "seeds in the forward"),
+    **both(within("rare generator", "rare default"), "generator that the model uses rarely"),
+    **both(within("seventh count", "count"), "every seventh forward"),
+    **both(within("late count", "count"), "running level that starts late"),
+    **both(within("first", "memo"), "first micro-batch"),
+    **both(within("last", "memo"), "last micro-batch"),
+    **both(within("level of evaluation", "buffer"), "running level of evaluations"),
+    **both(reading("cached with it", "cached"), "cached augmentation"),
+    **both(InSlots, "slots that know the rank"),
+    **both(EvaluatesOthers, "generator of the eval dataset"),
+    **both(LeavesOut, "collate that leaves one out"),
+    **both(TiresOfSamples, "collate that counts"),
+    **both(Differentiates, "forward-mode derivatives"),
+    **both(TakesOne, "collate that takes one"),
     **both(OfTheRank, "initial weights of the rank"),
     **both(Nothing, "nothing"),
 }
@@ -474,11 +611,11 @@ def config(name: str, model: str, wrong: bool, **sections: Any) -> RunConfig:
     path = partial("{}.{}".format, __name__)
     given = {
         "optimizer": ClassConfig(class_path="torch.optim.SGD", init_args={"lr": 0.1}),
+        "batch": BatchConfig(global_batch_size=16, micro_batch_size=4),
         **sections,
     }
     return RunConfig(
         task=ClassConfig(class_path=path("Named"), init_args={"name": name, "model": model, "wrong": wrong}),
-        batch=BatchConfig(global_batch_size=16, micro_batch_size=4),
         train=TrainConfig(epochs=2, run_dir="never-made"),
         distributed=DistributedConfig(device_type="cpu", equality="exact"),
         **given,

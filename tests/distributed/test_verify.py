@@ -3,13 +3,14 @@
 import importlib
 import json
 import multiprocessing
+import os
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lanewise.config import ClassConfig, DataConfig, RunConfig
+from lanewise.config import BatchConfig, ClassConfig, DataConfig, RunConfig
 from lanewise.errors import ConfigError
 from lanewise.testing import run_distributed
 from lanewise.verify import verify as module
@@ -53,6 +54,7 @@ READS = "a sample differs from read to read"
 GENERATOR = "random numbers from a generator that lanewise does not seed"
 HIDDEN = "state outside of parameters and buffers"
 OUTSIDE = "a parameter is changed outside of the optimizer"
+SEVERAL = "a micro-batch differs from read to read"
 NO_MERGE = "a metric is no merge of its states"
 
 CAUSES = {
@@ -82,7 +84,37 @@ CAUSES = {
     ),
     "mean as a state": NO_MERGE,
     "metric with an attribute": NO_MERGE,
+    "seeds in the forward": "the random state is set by the task",
+    "generator that the model uses rarely": GENERATOR,
+    "every seventh forward": HIDDEN,
+    "running level that starts late": HIDDEN,
+    "first micro-batch": HIDDEN,
+    "last micro-batch": HIDDEN,
+    "running level of evaluations": HIDDEN,
+    "cached augmentation": "samples of an epoch depend on an earlier epoch",
+    "slots that know the rank": "samples depend on the rank or the number of processes",
+    "generator of the eval dataset": READS,
+    "collate that leaves one out": "collate leaves samples out",
+    "collate that counts": SEVERAL,
 }
+
+
+NAMES = {
+    "generator of the dataset": "dataset.generator (a generator)",
+    "items that drift": "dataset.count",
+    "running level in training": "model.level",
+    "running level in evaluation": "model.level",
+    "generator that the model uses rarely": "model.noise (a generator)",
+    "every seventh forward": "model.count",
+    "running level that starts late": "model.count, model.level",
+    "first micro-batch": "model.kept",
+    "last micro-batch": "model.kept",
+    "running level of evaluations": "model.level",
+    "cached augmentation": "dataset.cache.",
+    "generator of the eval dataset": "eval_datasets.held_out.generator (a generator)",
+    "collate that counts": "task.calls",
+}
+"""What holds the state, as the evidence says it."""
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -92,6 +124,7 @@ def test_a_mistake_is_named(name, model):
     report = verify(mistakes.config(name, model, wrong=True, data=data))
     assert not report.is_verified
     assert [finding.cause for finding in report.findings] == [CAUSES[name]]
+    assert NAMES.get(name, "") in report.findings[0].evidence
 
 
 TWINS = {mistakes.TASKS[f"{name} RowTask"].TWIN or name: name for name in CAUSES}.values()
@@ -106,11 +139,49 @@ def test_the_correct_twin_of_a_mistake_passes(name, model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", ["task that changes what it gets", "buffer that is not saved"])
+@pytest.mark.parametrize(
+    "name", ["task that changes what it gets", "buffer that is not saved", "forward-mode derivatives"]
+)
 def test_what_training_allows_is_no_mistake(name, model):
     report = verify(mistakes.config(name, model, wrong=False))
     assert (report.is_verified, list(report.findings)) == (True, [])
     assert not any(note.startswith("not tested") for note in report.notes)
+
+
+def test_a_collate_never_gets_more_than_a_micro_batch():
+    """One that takes the only sample was called a mean of means once, since it was given sixteen."""
+    batch = BatchConfig(global_batch_size=4, micro_batch_size=1)
+    report = verify(mistakes.config("collate that takes one", "SongTask", wrong=False, batch=batch))
+    assert (report.is_verified, list(report.findings)) == (True, [])
+    assert report.notes[0] == (
+        "not tested whether the loss is a mean of means: a micro-batch is a single sample."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("every seventh forward", "a forward changes model.count; "),
+        ("first micro-batch", "a forward changes model.memo."),
+        ("cached augmentation", "reading samples changes dataset.count, "),
+        ("collate that counts", "reading samples changes task.calls; "),
+    ],
+)
+def test_state_that_matters_to_nothing_is_a_note(name, note):
+    report = verify(mistakes.config(name, "SongTask", wrong=False))
+    assert (report.is_verified, [one[: len(note)] for one in report.notes]) == (True, [note])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_noise_of_the_optimizer_itself_is_named(model):
+    def noisy(wrong: bool) -> RunConfig:
+        optimizer = ClassConfig(class_path=f"{mistakes.__name__}.Noisy", init_args={"wrong": wrong})
+        return mistakes.config("nothing", model, wrong, optimizer=optimizer)
+
+    (finding,) = verify(noisy(True)).findings
+    assert finding.cause == GENERATOR
+    assert "optimizer.noise (a generator)" in finding.evidence
+    assert verify(noisy(False), 3).is_verified
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -174,12 +245,27 @@ def test_a_resume_needs_two_steps():
         module.verify(mistakes.config("nothing", "RowTask", wrong=False), [2], num_steps=1, resumes=True)
 
 
+def test_the_repeat_has_another_order_of_sets(monkeypatch):
+    """A set of texts in collate was verified once where the environment fixed its order."""
+    seeds = []
+
+    def noting(job: VerifyJob, *, is_fresh: bool) -> Any:
+        seeds.append(os.environ.get("PYTHONHASHSEED"))
+        return start(job, is_fresh=is_fresh)
+
+    monkeypatch.setattr(module, "start", noting)
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    assert verify(mistakes.config("nothing", "RowTask", wrong=False)).is_verified
+    assert seeds == ["1", "2", "1"]
+    assert os.environ["PYTHONHASHSEED"] == "1"
+
+
 def test_a_partial_last_step_is_among_the_steps():
     report = verify(mistakes.config("nothing", "RowTask", wrong=False), 2, 3, 4)
-    assert [step.step for step in report.steps] == [0, 1, 2]
+    assert [step.step for step in report.steps] == [0, 2, 3]
     assert [len(step.samples) for step in report.steps] == [4, 4, 4]
     assert report.describe_steps() == (
-        "steps 0, 1, 2, the last one with 13 of 16 samples; 4 lanes; precision float32; "
+        "steps 0, 2, 3, step 2 with 13 of 16 samples; 4 lanes; precision float32; "
         "reducer ddp; compared with one process, byte for byte"
     )
     assert [layout.name for layout in report.layouts] == [

@@ -1,8 +1,8 @@
 """Whether the gradient depends on how samples are cut into micro-batches, and whether metrics merge."""
 
-import copy
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,10 @@ import torch
 from lanewise.data import LaneReader, digest
 from lanewise.engine.evaluate import read_blocks
 from lanewise.errors import TaskError
-from lanewise.lanes import BlockSchedule, collate_seed
+from lanewise.lanes import BlockSchedule
 from lanewise.metrics import MetricStates, merge_metrics, named_values, take_states
 from lanewise.random_state import set_random_state
-from lanewise.verify.probe import Subject
+from lanewise.verify.subject import Subject
 from lanewise.world.world import LocalWorld
 
 _MAX_SAMPLES = 16
@@ -60,7 +60,8 @@ class CutProbe:
 def probe_cut(subject: Subject, changed_buffers: Sequence[str]) -> CutProbe:
     """Compute the gradient of the same samples as one micro-batch and as micro-batches of one sample each.
 
-    In evaluation mode, so that dropout and statistics of the micro-batch stay out of it.
+    No micro-batch is larger than those that training has: a collate may rely on that. In evaluation mode, so
+    that dropout and statistics of the micro-batch stay out of it.
 
     Args:
         subject: newly built.
@@ -73,11 +74,11 @@ def probe_cut(subject: Subject, changed_buffers: Sequence[str]) -> CutProbe:
 
 
 def _probe_cut(subject: Subject, changed_buffers: Sequence[str]) -> CutProbe:
-    indices = subject.indices[:_MAX_SAMPLES]
+    indices = subject.indices_of(subject.turn)[:_MAX_SAMPLES]
     if len(indices) < 2:
-        return CutProbe(None, None, why_not="the first step has a single sample")
-    samples = subject.reader.read(0, tuple(indices))
-    if len({digest(_collate(subject, samples, seed)) for seed in (0, 1)}) > 1:
+        return CutProbe(None, None, why_not="a micro-batch is a single sample")
+    samples = subject.reader.read(0, indices)
+    if len({digest(subject.collate(samples, seed)) for seed in (0, 1)}) > 1:
         why_not = "collate draws random numbers, which another cut would draw otherwise"
         return CutProbe(None, None, why_not=why_not)
     subject.model.eval()
@@ -86,21 +87,17 @@ def _probe_cut(subject: Subject, changed_buffers: Sequence[str]) -> CutProbe:
     in_evaluation_mode = _compare_cuts(subject, samples, 1)
     with_statistics = None
     owners = sorted({name.rpartition(".")[0] for name in changed_buffers})
-    if owners and len(samples) >= 4:
+    if owners:
         for owner in owners:
             subject.model.get_submodule(owner).training = True
-        with_statistics = _compare_cuts(subject, samples, (len(samples) + 1) // 2)
+        with suppress(ValueError):  # of a part of one sample, which has no statistics
+            with_statistics = _compare_cuts(subject, samples, (len(samples) + 1) // 2)
         subject.model.eval()
     return CutProbe(in_evaluation_mode, with_statistics, ", ".join(filter(None, owners[:3])) or "the model")
 
 
-def _collate(subject: Subject, samples: Sequence[Any], seed: int) -> Any:
-    set_random_state(collate_seed(seed, 0, 0))
-    return subject.task.collate(copy.deepcopy(list(samples)))  # which collate may change
-
-
 def _loss_of(subject: Subject, samples: Sequence[Any], seed: int) -> str:
-    data = subject.to_device(_collate(subject, samples, 0))
+    data = subject.to_device(subject.collate(samples, 0))
     set_random_state(seed)
     with torch.no_grad():
         loss = subject.loss(data, len(samples))
@@ -140,7 +137,7 @@ def _gradient(subject: Subject, samples: Sequence[Any]) -> tuple[torch.Tensor, f
     Of large models about a million elements, some of every parameter.
     """
     buffers = {name: value.clone() for name, value in subject.model.named_buffers()}
-    data = subject.to_device(_collate(subject, samples, 0))
+    data = subject.to_device(subject.collate(samples, 0))
     set_random_state(0)
     loss, gradients = subject.gradients(data, len(samples))
     for name, value in subject.model.named_buffers():

@@ -9,20 +9,20 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
-from lanewise.data import LaneReader
 from lanewise.engine import build_engine, resume
-from lanewise.engine.build import count_samples
 from lanewise.engine.engine import Engine
-from lanewise.engine.evaluate import EvalSet, Evaluator
+from lanewise.engine.evaluate import Evaluator
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
 from lanewise.jobs.job import Job
-from lanewise.lanes import BlockSchedule
 from lanewise.task import Task
 from lanewise.verify.bound import CloseResult, judge, write_reference
 from lanewise.verify.cut import CutProbe, UnmergedMetric, probe_cut, probe_metrics
-from lanewise.verify.hidden import hidden_state
-from lanewise.verify.probe import Probe, Subject, begin_with, probe
+from lanewise.verify.hidden import changed, hidden_state
+from lanewise.verify.history import first_samples
+from lanewise.verify.probe import Probe, begin_with, probe
+from lanewise.verify.subject import Subject
 from lanewise.verify.trace import Trace, choose_steps, run_steps
+from lanewise.verify.update import Updates, probe_updates
 
 if TYPE_CHECKING:
     from lanewise.world.world import World
@@ -41,6 +41,7 @@ class Result:
     error: str = ""
     """Why they failed."""
     close: CloseResult | None = None
+    updates: Updates | None = None
     cut: CutProbe | None = None
     unmerged_metrics: list[UnmergedMetric] = field(default_factory=list)
 
@@ -63,6 +64,8 @@ class VerifyJob(Job):
     """The lane whose shapes are the first that rank 0 compiles for; each further rank has the next one."""
     is_reference: bool = False
     """Whether the others are compared with this one: then it looks at what needs one process only."""
+    is_repeat: bool = False
+    """Whether this one is the same again: then it reads samples in another order."""
 
     def log_file(self, rank: int) -> Path:
         """See `Job`."""
@@ -71,7 +74,7 @@ class VerifyJob(Job):
     def run(self, world: "World") -> Any:
         """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
-        own = probe(self.config, world.device, is_reference=self.is_reference)
+        own = probe(self.config, world.device, is_reference=self.is_reference, is_repeat=self.is_repeat)
         result = Result(own)
         if world.world_size == 1 or not own.passes.collectives:
             with _failing_together(world, result):
@@ -79,7 +82,7 @@ class VerifyJob(Job):
                 begin_with(
                     self.config, world.device, lane, self.folder / f"compiled-{self.name}-{world.rank}"
                 )
-                result.trace = self._trace(world)
+                result.trace, result.updates = self._trace(world)
                 if self.judges_close:
                     result.close = self._judge_close(world)
         if self.is_reference:
@@ -92,9 +95,11 @@ class VerifyJob(Job):
             )
         return world.gather_object(result)
 
-    def _trace(self, world: "World") -> Trace:
-        """Take the steps, and save a checkpoint half-way for another layout to go on from."""
+    def _trace(self, world: "World") -> tuple[Trace, Updates | None]:
+        """Take the steps; evaluate half-way, and save a checkpoint for another layout to go on from."""
         engine = build_engine(self.config, world)
+        training = engine.training
+        hidden = hidden_state(training.model, task=training.task)
         steps = choose_steps(engine.schedule, self.num_steps, engine.last_step)
         half = len(steps) // 2
         trace = Trace()
@@ -102,14 +107,18 @@ class VerifyJob(Job):
             for step in run_steps(engine, world, steps):
                 trace.steps.append(step)
                 if len(trace.steps) == half:
+                    # As a run does between its steps: what it changes, a later step may see.
+                    self._evaluate(training.task, training.task.eval_datasets(), engine, world)
                     folder = CheckpointFolder(self.checkpoints(self.name))
                     saver = Saver(folder, world, keep_last=1, keep_best=0, sign=1)
                     saver.save(engine.state.take(), Manifest(steps[half], None, engine.identity, ()))
                     saver.finish()
             self.finish_trace(trace, engine, world)
+            trace.changed = changed(hidden, hidden_state(training.model, task=training.task))
+            updates = probe_updates(training) if self.is_reference else None
         finally:
             engine.passes.close()
-        return trace
+        return trace, updates
 
     def checkpoints(self, name: str) -> Path:
         """Return where a layout saves."""
@@ -146,13 +155,10 @@ class VerifyJob(Job):
         self, task: Task, datasets: Mapping[str, Any], engine: Engine, world: "World"
     ) -> dict[str, float]:
         """Evaluate at most a global batch of each dataset."""
-        training, batch, seed = engine.training, self.config.batch, self.config.train.seed
-        sets = []
-        for name, dataset in datasets.items():
-            num_samples = min(count_samples(dataset), batch.global_batch_size)
-            schedule = BlockSchedule(num_samples, batch.num_lanes, batch.micro_batch_size)
-            reader = LaneReader(dataset, task.collate, seed, eval_dataset=name)
-            sets.append(EvalSet(name, reader, schedule))
+        training, seed = engine.training, self.config.train.seed
+        sets = first_samples(task, datasets, self.config.batch, seed)
+        if not sets:
+            return {}
         return Evaluator(
             task,
             training.evaluated_model,

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lanewise.verify.job import Result
-from lanewise.verify.probe import Passes, Reads
+from lanewise.verify.probe import Passes
+from lanewise.verify.read import Reads
 from lanewise.verify.trace import Difference, Trace, compare
 
 

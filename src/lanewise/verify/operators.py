@@ -35,6 +35,8 @@ class Call:
     """Digest of what it returned, and of the arguments that it changed."""
     has_generator: bool
     """Whether it was given a generator of random numbers, which is not a default one then."""
+    random_state: str
+    """Digest of the states of torch's default generators before the call."""
 
     @property
     def is_collective(self) -> bool:
@@ -53,17 +55,21 @@ class Divergence:
     has_equal_inputs: bool
     """Whether it was given the same: then the operator itself is not deterministic. Otherwise a value that
     no recorded operator made entered here."""
+    has_equal_random_state: bool
+    """Whether torch's default generators were in the same state before it."""
 
 
 def first_divergence(one: Sequence[Call], other: Sequence[Call]) -> Divergence | None:
     """Return where two recordings of the same computation part; None where they don't."""
     for mine, theirs in zip(one, other, strict=False):
         has_equal_inputs = (mine.operator, mine.inputs) == (theirs.operator, theirs.inputs)
-        if not has_equal_inputs or mine.outputs != theirs.outputs:
-            return Divergence(mine, has_equal_inputs)
+        has_equal_random_state = mine.random_state == theirs.random_state
+        if not has_equal_inputs or not has_equal_random_state or mine.outputs != theirs.outputs:
+            return Divergence(mine, has_equal_inputs, has_equal_random_state)
     if len(one) == len(other):
         return None
-    return Divergence(max(one, other, key=len)[min(len(one), len(other))], has_equal_inputs=False)
+    longer = max(one, other, key=len)
+    return Divergence(longer[min(len(one), len(other))], has_equal_inputs=False, has_equal_random_state=True)
 
 
 @contextmanager
@@ -112,12 +118,13 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = (list(args), dict(kwargs or {}))
-        inputs = digest(given)
+        inputs, random_state = digest(given), _random_state()
         result = func(*args, **(kwargs or {}))
         changed = [given] if func._schema.is_mutable else []  # noqa: SLF001 - the dispatcher's
         has_generator = any(isinstance(value, torch.Generator) for value in (*args, *given[1].values()))
         place = self._place()
-        self._calls.append(Call(str(func), place, inputs, digest(result, *changed), has_generator))
+        outputs = digest(result, *changed)
+        self._calls.append(Call(str(func), place, inputs, outputs, has_generator, random_state))
         return result
 
     def _place(self) -> str:
@@ -127,6 +134,13 @@ class _Recorder(TorchDispatchMode):
         module = f"module {self._modules[-1]}" if self._modules and self._modules[-1] else "the model"
         line = _user_line()
         return f"{module}, {line}" if line else module
+
+
+def _random_state() -> str:
+    states = [torch.default_generator.get_state()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return digest(states)
 
 
 def _user_line() -> str | None:

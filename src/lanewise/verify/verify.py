@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -34,7 +33,7 @@ def verify(
     Args:
         config: the run; nothing is written to its run_dir.
         devices: numbers of processes; one process is always run, twice.
-        num_steps: steps to take, the last one of the epoch among them.
+        num_steps: steps to take; see `choose_steps`.
         resumes: whether each layout also goes on from a checkpoint of another one.
         show: told what is being run.
 
@@ -57,7 +56,8 @@ def verify(
     counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]
     one, kind = ("device", "devices") if config.distributed.is_one_process else ("process", "processes")
     names = [f"1 {one}", "1 again", *(f"{count} {kind}" for count in counts[2:])]
-    with scratch_folder() as folder, _temporary_files_in(folder):
+    # What processes would leave in /tmp goes there with the rest: torch caches kernels.
+    with scratch_folder() as folder, _environment(TMPDIR=str(folder)):
         jobs = [
             VerifyJob(
                 _in_exact(config, count),
@@ -67,13 +67,15 @@ def verify(
                 judges_close=config.distributed.equality == "close",
                 first_lane=sum(counts[:number]),
                 is_reference=number == 0,
+                is_repeat=number == 1,
             )
             for number, count in enumerate(counts)
         ]
         layouts: list[Layout] = []
         for name, job in zip(names, jobs, strict=True):
             show(name)
-            layouts.append(_run(name, job, may_fail=bool(layouts)))
+            with _environment(**_variables_of(job)):
+                layouts.append(_run(name, job, may_fail=bool(layouts)))
             layouts[-1].compare_with(layouts[0])
         if resumes:
             _resume(jobs, layouts, show)
@@ -82,17 +84,24 @@ def verify(
 
 
 @contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Let the processes that are started keep there what they would leave in /tmp: torch caches kernels."""
-    before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = str(folder)
+def _environment(**variables: str) -> Iterator[None]:
+    """Let the processes that are started see these variables."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _variables_of(job: VerifyJob) -> dict[str, str]:
+    """Let the repeat iterate over sets in another order, though the environment may fix the one of others."""
+    fixed = os.environ.get("PYTHONHASHSEED")
+    return {"PYTHONHASHSEED": "2" if fixed == "1" else "1"} if job.is_repeat else {}
 
 
 def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[Layout], show: Callable[[str], None]) -> None:

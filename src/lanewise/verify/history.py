@@ -1,0 +1,108 @@
+"""Whether what a lane computes depends on what was computed before it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from lanewise.config import BatchConfig, RunConfig
+from lanewise.data import LaneReader
+from lanewise.engine.build import count_samples
+from lanewise.engine.evaluate import EvalSet, Evaluator
+from lanewise.lanes import BlockSchedule
+from lanewise.task import Task
+from lanewise.verify.hidden import changed, hidden_state
+from lanewise.verify.subject import Subject
+from lanewise.world.world import LocalWorld
+
+_NUM_AGAIN = 16
+_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class History:
+    """What the first lane's micro-batch gave after other things; weights, buffers, random state are equal."""
+
+    found: str
+    """After what it gave something else, as part of a sentence; empty where it never did."""
+    changed: Sequence[str]
+    """Values outside of parameters and buffers that all this changed."""
+    num_runs: int
+
+
+def probe_history(
+    config: RunConfig, subject: Subject, batch: Any, result: str, hidden: Mapping[str, str]
+) -> History:
+    """Run the first lane's micro-batch many times, after another one, after an evaluation, in a new model.
+
+    Where a first look saw nothing change, as often as two seconds allow.
+
+    Args:
+        config: the run.
+        subject: whose first lane was run twice, alike.
+        batch: its micro-batch.
+        result: what it gave.
+        hidden: the state before the first run.
+    """
+    other = subject.read(subject.other_turn)
+    is_changing = bool(changed(hidden, hidden_state(subject.model, task=subject.task)))
+    num_runs = 2
+    end = time.monotonic() + _SECONDS
+
+    def run(who: Subject) -> bool:
+        nonlocal num_runs
+        num_runs += 1
+        return who.run(who.turn, batch) == result
+
+    def names() -> list[str]:
+        return changed(hidden, hidden_state(subject.model, task=subject.task))
+
+    for number in range(_NUM_AGAIN):
+        if not run(subject):
+            return History(f"run {number + 3} times", names(), num_runs)
+        if not is_changing and time.monotonic() > end:
+            break
+    subject.run(subject.other_turn, other)
+    if not run(subject):
+        return History("run after another micro-batch", names(), num_runs)
+    if _evaluates(subject, config.batch) and not run(subject):
+        return History("run after an evaluation", names(), num_runs)
+    found = names()
+    new = Subject(config, subject.device)
+    new.run(new.other_turn, other)
+    if not run(new):
+        return History("run in a new model after another micro-batch", found, num_runs)
+    return History("", found, num_runs)
+
+
+def _evaluates(subject: Subject, batch: BatchConfig) -> bool:
+    """Evaluate, and tell whether there was something to evaluate."""
+    task = subject.task
+    sets = first_samples(task, task.eval_datasets(), batch, subject.seed)
+    if not sets:
+        return False
+    state = {name: value.detach().clone() for name, value in subject.tensors().items()}
+    try:
+        world = LocalWorld(subject.device)
+        Evaluator(task, subject.model, subject.precision, sets, world, seed=subject.seed).run()
+    except Exception:  # noqa: BLE001 - the steps that are run evaluate as well, and say what failed
+        return False
+    finally:
+        for name, value in subject.tensors().items():
+            value.data.copy_(state[name])
+    return True
+
+
+def first_samples(
+    task: Task, datasets: Mapping[str, Dataset[Any]], batch: BatchConfig, seed: int
+) -> list[EvalSet]:
+    """Return what evaluates at most a global batch of each dataset."""
+    sets = []
+    for name, dataset in datasets.items():
+        num_samples = min(count_samples(dataset), batch.global_batch_size)
+        schedule = BlockSchedule(num_samples, batch.num_lanes, batch.micro_batch_size)
+        reader = LaneReader(dataset, task.collate, seed, eval_dataset=name)
+        sets.append(EvalSet(name, reader, schedule))
+    return sets

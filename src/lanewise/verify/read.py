@@ -1,0 +1,145 @@
+"""Reads samples again and again: what differs tells what they depend on."""
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lanewise.data import LaneReader, digest, opaque_types, read_turns
+from lanewise.verify.hidden import changed, hidden_state
+from lanewise.verify.subject import Subject
+
+_NUM_SAMPLES = 32
+_NUM_EVAL_SAMPLES = 8
+_NUM_COLLATED = 16
+_NUM_AGAIN = 16
+_SCAN_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What reading gave. The digests of a sample are of two reads in one process, under one random state."""
+
+    num_samples: int
+    samples: Mapping[str, tuple[str, str]]
+    """By name, as `sample 3` and `sample 0 of held_out`, as epoch 0 sees them."""
+    later: Mapping[str, str]
+    """Those of the training dataset as epoch 1 sees them, if the run has one."""
+    batch: Sequence[str]
+    """The first lane's micro-batch, collated twice, and more often if something changed with that."""
+    changed: Sequence[str]
+    """Values outside of parameters and buffers that reading and collating changed."""
+    opaque: Sequence[str]
+    """Types in the samples and micro-batches that are compared by nothing else."""
+    left_out: Sequence[str] = ()
+    """Samples of the first lane without which collate makes the same micro-batch."""
+    is_by_content: bool = True
+    """Whether it leaves out the same ones in another order."""
+    batch_of_worker: str | None = None
+    """`batch`, read in a loader's process; None where the run has none."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Further samples, as many as one second allows."""
+
+
+def probe_reads(subject: Subject, *, is_repeat: bool) -> Reads:
+    """Read the first samples of training and evaluation.
+
+    Args:
+        subject: newly built.
+        is_repeat: whether to read half of them as of epoch 1 first: they must not depend on the order.
+    """
+    task, indices = subject.task, subject.indices[:_NUM_SAMPLES]
+    eval_sets = dict(task.eval_datasets())
+    known = {"dataset": subject.dataset, "eval_datasets": eval_sets, "task": task}
+    of_samples = set(opaque_types())  # the loader has looked at three of them
+    before = hidden_state(subject.model, **known)
+    of_state = set(opaque_types()) - of_samples
+    reads = [(0, index) for index in indices]
+    if subject.has_later_epoch:
+        half = (len(indices) + 1) // 2
+        late = [(1, index) for index in indices]
+        reads = [*reads[:half], *late[half:], *reads[half:], *late[:half]] if is_repeat else [*reads, *late]
+    first = {key: digest(subject.reader.read(key[0], (key[1],))) for key in reads}
+    readers = {
+        name: (LaneReader(dataset, task.collate, subject.seed), min(_NUM_EVAL_SAMPLES, len(dataset)))  # type: ignore[arg-type]
+        for name, dataset in eval_sets.items()
+    }
+    first_of_sets = _read_sets(readers)
+    batch = [digest(subject.read())]
+    opaque = [one for one in opaque_types() if one not in of_state]
+    # Backwards, so that what changes with every eighth read does not fall on the same samples.
+    second = {index: digest(subject.reader.read(0, (index,))) for index in reversed(indices)}
+    second_of_sets = _read_sets(readers)
+    batch.append(digest(subject.read()))
+    names = changed(before, hidden_state(subject.model, **known))
+    if names:
+        batch += [digest(subject.read()) for _ in range(_NUM_AGAIN)]
+    samples = {_name(index): (first[0, index], second[index]) for index in indices}
+    return Reads(
+        num_samples=subject.num_samples,
+        samples=samples | {name: (one, second_of_sets[name]) for name, one in first_of_sets.items()},
+        later={_name(index): value for (epoch, index), value in first.items() if epoch},
+        batch=batch,
+        changed=names,
+        opaque=opaque,
+    )
+
+
+def look_further(reads: Reads, subject: Subject, *, has_workers: bool) -> Reads:
+    """Return the reads with what one process finds out for all.
+
+    Args:
+        reads: what `probe_reads` found.
+        subject: the one it was given.
+        has_workers: whether the run reads in loader processes.
+    """
+    of_worker = None
+    if has_workers:
+        (batch,) = read_turns(
+            subject.reader, [(subject.turn, subject.indices_of(subject.turn))], num_workers=1
+        )
+        of_worker = digest(batch.data)
+    end = time.monotonic() + _SCAN_SECONDS
+    indices = itertools.takewhile(lambda _: time.monotonic() < end, range(subject.num_samples))
+    others = {_name(index): digest(subject.reader.read(0, (index,))) for index in indices}
+    left_out, is_by_content = _left_out(subject)
+    return replace(
+        reads, batch_of_worker=of_worker, others=others, left_out=left_out, is_by_content=is_by_content
+    )
+
+
+def _name(index: int) -> str:
+    return f"sample {index}"
+
+
+def _read_sets(readers: Mapping[str, tuple[LaneReader, int]]) -> dict[str, str]:
+    return {
+        f"{_name(index)} of {name}": digest(reader.read(0, (index,)))
+        for name, (reader, num_samples) in readers.items()
+        for index in range(num_samples)
+    }
+
+
+def _left_out(subject: Subject) -> tuple[list[str], bool]:
+    """Return the samples that collate leaves out of the first lane's micro-batch; whether in any order."""
+    indices = subject.indices_of(subject.turn)[:_NUM_COLLATED]
+    samples = subject.reader.read(0, indices)
+    try:
+        found = _without_effect(subject, samples)
+        backwards = _without_effect(subject, samples[::-1]) if found else []
+    except Exception:  # noqa: BLE001 - a collate need not take fewer samples than training gives it
+        return [], True
+    is_by_content = {len(samples) - 1 - position for position in backwards} == set(found)
+    return [_name(indices[position]) for position in found], is_by_content
+
+
+def _without_effect(subject: Subject, samples: Sequence[Any]) -> list[int]:
+    if len(samples) < 2 or len({digest(subject.collate(samples, seed)) for seed in (0, 1)}) > 1:
+        return []  # what it draws would differ
+    whole = digest(subject.collate(samples, 0))
+    return [
+        position
+        for position in range(len(samples))
+        if digest(subject.collate([*samples[:position], *samples[position + 1 :]], 0)) == whole
+    ]

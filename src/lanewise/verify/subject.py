@@ -1,0 +1,111 @@
+"""A newly built task with its model, data and first micro-batches: what probes work on."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lanewise.config import RunConfig
+from lanewise.data import digest
+from lanewise.engine import build_model, build_task
+from lanewise.engine.build import build_loader
+from lanewise.engine.lane import LaneLoss, move
+from lanewise.lanes import LaneTurn, collate_seed, lane_seed
+from lanewise.precision import Precision
+from lanewise.random_state import set_random_state
+from lanewise.task import Task
+from lanewise.world.world import LocalWorld
+
+
+class Subject:
+    """What probes work on.
+
+    Args:
+        config: the run.
+        device: where to compute.
+        lane: whose micro-batch is the first one, of the first step.
+    """
+
+    def __init__(self, config: RunConfig, device: torch.device, lane: int = 0) -> None:
+        self.seed = config.train.seed
+        self.device = device
+        self.task: Task = build_task(config)
+        self.model: nn.Module = build_model(self.task, self.seed).to(device)
+        self.dataset = self.task.train_dataset()
+        self._alone = LocalWorld(device)  # other ranks' datasets are compared later, by what was read
+        loader, _ = build_loader(
+            self.dataset, self.task.collate, config.batch, config.data, self._alone, self.seed
+        )
+        schedule = loader.schedule
+        self.num_samples = schedule.num_samples
+        epochs, max_steps = config.train.epochs, config.train.max_steps
+        self.has_later_epoch = epochs != 1 and (max_steps is None or max_steps > schedule.steps_per_epoch)
+        self.reader = loader.reader
+        self.precision = Precision(config.precision, device.type)
+        self._order = loader.order
+        self.indices = tuple(loader.order.indices(0, 0, schedule.num_samples_in(0)).tolist())
+        """Dataset indices of the first step."""
+        self.turn: LaneTurn = next(schedule.turns(range(lane, lane + 1), 0, 1))
+        """The lane's turn in it."""
+        turns = schedule.turns(range(schedule.num_lanes), 0, 2)
+        self.other_turn: LaneTurn = next(turn for turn in turns if (turn.step, turn.lane) != (0, lane))
+        """Another one: of another lane, or of the next step."""
+
+    def indices_of(self, turn: LaneTurn) -> tuple[int, ...]:
+        """Return the dataset indices of a turn."""
+        positions = turn.positions
+        return tuple(self._order.indices(turn.epoch, positions.start, positions.stop).tolist())
+
+    def read(self, turn: LaneTurn | None = None) -> Any:
+        """Read and collate a micro-batch, where it is read; the lane's own if none is given."""
+        turn = turn or self.turn
+        return self.reader[turn, self.indices_of(turn)].data
+
+    def collate(self, samples: Sequence[Any], seed: int) -> Any:
+        """Make a micro-batch of samples that stay as they are."""
+        set_random_state(collate_seed(seed, 0, 0))
+        return self.task.collate(copy.deepcopy(list(samples)))  # which collate may change
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return parameters and buffers by name, those that are not in the state dict as well."""
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
+    def to_device(self, data: Any) -> Any:
+        """Return a batch on the device."""
+        return move(data, self.device)
+
+    def loss(self, data: Any, num_samples: int) -> LaneLoss:
+        """Run the forward and the loss of a micro-batch that is on the device."""
+        with self.precision.forward():
+            returned = self.task.loss(self.task.forward(self.model, data), data)
+        return LaneLoss.check(returned, num_samples, f"the loss of {type(self.task).__name__}")
+
+    def gradients(self, data: Any, num_samples: int) -> tuple[LaneLoss, dict[str, torch.Tensor]]:
+        """Return the loss of a micro-batch, and the gradient of its sum for every trained parameter."""
+        self.model.zero_grad()
+        loss = self.loss(data, num_samples)
+        if loss.sum is not None:
+            loss.sum.backward()
+        named = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+        gradients = {
+            name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in named.items()
+        }
+        self.model.zero_grad()
+        return loss, gradients
+
+    def prepare(self, turn: LaneTurn, batch: Any) -> tuple[Any, int]:
+        """Return a copy of a micro-batch on the device, and its samples; set the random state of its lane."""
+        data = self.to_device(copy.deepcopy(batch))  # a forward may change its batch, which it gets once
+        set_random_state(lane_seed(self.seed, turn.step, turn.lane))
+        return data, len(turn.positions)
+
+    def run(self, turn: LaneTurn, batch: Any) -> str:
+        """Return the digest of loss and gradients of a micro-batch. The weights and buffers stay."""
+        state = {name: value.detach().clone() for name, value in self.tensors().items()}
+        loss, gradients = self.gradients(*self.prepare(turn, batch))
+        with torch.no_grad():
+            for name, value in self.tensors().items():
+                value.copy_(state[name])
+        return digest(loss.sum, loss.weight, gradients)

@@ -1,0 +1,53 @@
+"""Whether an update of the optimizer depends on what a checkpoint does not hold."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lanewise.data import digest
+from lanewise.engine.step import Training
+from lanewise.random_state import set_random_state
+from lanewise.verify.hidden import changed, hidden_state
+
+_NUM_AGAIN = 8
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What several updates from equal weights, gradients, optimizer state and random state gave."""
+
+    parameter: str
+    """One that became another; empty where all became the same."""
+    changed: Sequence[str]
+    """Values besides the optimizer's state dict that another update changed."""
+
+
+def probe_updates(training: Training) -> Updates | None:
+    """Update several times, at the end of a run. Returns None where the optimizer cannot load its state."""
+    model, optimizer = training.model, training.optimizer
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    weights = {name: one.detach().clone() for name, one in trained.items()}
+    gradients = {name: 0.1 * one + 0.01 for name, one in weights.items()}
+    state = copy.deepcopy(optimizer.state_dict())
+    results: list[dict[str, str]] = []
+    names: list[str] = []
+    hidden: dict[str, str] = {}
+    while len(results) < (_NUM_AGAIN if names else 2):
+        try:
+            optimizer.load_state_dict(copy.deepcopy(state))
+        except Exception:  # noqa: BLE001 - verify with --resume says what is wrong with it
+            return None
+        for name, one in trained.items():
+            with torch.no_grad():
+                one.copy_(weights[name])
+            one.grad = gradients[name].clone()
+        set_random_state(0)
+        optimizer.step()
+        results.append({name: digest(one) for name, one in trained.items()})
+        after = hidden_state(model, optimizer=optimizer)
+        names, hidden = names or (changed(hidden, after) if hidden else []), after
+        if results[-1] != results[0]:
+            return Updates(changed(results[0], results[-1])[0], names)
+    return Updates("", names)
