@@ -13,8 +13,10 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
+from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_model, save_model
 from lanewise.config import EvaluateConfig, RunConfig
-from lanewise.engine import build_engine
+from lanewise.engine import build_engine, resume
+from lanewise.engine.build import build_model
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
@@ -167,3 +169,33 @@ def test_what_an_own_loop_draws_after_a_step_is_the_same_on_every_rank(world_siz
     assert len({str(numbers) for numbers in alone}) == len(alone)
     for drawn in run_distributed(draw_after_steps, world_size):
         assert drawn == alone
+
+
+def go_on(world, config: RunConfig, folder: str, steps: int) -> Any:
+    """Go on, take some steps and save; return the model, its average, and what a file of it gives."""
+    set_determinism("exact", 1)
+    engine = build_engine(config, world)
+    first = resume(engine, CheckpointFolder(Path(folder)), world, allow=())
+    engine.last_step = first + steps
+    for _ in engine.steps():
+        pass
+    training = engine.training
+    saver = Saver(CheckpointFolder(Path(folder)), world, keep_last=9, keep_best=0, sign=1)
+    saver.save(engine.state.take(), Manifest(first + steps, None, engine.identity, ()))
+    saver.finish()
+    save_model(training.evaluated_model, Path(folder).with_suffix(".safetensors"), world.rank)
+    world.all_gather_object(None)
+    loaded = build_model(training.task, seed=1)
+    load_model(loaded, Path(folder).with_suffix(".safetensors"))
+    return state_bytes(training.model), state_bytes(training.evaluated_model), state_bytes(loaded)
+
+
+def test_buffers_that_have_grown_are_averaged_saved_and_gone_on_with(tmp_path):
+    config = configure(Teaching, num_lanes=NUM_LANES, steps=4)
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, ema_decay=0.5))
+    alone = run_distributed(go_on, 1, config, str(tmp_path / "alone"), 4)[0]
+    assert alone[1] == alone[2]
+    assert len(alone[1]["most"]) == 3 * 4
+    run_distributed(go_on, 1, config, str(tmp_path / "stopped"), 2)
+    for result in run_distributed(go_on, 2, config, str(tmp_path / "stopped"), 2):
+        assert result == alone

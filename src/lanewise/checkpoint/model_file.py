@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lanewise.checkpoint.encode import TensorTable, real_view
+from lanewise.checkpoint.growth import grow_buffers, grown_buffers
 from lanewise.errors import CheckpointError
 from lanewise.run_file import open_regular, reason, replacing
 from lanewise.world.shards import is_sharded, whole
@@ -115,6 +116,7 @@ def load_model(model: nn.Module, path: Path) -> None:
     except (ValueError, LookupError, AttributeError, TypeError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error!s:.200}.") from error
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    own |= grown_buffers(model, tensors)
     mistakes = [f"{name} is not in the file" for name in own.keys() - tensors.keys()]
     mistakes += [f"{name} is not in the model" for name in tensors.keys() - own.keys()]
     mistakes += [
@@ -124,6 +126,7 @@ def load_model(model: nn.Module, path: Path) -> None:
     ]
     if mistakes:
         raise CheckpointError(f"{path} is of another model: {'; '.join(sorted(mistakes))}.")
+    grow_buffers(model, tensors)
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(tensors[name])

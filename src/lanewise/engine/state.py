@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lanewise.checkpoint import grow_buffers, grown_buffers
 from lanewise.checkpoint.encode import TensorTable, encode
 from lanewise.engine.misfit import (
     CLASS,
@@ -95,7 +96,8 @@ class RunState:
     def _compare(self, key: str, own: Mapping[str, Any], saved: object) -> Iterable[str]:
         value = self._objects[key]
         if isinstance(value, nn.Module):
-            return module_misfits(own, saved, key)
+            grown = grown_buffers(value, saved) if isinstance(saved, Mapping) else {}
+            return module_misfits({**own, **grown}, saved, key)
         if isinstance(value, Optimizer):
             return optimizer_misfits(value, own, saved, self._names, key)
         if isinstance(value, LRScheduler):
@@ -182,6 +184,7 @@ def _loads(key: str, value: Any, saved: Mapping[str, Any]) -> Iterator[_Load]:
 
 def _copy(module: nn.Module, saved: Mapping[str, Any]) -> None:
     """Copy tensors into the module's own storage."""
+    grow_buffers(module, saved)
     with torch.no_grad():
         for name, value in module.state_dict().items():
             if not name.endswith(EXTRA_STATE):

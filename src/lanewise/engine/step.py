@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from lanewise.checkpoint import grow_buffers
 from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
 from lanewise.engine.passes import LanePasses
@@ -105,6 +106,7 @@ class TrainStep:
             scheduler.step()
         optimizer.zero_grad()
         if self._training.average is not None and passes.allow_update:
+            grow_buffers(self._training.average.module, dict(model.named_buffers()))
             self._training.average.update_parameters(model)
         self._clock.lap("optimizer")
         loss_scale = self._training.precision.loss_scale
