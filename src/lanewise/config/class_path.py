@@ -5,6 +5,7 @@ import importlib
 import os
 import pkgutil
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -66,7 +67,11 @@ class _Guard(MetaPathFinder):
         """Raise where a module would be loaded from one of the folders; never find one."""
         spec = PathFinder.find_spec(fullname, path, target)
         origin = None if spec is None else spec.origin  # a folder without an __init__.py has none, nor code
-        if origin is not None and any(lies_in(origin, folder) for folder in self._folders):
+        if origin is None or any(
+            lies_in(origin, sysconfig.get_path(name)) for name in ("purelib", "platlib")
+        ):
+            return  # an environment inside of a project is the user's own
+        if any(lies_in(origin, folder) for folder in self._folders):
             raise ConfigError(
                 f"{fullname} would be imported from {origin}, which came with the run and may be somebody "
                 "else's. If you trust that code, add --trust (from Python: trust=True)."

@@ -1,12 +1,15 @@
 """A class_path becomes a class, or a mistake that says why it cannot."""
 
+import importlib.util
+import os
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from lanewise.config import BatchConfig, ClassConfig, RunConfig, TrainConfig
-from lanewise.config.class_path import add_search_path, resolve_class
+from lanewise.config.class_path import add_search_path, refusing_imports_from, resolve_class
 from lanewise.errors import ConfigError
 
 
@@ -60,6 +63,16 @@ def test_without_a_search_path_nothing_is_added(folder):
     before = list(sys.path)
     add_search_path(config_in(None))
     assert sys.path == before
+
+
+def test_an_environment_inside_of_a_refused_folder_is_not_refused(folder):
+    (folder / "a_task_of_mine.py").touch()
+    project = os.path.commonpath([folder, sysconfig.get_path("purelib")])
+    with refusing_imports_from([project]):
+        assert importlib.util.find_spec("wheel_or_none_of_it") is None
+        assert importlib.util.find_spec("pytest_timeout") is not None
+        with pytest.raises(ConfigError, match=r"^a_task_of_mine would be imported from .*a_task_of_mine\.py"):
+            importlib.util.find_spec("a_task_of_mine")
 
 
 @pytest.mark.parametrize("class_path", ["Mnist", "", "my project.Mnist", "a..B", ".Mnist", "mnist.py:Mnist"])
