@@ -114,6 +114,10 @@ def describe(error: BaseException) -> str:
     return "\n".join([text_of(error), *getattr(error, "__notes__", [])])
 
 
+_TORCHS_SIGNAL_HANDLER = "torch/utils/data/_utils/signal_handling.py"
+"""Raises an error over whatever code is running, when a loader process was killed."""
+
+
 @contextmanager
 def noting(place: Callable[[], str]) -> Iterator[None]:
     """Add to an error of the user's code where it arose.
@@ -131,7 +135,9 @@ def noting(place: Callable[[], str]) -> Iterator[None]:
         refused.add_note(place())
         raise refused from error
     except Exception as error:
-        error.add_note(place())
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        if not where.filename.endswith(_TORCHS_SIGNAL_HANDLER):
+            error.add_note(place())
         raise
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, default_collate
 
 from lanewise.data.loader import LaneLoader
 from lanewise.data.reader import LaneReader
+from lanewise.errors import noting
 from lanewise.lanes import Order, Schedule, lane_blocks
 
 # Three workers are more than some machines have processors, of which torch warns.
@@ -226,9 +227,24 @@ def test_an_error_of_the_dataset_reaches_the_trainer(num_workers):
     del batches
 
 
+def kill_in_step(pid: int) -> None:
+    with noting(lambda: "in step 0"):
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(60)
+
+
+def test_a_killed_worker_is_no_error_of_the_code_that_ran_meanwhile():
+    batches = make_loader(Pid(), PARTIAL, num_workers=1, collate=set).batches(0, 6)
+    (worker,) = next(batches).data
+    with pytest.raises(RuntimeError, match=f"{worker}.* is killed by signal") as caught:
+        kill_in_step(worker)
+    assert not hasattr(caught.value, "__notes__")
+
+
 TRAINER = """
 import os, signal, sys, time
 from lanewise.data import LaneLoader, LaneReader
+from lanewise.errors import noting
 from lanewise.lanes import Order, Schedule
 
 class Pid:
