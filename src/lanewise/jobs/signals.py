@@ -7,8 +7,9 @@
                                 in the launcher it says that another worker failed, and ends the process
 
 The wish is voted on in each step, so it is enough that one rank has it. Before the first step there is
-nothing to save: then one process, or the launcher with its workers, ends at once. A second signal ends the
-process in any case.
+nothing to save: then one process, or the launcher with its workers, ends at once; a worker of torchrun or
+srun leaves the signals alone until then, since it may be waiting, where no handler runs, for one that
+failed. A second signal ends the process in any case.
 """
 
 import atexit
@@ -29,6 +30,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _noted = threading.Event()
 _begun = threading.Event()
 _stop_file: Path | None = None
+_is_watched = False
 
 
 def wants_stop() -> bool:
@@ -56,50 +58,64 @@ def watch_as_worker() -> None:
     A handler of python's would wait for the main thread, which may be in a collective with a rank that is
     gone.
     """
+    global _is_watched  # noqa: PLW0603 - signals are the process's
+    _is_watched = True
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     if stop_file := os.environ.get(STOP_FILE_VARIABLE):
         pass_on(Path(stop_file))
     threading.Thread(target=_take_signals, name="signals", daemon=True).start()
 
 
-def watch_until_exit(*, ends_at_once: bool) -> None:
-    """Take the signals by handlers until this process ends; at its very end they change nothing any more.
+def watch_until_exit() -> None:
+    """Do what `watching` does until this process ends."""
+    _install()
+    ignore_at_exit()
 
-    Args:
-        ends_at_once: see `watching`.
-    """
-    _install(ends_at_once=ends_at_once)
+
+def ignore_at_exit() -> None:
+    """Let the signals change nothing any more at the very end of this process: then the run is done."""
     atexit.register(_ignore)
 
 
 @contextmanager
-def watching(*, ends_at_once: bool) -> Iterator[None]:
+def watching() -> Iterator[None]:
     """Take the signals by handlers for a while; does nothing outside of the main thread, which gets them.
 
-    Args:
-        ends_at_once: whether a signal before the first step raises PreemptedError; for a process that others
-            would wait for, it only counts in the first vote.
+    Raises:
+        PreemptedError: at a signal before training began.
     """
-    if threading.current_thread() is not threading.main_thread():
+    global _is_watched  # noqa: PLW0603 - signals are the process's
+    if _is_watched or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = _install(ends_at_once=ends_at_once)
+    before = _install()
     try:
         yield
     finally:
+        _is_watched = False
         for sign, handler in before.items():
             signal.signal(sign, handler)
 
 
-def _install(*, ends_at_once: bool) -> dict[signal.Signals, Any]:
+@contextmanager
+def training() -> Iterator[None]:
+    """Begin to train, and take the signals meanwhile, if nobody in this process does so already."""
+    with watching():
+        begin()
+        yield
+
+
+def _install() -> dict[signal.Signals, Any]:
     """Set the handlers, and return those that were there: the second signal does what it did before."""
+    global _is_watched  # noqa: PLW0603 - signals are the process's
+    _is_watched = True
     _noted.clear()
     _begun.clear()
 
     def handle(sign: int, _frame: object) -> None:
         signal.signal(sign, before[signal.Signals(sign)])
         _note()
-        if ends_at_once and not _has_begun():
+        if not _has_begun():
             raise PreemptedError("a signal stopped the run before its first step. Start it again.")
 
     before = {sign: signal.signal(sign, handle) or signal.SIG_DFL for sign in _SIGNALS}

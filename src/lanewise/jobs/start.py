@@ -56,16 +56,17 @@ def start(job: Job, *, is_fresh: bool) -> Any:
         if num_processes == 1 and not is_fresh:
             keep_sockets_until_exit()
             return run_in_world(job, place)
-        # The handlers of a command are there already.
-        with signals.watching(ends_at_once=True) if job.can_stop and is_fresh else nullcontext():
+        with signals.watching() if job.can_stop else nullcontext():
             return _launch(job, num_processes)
 
 
 def run_command(job: Job, show: Callable[[Any], None]) -> None:
     """Start a job for the command line, and show its result once; after an error, leave a prepared world."""
     place = Environment.from_env(os.environ)
-    if job.can_stop:
-        signals.watch_until_exit(ends_at_once=place is None)
+    if job.can_stop and place is None:
+        signals.watch_until_exit()
+    elif job.can_stop:
+        signals.ignore_at_exit()
     if place is None:
         show(start(job, is_fresh=False))
         return

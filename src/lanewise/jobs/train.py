@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lanewise.config import dump_config
 from lanewise.jobs.job import Job
-from lanewise.jobs.signals import begin, wants_stop
+from lanewise.jobs.signals import training, wants_stop
 from lanewise.run_dir import RunDir
 from lanewise.run_file import replace_text
 
@@ -97,8 +97,8 @@ class TrainJob(Job):
             engine.last_step,
             wants_stop,
         )
-        begin()
-        values = engine.fit(self.run_dir, callbacks, saving)
+        with training():
+            values = engine.fit(self.run_dir, callbacks, saving)
         world.all_gather_object(None)  # no rank goes on before the model is on disk
         return values
 

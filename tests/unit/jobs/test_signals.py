@@ -28,21 +28,33 @@ def seen():
 def test_before_training_a_signal_ends_a_process_that_is_alone(sign):
     with (
         pytest.raises(PreemptedError, match=r"before its first step\. Start it again\."),
-        signals.watching(ends_at_once=True),
+        signals.watching(),
     ):
         os.kill(os.getpid(), sign)
 
 
-def test_before_training_a_signal_to_one_of_several_waits_for_the_first_vote():
-    with signals.watching(ends_at_once=False):
+def test_one_of_several_takes_the_signals_only_while_it_trains(seen):
+    os.kill(os.getpid(), signal.SIGTERM)
+    with signals.training():
         assert not signals.wants_stop()
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.wants_stop()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert seen == [signal.SIGTERM] * 2
+
+
+def test_training_leaves_the_signals_to_whoever_takes_them_already(seen):
+    with signals.watching():
+        with signals.training():
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.wants_stop()
+    assert seen == []
 
 
 @SIGNALS
 def test_in_training_a_signal_is_a_wish_and_the_second_one_is_not_ours(sign, seen):
-    with signals.watching(ends_at_once=True):
+    with signals.watching():
         signals.begin()
         os.kill(os.getpid(), sign)
         assert signals.wants_stop()
@@ -56,7 +68,7 @@ def test_in_training_a_signal_is_a_wish_and_the_second_one_is_not_ours(sign, see
 def test_a_launcher_tells_its_workers_by_a_file_once_they_have_begun(tmp_path, monkeypatch):
     monkeypatch.setattr(signals, "_stop_file", None)
     file = tmp_path / "job.stop"
-    with signals.watching(ends_at_once=True):
+    with signals.watching():
         signals.pass_on(file)
         file.with_suffix(".begun").touch()  # what `begin` does in a worker
         os.kill(os.getpid(), signal.SIGTERM)
