@@ -57,6 +57,10 @@ def _places(path: str) -> tuple[Path, Path]:
     return Path(os.path.normpath(Path.cwd() / path)), Path(os.path.realpath(path))
 
 
+# Of the Python that runs; it may be an environment inside of a project, and is the user's own.
+_ENVIRONMENT = ("stdlib", "platstdlib", "purelib", "platlib")
+
+
 class _Guard(MetaPathFinder):
     """Is asked for each module before those that find it."""
 
@@ -67,10 +71,8 @@ class _Guard(MetaPathFinder):
         """Raise where a module would be loaded from one of the folders; never find one."""
         spec = PathFinder.find_spec(fullname, path, target)
         origin = None if spec is None else spec.origin  # a folder without an __init__.py has none, nor code
-        if origin is None or any(
-            lies_in(origin, sysconfig.get_path(name)) for name in ("purelib", "platlib")
-        ):
-            return  # an environment inside of a project is the user's own
+        if origin is None or any(lies_in(origin, sysconfig.get_path(name)) for name in _ENVIRONMENT):
+            return
         if any(lies_in(origin, folder) for folder in self._folders):
             raise ConfigError(
                 f"{fullname} would be imported from {origin}, which came with the run and may be somebody "

@@ -69,8 +69,8 @@ def test_an_environment_inside_of_a_refused_folder_is_not_refused(folder):
     (folder / "a_task_of_mine.py").touch()
     project = os.path.commonpath([folder, sysconfig.get_path("purelib")])
     with refusing_imports_from([project]):
-        assert importlib.util.find_spec("wheel_or_none_of_it") is None
-        assert importlib.util.find_spec("pytest_timeout") is not None
+        for name in ("tensorboard", "wave"):  # which no test here imports
+            assert importlib.util.find_spec(name) is not None
         with pytest.raises(ConfigError, match=r"^a_task_of_mine would be imported from .*a_task_of_mine\.py"):
             importlib.util.find_spec("a_task_of_mine")
 
