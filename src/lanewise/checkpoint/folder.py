@@ -140,13 +140,14 @@ class CheckpointFolder:
         kept = set(folders[:keep_last])
         if keep_best:
             metrics: dict[Path, float] = {}
+            best = Manifest.read(newest).identity.get("best")  # which metric it is
             for folder in folders:
                 try:
-                    metric = Manifest.read(folder).metric
+                    manifest = Manifest.read(folder)
                 except CheckpointError:
                     continue
-                if metric is not None:
-                    metrics[folder] = sign * metric
+                if manifest.metric is not None and manifest.identity.get("best") == best:
+                    metrics[folder] = sign * manifest.metric
             kept |= set(sorted(metrics, key=lambda folder: -metrics[folder])[:keep_best])
         for folder in folders:
             if folder not in kept:

@@ -17,7 +17,8 @@ Trains as CONFIG says (.yaml, .json, .toml or .jsonnet). Any key can be overridd
   lanewise train mnist.yaml --distributed.devices 4 --optimizer.init_args.lr 3e-4
 
   --resume           go on from the newest good checkpoint in run_dir, if there is one
-  --allow A,B        with --resume: go on although the checkpoint has other lanes, dataset or seed
+  --allow A,B        with --resume: go on although the checkpoint has other lanes, dataset, seed,
+                     max_grad_norm or ema_decay
   --audit            write the sample indices and a hash of the tensors of every lane, for `lanewise audit`
 
 Under torchrun or srun each process joins the others. Give a CONFIG with --help to see the arguments of its

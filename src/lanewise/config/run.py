@@ -14,7 +14,7 @@ PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
 Mode = Literal["max", "min"]
 Backend = Literal["auto", "gloo", "nccl"]
 
-MAY_DIFFER = ("lanes", "dataset", "seed")
+MAY_DIFFER = ("lanes", "dataset", "seed", "max_grad_norm", "ema_decay")
 """What may differ on resume from what the checkpoint is of, if the user says so; the rest never may."""
 
 

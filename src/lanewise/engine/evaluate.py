@@ -292,6 +292,10 @@ class Evaluation:
         self.best_value = -math.inf if math.isnan(best) else best
         self.last_values, self.is_due = dict(last), is_due
 
+    def forget_best(self) -> None:
+        """Look for the best value anew, as it was of another metric, or the other way round."""
+        self.best_value = -math.inf
+
     @property
     def last_value(self) -> float | None:
         """The value that the last evaluation gave; None before it, and where none is compared."""

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from lanewise.config import ClassConfig, RunConfig
+from lanewise.config import ClassConfig, DataConfig, DistributedConfig, RunConfig
 from lanewise.data import Fingerprint
 from lanewise.world.determinism import exact_pins
 from lanewise.world.world import World
@@ -13,35 +13,56 @@ from lanewise.world.world import World
 
 def identify(config: RunConfig, dataset: Fingerprint, world: World) -> dict[str, Any]:
     """Say what a run is of: with another value of these, its checkpoints mean something else."""
-    is_exact = config.distributed.equality == "exact"
+    best = config.evaluate.best
     return {
         "lanes": asdict(config.batch),
-        "dataset": {
-            **dataset._asdict(),
-            "shuffle": config.data.shuffle,
-            "drop_last": config.data.drop_last,
-        },
+        "dataset": identify_dataset(dataset, config.data),
         "seed": config.train.seed,
-        "exact": {"threads": config.distributed.threads, **exact_pins(world.device)} if is_exact else None,
+        "exact": identify_exact(config.distributed, world),
         "precision": config.precision,
         # Their state replaces their arguments, so other arguments would have no effect.
         "optimizer": _plain(config.optimizer),
         "scheduler": None if config.scheduler is None else _plain(config.scheduler),
         "warmup_steps": config.train.warmup_steps,
+        "max_grad_norm": config.train.max_grad_norm,
+        "ema_decay": config.train.ema_decay,
+        "best": None if best is None else {"value": best, "mode": config.evaluate.best_mode},
+        "task": _plain(config.task),
     }
+
+
+def identify_dataset(dataset: Fingerprint, data: DataConfig) -> dict[str, Any]:
+    """Say which samples a run sees, in which order."""
+    return {**dataset._asdict(), "shuffle": data.shuffle, "drop_last": data.drop_last}
+
+
+def identify_exact(distributed: DistributedConfig, world: World) -> dict[str, Any] | None:
+    """Say what equal bytes depend on; None where they are not promised."""
+    if distributed.equality != "exact":
+        return None
+    return {"threads": distributed.threads, **exact_pins(world.device)}
 
 
 def compare(
     own: Mapping[str, Any], saved: Mapping[str, Any], allow: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Compare what a run and a checkpoint are of; return the differences, those that are allowed apart."""
+    """Compare what a run and a checkpoint are of; return the differences, those that are allowed apart.
+
+    Some are always allowed, and only told: the best value is looked for anew where it is another one, and of
+    a task's arguments nobody knows which change the model and which say where the data are.
+    """
     mistakes: list[str] = []
     allowed: list[str] = []
     for name in sorted(own.keys() | saved.keys()):
         mine, theirs = own.get(name), saved.get(name)
         if mine != theirs:
-            (allowed if name in allow else mistakes).append(f"{name} was {theirs}, and is {mine} now")
+            (allowed if name in (*allow, *_ONLY_TOLD) else mistakes).append(
+                f"{name} was {theirs}, and is {mine} now"
+            )
     return mistakes, allowed
+
+
+_ONLY_TOLD = ("best", "task")
 
 
 def _plain(config: ClassConfig) -> dict[str, Any]:

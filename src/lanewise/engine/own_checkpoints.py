@@ -2,16 +2,21 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
 from lanewise.engine.resume import find_newest, restore
 from lanewise.engine.state import RunState
+from lanewise.errors import CheckpointError
 from lanewise.precision import LossScale
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
+
+_DATASETS = "datasets"
+"""Under which an identity has all that `use_dataset` was given: a loop may have several."""
 
 
 class OwnCheckpoints:
@@ -46,11 +51,35 @@ class OwnCheckpoints:
         self.step = 0
         """The step that comes next: 0, or where the checkpoint was saved."""
         found = find_newest(checkpoints, world)
+        self._datasets: list[Any] = []
+        self._found: Path | None = None
         if found is not None:
-            restore(self._state, identity, *found)
-            self.step = found[1].step
+            path, manifest = found
+            saved = dict(manifest.identity)
+            datasets = saved.pop(_DATASETS, [])
+            restore(self._state, identity, path, replace(manifest, identity=saved))
+            self.step = manifest.step
+            self._datasets = datasets if isinstance(datasets, list) else [datasets]
+            self._found = path if self._datasets else None
         if world.rank == 0:
             checkpoints.remove_leftovers(logger.warning)
+
+    def use_dataset(self, dataset: Mapping[str, Any]) -> None:
+        """Learn which dataset is trained on: the first must be one of those that the checkpoint is of.
+
+        Raises:
+            CheckpointError: if it is another one.
+        """
+        path, self._found = self._found, None
+        if dataset in self._datasets:
+            return
+        if path is not None:
+            was = " or ".join(map(str, self._datasets))
+            raise CheckpointError(
+                f"{path} is of another run.\n  dataset was {was}, and is {dataset} now\n"
+                "Use its dataset, or another folder."
+            )
+        self._datasets.append(dataset)
 
     def save(self, step: int) -> None:
         """Begin to save what the objects are before `step`; they may change at once.
@@ -58,7 +87,8 @@ class OwnCheckpoints:
         Raises:
             CheckpointError: if something cannot be saved, or the previous save failed.
         """
-        manifest = Manifest(step=step, metric=None, identity=self._identity, files=())
+        identity = {**self._identity, _DATASETS: list(self._datasets)}
+        manifest = Manifest(step=step, metric=None, identity=identity, files=())
         self._saver.save(self._state.take(), manifest)
 
     def finish(self) -> None:

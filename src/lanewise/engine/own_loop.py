@@ -26,9 +26,11 @@ from lanewise.data import LaneReader
 from lanewise.engine.build import Collate, build_loader, compare_datasets, count_samples
 from lanewise.engine.clock import StepClock
 from lanewise.engine.evaluate import read_blocks
+from lanewise.engine.identity import identify_dataset, identify_exact
 from lanewise.engine.own_checkpoints import OwnCheckpoints
 from lanewise.engine.own_steps import Steps
 from lanewise.engine.passes import LanePasses
+from lanewise.errors import DataError
 from lanewise.lanes import BlockSchedule, lane_blocks, model_seed
 from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
 from lanewise.precision import LossScale, Precision
@@ -104,7 +106,10 @@ class Lanes:
         self._distributed = distributed
         self._precision = Precision(precision, self.device.type)
         self._clock = StepClock(self.device)
+        self._precision_name = precision
         self._models: list[nn.Module] = []
+        self._datasets: list[dict[str, Any]] = []
+        self._checkpoints: list[OwnCheckpoints] = []
         self._passes: list[LanePasses] = []
         self._is_closed = False
         set_random_state(model_seed(seed))
@@ -155,9 +160,14 @@ class Lanes:
 
         Raises:
             DataError: if the dataset is too small, or differs between ranks.
+            CheckpointError: if `checkpoints` went on with a run of another dataset.
         """
         data = DataConfig(num_workers=num_workers, shuffle=shuffle, drop_last=drop_last)
-        loader, _ = build_loader(dataset, collate, self._batch, data, self._world, self._seed)
+        loader, found = build_loader(dataset, collate, self._batch, data, self._world, self._seed)
+        identity = identify_dataset(found, data)
+        self._datasets.append(identity)
+        for checkpoints in self._checkpoints:
+            checkpoints.use_dataset(identity)
         return Steps(loader, self._models, self._passes, self.device, first_step)
 
     def evaluate(
@@ -177,12 +187,14 @@ class Lanes:
         The buffers of prepared models, and the random state, are afterwards what they were before.
 
         Raises:
-            DataError: if the dataset differs between ranks.
+            DataError: if the dataset is empty, or differs between ranks.
             TaskError: if a metric cannot be merged.
         """
         named = {str(number): metric.to(self.device) for number, metric in enumerate(metrics)}
         check_metrics(named)
         num_samples = count_samples(dataset)
+        if not num_samples:
+            raise DataError("the dataset to evaluate on is empty. Check its path.")
         reader = LaneReader(dataset, collate, self._seed, eval_dataset=type(dataset).__name__)
         own: dict[int, MetricStates] = {}
         with evaluating(self._models), kept_random_state():
@@ -220,8 +232,19 @@ class Lanes:
             CheckpointError: if an object cannot be saved, the checkpoint does not fit, or none is good.
         """
         scales = [passes.loss_scale for passes in self._passes if passes.loss_scale is not None]
-        identity = {"lanes": asdict(self._batch), "seed": self._seed}
-        return OwnCheckpoints(Path(folder), self._world, identity, objects, scales, keep_last=keep_last)
+        identity = {
+            "lanes": asdict(self._batch),
+            "seed": self._seed,
+            "precision": self._precision_name,
+            "exact": identify_exact(self._distributed, self._world),
+        }
+        checkpoints = OwnCheckpoints(
+            Path(folder), self._world, identity, objects, scales, keep_last=keep_last
+        )
+        self._checkpoints.append(checkpoints)
+        for dataset in self._datasets:
+            checkpoints.use_dataset(dataset)
+        return checkpoints
 
     def autocast(self) -> AbstractContextManager[object]:
         """Enter the precision, for the forward and the loss of a micro-batch."""

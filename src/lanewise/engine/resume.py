@@ -50,6 +50,8 @@ def resume(
             f"{engine.last_step}. Raise train.max_steps or train.epochs, or use another train.run_dir."
         )
     allowed = restore(engine.state, engine.identity, path, manifest, allow)
+    if engine.evaluation is not None and engine.identity.get("best") != manifest.identity.get("best"):
+        engine.evaluation.forget_best()
     if world.rank == 0:
         for difference in allowed:
             logger.warning("going on although it is another one: %s", difference)

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lanewise import Lanes, Loss
 from lanewise.engine import own_loop
-from lanewise.errors import CheckpointError, TaskError
+from lanewise.errors import CheckpointError, DataError, TaskError
 from lanewise.testing import run_distributed
 from lanewise.world.environment import Environment
 from tests.distributed.tasks import Language, TinyTransformer, configure, train
@@ -371,3 +371,63 @@ def cosine(world):
 
 def test_steps_are_counted_without_shuffling_or_the_last_one():
     assert run_distributed(cosine, 1)[0] == ([*range(16), *range(16)], 2)
+
+
+def other_dataset(world, folder, *, steps_first):
+    """Go on with a run of other samples, and with one of the same; return what was said."""
+    lanes = make_lanes(world)
+    model = lanes.prepare(nn.Linear(2, 1))
+    samples = [TensorDataset(torch.full((8, 2), value)) for value in (0.0, 1.0)]
+    checkpoints = lanes.checkpoints(folder, model=model)
+    lanes.steps(samples[0])
+    checkpoints.save(1)
+    checkpoints.finish()
+    lanes = make_lanes(world)
+    model = lanes.prepare(nn.Linear(2, 1))
+    lanes.checkpoints(folder, model=model)
+    lanes.steps(samples[0])
+    lanes.steps(samples[1])  # a loop may take another one later
+    lanes = make_lanes(world)
+    model = lanes.prepare(nn.Linear(2, 1))
+    calls = [lambda: lanes.steps(samples[1]), lambda: lanes.checkpoints(folder, model=model)]
+    first, second = calls if steps_first else reversed(calls)
+    first()
+    with pytest.raises(CheckpointError) as caught:
+        second()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("steps_first", [False, True])
+def test_a_loop_that_goes_on_with_other_samples_is_an_error(tmp_path, steps_first):
+    function = functools.partial(other_dataset, steps_first=steps_first)
+    (said,) = run_distributed(function, 1, str(tmp_path))
+    assert "step-000001 is of another run." in said
+    assert "dataset was {'num_samples': 8" in said
+
+
+def other_precision(world, folder):
+    lanes = make_lanes(world)
+    checkpoints = lanes.checkpoints(folder, model=lanes.prepare(nn.Linear(2, 1)))
+    checkpoints.save(1)
+    checkpoints.finish()
+    lanes = make_lanes(world, precision="bf16", equality="close")
+    with pytest.raises(CheckpointError) as caught:
+        lanes.checkpoints(folder, model=lanes.prepare(nn.Linear(2, 1)))
+    return str(caught.value)
+
+
+def test_a_loop_of_another_precision_or_equality_is_another_run(tmp_path):
+    (said,) = run_distributed(other_precision, 1, str(tmp_path))
+    assert "precision was float32, and is bf16 now" in said
+    assert "exact was {" in said
+
+
+def evaluate_nothing(world):
+    lanes = make_lanes(world)
+    with pytest.raises(DataError) as caught:
+        next(lanes.evaluate(TensorDataset(torch.ones(0, 2))))
+    return str(caught.value)
+
+
+def test_a_dataset_without_samples_cannot_be_evaluated_on():
+    assert run_distributed(evaluate_nothing, 1) == ["the dataset to evaluate on is empty. Check its path."]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
-from lanewise.config import DataConfig, RunConfig
+from lanewise.config import DataConfig, EvaluateConfig, RunConfig
 from lanewise.engine import build_engine, resume
 from lanewise.engine.engine import Engine
 from lanewise.errors import CheckpointError
@@ -187,3 +188,54 @@ def test_that_no_checkpoint_is_good_is_an_error_on_every_rank(saved):
     (saved.of_step(3) / "state.json").unlink()
     messages = run_distributed(fail_on, 2, str(saved.path))
     assert all("none of the 1 checkpoints" in message for message in messages)
+
+
+def with_train(**changes: Any) -> RunConfig:
+    config = configure(Line)
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now"),
+    [("max_grad_norm", None, 1.0), ("max_grad_norm", 1.0, 2.0), ("ema_decay", 0.9, 0.5)],
+)
+def test_what_changes_the_weights_must_be_allowed(tmp_path, caplog, name, before, now):
+    save(build(with_train(**{name: before})), tmp_path, LocalWorld(torch.device("cpu")), 3)
+    config, folder = with_train(**{name: now}), CheckpointFolder(tmp_path)
+    with pytest.raises(CheckpointError, match=f"{name} was {before}, and is {now} now\\n.*--allow {name}$"):
+        go_on(config, folder)
+    assert go_on(config, folder, (name,)) == 3
+    assert f"going on although it is another one: {name} was {before}, and is {now} now" in caplog.text
+
+
+def test_other_arguments_of_the_task_are_told(saved, caplog):
+    assert go_on(configure(Line, width=1), saved) == 3
+    assert "going on although it is another one: task was " in caplog.text
+
+
+class Judged(Line):
+    def eval_datasets(self) -> dict[str, Dataset[Any]]:
+        return {"test": self.train_dataset()}
+
+
+def test_the_best_value_of_another_metric_is_forgotten(tmp_path, caplog):
+    """Less was once better than more of it, so that no later model was ever the best."""
+    world = LocalWorld(torch.device("cpu"))
+
+    def judge(mode: Any) -> RunConfig:
+        evaluate = EvaluateConfig(best="test/loss", best_mode=mode)
+        return dataclasses.replace(configure(Judged), evaluate=evaluate)
+
+    first = build(judge("min"))
+    first.evaluation.run()
+    save(first, tmp_path, world, 3)
+    same, other = build(judge("min")), build(judge("max"))
+    for engine in (same, other):
+        resume(engine, CheckpointFolder(tmp_path), world, ())
+        assert engine.evaluation.last_value == first.evaluation.last_value
+    assert same.evaluation.best_value == first.evaluation.best_value
+    assert other.evaluation.best_value == -math.inf
+    assert (
+        "best was {'value': 'test/loss', 'mode': 'min'}, and is {'value': 'test/loss', 'mode': 'max'}"
+        in caplog.text
+    )
