@@ -48,6 +48,7 @@ class TreeAllReduce:
         self._stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._last: torch.futures.Future[torch.Tensor] | None = None
         if dist.get_backend(self._group) != "nccl":
             # A daemon: a process that fails must not wait for a collective that others will never join.
             self._thread = threading.Thread(target=self._work, name="tree-all-reduce", daemon=True)
@@ -69,6 +70,7 @@ class TreeAllReduce:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[self._device] if self._stream is not None else None
         )
+        self._last = future
         ready = None
         if self._stream is not None:
             ready = torch.cuda.current_stream(self._device).record_event()
@@ -84,12 +86,13 @@ class TreeAllReduce:
     def close(self) -> None:
         """Let the thread end after the buckets that it was given.
 
-        A process that exits while the thread still lives may be aborted. After an error the thread may be
-        stuck in a collective that other ranks will never join, so it is not waited for without end.
+        A process that exits while the thread still lives may be aborted. Only while a bucket is under way,
+        which means after an error, may the thread be stuck in a collective that other ranks will never join.
         """
         self._jobs.put(None)
         if self._thread is not None:
-            self._thread.join(timeout=1.0)
+            is_done = self._last is None or self._last.done()
+            self._thread.join(timeout=None if is_done else 1.0)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -1,5 +1,8 @@
 """The all-reduce of `exact`: the bytes of one process that adds in the tree, whoever carries the lanes."""
 
+import time
+from functools import partial
+
 import pytest
 import torch
 
@@ -53,3 +56,15 @@ def test_the_values_tell_the_order():
     for lane in range(1, 8):
         in_sequence = in_sequence + lane_values(lane, 1000)
     assert not torch.equal(in_sequence, tree_of(range(8), 8, 8, 1000).root()[0])
+
+
+def lives_on(world):
+    tree = TreeAllReduce(world, world.world_size)
+    tree.start([torch.ones(4)], world.world_size, torch.ones(4)).wait()
+    tree._jobs.put(partial(time.sleep, 1.5))  # as on a machine with too much to do
+    tree.close()
+    return tree._thread.is_alive()
+
+
+def test_its_thread_is_waited_for_however_long_it_takes_to_end():
+    assert run_distributed(lives_on, 2) == [False, False]
