@@ -39,7 +39,11 @@ def export(arguments: Sequence[str]) -> int:
     if found is None:
         raise CheckpointError(f"{source} has no checkpoint yet. Its run saves the first one later.")
     folder, manifest = found
-    model = load_state(folder, manifest)["model"]
+    model = load_state(folder, manifest).get("model")
+    if not isinstance(model, dict):
+        raise CheckpointError(
+            f"{folder} has no state called model, so its weights cannot be told from others."
+        )
     save_tensors({name: value for name, value in model.items() if isinstance(value, torch.Tensor)}, output)
     print(f"{output}: the weights after {manifest.step} steps")
     return 0

@@ -9,6 +9,7 @@ import torch
 
 from lanewise.data import LaneBatch, digest, map_leaves
 from lanewise.loggers.jsonl import cut
+from lanewise.run_file import open_log, writing
 
 
 class AuditLog:
@@ -37,15 +38,18 @@ class AuditLog:
             if path.exists():
                 cut(path, first_step)
         if rank == 0:
-            with plans.open("a", encoding="utf-8") as file:
+            with writing(plans), open_log(plans) as file:
                 file.write(json.dumps({"step": first_step, **plan}) + "\n")
 
     def watch(self, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
         """Yield the batches, each written down first; on a GPU this waits for its copy."""
-        with self._path.open("a", encoding="utf-8", buffering=1) as file:
+        with writing(self._path):
+            file = open_log(self._path)
+        with file:
             for batch in batches:
                 if batch.indices:
-                    _write(file, batch)
+                    with writing(self._path):
+                        _write(file, batch)
                 yield batch
 
 

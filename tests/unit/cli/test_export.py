@@ -1,0 +1,32 @@
+"""Exporting what holds no model, or to where nothing can be written, is one clear error."""
+
+import pytest
+import torch
+
+from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.cli.main import main
+from lanewise.world.world import LocalWorld
+
+
+@pytest.mark.parametrize(
+    ("key", "output", "code", "said"),
+    [
+        ("net", "model.safetensors", 2, "has no state called model"),
+        (
+            "model",
+            "nowhere/model.safetensors",
+            1,
+            "nowhere/model.safetensors cannot be written: No such file",
+        ),
+        ("model", "run", 1, "run cannot be written: Is a directory"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_error(tmp_path, capsys, key, output, code, said):
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
+    saver = Saver(folder, LocalWorld(torch.device("cpu")), keep_last=1, keep_best=0, sign=1)
+    saver.save({key: {"weight": torch.ones(2)}}, Manifest(1, None, {}, ()))
+    assert saver.finish()
+    assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / output)]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
