@@ -122,12 +122,12 @@ class Weightless(Line):
         return Loss(outputs.sum(), 0)
 
 
-def count_warnings(world, task, equality="exact"):
+def count_warnings(world, task, equality="exact", steps=3):
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("lanewise").addHandler(handler)
-    engine = build_engine(configure(task, equality=equality, optimizer="torch.optim.SGD", steps=3), world)
+    engine = build_engine(configure(task, equality=equality, optimizer="torch.optim.SGD", steps=steps), world)
     before = [parameter.clone() for parameter in engine.training.model.parameters()]
     for _ in engine.steps():
         pass
@@ -358,6 +358,19 @@ class Talking(Line):
         return super().loss(outputs, batch) * scale
 
 
-def test_a_forward_that_talks_is_an_error_and_no_hang():
+@pytest.mark.parametrize(
+    ("world_size", "equality", "said"),
+    [
+        (2, "exact", "so its result depends on their number, which exact rules out"),
+        (3, "close", "in step 0 these have 2 and 1 lanes"),
+        (2, "close", "in step 2 these have 2 and 1 lanes"),  # the partial last one of the epoch
+    ],
+)
+def test_a_forward_that_talks_is_an_error_and_no_hang(world_size, equality, said):
     """The process with two of the four lanes waited for the others, which had one each."""
-    assert "the forward or the loss of a lane talked to other processes" in fail(Talking, 3)
+    assert said in fail(Talking, world_size, equality=equality)
+
+
+def test_a_forward_that_talks_where_all_have_equally_many_lanes_is_a_warning():
+    for rank, (records, _) in enumerate(run_distributed(count_warnings, 2, Talking, "close", 1)):
+        assert rank or sum("talks to other processes" in record for record in records) == 1

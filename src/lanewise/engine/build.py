@@ -115,6 +115,7 @@ def build_engine(config: RunConfig, world: World, task: Task | None = None) -> E
         seed=config.train.seed,
         loss_scale=precision.loss_scale,
         modules=[[replica] for replica in reducer.replicas],
+        is_exact=config.distributed.equality == "exact",
     )
     train_step = TrainStep(training, passes, clock, max_grad_norm=config.train.max_grad_norm)
     last_step = _last_step(config, schedule)

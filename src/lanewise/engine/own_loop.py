@@ -134,6 +134,7 @@ class Lanes:
                 seed=self._seed,
                 loss_scale=None if self._precision.loss_scale is None else LossScale(),
                 modules=[self._models],
+                is_exact=self._distributed.equality == "exact",
             )
         )
         return model

@@ -12,6 +12,7 @@ from torch import nn
 
 from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
+from lanewise.engine.crosstalk import Crosstalk
 from lanewise.engine.lane import LaneLoss, move, named_lane
 from lanewise.errors import NonFiniteLossError, TaskError
 from lanewise.lanes import LaneTurn, lane_seed, update_seed
@@ -48,6 +49,7 @@ class LanePasses:
         loss_scale: keeps gradients in range; None where nothing is scaled.
         modules: for each replica, all modules whose forward runs in a lane, for their buffers; may grow until
             the first step.
+        is_exact: whether the run is in `exact`.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class LanePasses:
         seed: int,
         loss_scale: LossScale | None,
         modules: Sequence[Sequence[nn.Module]],
+        is_exact: bool,
     ) -> None:
         self.reducer = reducer
         """Has the model."""
@@ -70,6 +73,7 @@ class LanePasses:
         self.loss_scale = loss_scale
         self._watch = ParameterWatch(reducer)
         self._buffers = LaneBuffers(modules, world, num_lanes)
+        self._crosstalk = Crosstalk(world, num_lanes, is_exact=is_exact)
         self._group: list[LaneBatch] = []
         self._own: list[OwnTotals] = []
         self._own_samples: dict[int, tuple[int, ...]] = {}
@@ -118,12 +122,13 @@ class LanePasses:
             turn = self.turn = group[-1].turn
             if not self._own:
                 self._watch.check(turn.step)
+                self._crosstalk.begin_step(turn)
             for place in range(len(group)):
                 self._buffers.begin(place)
             self._group = group
             if turn.positions or turn.borrowed:
                 if self._is_first_step:
-                    self._num_collectives = self._world.num_collectives()
+                    self._crosstalk.before_forward()
                 yield group
                 if self._group:
                     raise TaskError(
@@ -197,7 +202,7 @@ class LanePasses:
                 "Add the losses of a micro-batch up, and call it once."
             )
         if self._is_first_step and not self.reducer.forward_is_collective:
-            self._require_no_collective()
+            self._crosstalk.after_forward(self.turn)
         checked: list[LaneLoss | None] = []
         for loss, batch in zip(losses, self._group, strict=True):
             with named_lane(batch):
@@ -285,20 +290,6 @@ class LanePasses:
         self._require_finite()
         if not totals.weight:
             logger.warning("step %d: the global batch has weight 0, so nothing was updated", self.turn.step)
-
-    def _require_no_collective(self) -> None:
-        """Raise where a lane's forward talked to other processes, which may have fewer lanes, and wait then.
-
-        The first lanes of all processes run together, so all of them come here.
-        """
-        if self._world.num_collectives() == self._num_collectives:
-            return
-        raise TaskError(
-            "the forward or the loss of a lane talked to other processes. What a lane computes may not "
-            "depend on them, and a process with fewer lanes never answers. Leave its collectives out, which "
-            "lanewise verify names; in place of SyncBatchNorm use BatchNorm, whose statistics are "
-            "merged over the lanes."
-        )
 
     def _drop_gradients(self) -> None:
         for parameter in self.reducer.parameters:

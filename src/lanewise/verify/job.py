@@ -74,14 +74,14 @@ class VerifyJob(Job):
     def run(self, world: "World") -> Any:
         """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
-        own = probe(self.config, world.device, is_reference=self.is_reference, is_repeat=self.is_repeat)
+        subject = Subject(self.config, world.device)
+        own = probe(self.config, subject, is_reference=self.is_reference, is_repeat=self.is_repeat)
         result = Result(own)
-        if world.world_size == 1 or not own.passes.collectives:
+        is_talking = world.world_size > 1 and own.passes.collectives
+        if not is_talking and not own.passes.changed_parameters:  # which training refuses
             with _failing_together(world, result):
                 lane = (self.first_lane + world.rank) % self.config.batch.num_lanes
-                begin_with(
-                    self.config, world.device, lane, self.folder / f"compiled-{self.name}-{world.rank}"
-                )
+                begin_with(subject, lane, self.folder / f"compiled-{self.name}-{world.rank}")
                 result.trace, result.updates = self._trace(world)
                 if self.judges_close:
                     result.close = self._judge_close(world)

@@ -47,17 +47,16 @@ class Probe:
     """None where one process need not look, or where two passes differ already."""
 
 
-def probe(config: RunConfig, device: torch.device, *, is_reference: bool, is_repeat: bool = False) -> Probe:
+def probe(config: RunConfig, subject: Subject, *, is_reference: bool, is_repeat: bool = False) -> Probe:
     """Do the work. No collective, unless the task makes one.
 
     Args:
         config: the run.
-        device: where to compute.
+        subject: newly built.
         is_reference: whether to look at what one process finds out for all: reads in a loader's process, if
             the run has such, further samples, what collate leaves out, and what passes leave behind.
         is_repeat: see `probe_reads`.
     """
-    subject = Subject(config, device)
     weights = {name: digest(value) for name, value in subject.tensors().items()}
     reads = probe_reads(subject, is_repeat=is_repeat)
     hidden = hidden_state(subject.model, task=subject.task)
@@ -71,22 +70,21 @@ def probe(config: RunConfig, device: torch.device, *, is_reference: bool, is_rep
     return Probe(weights, reads, passes, history)
 
 
-def begin_with(config: RunConfig, device: torch.device, lane: int, cache: Path) -> None:
+def begin_with(subject: Subject, lane: int, cache: Path) -> None:
     """Forget what was compiled, and let a lane's shapes be the first ones that are compiled.
 
     So every layout meets its lanes in another order than the others, and finds no kernel that they made.
 
     Args:
-        config: the run.
-        device: where to compute.
+        subject: was probed.
         lane: one of the first step; nothing is computed where it is empty there.
         cache: a folder of this process for what it compiles.
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     torch.compiler.reset()
-    subject = Subject(config, device, lane)
-    if subject.turn.positions:
-        subject.gradients(*subject.prepare(subject.turn, subject.read()))
+    turn = subject.first_turn(lane)
+    if turn.positions:
+        subject.gradients(*subject.prepare(turn, subject.read(turn)))
 
 
 def _probe_passes(subject: Subject, batch: Any, hidden: Mapping[str, str]) -> Passes:

@@ -25,10 +25,9 @@ class Subject:
     Args:
         config: the run.
         device: where to compute.
-        lane: whose micro-batch is the first one, of the first step.
     """
 
-    def __init__(self, config: RunConfig, device: torch.device, lane: int = 0) -> None:
+    def __init__(self, config: RunConfig, device: torch.device) -> None:
         self.seed = config.train.seed
         self.device = device
         self.task: Task = build_task(config)
@@ -38,7 +37,7 @@ class Subject:
         loader, _ = build_loader(
             self.dataset, self.task.collate, config.batch, config.data, self._alone, self.seed
         )
-        schedule = loader.schedule
+        self._schedule = schedule = loader.schedule
         self.num_samples = schedule.num_samples
         epochs, max_steps = config.train.epochs, config.train.max_steps
         self.has_later_epoch = epochs != 1 and (max_steps is None or max_steps > schedule.steps_per_epoch)
@@ -47,11 +46,15 @@ class Subject:
         self._order = loader.order
         self.indices = tuple(loader.order.indices(0, 0, schedule.num_samples_in(0)).tolist())
         """Dataset indices of the first step."""
-        self.turn: LaneTurn = next(schedule.turns(range(lane, lane + 1), 0, 1))
-        """The lane's turn in it."""
+        self.turn = self.first_turn(0)
+        """The first lane's turn in it."""
         turns = schedule.turns(range(schedule.num_lanes), 0, 2)
-        self.other_turn: LaneTurn = next(turn for turn in turns if (turn.step, turn.lane) != (0, lane))
+        self.other_turn: LaneTurn = next(turn for turn in turns if (turn.step, turn.lane) != (0, 0))
         """Another one: of another lane, or of the next step."""
+
+    def first_turn(self, lane: int) -> LaneTurn:
+        """Return a lane's turn in the first step, without positions where the lane is empty there."""
+        return next(self._schedule.turns(range(lane, lane + 1), 0, 1))
 
     def indices_of(self, turn: LaneTurn) -> tuple[int, ...]:
         """Return the dataset indices of a turn."""
@@ -59,7 +62,7 @@ class Subject:
         return tuple(self._order.indices(turn.epoch, positions.start, positions.stop).tolist())
 
     def read(self, turn: LaneTurn | None = None) -> Any:
-        """Read and collate a micro-batch, where it is read; the lane's own if none is given."""
+        """Read and collate a micro-batch, where it is read; that of the first lane if none is given."""
         turn = turn or self.turn
         return self.reader[turn, self.indices_of(turn)].data
 
