@@ -87,15 +87,14 @@ class Saving:
             CheckpointError: if this save, or the one before, failed.
             PreemptedError: if the run stops here.
         """
+        deadline = time.monotonic() + self._preempt_seconds
+        if stops:  # the save before it may still be under way
+            self._finish_before(deadline, step)
         manifest = Manifest(step=step + 1, metric=metric, identity=self._identity, files=())
         self._saver.save(self._state.take(), manifest)
         self._last_save = time.monotonic()
         if stops:
-            if not self._saver.finish(self._preempt_seconds):
-                raise CheckpointError(
-                    f"a signal stopped the run, and the checkpoint after step {step} was not written within "
-                    f"checkpoint.preempt_seconds={self._preempt_seconds:g}. Earlier ones are as they were."
-                )
+            self._finish_before(deadline, step)
             raise PreemptedError(
                 f"a signal stopped the run after step {step}, and a checkpoint was saved. "
                 "Go on with --resume."
@@ -110,3 +109,11 @@ class Saving:
             CheckpointError: if it failed.
         """
         self._saver.finish()
+
+    def _finish_before(self, deadline: float, step: int) -> None:
+        """Wait until the last save is on disk; raise CheckpointError at the deadline."""
+        if not self._saver.finish(max(0.0, deadline - time.monotonic())):
+            raise CheckpointError(
+                f"a signal stopped the run, and the checkpoint after step {step} was not written within "
+                f"checkpoint.preempt_seconds={self._preempt_seconds:g}. Earlier ones are as they were."
+            )

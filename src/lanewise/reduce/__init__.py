@@ -1,6 +1,6 @@
 """How the gradients of all lanes become one; owns every difference between the modes."""
 
-from lanewise.reduce.buffer import evaluating
+from lanewise.reduce.buffer import evaluating, kept_buffers
 from lanewise.reduce.buffers import LaneBuffers
 from lanewise.reduce.build import build_reducer
 from lanewise.reduce.reducer import LaneWork, Reducer
@@ -17,5 +17,6 @@ __all__ = [
     "StepTotals",
     "build_reducer",
     "evaluating",
+    "kept_buffers",
     "start_totals",
 ]

@@ -65,19 +65,26 @@ class Buffer:
 
 
 @contextmanager
-def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put all buffers of some modules back afterwards: an evaluation leaves no mark on training.
-
-    Raises:
-        TaskError: if a parameter was changed meanwhile.
-    """
+def kept_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put all buffers of some modules back afterwards."""
     buffers = list(find_buffers(modules))
-    versions = [(name, one, one._version) for module in modules for name, one in module.named_parameters()]
     try:
         yield
     finally:
         for buffer in buffers:
             buffer.reset()
+
+
+@contextmanager
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Keep an evaluation from leaving a mark on training: buffers are put back.
+
+    Raises:
+        TaskError: if a parameter was changed meanwhile.
+    """
+    versions = [(name, one, one._version) for module in modules for name, one in module.named_parameters()]
+    with kept_buffers(modules):
+        yield
     for name, parameter, version in versions:
         if parameter._version != version:
             raise TaskError(

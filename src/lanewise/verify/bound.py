@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from lanewise.checkpoint.encode import real_view
 from lanewise.engine import Engine
 from lanewise.engine.lane import to_device
+from lanewise.reduce import kept_buffers
 from lanewise.verify.trace import run_steps
 from lanewise.world.shards import whole
 from lanewise.world.world import World
@@ -35,7 +37,7 @@ def write_reference(folder: Path, engine: Engine, world: World, steps: Sequence[
         save_file(_gradients(engine, world, step), folder / f"gradients-{step}.safetensors")
     trained = [parameter for parameter in engine.training.model.parameters() if parameter.requires_grad]
     # Each lane's gradient passes the hook before it is added to those of the lanes before.
-    hooks = [parameter.register_hook(torch.abs) for parameter in trained]
+    hooks = [parameter.register_hook(_absolute) for parameter in trained]
     for step in steps:
         save_file(_gradients(engine, world, step), folder / f"sums-{step}.safetensors")
     for hook in hooks:
@@ -81,18 +83,26 @@ def _gradients(engine: Engine, world: World, step: int) -> dict[str, torch.Tenso
     """Return the gradients of a step from the present weights, on the CPU; leaves the buffers as they are."""
     training, passes = engine.training, engine.passes
     model = training.model
-    buffers = {name: value.clone() for name, value in model.named_buffers()}
     task = training.task
-    for lanes in passes.groups(to_device(engine.loader.batches(step, step + 1), world.device)):
-        passes.backward(passes.run(lanes, task.forward, task.loss, training.precision.forward))
-    for name, value in model.named_buffers():
-        value.copy_(buffers[name])
+    with kept_buffers([model]):
+        for lanes in passes.groups(to_device(engine.loader.batches(step, step + 1), world.device)):
+            passes.backward(passes.run(lanes, task.forward, task.loss, training.precision.forward))
     return _on_cpu((name, one.grad) for name, one in model.named_parameters() if one.grad is not None)
 
 
+def _absolute(gradient: torch.Tensor) -> torch.Tensor:
+    """Return absolute values, of a complex gradient those of real and imaginary parts: each has its bound."""
+    if not gradient.is_complex():
+        return gradient.abs()
+    return torch.view_as_complex(real_view(gradient).abs())
+
+
 def _on_cpu(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return tensors as they can be saved and compared: complex ones as pairs of real numbers."""
+    plain = {name: whole(one.detach()).cpu() for name, one in named}
     return {
-        name: whole(one.detach()).cpu().clone(memory_format=torch.contiguous_format) for name, one in named
+        name: (real_view(one) if one.is_complex() else one).clone(memory_format=torch.contiguous_format)
+        for name, one in plain.items()
     }
 
 

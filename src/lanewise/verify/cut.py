@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lanewise.checkpoint.encode import real_view
 from lanewise.data import LaneReader, digest
 from lanewise.engine.evaluate import read_blocks
 from lanewise.errors import TaskError
@@ -110,7 +111,7 @@ def _compare_cuts(subject: Subject, samples: Sequence[Any], size: int) -> Cut:
     parts = [_gradient(subject, samples[start : start + size]) for start in range(0, len(samples), size)]
     parts = [part for part in parts if part[1] > 0]
     weight = sum(part_weight for _, part_weight in parts)
-    types = {one.dtype for one in subject.model.parameters() if one.dtype.is_floating_point}
+    types = {one.dtype for one in subject.model.parameters() if one.is_floating_point() or one.is_complex()}
     tolerance = math.sqrt(max(torch.finfo(dtype).eps for dtype in types))
     if not whole_weight or not weight:
         return Cut(0.0, tolerance, 0.0, len(samples))
@@ -136,15 +137,13 @@ def _gradient(subject: Subject, samples: Sequence[Any]) -> tuple[torch.Tensor, f
 
     Of large models about a million elements, some of every parameter.
     """
-    buffers = {name: value.clone() for name, value in subject.model.named_buffers()}
     data = subject.to_device(subject.collate(samples, 0))
     set_random_state(0)
-    loss, gradients = subject.gradients(data, len(samples))
-    for name, value in subject.model.named_buffers():
-        value.copy_(buffers[name])
+    with subject.kept_state():
+        loss, gradients = subject.gradients(data, len(samples))
     step = -(-sum(one.numel() for one in gradients.values()) // _MAX_ELEMENTS)
-    parts = [one.detach().reshape(-1)[::step].double().cpu() for one in gradients.values()]
-    return torch.cat(parts), loss.weight
+    flat = [(real_view(one) if one.is_complex() else one).reshape(-1) for one in gradients.values()]
+    return torch.cat([one[::step].double().cpu() for one in flat]), loss.weight
 
 
 @dataclass(frozen=True)

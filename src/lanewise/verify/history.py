@@ -83,15 +83,11 @@ def _evaluates(subject: Subject, batch: BatchConfig) -> bool:
     sets = first_samples(task, task.eval_datasets(), batch, subject.seed)
     if not sets:
         return False
-    state = {name: value.detach().clone() for name, value in subject.tensors().items()}
     try:
         world = LocalWorld(subject.device)
         Evaluator(task, subject.model, subject.precision, sets, world, seed=subject.seed).run()
     except Exception:  # noqa: BLE001 - the steps that are run evaluate as well, and say what failed
         return False
-    finally:
-        for name, value in subject.tensors().items():
-            value.data.copy_(state[name])
     return True
 
 

@@ -96,17 +96,16 @@ def _probe_passes(subject: Subject, batch: Any, hidden: Mapping[str, str]) -> Pa
     changed_state: set[str] = set()
     for _ in range(2):
         data, num_samples = subject.prepare(subject.turn, batch)
-        with recording(model) as recorded:
-            loss, gradients = subject.gradients(data, num_samples)
-        results.append(digest(loss.sum, loss.weight, gradients))
-        calls.append(recorded)
-        if not changed_hidden:
-            changed_hidden = changed(hidden, hidden_state(model, task=subject.task))
-        for name, value in subject.tensors().items():
-            if not torch.equal(value, state[name]):
-                changed_state.add(name)
-                with torch.no_grad():
-                    value.copy_(state[name])
+        with subject.kept_state():
+            with recording(model) as recorded:
+                loss, gradients = subject.gradients(data, num_samples)
+            results.append(digest(loss.sum, loss.weight, gradients))
+            calls.append(recorded)
+            if not changed_hidden:
+                changed_hidden = changed(hidden, hidden_state(model, task=subject.task))
+            for name, value in subject.tensors().items():
+                if name not in state or not torch.equal(value, state[name]):
+                    changed_state.add(name)
     return Passes(
         results=(results[0], results[1]),
         calls=(calls[0], calls[1]),

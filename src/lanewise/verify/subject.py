@@ -1,7 +1,8 @@
 """A newly built task with its model, data and first micro-batches: what probes work on."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from lanewise.engine.lane import LaneLoss, move
 from lanewise.lanes import LaneTurn, collate_seed, lane_seed
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
+from lanewise.reduce import kept_buffers
 from lanewise.task import Task
 from lanewise.world.world import LocalWorld
 
@@ -106,9 +108,17 @@ class Subject:
 
     def run(self, turn: LaneTurn, batch: Any) -> str:
         """Return the digest of loss and gradients of a micro-batch. The weights and buffers stay."""
-        state = {name: value.detach().clone() for name, value in self.tensors().items()}
-        loss, gradients = self.gradients(*self.prepare(turn, batch))
-        with torch.no_grad():
-            for name, value in self.tensors().items():
-                value.copy_(state[name])
+        with self.kept_state():
+            loss, gradients = self.gradients(*self.prepare(turn, batch))
         return digest(loss.sum, loss.weight, gradients)
+
+    @contextmanager
+    def kept_state(self) -> Iterator[None]:
+        """Put weights and buffers back afterwards."""
+        weights = [(one, one.detach().clone()) for one in self.model.parameters()]
+        with kept_buffers([self.model]):
+            yield
+        with torch.no_grad():
+            for parameter, weight in weights:
+                if not torch.equal(parameter, weight):
+                    parameter.copy_(weight)
