@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test soak check fmt gpu docs clean
+.PHONY: help venv demo test test-all soak check fmt gpu docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -37,8 +37,13 @@ demo: $(STAMP) ## train the MNIST example on two processes, printing its accurac
 	$(BIN)/lanewise train examples/mnist/mnist.yaml --distributed.devices 2 \
 	    --train.run_dir runs/mnist-$$(date +%Y%m%d-%H%M%S)
 
-test: $(STAMP) ## run every test that needs no GPU
-	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test: $(STAMP) ## run the tests that need no GPU, but for the slow ones
+	$(PYTEST) -m "not gpu and not slow" $(PYTEST_ARGS)
+
+test-all: $(STAMP) ## run every test that needs no GPU
+	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
 
 soak: $(STAMP) ## kill a run 20 times at random moments and compare how it ends; load 5,000 damaged configurations
 	PYTHONPATH=. $(BIN)/python -m tests.soak.kill_and_resume

@@ -4,6 +4,7 @@ import importlib
 import json
 import multiprocessing
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -117,8 +118,16 @@ NAMES = {
 """What holds the state, as the evidence says it."""
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", CAUSES)
+def with_both_models(names: Iterable[str]) -> list[Any]:
+    """Each name with both models, of which `make test` runs one, in turn."""
+    return [
+        pytest.param(name, model, marks=pytest.mark.slow if (position + turn) % 2 else ())
+        for position, name in enumerate(names)
+        for turn, model in enumerate(MODELS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "model"), with_both_models(CAUSES))
 def test_a_mistake_is_named(name, model):
     data = DataConfig(num_workers=1 if "worker" in name else 0)
     report = verify(mistakes.config(name, model, wrong=True, data=data))
@@ -131,8 +140,7 @@ TWINS = {mistakes.TASKS[f"{name} RowTask"].TWIN or name: name for name in CAUSES
 """Of mistakes with the same correct twin, one."""
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize(("name", "model"), with_both_models(TWINS))
 def test_the_correct_twin_of_a_mistake_passes(name, model):
     report = verify(mistakes.config(name, model, wrong=False))
     assert (report.is_verified, list(report.findings)) == (True, [])

@@ -92,7 +92,6 @@ def test_each_process_reads_its_own_lanes_and_nothing_else(tmp_path, on_one_proc
         assert all(len(line.split()) <= MICRO_BATCH_SIZE for line in lines)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not DATA.exists(), reason="the 60,000 digits are not in $LANEWISE_DATA/mnist")
 def test_the_full_set_of_digits_gives_the_same_bytes_too(tmp_path):
     overrides = (f"--task.init_args.root={DATA}", "--train.max_steps=5")

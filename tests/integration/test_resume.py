@@ -32,7 +32,6 @@ def stopped(stopped_once, tmp_path):
     return write_noisy(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_run_in_parts_on_1_2_3_and_1_devices_ends_like_one_that_was_never_stopped(tmp_path, whole):
     folder = tmp_path / "trained"
     folder.mkdir()
@@ -53,8 +52,10 @@ def test_a_run_in_parts_on_1_2_3_and_1_devices_ends_like_one_that_was_never_stop
     check_lineage(folder, 12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("seed", "every_steps"), [(1, 1), (2, 3), (3, 1)])
+@pytest.mark.parametrize(
+    ("seed", "every_steps"),
+    [(1, 1), pytest.param(2, 3, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow)],
+)
 def test_a_run_that_is_killed_again_and_again_ends_like_one_that_never_was(
     tmp_path, whole, seed, every_steps
 ):
