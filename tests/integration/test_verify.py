@@ -53,7 +53,7 @@ def test_a_mistake_is_explained_and_the_exit_code_says_so(tmp_path):
         (["--devices", "9"], "every process needs at least one lane: got 9 processes for 4 lanes."),
         (["--steps"], "--steps needs a value."),
         (["--nonsense", "1"], "nonsense"),
-        (["--device", "2"], "--device is no option of verify. Did you mean --devices?"),
+        (["--device", "2"], "--device is not an option of verify. Did you mean --devices?"),
         (
             [
                 *("--distributed.reducer", "fsdp", "--distributed.fsdp.param_dtype", "bf16"),

@@ -80,7 +80,7 @@ def _take(name: str, value: str | None, syntax: Syntax, given: Given) -> str | N
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     if near or not syntax.has_overrides:
         hint = f"Did you mean {near[0]}?" if near else f"Valid here: {', '.join(known)}."
-        return f"{name} is no option of {syntax.command}. {hint}"
+        return f"{name} is not an option of {syntax.command}. {hint}"
     given.overrides.append(name if value is None else f"{name}={value}")
     return None
 

@@ -9,7 +9,7 @@ import difflib
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -112,7 +112,7 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
     prefix = f"{key}." if key else ""
     others = [name for name in tree if name not in names]
     unknown = [
-        f"{prefix}{name} is not a key of {key or 'the configuration'}. {suggest(name, names, prefix)}"
+        f"{prefix}{name} is not a key of {key or 'the configuration'}. {_suggest_key(cls, name, prefix)}"
         for name in others[:_MOST_SUGGESTIONS]
     ]
     if len(others) > _MOST_SUGGESTIONS:
@@ -124,6 +124,21 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
     if unknown or mistakes:
         raise ConfigError(*unknown, *mistakes)
     return cls(**values)
+
+
+def _suggest_key(cls: type[Section], name: object, prefix: str) -> str:
+    """Say which key was probably meant: of that name in a section below, or of a similar one here."""
+    if below := [f"{prefix}{key}" for key in _keys_below(cls) if key.rpartition(".")[2] == name]:
+        return f"Did you mean {' or '.join(below)}?"
+    return suggest(name, [field.name for field in _fields(cls)], prefix)
+
+
+def _keys_below(cls: type[Section]) -> Iterator[str]:
+    """Yield the dotted keys of the sections in a section."""
+    for name, hint in get_type_hints(cls).items():
+        if isinstance(hint, type) and issubclass(hint, Section):
+            for key in (*(field.name for field in _fields(hint)), *_keys_below(hint)):
+                yield f"{name}.{key}"
 
 
 def suggest(word: object, known: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:

@@ -99,18 +99,25 @@ class Engine:
                 self.passes.vote = saving.vote
             values = self._fit(run_dir, observers, saving)
         if self._world.rank == 0:
-            seconds = time.perf_counter() - start
-            before = self.schedule.num_samples_before
-            num_samples = before(self.last_step) - before(self.first_step)
-            logger.info(
-                "trained %d steps on %d samples in %.1f s: %.0f samples/s over all processes",
-                self.last_step - self.first_step,
-                num_samples,
-                seconds,
-                num_samples / seconds,
-            )
+            self._describe_end(time.perf_counter() - start)
             logger.info("model: %s", run_dir.model)
         return values
+
+    def _describe_end(self, seconds: float) -> None:
+        """Say what was trained, in so many seconds."""
+        num_steps = self.last_step - self.first_step
+        if not num_steps:
+            logger.info("nothing was left to train: all %d steps were taken before", self.last_step)
+            return
+        before = self.schedule.num_samples_before
+        num_samples = before(self.last_step) - before(self.first_step)
+        logger.info(
+            "trained %d steps on %d samples in %.1f s: %.0f samples/s over all processes",
+            num_steps,
+            num_samples,
+            seconds,
+            num_samples / seconds,
+        )
 
     @property
     def state(self) -> RunState:

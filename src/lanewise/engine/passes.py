@@ -245,7 +245,7 @@ class LanePasses:
             self._own.append(OwnTotals(known.double().to(self._world.device), loss.weight))
             self._own_samples[turn.lane] = batch.indices
             if self._is_first_step:
-                self._unit = "samples" if loss.is_sample_mean else "units of the task's Loss"
+                self._unit = "samples" if loss.is_sample_mean else "units that its Loss counts"
         scaled = loss_sum if loss_sum is None or factor == 1.0 else loss_sum * factor
         connected = self.reducer.connect(turn, scaled)
         if turn.is_last:  # all own weights are known: the exchange overlaps the last backward
@@ -301,7 +301,7 @@ class LanePasses:
         if self._world.rank:
             return
         logger.info(
-            "a step's loss and gradient are the mean over its %s: %g in the first step",
+            "loss and gradient of a step are means over its %s; the first step has %g",
             self._unit,
             self.totals.weight,
         )

@@ -96,7 +96,7 @@ class Saving:
         if stops:
             self._finish_before(deadline, step)
             raise PreemptedError(
-                f"a signal stopped the run after step {step}, and a checkpoint was saved. "
+                f"a signal stopped the run after {step + 1} steps, and a checkpoint was saved. "
                 "Go on with --resume."
             )
         if step + 1 == self._last_step:
@@ -114,6 +114,6 @@ class Saving:
         """Wait until the last save is on disk; raise CheckpointError at the deadline."""
         if not self._saver.finish(max(0.0, deadline - time.monotonic())):
             raise CheckpointError(
-                f"a signal stopped the run, and the checkpoint after step {step} was not written within "
+                f"a signal stopped the run, and the checkpoint after {step + 1} steps was not written within "
                 f"checkpoint.preempt_seconds={self._preempt_seconds:g}. Earlier ones are as they were."
             )

@@ -57,10 +57,11 @@ def diagnose(layouts: Sequence[Layout]) -> list[Finding]:
     return [*findings, *(of_updates or first(_resumed(layouts)))]
 
 
-def notes(reference: Layout) -> list[str]:
-    """Say what is no mistake but worth knowing."""
+def notes(reference: Layout, findings: Sequence[Finding]) -> list[str]:
+    """Say what is no mistake but worth knowing, of state only where no finding is about it."""
     result = reference.results[0]
-    return [*_notes_on_cut(result.cut), *_notes_on_reads(result.probe), *_notes_on_state(result.probe)]
+    on_state = _notes_on_state(result.probe) if not findings else ()
+    return [*_notes_on_cut(result.cut), *_notes_on_reads(result.probe), *on_state]
 
 
 def _notes_on_cut(cut: CutProbe | None) -> Iterator[str]:

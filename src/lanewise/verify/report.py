@@ -52,7 +52,7 @@ class Report:
         """Draw layout x check: `same`, or where the first difference is."""
         table = Table(box=None, pad_edge=False)
         for name in ("layout", *CHECKS):
-            table.add_column(name, no_wrap=True)
+            table.add_column(name, min_width=len(name), overflow="fold")
         for layout in self._rows():
             if layout.trace is None:
                 table.add_row(layout.name, "failed", *[""] * (len(CHECKS) - 1))
@@ -82,11 +82,11 @@ class Report:
         if self.is_verified:
             yield f"verified: {listed} compute the same bytes"
         else:
-            what = f"{len(self.findings)} cause{'s' if len(self.findings) > 1 else ''}"
+            what = f"{len(self.findings)} cause{'s' if len(self.findings) > 1 else ''} found"
             if any(layout.differences or layout.failure for layout in self._rows()):
-                yield f"not verified: {what} found, why {listed} do not compute the same"
+                yield f"not verified: {what}; {listed} do not compute the same"
             else:
-                yield f"not verified: {what} found, though {listed} agree in these steps"
+                yield f"not verified: {what}, though {listed} agree in these steps"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""

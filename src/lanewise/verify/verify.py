@@ -80,7 +80,7 @@ def verify(
         if resumes:
             _resume(jobs, layouts, show)
     findings = diagnose(layouts)
-    return Report(config, layouts, findings, notes(layouts[0]))
+    return Report(config, layouts, findings, notes(layouts[0], findings))
 
 
 @contextmanager

@@ -56,8 +56,8 @@ def test_a_key_without_a_value_is_left_to_the_configuration():
             ["a", "--devices", "--resume"],
             "--devices needs a value. Write --devices VALUE, or --devices=VALUE.",
         ),
-        (["a", "--device", "2"], "--device is no option of verify. Did you mean --devices?"),
-        (["a", "--resum"], "--resum is no option of verify. Did you mean --resume?"),
+        (["a", "--device", "2"], "--device is not an option of verify. Did you mean --devices?"),
+        (["a", "--resum"], "--resum is not an option of verify. Did you mean --resume?"),
     ],
 )
 def test_each_mistake_is_named(arguments, mistake):
@@ -66,7 +66,7 @@ def test_each_mistake_is_named(arguments, mistake):
 
 def test_a_command_without_overrides_knows_its_options():
     assert mistakes_of(["run", "--train.seed=1"], STRICT) == [
-        "--train.seed is no option of export. Valid here: --output, --help."
+        "--train.seed is not an option of export. Valid here: --output, --help."
     ]
 
 
@@ -82,7 +82,7 @@ def test_all_mistakes_come_at_once():
         (["train", "run.yaml", "--allow=seed", "--allow", "lanes"], "--allow is given twice."),
         (["evaluate", "--trust"], "evaluate needs RUN_OR_MODEL: got none."),
         (["verify", "--devices=2"], "verify needs CONFIG: got none."),
-        (["audit", "--steps", "2"], "--steps is no option of audit."),
+        (["audit", "--steps", "2"], "--steps is not an option of audit."),
         (["checkpoints", "one", "two"], "checkpoints takes RUN: two is too much."),
         (["export", "run", "--output=a", "--output=b"], "--output is given twice."),
         (["export", "run"], "export needs --output FILE: got none."),

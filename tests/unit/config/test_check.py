@@ -50,6 +50,7 @@ def test_a_tree_becomes_the_dataclass():
     ("changes", "mistake"),
     [
         ({"flags": 1}, "flags is not a key of the configuration. Did you mean flag?"),
+        ({"start": 1}, "start is not a key of the configuration. Did you mean inner.start?"),
         (
             {"zzz": 1},
             "zzz is not a key of the configuration. Valid here: inner, other, rate, flag, name, mode, table.",
