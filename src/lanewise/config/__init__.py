@@ -4,24 +4,26 @@ Stage two, which imports the user's classes, is `lanewise.config.classes`. It is
 parser takes longer to import than all of stage one.
 """
 
+from lanewise.config.distributed import (
+    Backend,
+    DeviceType,
+    DistributedConfig,
+    Equality,
+    FSDPConfig,
+    ReducerName,
+)
 from lanewise.config.load import dump_config, load_config
 from lanewise.config.pins import pin_environment, pinned_variables
 from lanewise.config.run import (
     MAY_DIFFER,
-    Backend,
     BatchConfig,
     CheckpointConfig,
     ClassConfig,
     DataConfig,
-    DeviceType,
-    DistributedConfig,
-    Equality,
     EvaluateConfig,
     EveryConfig,
-    FSDPConfig,
     Mode,
     PrecisionName,
-    Reducer,
     RunConfig,
     TrainConfig,
 )
@@ -41,7 +43,7 @@ __all__ = [
     "FSDPConfig",
     "Mode",
     "PrecisionName",
-    "Reducer",
+    "ReducerName",
     "RunConfig",
     "TrainConfig",
     "dump_config",

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from lanewise.config.run import Equality
+from lanewise.config.distributed import Equality
 from lanewise.errors import ConfigError
 
 # MKL_CBWR_BRANCH and MKL_CBWR_AUTO of mkl_types.h

@@ -1,18 +1,14 @@
 """The configuration of a run: a tree of frozen dataclasses whose field names are the keys of the file."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from lanewise.config.check import Above, AtLeast, Below, PathLike, Section, expand_user
+from lanewise.config.distributed import DistributedConfig
 
-Reducer = Literal["ddp", "fsdp", "single", "data_parallel", "balanced_data_parallel"]
-Equality = Literal["close", "exact"]
-DeviceType = Literal["auto", "cpu", "cuda"]
 PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
 Mode = Literal["max", "min"]
-Backend = Literal["auto", "gloo", "nccl"]
 
 MAY_DIFFER = ("lanes", "dataset", "seed", "max_grad_norm", "ema_decay")
 """What may differ on resume from what the checkpoint is of, if the user says so; the rest never may."""
@@ -143,161 +139,6 @@ class CheckpointConfig(Section):
     """How many are kept besides, of those with the best value of evaluate.best."""
     preempt_seconds: Annotated[float, Above(0)] = 60.0
     """How long a save may take after SIGTERM or SIGUSR1."""
-
-
-Devices = Annotated[int, AtLeast(1)] | tuple[str, ...]
-
-
-def _count(devices: Devices) -> int:
-    return devices if isinstance(devices, int) else len(devices)
-
-
-def _device_names_are_of_one_kind(
-    devices: Devices | None, device_type: DeviceType, backend: Backend
-) -> str | None:
-    if devices is None or isinstance(devices, int):
-        return None
-    listed = ", ".join(devices)
-    kinds = {name.partition(":")[0] for name in devices}
-    if (
-        not devices
-        or not all(re.fullmatch(r"cpu|cuda:(0|[1-9]\d*)", name) for name in devices)
-        or len(kinds) > 1
-    ):
-        return (
-            f"distributed.devices must be a number, or a list of GPUs, or of cpu: got [{listed}]. "
-            "Write [cuda:0, cuda:1], or [cpu, cpu]."
-        )
-    if device_type != "auto" and {device_type} != kinds:
-        return (
-            f"distributed.device_type contradicts distributed.devices: got {device_type} and [{listed}]. "
-            "Leave device_type out."
-        )
-    if backend == "nccl" and len(set(devices)) < len(devices):
-        return (
-            f"distributed.backend nccl needs a GPU for each process: got [{listed}]. "
-            "Use distributed.backend=gloo, or other devices."
-        )
-    return None
-
-
-def _single_reduces_one_device(devices: Devices | None, reducer: Reducer) -> str | None:
-    if reducer != "single" or devices is None or _count(devices) == 1:
-        return None
-    return (
-        f"distributed.reducer single needs distributed.devices 1: got {_count(devices)} devices. "
-        f"Use distributed.reducer=ddp, or distributed.devices=1."
-    )
-
-
-def _nccl_runs_on_gpus(devices: Devices | None, device_type: DeviceType, backend: Backend) -> str | None:
-    is_on_cpu = device_type == "cpu" or (isinstance(devices, tuple) and "cpu" in devices)
-    if backend != "nccl" or not is_on_cpu:
-        return None
-    return (
-        "distributed.backend nccl needs GPUs: got processes on the CPU. "
-        "Use distributed.backend=gloo, or distributed.device_type=cuda."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FSDPConfig(Section):
-    """How the reducer fsdp shards the model; the others don't look at it."""
-
-    blocks: tuple[str, ...] = ()
-    """Classes of the modules that are gathered one at a time, by name, such as [Block]; none: those that a
-    list of modules repeats."""
-    param_dtype: Literal["float32", "bf16"] = "float32"
-    """Format in which weights travel and are held while a block runs; bf16 needs precision bf16."""
-    cpu_offload: bool = False
-    """Whether weights, gradients and the optimizer's state are kept in host memory between the blocks."""
-
-
-def _fsdp_shares_among_processes(devices: Devices | None, reducer: Reducer) -> str | None:
-    if reducer != "fsdp" or devices is None or _count(devices) > 1:
-        return None
-    return (
-        "distributed.reducer fsdp shares the weights among processes: got distributed.devices 1. "
-        "Use more devices, or distributed.reducer=single."
-    )
-
-
-def _exact_shards_are_plain(reducer: Reducer, equality: Equality, fsdp: FSDPConfig) -> str | None:
-    if reducer != "fsdp" or equality != "exact":
-        return None
-    if fsdp.param_dtype != "float32":
-        return (
-            "distributed.fsdp.param_dtype rounds weights as no other reducer does, so it cannot be exact: "
-            f"got {fsdp.param_dtype} and distributed.equality exact. "
-            "Use param_dtype=float32, or distributed.equality=close."
-        )
-    if fsdp.cpu_offload:
-        return (
-            "distributed.fsdp.cpu_offload cannot be exact: got true and distributed.equality exact. "
-            "Use cpu_offload=false, or distributed.equality=close."
-        )
-    return None
-
-
-def _offloads_from_gpus(reducer: Reducer, device_type: DeviceType, fsdp: FSDPConfig) -> str | None:
-    if reducer != "fsdp" or device_type != "cpu" or not fsdp.cpu_offload:
-        return None
-    return (
-        "distributed.fsdp.cpu_offload needs GPUs: got true and distributed.device_type cpu, "
-        "where everything is in host memory. Leave it out."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistributedConfig(Section):
-    """Which devices carry the lanes, and how gradients are reduced; the model does not depend on it."""
-
-    RULES = (
-        _device_names_are_of_one_kind,
-        _single_reduces_one_device,
-        _nccl_runs_on_gpus,
-        _fsdp_shares_among_processes,
-        _exact_shards_are_plain,
-        _offloads_from_gpus,
-    )
-
-    devices: Devices | None = None
-    """Devices of each machine, as a number or as a list such as [cuda:0, cuda:0]; each has a process, but for
-    data_parallel and balanced_data_parallel; unset: one, or what the joined world has."""
-    reducer: Reducer = "ddp"
-    """How lane gradients become one."""
-    equality: Equality = "close"
-    """What stays the same on another number of devices: all but rounding (close), or every byte (exact)."""
-    device_type: DeviceType = "auto"
-    """Where to train; auto: on GPUs if there are any."""
-    backend: Backend = "auto"
-    """Library of the collectives; auto: nccl on GPUs, gloo on CPUs."""
-    threads: Annotated[int, AtLeast(1)] = 1
-    """Intra-op CPU threads of each process; never derived, since it changes the order of float additions."""
-    fsdp: FSDPConfig = field(default_factory=FSDPConfig)
-    """How the reducer fsdp shards the model."""
-    max_restarts: Annotated[int, AtLeast(0)] = 0
-    """How often the processes are started again when one fails; they go on from the newest checkpoint."""
-
-    @property
-    def num_devices(self) -> int | None:
-        """Devices of each machine; None where `devices` is unset."""
-        return None if self.devices is None else _count(self.devices)
-
-    @property
-    def is_one_process(self) -> bool:
-        """Whether one process drives all devices."""
-        return self.reducer in ("data_parallel", "balanced_data_parallel")
-
-    @property
-    def num_processes(self) -> int | None:
-        """Processes of each machine; None where `devices` is unset and each has one."""
-        return 1 if self.is_one_process else self.num_devices
-
-    @property
-    def device_names(self) -> tuple[str, ...]:
-        """The device of each process, where they were named; else empty."""
-        return self.devices if isinstance(self.devices, tuple) else ()
 
 
 def _best_checkpoints_have_a_metric(checkpoint: CheckpointConfig, evaluate: EvaluateConfig) -> str | None:

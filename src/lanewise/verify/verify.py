@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from lanewise.config import Reducer, RunConfig
+from lanewise.config import ReducerName, RunConfig
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.jobs.scratch import scratch_folder
 from lanewise.jobs.start import start
@@ -133,7 +133,7 @@ def _run(name: str, job: VerifyJob, *, may_fail: bool) -> Layout:
     return Layout(name, results, failure=results[0].error)
 
 
-def _reducer(configured: Reducer, num_devices: int) -> Reducer:
+def _reducer(configured: ReducerName, num_devices: int) -> ReducerName:
     if num_devices == 1:
         return "single"
     return "ddp" if configured == "single" else configured

@@ -2,8 +2,10 @@
 
 import torch
 
+from lanewise.config import Equality
 
-def set_determinism(equality: str, threads: int) -> None:
+
+def set_determinism(equality: Equality, threads: int) -> None:
     """Fix how this process computes.
 
     Args:

@@ -1,0 +1,115 @@
+"""What must hold among the keys of `distributed`."""
+
+import pytest
+
+from lanewise.config import DistributedConfig, FSDPConfig
+from lanewise.config.check import read_section
+from lanewise.errors import ConfigError
+
+
+def mistakes_of(build) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        build()
+    return caught.value.mistakes
+
+
+def test_single_reduces_one_device():
+    (mistake,) = mistakes_of(lambda: DistributedConfig(devices=2, reducer="single"))
+    assert mistake.startswith("distributed.reducer single needs distributed.devices 1: got 2 devices.")
+    DistributedConfig(devices=1, reducer="single")
+    DistributedConfig(reducer="single")
+
+
+def test_fsdp_needs_several_processes():
+    (mistake,) = mistakes_of(lambda: DistributedConfig(devices=1, reducer="fsdp"))
+    assert "got distributed.devices 1. Use more devices" in mistake
+    DistributedConfig(devices=2, reducer="fsdp")
+    DistributedConfig(reducer="fsdp")  # torchrun says how many
+
+
+@pytest.mark.parametrize(("key", "value"), [("param_dtype", "bf16"), ("cpu_offload", True)])
+def test_what_fsdp_can_do_in_close_only(key, value):
+    fsdp = FSDPConfig(**{key: value})
+    (mistake,) = mistakes_of(lambda: DistributedConfig(reducer="fsdp", equality="exact", fsdp=fsdp))
+    assert mistake.startswith(f"distributed.fsdp.{key}")
+    assert "distributed.equality=close" in mistake
+    DistributedConfig(reducer="fsdp", fsdp=fsdp)
+    DistributedConfig(reducer="ddp", equality="exact", fsdp=fsdp)  # ddp does not look at it
+
+
+def test_offloading_needs_gpus():
+    fsdp = FSDPConfig(cpu_offload=True)
+    (mistake,) = mistakes_of(lambda: DistributedConfig(reducer="fsdp", device_type="cpu", fsdp=fsdp))
+    assert mistake.startswith("distributed.fsdp.cpu_offload needs GPUs")
+
+
+def test_nccl_needs_gpus():
+    (mistake,) = mistakes_of(lambda: DistributedConfig(device_type="cpu", backend="nccl"))
+    assert "distributed.backend=gloo" in mistake
+    DistributedConfig(device_type="auto", backend="nccl")
+
+
+GPUS, SHARED_GPU, CPUS = ("cuda:0", "cuda:1"), ("cuda:0", "cuda:0"), ("cpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_devices", "names"),
+    [(None, None, ()), (1, 1, ()), (3, 3, ()), *((names, 2, names) for names in (GPUS, SHARED_GPU, CPUS))],
+)
+def test_devices_are_a_number_or_names(devices, num_devices, names):
+    config = DistributedConfig(devices=devices)
+    assert config.num_devices == num_devices
+    assert config.device_names == names
+
+
+def test_devices_are_read_from_a_list():
+    assert read_section(DistributedConfig, {"devices": list(SHARED_GPU)}).device_names == SHARED_GPU
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        (),
+        ("gpu:0",),
+        ("cuda",),
+        ("cuda:",),
+        ("cuda:-1",),
+        ("cuda:x",),
+        ("cpu:0",),
+        ("0", "1"),
+        ("cpu", "cuda:0"),
+    ],
+)
+def test_names_of_devices_that_are_wrong_or_of_two_kinds(devices):
+    (mistake,) = mistakes_of(lambda: DistributedConfig(devices=devices))
+    assert mistake == (
+        "distributed.devices must be a number, or a list of GPUs, or of cpu: "
+        f"got [{', '.join(devices)}]. Write [cuda:0, cuda:1], or [cpu, cpu]."
+    )
+
+
+@pytest.mark.parametrize(("devices", "device_type"), [(CPUS, "cuda"), (GPUS, "cpu")])
+def test_names_of_devices_contradict_their_type(devices, device_type):
+    (mistake,) = mistakes_of(lambda: DistributedConfig(devices=devices, device_type=device_type))
+    assert mistake == (
+        "distributed.device_type contradicts distributed.devices: "
+        f"got {device_type} and [{', '.join(devices)}]. Leave device_type out."
+    )
+    other = {"cuda": "cpu", "cpu": "cuda"}[device_type]
+    assert DistributedConfig(devices=devices, device_type=other).device_names == devices
+
+
+def test_nccl_needs_a_gpu_for_each_process():
+    (mistake,) = mistakes_of(lambda: DistributedConfig(devices=SHARED_GPU, backend="nccl"))
+    assert mistake == (
+        "distributed.backend nccl needs a GPU for each process: got [cuda:0, cuda:0]. "
+        "Use distributed.backend=gloo, or other devices."
+    )
+    DistributedConfig(devices=SHARED_GPU, backend="gloo")
+    DistributedConfig(devices=GPUS, backend="nccl")
+
+
+def test_single_counts_named_devices():
+    (mistake,) = mistakes_of(lambda: DistributedConfig(devices=CPUS, reducer="single"))
+    assert mistake.startswith("distributed.reducer single needs distributed.devices 1: got 2 devices.")
+    DistributedConfig(devices=("cpu",), reducer="single")
