@@ -14,14 +14,20 @@ os.environ["PYTHONWARNINGS"] = "error::FutureWarning,error::UserWarning"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # run_distributed forks from this server: what it has imported, no rank has to import again.
+# What is not installed is left out.
 forkserver.set_forkserver_preload(
     [
+        "pytest",
         "lanewise.testing",
         "lanewise.engine",
         "lanewise.verify.job",
         "torch._dynamo",  # every optimizer imports it: one second of CPU time
-        "torchmetrics.classification",
+        "torchmetrics.classification",  # three seconds, since it imports transformers and matplotlib
         "torchmetrics.retrieval",
+        "transformers.models.bert.modeling_bert",
+        "transformers.models.gpt2.modeling_gpt2",
+        "docstring_parser",
+        "tests.freeze",
     ]
 )
 forkserver.ensure_running()
