@@ -56,13 +56,6 @@ def test_what_needs_no_configuration_imports_no_torch(arguments):
     assert done.stdout.splitlines()[-1] == "False"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
-def test_help_says_how_to_train(arguments):
-    done = run(*LANEWISE, *arguments)
-    assert (done.code, done.stderr) == (0, "")
-    assert "CONFIG [--key.path value ...]" in done.stdout
-
-
 def test_the_help_of_a_configuration_lists_the_arguments_of_its_classes(tmp_path):
     done = train(write_config(tmp_path), "--help")
     assert (done.code, done.stderr) == (0, "")

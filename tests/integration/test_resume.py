@@ -186,5 +186,5 @@ def test_allow_names_only_what_may_differ(stopped):
     (said,) = done.errors
     assert said == (
         "error: --allow must list what may differ, out of lanes, dataset, seed, max_grad_norm, ema_decay: "
-        "got precision."
+        "got 'precision'."
     )

@@ -49,7 +49,7 @@ def test_a_mistake_is_explained_and_the_exit_code_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--devices", "two"], "--devices must be a number from 1 on: got 'two'."),
+        (["--devices", "two"], "--devices must list numbers from 1 on, such as 1,2,4: got 'two'."),
         (["--devices", "9"], "every process needs at least one lane: got 9 processes for 4 lanes."),
         (["--steps"], "--steps needs a value."),
         (["--nonsense", "1"], "nonsense"),

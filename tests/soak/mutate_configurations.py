@@ -19,6 +19,8 @@ from typing import Any
 
 import yaml
 
+from lanewise.cli.arguments import read_arguments
+from lanewise.cli.train import COMMAND
 from lanewise.config import dump_config, load_config
 from lanewise.errors import ConfigError
 
@@ -263,7 +265,8 @@ def load(folder: Path, mutation: tuple[str, bytes, list[str]]) -> str:
     path = folder / f"config{ending}"
     path.write_bytes(data)
     try:
-        config = load_config(str(path), overrides)
+        given = read_arguments(COMMAND, [str(path), *overrides])
+        config = load_config(str(path), given.overrides)
     except ConfigError as error:
         lines = str(error).split("\n")
         assert lines[0], "an error says something"

@@ -3,45 +3,33 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lanewise.cli.option import Syntax, read_arguments
+from lanewise.cli.syntax import Command, Given, Operand, read_path
 from lanewise.run_dir import RunDir
 
-_HELP = """\
-usage: lanewise audit RUN [OTHER_RUN]
-
-Checks what `lanewise train --audit` wrote, over all restarts and numbers of devices: that every sample of
-every epoch was read and given to collate once, in the lane and the step that were planned. What collate made
-of them is hashed; fewer rows than samples are noted. With another run, also that the lanes of both got equal
-tensors in every step.
-"""
-_SYNTAX = Syntax("audit", ("RUN", "[OTHER_RUN]"))
+_RUN = Operand("RUN", "the run_dir of a run that was trained with --audit", read_path)
+_OTHER = Operand[Path | None]("OTHER_RUN", "another one, to compare with", read_path, default=None)
 _MAX_LINES = 10
 
 
-def audit(arguments: Sequence[str]) -> int:
-    """Run the subcommand and return the exit code: 1 if something is not as planned."""
-    given = read_arguments(arguments, _SYNTAX)
-    if given.wants_help or not given.names:
-        print(_HELP, end="")
-        return 0 if given.wants_help else 2
+def audit(given: Given) -> int:
+    """Check a run, and compare it with another; the exit code is 1 if something is not as planned."""
     from lanewise.verify.audit import Audit
 
-    audits = [Audit(RunDir(Path(run)).audit) for run in given.names]
-    report = audits[0].check()
+    run, name = Audit(RunDir(given[_RUN]).audit), given[_OTHER]
+    other = None if name is None else Audit(RunDir(name).audit)
+    report = run.check()
     _print("note", report.notes)
     _print("found", report.problems)
-    differences = list(audits[0].compare(audits[1])) if len(audits) > 1 else []
+    differences = [] if other is None else list(run.compare(other))
     _print("found", differences)
     found = f"{report.num_steps} steps, {report.num_samples} samples, complete epochs: {report.num_epochs}"
     if report.is_good:
         print(f"{found}; collate got every sample where and when it was planned, none twice, none left out")
     else:
         print(f"{found}; not as planned in {len(report.problems)} places")
-    if len(audits) > 1:
-        print(
-            f"{given.names[1]}: "
-            + (f"other tensors in {len(differences)} places" if differences else "equal tensors")
-        )
+    if other is not None:
+        compared = f"other tensors in {len(differences)} places" if differences else "equal tensors"
+        print(f"{name}: {compared}")
     return 0 if report.is_good and not differences else 1
 
 
@@ -50,3 +38,15 @@ def _print(kind: str, lines: Sequence[str]) -> None:
         print(f"{kind}: {line}")
     if len(lines) > _MAX_LINES:
         print(f"{kind}: and {len(lines) - _MAX_LINES} more like these")
+
+
+COMMAND = Command(
+    name="audit",
+    text="""\
+Checks what `lanewise train --audit` wrote, over all restarts and numbers of devices: that every sample of
+every epoch was read and given to collate once, in the lane and the step that were planned. What collate made
+of them is hashed; fewer rows than samples are noted. With another run, also that the lanes of both got equal
+tensors in every step.""",
+    run=audit,
+    operands=(_RUN, _OTHER),
+)

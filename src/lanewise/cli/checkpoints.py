@@ -1,34 +1,20 @@
 """`lanewise checkpoints RUN`."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from lanewise.cli.option import Syntax, read_arguments
+from lanewise.cli.syntax import Command, Given, Operand, read_path
 from lanewise.errors import CheckpointError
 from lanewise.run_dir import RunDir
 
-_HELP = """\
-usage: lanewise checkpoints RUN
-
-Lists the checkpoints of a run directory: their step, size and metric, and whether every file is as it was
-written.
-"""
-
-_SYNTAX = Syntax("checkpoints", ("RUN",))
+_RUN = Operand("RUN", "the run_dir of a run", read_path)
 
 
-def checkpoints(arguments: Sequence[str]) -> int:
-    """Run the subcommand and return the exit code: 1 if a checkpoint is bad."""
-    given = read_arguments(arguments, _SYNTAX)
-    if given.wants_help or not given.names:
-        print(_HELP, end="")
-        return 0 if given.wants_help else 2
+def checkpoints(given: Given) -> int:
+    """List and verify the checkpoints of a run; the exit code is 1 if one is bad."""
     from rich.console import Console
     from rich.table import Table
 
     from lanewise.checkpoint import CheckpointFolder
 
-    folder = CheckpointFolder(RunDir(Path(given.names[0])).checkpoints)
+    folder = CheckpointFolder(RunDir(given[_RUN]).checkpoints)
     found = list(folder.read())
     if not found:
         raise CheckpointError(f"there is no checkpoint in {folder.path}. Name the run_dir of a run.")
@@ -44,3 +30,13 @@ def checkpoints(arguments: Sequence[str]) -> int:
         table.add_row(str(manifest.step), f"{size:,.1f}", metric, "yes")
     Console(soft_wrap=True).print(table)
     return 1 if num_bad else 0
+
+
+COMMAND = Command(
+    name="checkpoints",
+    text="""\
+Lists the checkpoints of a run directory: their step, size and metric, and whether every file is as it was
+written.""",
+    run=checkpoints,
+    operands=(_RUN,),
+)

@@ -1,36 +1,22 @@
 """`lanewise export RUN_OR_CHECKPOINT --output FILE`."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from lanewise.cli.option import Syntax, read_arguments
-from lanewise.config.check import expand_user
-from lanewise.errors import CheckpointError, ConfigError
+from lanewise.cli.syntax import Command, Given, Operand, Option, read_path
+from lanewise.errors import CheckpointError
 from lanewise.run_dir import RunDir
 
-_HELP = """\
-usage: lanewise export RUN_OR_CHECKPOINT --output model.safetensors
-
-Writes the weights of a checkpoint, of a run directory those of its newest good one, under the names of the
-plain module.
-"""
-
-_SYNTAX = Syntax("export", ("RUN_OR_CHECKPOINT",), options=("--output",))
+_SOURCE = Operand(
+    "RUN_OR_CHECKPOINT", "the run_dir of a run, for its newest good checkpoint; or a checkpoint", read_path
+)
+_OUTPUT = Option("--output", "what to write, such as model.safetensors", "FILE", read_path)
 
 
-def export(arguments: Sequence[str]) -> int:
-    """Run the subcommand and return the exit code."""
-    given = read_arguments(arguments, _SYNTAX)
-    if given.wants_help or not given.names:
-        print(_HELP, end="")
-        return 0 if given.wants_help else 2
-    if "--output" not in given.options:
-        raise ConfigError("export needs --output FILE: got none. Add it.")
+def export(given: Given) -> int:
+    """Write the weights of a checkpoint."""
     import torch
 
     from lanewise.checkpoint import CheckpointFolder, load_state, read_good, save_tensors
 
-    source, output = Path(given.names[0]), Path(expand_user(given.options["--output"]))
+    source, output = given[_SOURCE], given[_OUTPUT]
     checkpoints = CheckpointFolder(RunDir(source).checkpoints)
     if checkpoints.path.is_dir():
         found = checkpoints.newest_good(warn=print)
@@ -47,3 +33,12 @@ def export(arguments: Sequence[str]) -> int:
     save_tensors({name: value for name, value in model.items() if isinstance(value, torch.Tensor)}, output)
     print(f"{output}: the weights after {manifest.step} steps")
     return 0
+
+
+COMMAND = Command(
+    name="export",
+    text="Writes the weights of a checkpoint, under the names of the plain module.",
+    run=export,
+    operands=(_SOURCE,),
+    options=(_OUTPUT,),
+)

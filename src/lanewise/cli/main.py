@@ -1,12 +1,16 @@
-"""Finds the subcommand and turns errors into messages and exit codes; imports each subcommand late."""
+"""Finds the subcommand and turns errors into messages and exit codes.
+
+Everything else is imported late, so that `lanewise --help` takes little more than the start of Python.
+"""
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from lanewise.config.check import suggest
-from lanewise.errors import ConfigError, LanewiseError, PreemptedError, mistakes_of
+if TYPE_CHECKING:
+    from lanewise.cli.syntax import Command
 
 _HELP = """\
 usage: lanewise COMMAND ...
@@ -14,13 +18,8 @@ usage: lanewise COMMAND ...
 Trains a PyTorch model on any number of devices and gets the same model.
 
 commands:
-  train CONFIG [--key.path value ...]    train as the configuration says
-  train CONFIG --help                    show the arguments of its classes
-  evaluate RUN_OR_MODEL [--key value]    evaluate a trained model
-  verify CONFIG --devices 1,2            prove that devices compute the same, or say why not
-  audit RUN                              check that every sample was trained once, where it was planned
-  checkpoints RUN                        list the checkpoints of a run, and verify them
-  export RUN_OR_CHECKPOINT --output F    write the weights of a checkpoint
+{commands}
+  COMMAND --help                         show what a command takes
 
 options:
   --help       show this
@@ -30,9 +29,15 @@ Exit codes: 0 done, 1 failed, 2 a mistake in what was asked for, 75 stopped by S
 a checkpoint, 130 interrupted.
 """
 
-
-_COMMANDS = ("train", "evaluate", "verify", "audit", "checkpoints", "export")
-"""Each is a function of its name, in a module of its name beside this one."""
+_COMMANDS = {
+    "train": ("CONFIG [--key.path value ...]", "train as the configuration says"),
+    "evaluate": ("RUN_OR_MODEL [--key value]", "evaluate a trained model"),
+    "verify": ("CONFIG --devices 1,2", "prove that devices compute the same, or say why not"),
+    "audit": ("RUN", "check that every sample was trained once, where it was planned"),
+    "checkpoints": ("RUN", "list the checkpoints of a run, and verify them"),
+    "export": ("RUN_OR_CHECKPOINT --output F", "write the weights of a checkpoint"),
+}
+"""The usual form of each, and what it is for; `COMMAND` in the module of its name says the rest."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,20 +50,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     _open_standard_streams()
-    command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if command in ("-h", "--help"):
-        print(_HELP, end="")
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        lines = [f"  {f'{name} {form}':<37}  {purpose}" for name, (form, purpose) in _COMMANDS.items()]
+        print(_HELP.format(commands="\n".join(lines)), end="")
         return 0
-    if command == "--version":
+    if name == "--version":
         from importlib.metadata import version
 
         print(version("lanewise"))
         return 0
+    from lanewise.errors import LanewiseError, PreemptedError, mistakes_of
+
     try:
-        if command not in _COMMANDS:
-            raise ConfigError(f"{command} is no command of lanewise. {suggest(command, _COMMANDS)}")
-        run: Callable[[Sequence[str]], int] = getattr(import_module(f"lanewise.cli.{command}"), command)
-        return run(rest)
+        from lanewise.cli.arguments import read_arguments
+
+        command = _find(name)
+        given = read_arguments(command, rest)
+        if given.wants_help or not rest:
+            from lanewise.cli.help import write_help
+
+            print(write_help(command, given))
+            return 0 if given.wants_help else 2
+        return command.run(given)
     except PreemptedError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -69,6 +83,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _find(name: str) -> "Command":
+    if name in _COMMANDS:
+        command: Command = import_module(f"lanewise.cli.{name}").COMMAND
+        return command
+    from lanewise.config.check import suggest
+    from lanewise.errors import ConfigError
+
+    raise ConfigError(
+        f"{name} is no command of lanewise. {suggest(name, [*_COMMANDS, '--help', '--version'])}"
+    )
 
 
 def _open_standard_streams() -> None:

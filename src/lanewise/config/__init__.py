@@ -13,6 +13,7 @@ from lanewise.config.distributed import (
     ReducerName,
 )
 from lanewise.config.load import dump_config, load_config
+from lanewise.config.override import Override
 from lanewise.config.pins import pin_environment, pinned_variables
 from lanewise.config.run import (
     MAY_DIFFER,
@@ -42,6 +43,7 @@ __all__ = [
     "EveryConfig",
     "FSDPConfig",
     "Mode",
+    "Override",
     "PrecisionName",
     "ReducerName",
     "RunConfig",

@@ -2,30 +2,29 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from lanewise.config.check import expand_user, read_section, show
+from lanewise.config.check import expand_user, read_section
 from lanewise.config.file import read_file
+from lanewise.config.override import Override, apply_overrides
 from lanewise.config.run import RunConfig
-from lanewise.config.strict_yaml import read_yaml, write_yaml
-from lanewise.config.tree import MOST_LEVELS, check_tree
+from lanewise.config.strict_yaml import write_yaml
 from lanewise.errors import ConfigError
 
 
-def load_config(path: str, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: str, overrides: Sequence[Override] = ()) -> RunConfig:
     """Read a configuration file, apply the overrides and check the result.
 
     Args:
         path: a file that ends in .yaml, .yml, .json, .toml or .jsonnet.
-        overrides: the rest of the command line, `--a.b.c value` or `--a.b.c=value`; the last for a key holds.
+        overrides: applied in their order; the last for a key holds.
 
     Raises:
         ConfigError: lists every mistake of the overrides and of the tree.
     """
     file = Path(expand_user(path))
-    tree, mistakes = _override(read_file(file), overrides)
+    tree, mistakes = apply_overrides(read_file(file), overrides)
     try:
         config = read_section(RunConfig, tree)
     except ConfigError as error:
@@ -39,55 +38,3 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> RunConfig:
 def dump_config(config: RunConfig) -> str:
     """Write every value of a configuration as YAML, which loads back to an equal one."""
     return write_yaml(dataclasses.asdict(config))
-
-
-def _override(tree: dict[str, object], overrides: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """Apply the overrides in their order; return the new tree and the mistakes of those that are wrong."""
-    mistakes: list[str] = []
-    rest = list(overrides)
-    while rest:
-        option, equals, text = rest.pop(0).partition("=")
-        keys = option.removeprefix("--").split(".")
-        if not option.startswith("--"):
-            mistakes.append(f"{option} is not an override: it must start with --. Write --a.b.c value.")
-            continue
-        if not equals and (not rest or rest[0].startswith("--")):
-            mistakes.append(f"{option} has no value. Write {option} VALUE, or {option}=VALUE.")
-            continue
-        text = text if equals else rest.pop(0)
-        if not all(keys):
-            mistakes.append(f"{option} has an empty part in its dotted key. Write --a.b.c {text}.")
-            continue
-        if len(keys) > MOST_LEVELS:
-            mistakes.append(f"{option} is a key of {len(keys)} parts. Write at most {MOST_LEVELS}.")
-            continue
-        try:
-            value = read_yaml(text, source=f"the value of {option}")
-            check_tree(value, source=f"the value of {option}")
-            tree = _with_value(tree, keys, value)
-        except ConfigError as error:
-            mistakes += error.mistakes
-    return tree, mistakes
-
-
-def _with_value(tree: object, keys: Sequence[str], value: object, above: str = "") -> Any:
-    """Copy the tree with one value set; never in place, since two keys may share a mapping (a YAML alias)."""
-    if not keys:
-        return value
-    key, *below = keys
-    if isinstance(tree, list):
-        if key not in map(str, range(len(tree))):
-            raise ConfigError(
-                f"--{above}.{key} is no item of {above}, which has {len(tree)}. Count them from 0."
-            )
-        index = int(key)
-        return [*tree[:index], _with_value(tree[index], below, value, f"{above}.{key}"), *tree[index + 1 :]]
-    section = {} if tree is None else tree
-    if not isinstance(section, Mapping):
-        mistake = (
-            f"--{above}.{'.'.join(keys)} is below {above}, which is {show(section)} and no section. "
-            f"Override {above} itself."
-        )
-        raise ConfigError(mistake)
-    dotted = f"{above}.{key}" if above else key
-    return {**section, key: _with_value(section.get(key), below, value, dotted)}

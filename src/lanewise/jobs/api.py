@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lanewise.config import RunConfig
+from lanewise.config import Override, RunConfig
 from lanewise.config.check import read_section
 from lanewise.errors import ConfigError
 from lanewise.jobs.evaluate import OBJECT, EvaluateJob, PredictJob, find_model
@@ -173,11 +173,11 @@ def predict(
     return outputs
 
 
-def _device_override(devices: int | Sequence[str] | None) -> list[str]:
+def _device_override(devices: int | Sequence[str] | None) -> list[Override]:
     if devices is None:
         return []
     value = str(devices) if isinstance(devices, int) else f"[{', '.join(devices)}]"
-    return ["--distributed.devices", value]
+    return [Override("distributed.devices", value)]
 
 
 def _on_all_devices(config: RunConfig) -> RunConfig:

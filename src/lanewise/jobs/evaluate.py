@@ -1,12 +1,11 @@
 """Evaluating a trained model, and predicting with it."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lanewise.config import RunConfig, load_config
+from lanewise.config import Override, RunConfig, load_config
 from lanewise.config.check import expand_user
 from lanewise.config.class_path import lies_in, refusing_imports_from
 from lanewise.config.file import read_file
@@ -71,7 +70,7 @@ OBJECT = "an object of "
 
 
 def find_model(
-    run_or_model: Path, overrides: Sequence[str] = (), *, has_task: bool = False, trust: bool = False
+    run_or_model: Path, overrides: Sequence[Override] = (), *, has_task: bool = False, trust: bool = False
 ) -> tuple[RunConfig, Path, tuple[str, ...]]:
     """Find a model, and the configuration that it was trained with.
 
@@ -82,7 +81,7 @@ def find_model(
     Args:
         run_or_model: a run directory, for its trained model; or a file of weights in one, such as its
             `best.safetensors`.
-        overrides: of the configuration, as on the command line.
+        overrides: of the configuration; without one of the devices, one process evaluates.
         has_task: the task is there already as an object.
         trust: whether code that came with the run may run.
 
@@ -103,19 +102,17 @@ def find_model(
                 f"{run_or_model} is no finished run: there is no {needed}. "
                 "Name a run_dir, or a .safetensors file in one."
             )
-    config = load_config(str(run_dir.config), overrides)
+    config = load_config(str(run_dir.config), [Override("distributed.devices", "null"), *overrides])
     if not has_task and (found := _find_object(config.task.init_args)):
         raise CheckpointError(
             f"the task of {run_dir.path} cannot be built again: {found[0]} was {found[1]}. "
             "From Python, give evaluate or predict the task."
         )
-    if not any(re.match(r"--distributed\.devices\b", override) for override in overrides):
-        config = replace(config, distributed=replace(config.distributed, devices=None))
     if trust:
         return config, model_file, ()
     assert config.search_path is not None  # load_config makes it absolute
     folder, search_path = str(run_dir.path), config.search_path
-    is_named = any(re.match(r"--search_path\b", override) for override in overrides)
+    is_named = any(override.key == "search_path" for override in overrides)
     # A run that was trained here notes the folder as it is, without a link or anything that depends on where
     # and by whom the run is evaluated.
     came_with = not is_named and read_file(run_dir.config).get("search_path") != search_path

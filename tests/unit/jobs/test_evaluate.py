@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lanewise.config import ClassConfig, dump_config
+from lanewise.config import ClassConfig, Override, dump_config, load_config
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError
 from lanewise.jobs.evaluate import EvaluateJob, find_model
@@ -51,7 +51,7 @@ def write_run(project: Path, class_path: str, search_path: str | Path | None) ->
     return run_dir
 
 
-def check(run_dir: Path, *overrides: str, trust: bool = False) -> None:
+def check(run_dir: Path, *overrides: Override, trust: bool = False) -> None:
     """Do what `lanewise.jobs.start.start` does before any worker starts."""
     config, model_file, untrusted = find_model(run_dir, overrides, trust=trust)
     add_search_path(config)
@@ -64,7 +64,7 @@ def test_code_of_the_project_runs_though_the_run_lies_in_it(project):
 
 
 def test_the_user_may_name_where_the_code_lies(project):
-    check(write_run(project, "own_task.Task", "/nowhere"), f"--search_path={project}")
+    check(write_run(project, "own_task.Task", "/nowhere"), Override("search_path", str(project)))
     assert (project / "own_task.ran").exists()
 
 
@@ -126,7 +126,7 @@ def test_an_optimizer_is_code_too(project):
     path = write_module(project / "runs" / "digits" / "evil_task.py")
     run_dir = write_run(project, "own_task.Task", project)
     with pytest.raises(ConfigError, match=r"^optimizer.class_path: .*evil_task would be imported from"):
-        check(run_dir, "--optimizer.class_path=runs.digits.evil_task.Task")
+        check(run_dir, Override("optimizer.class_path", "runs.digits.evil_task.Task"))
     assert not path.with_suffix(".ran").exists()
 
 
@@ -134,3 +134,22 @@ def test_without_trust_nothing_is_left_of_the_guard(project):
     path, finders = list(sys.path), list(sys.meta_path)
     check(write_run(project, "tests.distributed.tasks.Smooth", None))
     assert (sys.path, sys.meta_path) == (path, finders)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "devices"),
+    [
+        ([], None),
+        ([Override("distributed.devices", "3")], 3),
+        ([Override("distributed", "{devices: 3}")], 3),
+        ([Override("distributed.equality", "exact")], None),
+    ],
+)
+def test_a_run_on_two_devices_is_evaluated_on_one_unless_the_user_says_otherwise(project, overrides, devices):
+    run_dir = write_run(project, "own_task.Task", project)
+    (run_dir / "config.yaml").write_text(
+        (run_dir / "config.yaml").read_text().replace("devices: null", "devices: 2")
+    )
+    assert load_config(str(run_dir / "config.yaml")).distributed.devices == 2
+    config, _, _ = find_model(run_dir, overrides)
+    assert config.distributed.devices == devices

@@ -1,0 +1,68 @@
+"""The help of a command lists whatever it declares, and that of train every key of the configuration."""
+
+import pytest
+
+from lanewise.cli.help import write_help, write_keys
+from lanewise.cli.main import main
+from lanewise.cli.syntax import Command, Flag, Given, Operand, Option
+
+COMMAND = Command(
+    name="bench",
+    text="Measures.",
+    run=lambda _: 0,
+    operands=(Operand("CONFIG", "the configuration", str), Operand("OTHER", "another", str, default="")),
+    options=(
+        Flag("--fast", "leaves out " + "what takes long, " * 9),
+        Option("--output", "where to write", "FILE", str),
+    ),
+    has_overrides=True,
+    more_help=lambda _: "More.\n",
+)
+
+
+def test_every_argument_is_listed():
+    assert (
+        write_help(COMMAND, Given())
+        == """\
+usage: lanewise bench CONFIG [OTHER] [--fast] --output FILE [--key.path value ...]
+
+Measures.
+
+  CONFIG            the configuration
+  OTHER             another
+  --fast            leaves out what takes long, what takes long, what takes long, what takes long, what takes
+                    long, what takes long, what takes long, what takes long, what takes long,
+  --output FILE     where to write
+  --key.path value  sets a key of the configuration, for this time
+  --help            shows this
+
+More.
+"""
+    )
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "verify", "audit", "checkpoints", "export"])
+def test_every_command_shows_its_help(capsys, command):
+    assert main([command]) == 2
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: lanewise {command} ")
+    assert main([command, "--help"]) == 0
+    assert capsys.readouterr().out == shown
+    assert all(len(line) <= 110 for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "task (required): The user's Task.\n  --task.class_path  text; required\n",
+        "  --batch.micro_batch_size  whole number, at least 1; required\n      Samples of one lane's ",
+        "  --precision  float32, tf32, bf16, fp16; default: float32\n",
+        "  --train.epochs  whole number, at least 1; default: unset\n",
+        "  --data.shuffle  true or false; default: true\n",
+        "  --callbacks  list of sections with class_path and init_args; default: none\n",
+        "\ncheckpoint.every: How often to save; every ten minutes by default.\n  --checkpoint.every.steps  ",
+        "  --distributed.fsdp.blocks  list of text; default: none\n",
+    ],
+)
+def test_every_key_of_the_configuration_is_listed(lines):
+    assert lines in write_keys()

@@ -1,0 +1,57 @@
+"""The command line finds its commands, and shows its own help without waiting for anything."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from lanewise.cli.main import _COMMANDS, main
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_each_command_is_declared_in_the_module_of_its_name(name):
+    command = import_module(f"lanewise.cli.{name}").COMMAND
+    form, _ = _COMMANDS[name]
+    assert command.name == name
+    assert command.operands[0].name == form.split()[0]
+    needed_options = {word for word in form.split() if word.startswith("--")}
+    assert needed_options <= {option.name for option in command.options}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_the_help_lists_each_command(capsys, arguments):
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    for name, (form, purpose) in _COMMANDS.items():
+        assert f"  {name} {form} " in shown
+        assert f"  {purpose}\n" in shown
+
+
+def test_the_help_imports_nothing_that_takes_long():
+    script = (
+        "import sys; before = set(sys.modules); from lanewise.cli.main import main; main(['--help'])\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    shown = subprocess.check_output([sys.executable, "-c", script], text=True)
+    imported = shown.splitlines()[-1].split()
+    assert [name for name in imported if name.startswith("lanewise")] == [
+        "lanewise",
+        "lanewise.cli",
+        "lanewise.cli.main",
+    ]
+    assert not {"dataclasses", "inspect", "yaml", "torch"} & set(imported)
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("trian", "Did you mean train?"),
+        ("verfy", "Did you mean verify?"),
+        ("--hlep", "Did you mean --help?"),
+        ("run.yaml", "Valid here: train, evaluate, verify, audit, checkpoints, export, --help, --version."),
+    ],
+)
+def test_what_is_no_command_is_named_with_the_nearest_one(capsys, argument, hint):
+    assert main([argument]) == 2
+    assert capsys.readouterr().err == f"error: {argument} is no command of lanewise. {hint}\n"
