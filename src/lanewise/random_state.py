@@ -7,9 +7,11 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from lanewise.world.accelerator import kept_generator, seed_accelerator
+
 
 def set_random_state(seed: int) -> None:
-    """Seed the default generators of python, numpy and torch, on the CPU and on the current GPU.
+    """Seed the default generators of python, numpy and torch, on the CPU and on the current accelerator.
 
     Args:
         seed: 64 bits; python uses all of them, numpy and torch's CPU generator the lower 32.
@@ -18,18 +20,18 @@ def set_random_state(seed: int) -> None:
     np.random.seed(seed & 0xFFFF_FFFF)  # noqa: NPY002 - the user's code may draw from the global state
     # Seeding the generator itself takes 1 us; torch.manual_seed also asks every other backend, 60 us.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(seed)
+    seed_accelerator(seed)
 
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Put the random state back afterwards, in the same generators."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - as above
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
+    of_torch = torch.get_rng_state()
+    with kept_generator():
         try:
             yield
         finally:
             random.setstate(of_python)
             np.random.set_state(of_numpy)  # noqa: NPY002
+            torch.set_rng_state(of_torch)

@@ -11,8 +11,8 @@ SRC = Path(__file__).parents[2] / "src"
 ROWS = (
     {"errors", "lifeline"},
     {"config", "lanes", "run_file"},
-    {"world", "task", "callback", "random_state", "run_dir"},
-    {"precision", "metrics"},
+    {"world", "task", "callback", "run_dir"},
+    {"precision", "metrics", "random_state"},
     {"data", "reduce", "checkpoint"},
     {"loggers"},
     {"engine"},

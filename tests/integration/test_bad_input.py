@@ -85,7 +85,9 @@ def test_a_module_that_fails_while_it_is_imported_is_named_with_file_and_line(tm
 @EITHER
 def test_gpus_that_are_not_there_are_refused(tmp_path, devices):
     path = write_config(tmp_path, distributed={"devices": devices, "device_type": "cuda"})
-    refuses(train(path, variables={"CUDA_VISIBLE_DEVICES": ""}), "no GPU that torch can use")
+    refuses(
+        train(path, variables={"CUDA_VISIBLE_DEVICES": ""}), "of the type cuda, but torch finds none here"
+    )
 
 
 @EITHER

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from lanewise import random_state
 from lanewise.random_state import kept_random_state, set_random_state
 
 
@@ -45,13 +46,11 @@ def test_python_uses_all_64_bits_and_numpy_the_lower_32():
     assert python != high_python
 
 
-@pytest.mark.parametrize("is_initialized", [False, True])
-def test_the_gpu_is_seeded_where_it_is_in_use_and_never_woken(monkeypatch, is_initialized):
+def test_the_accelerator_is_seeded_too(monkeypatch):
     seeds = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_initialized)
-    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
+    monkeypatch.setattr(random_state, "seed_accelerator", seeds.append)
     set_random_state(2**63 + 5)
-    assert seeds == ([2**63 + 5] if is_initialized else [])
+    assert seeds == [2**63 + 5]
 
 
 def test_a_kept_state_goes_on_where_it_was():

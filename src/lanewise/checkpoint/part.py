@@ -14,6 +14,7 @@ import torch
 
 from lanewise.checkpoint.encode import DTYPES
 from lanewise.checkpoint.manifest import FileEntry, write_durably
+from lanewise.world.accelerator import has_streams
 
 
 def share_out(num_bytes: Mapping[str, int], num_parts: int) -> list[list[str]]:
@@ -36,7 +37,7 @@ def part_name(rank: int) -> str:
 
 
 class Staging:
-    """Memory for one part, allocated and touched once; page-locked where a GPU copies into it."""
+    """Memory for one part, allocated and touched once; page-locked where a device copies to it by itself."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
@@ -53,12 +54,12 @@ class Staging:
             tensor = tensors[name].detach()
             stop = start + tensor.nbytes
             staged = self._buffer[start:stop].view(tensor.dtype).view(tensor.shape)
-            staged.copy_(tensor, non_blocking=True)
+            staged.copy_(tensor, non_blocking=self._buffer.is_pinned())
             shape = list(tensor.shape)
             header[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [start, stop]}
             start = stop
         if self._buffer.is_pinned():
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
         self._num_bytes = start
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
@@ -71,6 +72,6 @@ class Staging:
     def _require(self, num_bytes: int, tensors: Iterable[torch.Tensor]) -> None:
         if len(self._buffer) >= num_bytes:
             return
-        is_on_gpu = any(tensor.is_cuda for tensor in tensors)
-        self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_on_gpu)
+        is_pinned = any(has_streams(tensor.device) for tensor in tensors)
+        self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
         self._buffer.zero_()  # the first touch of a page costs more than the copy

@@ -6,7 +6,6 @@ parser takes longer to import than all of stage one.
 
 from lanewise.config.distributed import (
     Backend,
-    DeviceType,
     DistributedConfig,
     Equality,
     FSDPConfig,
@@ -36,7 +35,6 @@ __all__ = [
     "CheckpointConfig",
     "ClassConfig",
     "DataConfig",
-    "DeviceType",
     "DistributedConfig",
     "Equality",
     "EvaluateConfig",

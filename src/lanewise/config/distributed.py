@@ -8,7 +8,6 @@ from lanewise.config.check import AtLeast, Section
 
 ReducerName = Literal["ddp", "fsdp", "single", "data_parallel", "balanced_data_parallel"]
 Equality = Literal["close", "exact"]
-DeviceType = Literal["auto", "cpu", "cuda"]
 Backend = Literal["auto", "gloo", "nccl"]
 Devices = Annotated[int, AtLeast(1)] | tuple[str, ...]
 
@@ -17,23 +16,34 @@ def _count(devices: Devices) -> int:
     return devices if isinstance(devices, int) else len(devices)
 
 
-def _device_names_are_of_one_kind(
-    devices: Devices | None, device_type: DeviceType, backend: Backend
-) -> str | None:
+# Which types of accelerator there are, torch knows, which is not loaded here: the types are looked up later.
+_TYPE = r"[a-z][a-z0-9_]*"
+
+
+def _device_type_is_one_word(device_type: str) -> str | None:
+    if re.fullmatch(_TYPE, device_type):
+        return None
+    return (
+        "distributed.device_type must be auto, cpu, or what torch calls an accelerator, such as cuda or mps: "
+        f"got {device_type}. To choose among several devices, list them in distributed.devices."
+    )
+
+
+def _device_names_are_of_one_type(devices: Devices | None, device_type: str, backend: Backend) -> str | None:
     if devices is None or isinstance(devices, int):
         return None
     listed = ", ".join(devices)
-    kinds = {name.partition(":")[0] for name in devices}
+    types = {name.partition(":")[0] for name in devices}
     if (
         not devices
-        or not all(re.fullmatch(r"cpu|cuda:(0|[1-9]\d*)", name) for name in devices)
-        or len(kinds) > 1
+        or not all(re.fullmatch(rf"cpu|(?!cpu:){_TYPE}:(0|[1-9]\d*)", name) for name in devices)
+        or len(types) > 1
     ):
         return (
-            f"distributed.devices must be a number, or a list of GPUs, or of cpu: got [{listed}]. "
+            f"distributed.devices must be a number, or a list of devices of one type: got [{listed}]. "
             "Write [cuda:0, cuda:1], or [cpu, cpu]."
         )
-    if device_type != "auto" and {device_type} != kinds:
+    if device_type != "auto" and {device_type} != types:
         return (
             f"distributed.device_type contradicts distributed.devices: got {device_type} and [{listed}]. "
             "Leave device_type out."
@@ -55,7 +65,7 @@ def _single_reduces_one_device(devices: Devices | None, reducer: ReducerName) ->
     )
 
 
-def _nccl_runs_on_gpus(devices: Devices | None, device_type: DeviceType, backend: Backend) -> str | None:
+def _nccl_runs_on_gpus(devices: Devices | None, device_type: str, backend: Backend) -> str | None:
     is_on_cpu = device_type == "cpu" or (isinstance(devices, tuple) and "cpu" in devices)
     if backend != "nccl" or not is_on_cpu:
         return None
@@ -104,7 +114,7 @@ def _exact_shards_are_plain(reducer: ReducerName, equality: Equality, fsdp: FSDP
     return None
 
 
-def _offloads_from_gpus(reducer: ReducerName, device_type: DeviceType, fsdp: FSDPConfig) -> str | None:
+def _offloads_from_gpus(reducer: ReducerName, device_type: str, fsdp: FSDPConfig) -> str | None:
     if reducer != "fsdp" or device_type != "cpu" or not fsdp.cpu_offload:
         return None
     return (
@@ -118,7 +128,8 @@ class DistributedConfig(Section):
     """Which devices carry the lanes, and how gradients are reduced; the model does not depend on it."""
 
     RULES = (
-        _device_names_are_of_one_kind,
+        _device_type_is_one_word,
+        _device_names_are_of_one_type,
         _single_reduces_one_device,
         _nccl_runs_on_gpus,
         _fsdp_shares_among_processes,
@@ -133,10 +144,12 @@ class DistributedConfig(Section):
     """How lane gradients become one."""
     equality: Equality = "close"
     """What stays the same on another number of devices: all but rounding (close), or every byte (exact)."""
-    device_type: DeviceType = "auto"
-    """Where to train; auto: on GPUs if there are any."""
+    device_type: str = "auto"
+    """Where to train: cpu, or the type of accelerator that torch finds: cuda (ROCm's name too), xpu, mps
+    or another; auto: on the accelerator if there is one."""
     backend: Backend = "auto"
-    """Library of the collectives; auto: nccl on GPUs, gloo on CPUs."""
+    """Library of the collectives; auto: torch's default for the device type, such as nccl for cuda and gloo
+    for cpu; gloo where processes share a device."""
     threads: Annotated[int, AtLeast(1)] = 1
     """Intra-op CPU threads of each process; never derived, since it changes the order of float additions."""
     fsdp: FSDPConfig = field(default_factory=FSDPConfig)

@@ -25,6 +25,7 @@ from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.reduce import Reducer, build_reducer
 from lanewise.task import Task
+from lanewise.world.accelerator import has_streams
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ def build_loader(
         blocks[world.rank],
         as_many_as=blocks[0] if is_collective else None,
         num_workers=data.num_workers,
-        pin_memory=world.device.type == "cuda",
+        pin_memory=has_streams(world.device),
     )
     return loader, compare_datasets(reader, num_samples, world)
 

@@ -1,17 +1,18 @@
 """Splits the time of a step into phases, without waiting for the device."""
 
-import time
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
+
+from lanewise.world.accelerator import Moment, moment, seconds_between
 
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 """What a step's time goes to; `communication` is what no computation hides."""
 
 
 class StepClock:
-    """Attributes the time since the last lap to a phase: the device's time on a GPU, else the host's.
+    """Attributes the time since the last lap to a phase; of a device with streams, the device's time.
 
     Args:
         device: where the model computes.
@@ -23,17 +24,17 @@ class StepClock:
 
     def restart(self) -> None:
         """Forget what was, so that the next lap begins now."""
-        self._laps: list[tuple[str, float | torch.cuda.Event]] = [("", self._now())]
+        self._laps: list[tuple[str, Moment]] = [("", moment(self._device))]
 
     def lap(self, phase: str) -> None:
         """End a stretch of a phase."""
-        self._laps.append((phase, self._now()))
+        self._laps.append((phase, moment(self._device)))
 
     def take(self) -> Callable[[], dict[str, float]]:
         """Restart.
 
         Returns:
-            A function that returns the seconds of each phase up to now; on a GPU it waits for that point.
+            A function that returns the seconds of each phase up to now; it waits for the device to get there.
         """
         laps = self._laps
         self.restart()
@@ -41,24 +42,7 @@ class StepClock:
         def read() -> dict[str, float]:
             seconds = dict.fromkeys(PHASES, 0.0)
             for (_, start), (phase, end) in pairwise(laps):
-                seconds[phase] += _seconds_between(start, end)
+                seconds[phase] += seconds_between(start, end)
             return seconds
 
         return read
-
-    def _now(self) -> "float | torch.cuda.Event":
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-
-def _seconds_between(start: "float | torch.cuda.Event", end: "float | torch.cuda.Event") -> float:
-    if isinstance(start, float) or isinstance(end, float):
-        assert isinstance(start, float)
-        assert isinstance(end, float)
-        return end - start
-    end.synchronize()
-    milliseconds: float = start.elapsed_time(end)
-    return milliseconds / 1e3

@@ -1,15 +1,12 @@
 """The loop: takes steps, evaluates, shows observers what happened, and writes the model at the end."""
 
 import logging
-import resource
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
-
-import torch
 
 from lanewise.callback import Callback
 from lanewise.checkpoint import save_model
@@ -23,6 +20,7 @@ from lanewise.engine.step import StepReport, Training, TrainStep
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.lanes import Schedule
 from lanewise.run_dir import RunDir
+from lanewise.world.accelerator import has_streams, peak_bytes
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -150,7 +148,7 @@ class Engine:
         values = {} if self.evaluation is None else self.evaluation.last_values
         unseen: deque[StepReport] = deque()
         # What a step found is known on a GPU only when it is done: look at it while the next one runs.
-        num_behind = 1 if self._world.device.type == "cuda" else 0
+        num_behind = 1 if has_streams(self._world.device) else 0
         if self.evaluation is not None and self.evaluation.is_due:  # a signal came before it was made
             values = self._evaluate(self.first_step - 1, run_dir, observers, saving)
         for report in self.steps():
@@ -252,7 +250,7 @@ class Engine:
             "train/learning_rate": report.learning_rate,
             "perf/samples_per_second": self.schedule.num_samples_in(report.step) / sum(seconds.values()),
             **seconds,
-            "memory/peak_gib": _peak_bytes(self._world.device) / 2**30,
+            "memory/peak_gib": peak_bytes(self._world.device) / 2**30,
         }
         if self.training.precision.loss_scale is not None:
             metrics["train/skipped_steps"] = report.skipped_steps
@@ -261,10 +259,3 @@ class Engine:
 
 def _end(observer: Callback, _kind: object, error: BaseException | None, _traceback: object) -> None:
     observer.on_end(error)
-
-
-def _peak_bytes(device: torch.device) -> int:
-    """Return the most memory that tensors held on the GPU so far; on a CPU, that the process held."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB

@@ -20,6 +20,7 @@ from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.reduce import Reducer, evaluating
 from lanewise.task import Task
+from lanewise.world.accelerator import has_streams
 from lanewise.world.world import World
 
 T = TypeVar("T")
@@ -215,7 +216,7 @@ def read_blocks(
     blocks = lane_blocks(schedule.num_lanes, world.world_size)
     own = schedule.turns(blocks[world.rank], as_many_as=blocks[0] if is_collective else None)
     turns = ((turn, tuple(turn.borrowed or turn.positions)) for turn in own)
-    batches = read_turns(reader, turns, num_workers, pin_memory=world.device.type == "cuda")
+    batches = read_turns(reader, turns, num_workers, pin_memory=has_streams(world.device))
     for batch in to_device(batches, world.device):
         set_random_state(evaluation_seed(seed, batch.turn.step, batch.turn.lane))
         yield batch

@@ -11,6 +11,7 @@ import torch
 from lanewise.data import LaneBatch, map_leaves
 from lanewise.errors import TaskError, noting, text_of
 from lanewise.task import Loss
+from lanewise.world.accelerator import has_streams, new_stream, on_stream
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def move(data: Any, device: torch.device) -> Any:
 
     def move_leaf(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return leaf.to(device, non_blocking=device.type == "cuda")
+            return leaf.to(device, non_blocking=has_streams(device))
         return leaf.to(device)
 
     return map_leaves(move_leaf, data)
@@ -108,22 +109,25 @@ def move(data: Any, device: torch.device) -> Any:
 def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:
     """Yield batches whose tensors are on the device.
 
-    A GPU copies them on a side stream, from pinned memory, while it computes what was enqueued before.
+    A device with streams copies them on one of its own, from pinned memory, while it computes what was
+    enqueued before.
     """
-    if device.type != "cuda":
+    if device.type == "cpu":
         yield from batches
         return
-    copying = torch.cuda.Stream(device)
+    copying = new_stream(device)
 
     def move(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf.to(device)
-        with torch.cuda.stream(copying):
-            moved = leaf.to(device, non_blocking=True)
-        moved.record_stream(torch.cuda.current_stream(device))
+        with on_stream(copying):
+            moved = leaf.to(device, non_blocking=copying is not None)
+        if copying is not None:
+            moved.record_stream(torch.accelerator.current_stream(device))
         return moved
 
     for batch in batches:
         data = map_leaves(move, batch.data)
-        torch.cuda.current_stream(device).wait_stream(copying)
+        if copying is not None:
+            torch.accelerator.current_stream(device).wait_stream(copying)
         yield replace(batch, data=data)

@@ -23,7 +23,7 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> tuple[Op
         TaskError: if a parameter of the optimizer is not in the model.
     """
     section = config.optimizer
-    is_on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    is_on_gpu = any(parameter.device.type != "cpu" for parameter in model.parameters())
     if (
         config.distributed.equality == "exact"
         and is_on_gpu

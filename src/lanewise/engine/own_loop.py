@@ -16,7 +16,6 @@ from lanewise.config import (
     Backend,
     BatchConfig,
     DataConfig,
-    DeviceType,
     DistributedConfig,
     Equality,
     PrecisionName,
@@ -37,7 +36,7 @@ from lanewise.precision import LossScale, Precision
 from lanewise.random_state import kept_random_state, set_random_state
 from lanewise.reduce import build_reducer, evaluating
 from lanewise.world.determinism import set_determinism
-from lanewise.world.device import choose_devices
+from lanewise.world.device import choose_backend, choose_devices
 from lanewise.world.environment import Environment
 from lanewise.world.world import join_world
 
@@ -67,7 +66,7 @@ class Lanes:
         seed: seed of the weights, the sample order and every lane's random numbers.
         equality: `close`, or `exact`: the same bytes on any number of processes.
         precision: the format in `autocast`: `float32`, `tf32`, `bf16` or `fp16`.
-        device_type: `auto`, `cpu` or `cuda`.
+        device_type: `auto`, `cpu`, or the type of accelerator that torch finds, such as `cuda` or `mps`.
         backend: `auto`, `gloo` or `nccl`.
         threads: intra-op CPU threads of each process.
 
@@ -84,7 +83,7 @@ class Lanes:
         seed: int = 0,
         equality: Equality = "close",
         precision: PrecisionName = "float32",
-        device_type: DeviceType = "auto",
+        device_type: str = "auto",
         backend: Backend = "auto",
         threads: int = 1,
     ) -> None:
@@ -96,7 +95,8 @@ class Lanes:
         set_determinism(equality, threads)
         place = Environment.from_env(os.environ) or Environment()
         lane_blocks(self._batch.num_lanes, place.world_size)  # raises before waiting for the others
-        devices, backend_name = choose_devices(device_type, distributed.backend, place.local_world_size)
+        devices = choose_devices(device_type, place.local_world_size)
+        backend_name = choose_backend(backend, devices, place.world_size)
         self._world = join_world(place, devices, backend_name)
         atexit.register(self.close)
         self.rank = self._world.rank

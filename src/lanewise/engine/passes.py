@@ -27,6 +27,7 @@ from lanewise.reduce import (
     StepTotals,
     start_totals,
 )
+from lanewise.world.accelerator import float64_device
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -242,7 +243,7 @@ class LanePasses:
         loss_sum = None if loss is None else loss.sum
         if loss is not None:
             known = torch.zeros((), device=self._world.device) if loss_sum is None else loss_sum.detach()
-            self._own.append(OwnTotals(known.double().to(self._world.device), loss.weight))
+            self._own.append(OwnTotals(known.to(float64_device(self._world.device)).double(), loss.weight))
             self._own_samples[turn.lane] = batch.indices
             if self._is_first_step:
                 self._unit = "samples" if loss.is_sample_mean else "units that its Loss counts"

@@ -16,7 +16,7 @@ from lanewise.engine.passes import LanePasses
 from lanewise.precision import Precision
 from lanewise.reduce import StepTotals
 from lanewise.task import Task
-from lanewise.world.streams import start_copy_to_host
+from lanewise.world.accelerator import start_copy_to_host
 
 
 @dataclass(frozen=True)

@@ -181,13 +181,13 @@ def _device_override(devices: int | Sequence[str] | None) -> list[Override]:
 
 
 def _on_all_devices(config: RunConfig) -> RunConfig:
-    """Use every GPU of this machine, unless the user or a launcher says otherwise."""
+    """Use every accelerator of this machine, unless the user or a launcher says otherwise."""
     if config.distributed.devices is not None or Environment.from_env(os.environ) is not None:
         return config
-    import torch
+    from lanewise.world.device import count_accelerators
 
-    num_gpus = 0 if config.distributed.device_type == "cpu" else torch.cuda.device_count()
-    devices = max(1, min(num_gpus, config.batch.num_lanes))
+    num_accelerators = count_accelerators(config.distributed.device_type)
+    devices = max(1, min(num_accelerators, config.batch.num_lanes))
     return replace(config, distributed=replace(config.distributed, devices=devices))
 
 

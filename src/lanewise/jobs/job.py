@@ -49,7 +49,7 @@ class Job(ABC):
             ConfigError: lists every mistake that was found.
         """
         from lanewise.config.classes import check_classes
-        from lanewise.world.device import choose_devices
+        from lanewise.world.device import choose_backend, choose_devices
 
         distributed = self.config.distributed
         if distributed.is_one_process and place.world_size > 1:
@@ -66,12 +66,12 @@ class Job(ABC):
         num_workplaces = (distributed.num_devices if distributed.is_one_process else None) or place.world_size
         lane_blocks(self.config.batch.num_lanes, num_workplaces)  # raises where one would have no lane
         check_classes(self.config, has_task=self.task is not None)
-        devices, _ = choose_devices(
+        devices = choose_devices(
             distributed.device_type,
-            distributed.backend,
             distributed.num_devices or place.local_world_size,
             distributed.device_names,
         )
+        choose_backend(distributed.backend, devices, place.world_size)
         if self.config.optimizer.init_args.get("differentiable"):
             raise ConfigError(
                 "optimizer.init_args.differentiable cannot be used: training takes no gradient of an update. "

@@ -82,15 +82,14 @@ def run_in_world(job: Job, place: Environment) -> Any:
     """Be one process of the world in which a job runs. Collective: every rank must call this."""
     from lanewise.loggers import RankLog
     from lanewise.world.determinism import set_determinism
-    from lanewise.world.device import choose_devices
+    from lanewise.world.device import choose_backend, choose_devices
     from lanewise.world.world import join_world
 
     distributed = job.config.distributed
     log = RankLog(job.log_file(place.rank), place.rank)
     set_determinism(distributed.equality, distributed.threads)
-    devices, backend = choose_devices(
-        distributed.device_type, distributed.backend, place.local_world_size, distributed.device_names
-    )
+    devices = choose_devices(distributed.device_type, place.local_world_size, distributed.device_names)
+    backend = choose_backend(distributed.backend, devices, place.world_size)
     world = join_world(place, devices, backend)
     log.share_warnings(world.claim)
     try:

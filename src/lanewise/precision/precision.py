@@ -15,7 +15,7 @@ class Precision:
     Args:
         name: `float32`; `tf32`, in which GPUs round the inputs of matrix products to 10 bits of mantissa; or
             `bf16` and `fp16`, torch's autocast to 16 bits.
-        device_type: `cpu` or `cuda`.
+        device_type: of the device that computes.
     """
 
     def __init__(self, name: str, device_type: str) -> None:

@@ -20,7 +20,7 @@ from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, TreeSum, lane_blocks, subtrees
 from lanewise.reduce.buffer import RESHAPED, Buffer, find_buffers
 from lanewise.reduce.pending import add_into_right
-from lanewise.world.streams import start_copy_to_host
+from lanewise.world.accelerator import float64_device, start_copy_to_host
 from lanewise.world.world import World
 
 _Form = tuple[torch.Size, torch.dtype]
@@ -58,6 +58,7 @@ class LaneBuffers:
     def __init__(self, modules: Sequence[Sequence[nn.Module]], world: World, num_lanes: int) -> None:
         self._modules = modules
         self._world = world
+        self._float64_device = float64_device(world.device)
         self._num_lanes = num_lanes
         self._blocks = lane_blocks(num_lanes, world.world_size)
         # Each buffer on each replica.
@@ -78,7 +79,7 @@ class LaneBuffers:
         if self._buffers is None:
             self._buffers = list(zip(*map(find_buffers, self._modules), strict=True))
             num_buffers = len(self._buffers)
-            self._changes = torch.zeros(num_buffers, dtype=torch.float64, device=self._world.device)
+            self._changes = torch.zeros(num_buffers, dtype=torch.float64, device=self._float64_device)
         self._changes.zero_()
         for first, *others in self._buffers:  # the user may have written them between the steps
             first.note_start()
@@ -95,7 +96,7 @@ class LaneBuffers:
             return
         device = self._world.device
         looks = [buffers[place].look() for buffers in self._buffers]
-        changes = _stack([change for change, _ in looks], device)
+        changes = _stack([change for change, _ in looks], self._float64_device)
         torch.maximum(self._changes, changes, out=self._changes)
         values = {
             number: None if value is None else value.to(device)
@@ -197,11 +198,11 @@ class LaneBuffers:
 
         Sums are float64. Integers travel beside them as they are.
         """
-        device = self._world.device
+        device = self._float64_device
         one = torch.ones(1, dtype=torch.float64, device=device)
         own_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, num_present, add_into_right)
         for lane in lanes:
-            flat = [_to_float64(self._value(lane, number)) for number in floats]
+            flat = [_to_float64(self._value(lane, number), device) for number in floats]
             number_of_samples = len(lane.turn.positions)
             own_sum.push((lane.turn.lane, lane.turn.lane + 1), [torch.cat([*flat, one]) * number_of_samples])
 
@@ -210,7 +211,7 @@ class LaneBuffers:
         sums = one.new_zeros(max(map(len, nodes)), sum(sizes) + 1)
         for index, (_, (subtree_sum,)) in enumerate(own_sum.pending):
             sums[index] = subtree_sum
-        first = [_to_int64(self._value(lanes[0], number)) for number in integers] if lanes else []
+        first = [_to_int64(self._value(lanes[0], number), device) for number in integers] if lanes else []
         num_integers = sum(shape.numel() for shape, _ in integers.values())
         own_integers = torch.cat(first) if first else sums.new_zeros(num_integers, dtype=torch.int64)
         sent = torch.cat([sums.flatten().view(torch.int64), own_integers])
@@ -223,13 +224,13 @@ class LaneBuffers:
                 tree_sum.push(node, [subtree_sum.clone()])
         *totals, num_samples = tree_sum.root()[0].split([*sizes, 1])
         means = {
-            number: _from_float64(total / num_samples, form)
+            number: _from_float64(total / num_samples, form).to(self._world.device)
             for (number, form), total in zip(floats.items(), totals, strict=True)
         }
         # Lane 0 is rank 0's, and is never absent.
         parts = gathered[0, sums.numel() :].split([shape.numel() for shape, _ in integers.values()])
         of_first_lane = {
-            number: part.view(shape).to(dtype)
+            number: part.view(shape).to(dtype).to(self._world.device)
             for (number, (shape, dtype)), part in zip(integers.items(), parts, strict=True)
         }
         return means, of_first_lane
@@ -271,7 +272,14 @@ def _stack(changes: Sequence[float | torch.Tensor], device: torch.device) -> tor
     """Make one float64 tensor of numbers, some of which may be on a GPU."""
     if not any(isinstance(change, torch.Tensor) for change in changes):
         return torch.tensor(changes, dtype=torch.float64, device=device)
-    return torch.stack([torch.as_tensor(change, dtype=torch.float64, device=device) for change in changes])
+    return torch.stack(
+        [
+            change.to(device).double()
+            if isinstance(change, torch.Tensor)
+            else torch.as_tensor(change, dtype=torch.float64, device=device)
+            for change in changes
+        ]
+    )
 
 
 def _is_averaged(dtype: torch.dtype) -> bool:
@@ -284,8 +292,9 @@ def _size_of(form: _Form) -> int:
     return shape.numel() * (2 if dtype.is_complex else 1)
 
 
-def _to_float64(value: torch.Tensor | None) -> torch.Tensor:
+def _to_float64(value: torch.Tensor | None, device: torch.device) -> torch.Tensor:
     assert value is not None
+    value = value.to(device)  # first, where the one it is on has no float64
     if value.is_complex():
         value = torch.view_as_real(value.to(torch.complex128).resolve_conj())
     return value.double().flatten()
@@ -298,6 +307,6 @@ def _from_float64(flat: torch.Tensor, form: _Form) -> torch.Tensor:
     return flat.view(shape).to(dtype)
 
 
-def _to_int64(value: torch.Tensor | None) -> torch.Tensor:
+def _to_int64(value: torch.Tensor | None, device: torch.device) -> torch.Tensor:
     assert value is not None
-    return value.long().flatten()
+    return value.to(device).long().flatten()

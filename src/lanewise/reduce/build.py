@@ -60,9 +60,7 @@ def build_reducer(
         return FSDPReducer(model, num_lanes, world, config.fsdp, exact=exact, on_backward=on_bucket)
     model.to(world.device)
     if config.is_one_process:
-        names, _ = choose_devices(
-            config.device_type, config.backend, config.num_devices or 1, config.device_names
-        )
+        names = choose_devices(config.device_type, config.num_devices or 1, config.device_names)
         balanced = config.reducer == "balanced_data_parallel"
         return ReplicaReducer(model, num_lanes, [*map(torch.device, names)], exact=exact, balanced=balanced)
     if world.world_size == 1:

@@ -65,9 +65,10 @@ class FSDPReducer(Reducer):
         exact: bool,
         on_backward: Callable[[], None],
     ) -> None:
-        if world.device.type == "cuda" and dist.get_backend() != "nccl":
+        if world.device.type != "cpu" and dist.get_backend() == "gloo":
+            needed = dist.get_default_backend_for_device(world.device)
             raise ConfigError(
-                f"distributed.reducer fsdp on GPUs needs distributed.backend nccl: got {dist.get_backend()}. "
+                f"distributed.reducer fsdp on GPUs needs distributed.backend {needed}: got gloo. "
                 "Give each process a GPU of its own, or use distributed.reducer=ddp."
             )
         if world.device.type == "cpu" and config.cpu_offload:

@@ -27,6 +27,7 @@ from torch import nn
 from lanewise.lanes import LaneTurn
 from lanewise.reduce.pending import PendingGradients
 from lanewise.reduce.reducer import LaneWork, Reducer, trained_parameters
+from lanewise.world.accelerator import generator_state, set_current_device, set_generator_state
 
 
 class ReplicaReducer(Reducer):
@@ -62,7 +63,7 @@ class ReplicaReducer(Reducer):
         self._is_stale = True
         self._group: list[tuple[LaneTurn, torch.Tensor]] = []
         self._threads: ThreadPoolExecutor | None = None
-        if devices[0].type == "cuda" and len(set(devices)) == len(devices):
+        if devices[0].type != "cpu" and len(set(devices)) == len(devices):
             self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="replica")
 
     def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
@@ -114,13 +115,12 @@ class ReplicaReducer(Reducer):
     def _forward(self, place: int, lane: LaneWork) -> tuple[Any, Any, torch.Tensor | None]:
         """Run a lane's forward; return its batch, where it ran, its outputs, and the generator's state."""
         device = self._devices[place]
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # of this thread
+        set_current_device(device)  # of this thread
         data = lane.move(lane.data, device)
         lane.set_random_state()
         with lane.context():
             outputs = lane.forward(self.replicas[place], data)
-        state = torch.cuda.get_rng_state(device) if device.type == "cuda" and not self._balanced else None
+        state = None if self._balanced else generator_state(device)
         return data, outputs, state
 
     def _loss_on_first(
@@ -128,7 +128,7 @@ class ReplicaReducer(Reducer):
     ) -> Any:
         """Gather a lane's outputs and compute its loss, which goes on with the lane's random numbers."""
         if random_state is not None:
-            torch.cuda.set_rng_state(random_state, self._devices[0])
+            set_generator_state(random_state, self._devices[0])
         gathered = lane.move(outputs, self._devices[0])
         with lane.context():
             return lane.loss(gathered, lane.data)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from lanewise.lanes import lane_blocks
+from lanewise.world.accelerator import float64_device
 from lanewise.world.world import World
 
 
@@ -90,13 +91,14 @@ def start_totals(
     """
     blocks = lane_blocks(num_lanes, world.world_size)
     # A row for each lane, the votes, the buffers.
+    device = float64_device(world.device)
     rows = torch.zeros(len(blocks[0]) + 1, 2, dtype=torch.float64)
     rows[-1] = torch.tensor(votes)
-    rows = rows.to(world.device, non_blocking=True)
+    rows = rows.to(device, non_blocking=True)
     if own:
         rows[: len(own), 0] = torch.stack([row.loss_sum for row in own])
         weights = torch.tensor([row.weight for row in own], dtype=torch.float64)
-        rows[: len(own), 1] = weights.to(world.device, non_blocking=True)
+        rows[: len(own), 1] = weights.to(device, non_blocking=True)
     flat = rows.flatten() if buffer_changes is None else torch.cat([rows.flatten(), buffer_changes])
     wait = world.start_all_gather_to_host(flat)
 

@@ -15,8 +15,8 @@ first one.
 [Note: one thread, in order]
 On gloo, a collective that is started in the callback of another can deadlock. So each process has one thread
 and a process group of its own that runs the stages of one bucket after the other, in the order in which DDP
-hands them out, which is the same on all ranks. On NCCL the same calls only enqueue work on a stream, and no
-thread is needed.
+hands them out, which is the same on all ranks. On NCCL and its like the same calls only enqueue work on a
+stream, and no thread is needed.
 """
 
 import queue
@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from lanewise.lanes import TreeSum, lane_blocks, subtrees
 from lanewise.reduce.pending import add_into_right
+from lanewise.world.accelerator import new_stream, on_stream
 from lanewise.world.world import World, all_gather_single
 
 
@@ -45,11 +46,11 @@ class TreeAllReduce:
         self._num_lanes = num_lanes
         self._blocks = lane_blocks(num_lanes, world.world_size)
         self._group = world.new_group()
-        self._stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None
+        self._stream = new_stream(world.device)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last: torch.futures.Future[torch.Tensor] | None = None
-        if dist.get_backend(self._group) != "nccl":
+        if dist.get_backend(self._group) == "gloo":
             # A daemon: a process that fails must not wait for a collective that others will never join.
             self._thread = threading.Thread(target=self._work, name="tree-all-reduce", daemon=True)
             self._thread.start()
@@ -73,7 +74,7 @@ class TreeAllReduce:
         self._last = future
         ready = None
         if self._stream is not None:
-            ready = torch.cuda.current_stream(self._device).record_event()
+            ready = torch.accelerator.current_stream(self._device).record_event()
             for tensor in (*subtree_sums, bucket):
                 tensor.record_stream(self._stream)
         job = partial(self._reduce_into, future, ready, subtree_sums, num_present_lanes, bucket)
@@ -101,14 +102,14 @@ class TreeAllReduce:
     def _reduce_into(
         self,
         future: torch.futures.Future[torch.Tensor],
-        ready: torch.cuda.Event | None,
+        ready: torch.Event | None,
         subtree_sums: list[torch.Tensor],
         num_present_lanes: int,
         bucket: torch.Tensor,
     ) -> None:
         """Run the stages for a bucket and complete its future, on the side stream where there is one."""
         try:
-            with torch.cuda.stream(self._stream):
+            with on_stream(self._stream):
                 if self._stream is not None and ready is not None:
                     self._stream.wait_event(ready)
                 if self._thread is not None:  # gloo's all_to_all and all_gather are of the CPU

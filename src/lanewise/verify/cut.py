@@ -143,7 +143,7 @@ def _gradient(subject: Subject, samples: Sequence[Any]) -> tuple[torch.Tensor, f
         loss, gradients = subject.gradients(data, len(samples))
     step = -(-sum(one.numel() for one in gradients.values()) // _MAX_ELEMENTS)
     flat = [(real_view(one) if one.is_complex() else one).reshape(-1) for one in gradients.values()]
-    return torch.cat([one[::step].double().cpu() for one in flat]), loss.weight
+    return torch.cat([one[::step].cpu().double() for one in flat]), loss.weight
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lanewise.data import digest
+from lanewise.world.accelerator import generator_state
 
 _FOREIGN_FOLDERS = tuple(
     f"{folder}/" for folder in (*torch.__path__, sysconfig.get_path("stdlib"), Path(__file__).parents[1])
@@ -138,8 +139,9 @@ class _Recorder(TorchDispatchMode):
 
 def _random_state() -> str:
     states = [torch.default_generator.get_state()]
-    if torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state())
+    of_accelerator = generator_state()
+    if of_accelerator is not None:
+        states.append(of_accelerator)
     return digest(states)
 
 

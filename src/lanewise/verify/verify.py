@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import torch
-
 from lanewise.config import ReducerName, RunConfig
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.jobs.scratch import scratch_folder
@@ -16,6 +14,7 @@ from lanewise.verify.diagnose import diagnose, notes
 from lanewise.verify.job import Result, ResumeJob, VerifyJob
 from lanewise.verify.layout import Layout
 from lanewise.verify.report import Report
+from lanewise.world.device import accelerator_type, count_accelerators
 
 
 def verify(
@@ -140,11 +139,11 @@ def _reducer(configured: ReducerName, num_devices: int) -> ReducerName:
 
 
 def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
-    """Return the configuration for a number of processes, which share GPUs if there are too few."""
-    num_gpus = 0 if config.distributed.device_type == "cpu" else torch.cuda.device_count()
+    """Return the configuration for a number of processes, which share accelerators if there are too few."""
+    num_accelerators = count_accelerators(config.distributed.device_type)
     devices: int | tuple[str, ...] = num_devices
-    if num_gpus and num_devices > num_gpus:
-        devices = tuple(f"cuda:{rank % num_gpus}" for rank in range(num_devices))
+    if num_accelerators and num_devices > num_accelerators:
+        devices = tuple(f"{accelerator_type()}:{rank % num_accelerators}" for rank in range(num_devices))
     distributed = replace(
         config.distributed,
         devices=devices,

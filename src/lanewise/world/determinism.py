@@ -3,6 +3,7 @@
 import torch
 
 from lanewise.config import Equality
+from lanewise.world.accelerator import device_name
 
 
 def set_determinism(equality: Equality, threads: int) -> None:
@@ -43,7 +44,8 @@ def _fix_compilation() -> None:
 def exact_pins(device: torch.device) -> dict[str, str]:
     """Name what equal bytes depend on besides the configuration: another value may give other bytes."""
     pins = {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    if device.type != "cpu":
+        pins["gpu"] = device_name(device)
     if device.type == "cuda":
-        pins["gpu"] = torch.cuda.get_device_name(device)
         pins["tf32"] = str(torch.backends.cuda.matmul.allow_tf32)
     return pins

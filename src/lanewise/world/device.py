@@ -1,68 +1,112 @@
-"""Which devices and which backend a run uses; asks for GPUs without touching one."""
+"""Which devices there are, and which ones and which backend a run uses; asks without touching one."""
 
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 
 from lanewise.errors import ConfigError
 
 
-def choose_devices(
-    device_type: str, backend: str, processes_per_machine: int, names: Sequence[str] = ()
-) -> tuple[list[str], str]:
+def count_accelerators(device_type: str = "auto") -> int:
+    """Count the devices of a type that torch can use here.
+
+    Args:
+        device_type: `auto` for whichever accelerator there is; of `cpu` there is none.
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or device_type not in ("auto", accelerator.type):
+        return 0
+    return torch.accelerator.device_count()  # of CUDA through NVML: opens no context
+
+
+def accelerator_type() -> str | None:
+    """Return the type of the devices besides the CPU that torch can use here; None if there are none."""
+    accelerator = torch.accelerator.current_accelerator()
+    return None if accelerator is None or not count_accelerators() else accelerator.type
+
+
+def choose_devices(device_type: str, num_devices: int, names: Sequence[str] = ()) -> list[str]:
     """Settle `auto` and make sure that the machine has what is asked for.
 
     Args:
-        device_type: `auto` (GPUs if there are any), `cpu` or `cuda`.
-        backend: `auto` (nccl on GPUs, else gloo), `gloo` or `nccl`.
-        processes_per_machine: processes on this machine.
-        names: the device of each of them, such as `cuda:1`; empty: each takes one GPU, or the CPU.
+        device_type: `auto` (the accelerator if there is one), `cpu`, or the type of an accelerator.
+        num_devices: how many this machine is to use.
+        names: each of them, such as `xpu:1`; empty: the first ones, or as often the CPU.
 
     Returns:
-        The device of each local rank, and the backend.
+        The name of each device, in the order of the local ranks.
 
     Raises:
         ConfigError: if the machine lacks a device.
     """
-    num_gpus = torch.cuda.device_count()  # through NVML: opens no context
+    there = accelerator_type()
     if names:
         device_type = names[0].partition(":")[0]
     elif device_type == "auto":
-        device_type = "cuda" if num_gpus else "cpu"
-    if device_type == "cpu" and backend == "nccl":
+        device_type = there or "cpu"
+    if device_type == "cpu":
+        return list(names) or ["cpu"] * num_devices
+    devices = list(names) or [f"{device_type}:{index}" for index in range(num_devices)]
+    count = count_accelerators(device_type)
+    if not count:
+        has = f"there are {count_accelerators()} of the type {there}" if there else "there is only the CPU"
         raise ConfigError(
-            "distributed.backend nccl needs GPUs, and this machine has none that torch can use. "
-            "Use --distributed.backend gloo."
+            f"distributed asks for devices of the type {device_type}, but torch finds none here: "
+            f"{has}. Use --distributed.device_type {there or 'cpu'}."
         )
-    devices = list(names)
-    if not devices:
-        is_gpu = device_type == "cuda"
-        devices = [f"cuda:{rank}" if is_gpu else "cpu" for rank in range(processes_per_machine)]
-    if device_type == "cuda":
-        _require_gpus(devices, num_gpus, is_named=bool(names))
-    if backend == "auto":
-        # NCCL refuses two processes on one GPU.
-        is_shared = len(set(devices)) < len(devices)
-        backend = "gloo" if device_type == "cpu" or is_shared else "nccl"
-    return devices, backend
-
-
-def _require_gpus(devices: Sequence[str], num_gpus: int, *, is_named: bool) -> None:
-    missing = [name for name in devices if int(name.partition(":")[2]) >= num_gpus]
+    missing = [name for name in devices if int(name.partition(":")[2]) >= count]
     if not missing:
-        return
-    there = f"there {'is' if num_gpus == 1 else 'are'} {num_gpus}"
-    if not num_gpus:
+        return devices
+    has = f"there {'is' if count == 1 else 'are'} {count}"
+    if names:
         raise ConfigError(
-            f"distributed asks for {len(set(devices))} GPU(s), but this machine has no GPU that torch can "
-            "use. Use --distributed.device_type cpu."
-        )
-    if is_named:
-        raise ConfigError(
-            f"distributed.devices names {missing[0]}, which this machine lacks: {there}, "
-            f"cuda:0 to cuda:{num_gpus - 1}. Name one of these."
+            f"distributed.devices names {missing[0]}, which this machine lacks: {has}, "
+            f"{device_type}:0 to {device_type}:{count - 1}. Name one of these."
         )
     raise ConfigError(
-        f"distributed.devices asks for more GPUs than this machine has: got {len(devices)}, {there}. "
-        f"Use --distributed.devices {num_gpus}, or --distributed.device_type cpu."
+        f"distributed.devices asks for more {device_type} devices than this machine has: got {len(devices)}, "
+        f"{has}. Use --distributed.devices {count}, or --distributed.device_type cpu."
     )
+
+
+def choose_backend(backend: str, devices: Sequence[str], world_size: int) -> str:
+    """Settle `auto` and make sure that the backend can connect processes on these devices.
+
+    Args:
+        backend: `auto` (torch's own for the type of device), `gloo` or `nccl`.
+        devices: the device of each local rank.
+        world_size: processes of the run; one alone needs no backend.
+
+    Returns:
+        The name under which torch knows the backend.
+
+    Raises:
+        ConfigError: if the backend serves no devices of this type.
+    """
+    device_type = devices[0].partition(":")[0]
+    is_shared = device_type != "cpu" and len(set(devices)) < len(devices)
+    if backend != "auto":
+        if not _serves(backend, device_type):
+            raise ConfigError(
+                f"distributed.backend {backend} cannot be used with devices of the type {device_type}. "
+                "Use --distributed.backend auto."
+            )
+        return backend
+    try:
+        # Only gloo lets processes share a device.
+        chosen = "gloo" if is_shared else dist.get_default_backend_for_device(device_type)
+    except ValueError:
+        chosen = "gloo"
+    if world_size > 1 and not _serves(chosen, device_type):
+        raise ConfigError(
+            f"torch has no backend that connects processes on {device_type} devices"
+            f"{', several on one' if is_shared else ''}: got {world_size} processes. "
+            f"Use {'one process for each device' if is_shared else 'one process'}, "
+            "or --distributed.device_type cpu."
+        )
+    return chosen
+
+
+def _serves(backend: str, device_type: str) -> bool:
+    return device_type in dist.Backend.backend_capability.get(backend, [])

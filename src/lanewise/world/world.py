@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from lanewise.errors import WorldError
+from lanewise.world.accelerator import set_current_device, side_stream, start_copy_to_host
 from lanewise.world.environment import Environment
-from lanewise.world.streams import side_stream, start_copy_to_host
 
 # torch 2.13 renamed the collective; the old name warns there, the new one does not exist before.
 all_gather_single: Callable[..., dist.Work | None] = getattr(
@@ -234,11 +234,10 @@ def join_world(environment: Environment, devices: Sequence[str], backend: str) -
     Args:
         environment: the place of this process.
         devices: the device of each local rank.
-        backend: `gloo` or `nccl`.
+        backend: as torch names it.
     """
     device = torch.device(devices[environment.local_rank])
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    set_current_device(device)
     if environment.world_size == 1:
         return LocalWorld(device)
     if environment.world_size == environment.local_world_size:

@@ -70,20 +70,21 @@ def test_devices_are_read_from_a_list():
     "devices",
     [
         (),
-        ("gpu:0",),
+        ("GPU:0",),
         ("cuda",),
         ("cuda:",),
         ("cuda:-1",),
         ("cuda:x",),
+        ("cuda:0", "xpu:0"),
         ("cpu:0",),
         ("0", "1"),
         ("cpu", "cuda:0"),
     ],
 )
-def test_names_of_devices_that_are_wrong_or_of_two_kinds(devices):
+def test_names_of_devices_that_are_wrong_or_of_two_types(devices):
     (mistake,) = mistakes_of(lambda: DistributedConfig(devices=devices))
     assert mistake == (
-        "distributed.devices must be a number, or a list of GPUs, or of cpu: "
+        "distributed.devices must be a number, or a list of devices of one type: "
         f"got [{', '.join(devices)}]. Write [cuda:0, cuda:1], or [cpu, cpu]."
     )
 
@@ -113,3 +114,20 @@ def test_single_counts_named_devices():
     (mistake,) = mistakes_of(lambda: DistributedConfig(devices=CPUS, reducer="single"))
     assert mistake.startswith("distributed.reducer single needs distributed.devices 1: got 2 devices.")
     DistributedConfig(devices=("cpu",), reducer="single")
+
+
+@pytest.mark.parametrize("device_type", ["auto", "cpu", "cuda", "xpu", "mps", "privateuseone"])
+def test_any_type_of_device_may_be_asked_for(device_type):
+    assert read_section(DistributedConfig, {"device_type": device_type}).device_type == device_type
+    if device_type not in ("auto", "cpu"):
+        names = (f"{device_type}:0", f"{device_type}:10")
+        assert DistributedConfig(devices=names, device_type=device_type).device_names == names
+
+
+@pytest.mark.parametrize("device_type", ["", "cuda:0", "CUDA", "0", "two words"])
+def test_a_device_type_is_one_word(device_type):
+    (mistake,) = mistakes_of(lambda: DistributedConfig(device_type=device_type))
+    assert mistake == (
+        "distributed.device_type must be auto, cpu, or what torch calls an accelerator, such as cuda or mps: "
+        f"got {device_type}. To choose among several devices, list them in distributed.devices."
+    )

@@ -1,0 +1,196 @@
+"""How a device is used, where that depends on its type: the CPU, or the accelerator that torch was built for.
+
+`torch.accelerator` speaks for the accelerator, whichever it is: cuda (which is also ROCm's name), xpu, mps or
+another. What it lacks, the module of the device type has, such as `torch.mps`. No other module tells one type
+of accelerator from another, unless a fact is true of one of them only.
+"""
+
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+
+import torch
+
+_WITHOUT_FLOAT64 = {"mps"}
+
+Moment = float | torch.Event
+"""A point in time: of the host in seconds, or of what a device has been given to do."""
+
+
+def set_current_device(device: torch.device) -> None:
+    """Make a device the one that this thread uses by default; the CPU always can be used."""
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the model of an accelerator, or its type where torch does not know the model."""
+    get_name: Callable[[torch.device], str] | None
+    get_name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return device.type if get_name is None else get_name(device)
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """Return where to compute in float64: on the device, or on the CPU where the device has no float64."""
+    return torch.device("cpu") if device.type in _WITHOUT_FLOAT64 else device
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most memory that tensors held on the device so far.
+
+    On a CPU, and where torch does not count it, the most that the process held of the host's.
+    """
+    if device.type != "cpu":
+        get_peak: Callable[[torch.device], int] | None
+        get_peak = getattr(torch.get_device_module(device), "max_memory_allocated", None)
+        if get_peak is not None:
+            return int(get_peak(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+
+
+def seed_accelerator(seed: int) -> None:
+    """Seed the generator of the current accelerator, if this process uses one."""
+    module = _module_in_use()
+    if module is not None:
+        module.manual_seed(seed)
+
+
+def generator_state(device: torch.device | None = None) -> torch.Tensor | None:
+    """Return the state of a device's generator; None for the CPU and where no accelerator is in use.
+
+    Args:
+        device: None for the accelerator that this thread uses by default.
+    """
+    module = _module_in_use()
+    if module is None or (device is not None and device.type == "cpu"):
+        return None
+    with torch.accelerator.device_index(None if device is None else device.index):
+        state: torch.Tensor = module.get_rng_state()
+        return state
+
+
+def set_generator_state(state: torch.Tensor, device: torch.device) -> None:
+    """Put what `generator_state` returned into the generator of an accelerator."""
+    with torch.accelerator.device_index(device.index):
+        torch.get_device_module(device).set_rng_state(state)
+
+
+@contextmanager
+def kept_generator() -> Iterator[None]:
+    """Put the state of the current accelerator's generator back afterwards, if this process uses one."""
+    accelerator, state = torch.accelerator.current_accelerator(), generator_state()
+    if accelerator is None or state is None:
+        yield
+        return
+    device = torch.device(accelerator.type, torch.accelerator.current_device_index())
+    try:
+        yield
+    finally:
+        set_generator_state(state, device)
+
+
+@cache
+def has_streams(device: torch.device) -> bool:
+    """Tell whether the device works through streams, and copies from pinned memory while it computes.
+
+    mps does not: its copies are waited for.
+    """
+    return device.type != "cpu" and hasattr(torch.get_device_module(device), "Stream")
+
+
+def new_stream(device: torch.device) -> torch.Stream | None:
+    """Return another stream of the device; None where it has none."""
+    return torch.Stream(device) if has_streams(device) else None
+
+
+@contextmanager
+def on_stream(stream: torch.Stream | None) -> Iterator[None]:
+    """Enqueue on a stream; None changes nothing. Unlike `with stream`, it can be entered inside itself."""
+    if stream is None:
+        yield
+        return
+    with torch.accelerator.device_index(stream.device.index):
+        before = torch.accelerator.current_stream(stream.device)
+        torch.accelerator.set_stream(stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
+
+
+@contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Enqueue on a stream of its own what needs the work enqueued so far, but not what will follow."""
+    stream = _side_stream(device)
+    if stream is not None:
+        stream.wait_stream(torch.accelerator.current_stream(device))
+    with on_stream(stream):
+        yield
+
+
+def start_copy_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Begin to copy a tensor to the CPU; one that is there is not copied.
+
+    Returns:
+        A function that waits for the copy, and so for the work that was enqueued before it, and returns it.
+    """
+    if not has_streams(tensor.device):
+        there = tensor.cpu()
+        return lambda: there
+    with side_stream(tensor.device):
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        stream = torch.accelerator.current_stream(tensor.device)
+        tensor.record_stream(stream)
+        copied = stream.record_event()
+
+    def wait() -> torch.Tensor:
+        copied.synchronize()
+        return host
+
+    return wait
+
+
+def moment(device: torch.device) -> Moment:
+    """Return now: of the device where it has streams, else of the host. Does not wait for the device."""
+    if not has_streams(device):
+        return time.perf_counter()
+    event = torch.Event(device, enable_timing=True)
+    event.record(torch.accelerator.current_stream(device))
+    return event
+
+
+def seconds_between(start: Moment, end: Moment) -> float:
+    """Return the time between two moments of one device; waits for the second one."""
+    if isinstance(start, float) or isinstance(end, float):
+        assert isinstance(start, float)
+        assert isinstance(end, float)
+        return end - start
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.Stream | None:
+    return new_stream(device)
+
+
+@cache
+def _module() -> ModuleType | None:
+    accelerator = torch.accelerator.current_accelerator()
+    return None if accelerator is None else torch.get_device_module(accelerator)
+
+
+def _module_in_use() -> ModuleType | None:
+    """Return the accelerator's module if this process uses the accelerator; asking does not wake it."""
+    module = _module()
+    if module is None:
+        return None
+    is_initialized: Callable[[], bool] | None = getattr(module, "is_initialized", None)
+    if is_initialized is not None:
+        return module if is_initialized() else None
+    # mps does not tell: torch.manual_seed asks the same before it seeds it.
+    return module if module.is_available() and not module._is_in_bad_fork() else None  # noqa: SLF001
