@@ -5,7 +5,7 @@ import sys
 import sysconfig
 import types
 from collections import UserDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import nn
 from lanewise.data import digest
 from lanewise.world.shards import whole
 
+_GENERATOR = " (a generator)"
 _MAX_DEPTH = 8
 _MAX_VALUES = 20_000
 _MAX_ELEMENTS = 2**22
@@ -76,6 +77,11 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
+def generators(names: Sequence[str]) -> list[str]:
+    """Return the names that are of generators of random numbers."""
+    return [name for name in names if name.endswith(_GENERATOR)]
+
+
 def _walk(value: Any, name: str, seen: dict[int, object], depth: int) -> Iterator[tuple[str, str]]:
     if isinstance(value, _PLAIN):
         yield name, digest(value.item() if isinstance(value, np.generic) else value)
@@ -85,7 +91,7 @@ def _walk(value: Any, name: str, seen: dict[int, object], depth: int) -> Iterato
     seen[id(value)] = value
     generator = _state_of_generator(value)
     if generator is not None:
-        yield f"{name} (a generator)", digest(generator)
+        yield f"{name}{_GENERATOR}", digest(generator)
         return
     if isinstance(value, set | frozenset | Iterator) and not hasattr(value, "__dict__"):
         yield name, digest(value)  # of an iterator, how far it is, as of a counter of itertools

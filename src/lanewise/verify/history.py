@@ -31,6 +31,12 @@ class History:
     """Values outside of parameters and buffers that all this changed."""
     num_runs: int
 
+    def __str__(self) -> str:
+        return (
+            f"the first lane's micro-batch, {self.found}, gives another loss or gradient from equal weights, "
+            "buffers and random state"
+        )
+
 
 def probe_history(
     config: RunConfig, subject: Subject, batch: Any, result: str, hidden: Mapping[str, str]

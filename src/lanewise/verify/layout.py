@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lanewise.verify.job import Result
-from lanewise.verify.probe import Passes
-from lanewise.verify.read import Reads
+from lanewise.verify.probe import Probe
 from lanewise.verify.trace import Difference, Trace, compare
 
 
@@ -34,15 +33,8 @@ class Layout:
         if reference.trace is not None and self.trace is not None:
             self.differences = compare(reference.trace, self.trace)
 
-    def places(self) -> Iterator[tuple[str, Result]]:
-        """Yield the result of every rank, and how to call it in a sentence."""
+    def probes(self) -> Iterator[tuple[str, Probe]]:
+        """Yield what the probes of every rank found, and how to call the rank in a sentence."""
         for rank, result in enumerate(self.results):
-            yield (self.name if len(self.results) == 1 else f"rank {rank} of {self.name}"), result
-
-    def reads(self) -> Iterator[tuple[str, Reads]]:
-        """Yield what every rank read."""
-        return ((place, result.probe.reads) for place, result in self.places() if result.probe)
-
-    def passes(self) -> Iterator[tuple[str, Passes]]:
-        """Yield what every rank's forwards and backwards gave."""
-        return ((place, result.probe.passes) for place, result in self.places() if result.probe)
+            if result.probe is not None:
+                yield self.name if len(self.results) == 1 else f"rank {rank} of {self.name}", result.probe

@@ -12,7 +12,7 @@ from lanewise.config import RunConfig
 from lanewise.data import digest
 from lanewise.verify.hidden import changed, hidden_state
 from lanewise.verify.history import History, probe_history
-from lanewise.verify.operators import Call, recording
+from lanewise.verify.operators import Call, Divergence, first_divergence, recording
 from lanewise.verify.read import Reads, look_further, probe_reads
 from lanewise.verify.subject import Subject
 
@@ -33,6 +33,11 @@ class Passes:
     def collectives(self) -> list[Call]:
         """Where the forward or the backward talks to other processes."""
         return [call for call in self.calls[0] if call.is_collective]
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """The first operator on which the two disagree."""
+        return first_divergence(*self.calls)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,12 @@ class Reads:
     others: Mapping[str, str] = field(default_factory=dict)
     """Further samples, as many as one second allows."""
 
+    def differing(self, other: "Reads") -> list[str]:
+        """Return the names of the other's samples that are not these, as of any epoch; of epoch 0 first."""
+        found = [name for name, digests in other.samples.items() if self.samples.get(name) != digests]
+        late = [name for name, one in other.later.items() if self.later.get(name) != one]
+        return found + [name for name in late if name not in found]
+
 
 def probe_reads(subject: Subject, *, is_repeat: bool) -> Reads:
     """Read the first samples of training and evaluation.

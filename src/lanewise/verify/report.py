@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from lanewise.config import RunConfig
-from lanewise.verify.finding import Finding
+from lanewise.verify.diagnosis import Finding
 from lanewise.verify.layout import Layout
 from lanewise.verify.trace import CHECKS, StepTrace
 

@@ -23,6 +23,12 @@ class Updates:
     changed: Sequence[str]
     """Values besides the optimizer's state dict that another update changed."""
 
+    def __str__(self) -> str:
+        return (
+            "another update from equal weights, gradients, optimizer state and random state gives another "
+            f"{self.parameter}"
+        )
+
 
 def probe_updates(training: Training) -> Updates | None:
     """Update several times, at the end of a run. Returns None where the optimizer cannot load its state."""

@@ -10,9 +10,11 @@ from lanewise.errors import ConfigError, LaunchError
 from lanewise.jobs.scratch import scratch_folder
 from lanewise.jobs.start import start
 from lanewise.lanes import lane_blocks
-from lanewise.verify.diagnose import diagnose, notes
+from lanewise.verify.diagnose import diagnose
+from lanewise.verify.evidence import Evidence
 from lanewise.verify.job import Result, ResumeJob, VerifyJob
 from lanewise.verify.layout import Layout
+from lanewise.verify.notes import notes
 from lanewise.verify.report import Report
 from lanewise.world.device import accelerator_type, count_accelerators
 
@@ -78,8 +80,9 @@ def verify(
             layouts[-1].compare_with(layouts[0])
         if resumes:
             _resume(jobs, layouts, show)
-    findings = diagnose(layouts)
-    return Report(config, layouts, findings, notes(layouts[0], findings))
+    evidence = Evidence(layouts)
+    findings = diagnose(evidence)
+    return Report(config, layouts, findings, notes(evidence, findings))
 
 
 @contextmanager

@@ -1,0 +1,28 @@
+"""Layouts that part from one process for a reason that no other diagnosis knows."""
+
+from lanewise.verify.diagnosis import Diagnosis, also_changed
+from lanewise.verify.evidence import Evidence
+from lanewise.verify.hidden import changed
+
+
+def _find(evidence: Evidence) -> str | None:
+    trace = evidence.reference.trace
+    for layout in evidence.parted():
+        assert trace is not None
+        assert layout.trace is not None
+        check, difference = next(iter(layout.differences.items()))
+        # Where the steps differ, what they changed differs with them: names only say where to look.
+        names = changed(trace.hidden, layout.trace.hidden) or layout.trace.changed
+        return (
+            f"{layout.name} and one process first part in {check}, at {difference}: {difference.values[0]} "
+            f"in one process, {difference.values[1]} there{also_changed(names)}."
+        )
+    return None
+
+
+DIAGNOSIS = Diagnosis(
+    kind="unexplained",
+    cause="the layouts part for a reason that was not found",
+    find=_find,
+    remedy="Look for what depends on the rank, the number of processes or the forwards before.",
+)

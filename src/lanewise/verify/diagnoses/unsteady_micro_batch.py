@@ -1,0 +1,22 @@
+"""Micro-batches that are others when collate is called again with equal samples."""
+
+from lanewise.verify.diagnoses.unsteady_sample import REMEDY
+from lanewise.verify.diagnosis import Diagnosis, also_changed
+from lanewise.verify.evidence import Evidence
+
+
+def _find(evidence: Evidence) -> str | None:
+    for place, probe in evidence.probes():
+        batch = probe.reads.batch
+        for number, one in enumerate(batch, 1):
+            if one != batch[0]:
+                return (
+                    f"collate, called {number} times in {place} with equal samples under the same random "
+                    f"state, gives another micro-batch{also_changed(probe.reads.changed)}."
+                )
+    return None
+
+
+DIAGNOSIS = Diagnosis(
+    kind="samples", cause="a micro-batch differs from read to read", find=_find, remedy=REMEDY
+)

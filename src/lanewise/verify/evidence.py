@@ -1,0 +1,54 @@
+"""All that the layouts found, as the diagnoses look at it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lanewise.verify.job import Result
+from lanewise.verify.layout import Layout
+from lanewise.verify.probe import Passes, Probe
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the probes and the traces of all layouts noted."""
+
+    layouts: Sequence[Layout]
+    """One process, one process again, and the others. One process never fails: verification would."""
+
+    @property
+    def reference(self) -> Result:
+        """What the process found that all others are compared with."""
+        return self.layouts[0].results[0]
+
+    @property
+    def base(self) -> Probe:
+        """What the probes of that process found."""
+        assert self.reference.probe is not None
+        return self.reference.probe
+
+    def probes(self) -> Iterator[tuple[str, Probe]]:
+        """Yield what every process found, and how to call the process in a sentence."""
+        return (found for layout in self.layouts for found in layout.probes())
+
+    def again(self) -> Iterator[tuple[str, Probe]]:
+        """Yield what the same process found when it was started again."""
+        return self.layouts[1].probes()
+
+    def elsewhere(self) -> Iterator[tuple[str, Probe]]:
+        """Yield what each process of several found."""
+        return (found for layout in self.layouts[2:] for found in layout.probes())
+
+    def unequal_passes(self) -> Iterator[tuple[str, Passes]]:
+        """Yield what says that two passes in one process differ, as the beginning of a sentence."""
+        for place, probe in self.probes():
+            if probe.passes.results[0] != probe.passes.results[1]:
+                seen = f"the same micro-batch, twice in {place}, gives another loss or gradient"
+                yield seen, probe.passes
+
+    def parted(self) -> Iterator[Layout]:
+        """Yield the layouts whose steps were not those of one process."""
+        return (layout for layout in self.layouts[1:] if layout.differences)
+
+    def resumed(self) -> Iterator[Layout]:
+        """Yield the runs that went on from a checkpoint of another layout."""
+        return (layout.resumed for layout in self.layouts if layout.resumed)

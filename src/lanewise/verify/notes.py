@@ -1,0 +1,61 @@
+"""What is no mistake but worth knowing."""
+
+from collections.abc import Iterator, Sequence
+
+from lanewise.verify.cut import CutProbe
+from lanewise.verify.diagnosis import Finding, listed
+from lanewise.verify.evidence import Evidence
+from lanewise.verify.probe import Probe
+from lanewise.verify.read import Reads
+
+
+def notes(evidence: Evidence, findings: Sequence[Finding]) -> list[str]:
+    """Say what is worth knowing, of state only where no finding is about it."""
+    on_cut = _on_cut(evidence.reference.cut)
+    on_state = _on_state(evidence.base) if not findings else ()
+    return [*on_cut, *_on_reads(evidence.base.reads), *on_state]
+
+
+def _on_cut(cut: CutProbe | None) -> Iterator[str]:
+    if cut is None:
+        return
+    if cut.why_not:
+        yield f"not tested whether the loss is a mean of means: {cut.why_not}."
+    if cut.in_evaluation_mode is not None and not (
+        cut.in_evaluation_mode.is_same or cut.in_evaluation_mode.is_weighting
+    ):
+        yield (
+            "the result depends on micro_batch_size: samples of a micro-batch influence each other in "
+            "evaluation mode too, as negatives or padding that is not masked do."
+        )
+    elif cut.with_statistics is not None and not cut.with_statistics.is_same:
+        yield (
+            "the result depends on micro_batch_size: a forward uses statistics of its micro-batch, as "
+            f"BatchNorm does ({cut.owners})."
+        )
+
+
+def _on_reads(reads: Reads) -> Iterator[str]:
+    if reads.opaque:
+        yield (
+            f"not compared: {listed(reads.opaque)} in samples or micro-batches counts by its type alone: "
+            "it has no state that can be told."
+        )
+    if reads.left_out and reads.is_by_content:
+        yield (
+            f"collate leaves {listed(reads.left_out)} out of a micro-batch, whatever their order: what it "
+            "does not keep is not trained."
+        )
+
+
+def _on_state(probe: Probe) -> Iterator[str]:
+    """Say which state seemed to matter to nothing, as that of a memo or of a counter for a log does."""
+    if probe.reads.changed:
+        yield f"reading samples changes {listed(probe.reads.changed)}; no sample that was read depends on it."
+    history = probe.history
+    names = [name for name in history.changed if name not in probe.reads.changed] if history else []
+    if history is not None and names:
+        yield (
+            f"a forward changes {listed(names)}; {history.num_runs} runs of one micro-batch gave the same, "
+            "whatever was run before."
+        )

@@ -1,0 +1,335 @@
+"""Evidence in, findings out: what each diagnosis is found by, and which of several is named."""
+
+from dataclasses import replace
+
+import pytest
+
+from lanewise.verify.bound import CloseResult
+from lanewise.verify.cut import Cut, CutProbe, UnmergedMetric
+from lanewise.verify.diagnose import diagnose
+from lanewise.verify.diagnoses import DIAGNOSES
+from lanewise.verify.evidence import Evidence
+from lanewise.verify.history import History
+from lanewise.verify.job import Result
+from lanewise.verify.layout import Layout
+from lanewise.verify.operators import Call
+from lanewise.verify.probe import Passes, Probe
+from lanewise.verify.read import Reads
+from lanewise.verify.trace import StepTrace, Trace
+from lanewise.verify.update import Updates
+
+ADD = Call("aten.add.Tensor", "module first", "given", "made", has_generator=False, random_state="seeded")
+TALK = replace(ADD, operator="c10d.allreduce_.default")
+GENERATOR = "model.noise (a generator)"
+
+READS = Reads(
+    num_samples=40,
+    samples={f"sample {index}": (f"s{index}",) * 2 for index in range(4)},
+    later={f"sample {index}": f"l{index}" for index in range(4)},
+    batch=["b", "b"],
+    changed=[],
+    opaque=[],
+    others={f"sample {index}": f"s{index}" for index in range(8)},
+)
+PASSES = Passes(("p", "p"), ([ADD], [ADD]), changed=[], changed_parameters=[], changed_buffers=[])
+
+
+def evidence(where: str = "everywhere", reads: dict = {}, passes: dict = {}, **changes) -> Evidence:  # noqa: B006
+    """One process twice, and two processes, that agree but for these changes.
+
+    Args:
+        where: `alone`, `again`, `rank 1`, or everywhere.
+        reads: what the processes there read otherwise.
+        passes: what their passes gave otherwise.
+        changes: their other weights and history, and of a `Result` what else is other.
+    """
+    processes = []
+    for name in ("alone", "again", "rank 0", "rank 1"):
+        is_changed = where in ("everywhere", name)
+        probe = Probe(
+            weights={"first.weight": "w"},
+            reads=replace(READS, **reads) if is_changed else READS,
+            passes=replace(PASSES, **passes) if is_changed else PASSES,
+            history=History("", [], 20),
+        )
+        trace = Trace([StepTrace(0)], hidden={"model.level": "1"})
+        found = Result(probe, trace)
+        for key, value in changes.items() if is_changed else ():
+            found = replace(found, **{key: value}) if hasattr(found, key) else found
+            found.probe = replace(probe, **{key: value}) if hasattr(probe, key) else found.probe
+        processes.append(found)
+    alone, again, *several = processes
+    layouts = [Layout("1 process", [alone]), Layout("1 again", [again]), Layout("2 processes", several)]
+    for layout in layouts:
+        layout.compare_with(layouts[0])
+    return Evidence(layouts)
+
+
+def passing_differently(one: Call = ADD, other: Call = ADD, **changes) -> dict:
+    return {"results": ("p", "q"), "calls": ([one], [other]), **changes}
+
+
+def calling(**changes) -> dict:
+    """Two passes that part in an operator."""
+    return passing_differently(ADD, replace(ADD, **changes))
+
+
+def resumed(**changes) -> Evidence:
+    """Two processes that went on from a checkpoint."""
+    found = evidence()
+    found.layouts[2].resumed = Layout("2 processes, going on", **changes)
+    found.layouts[2].resumed.compare_with(found.layouts[0])
+    return found
+
+
+def failed() -> Evidence:
+    found = evidence()
+    return Evidence([*found.layouts[:2], Layout("2 processes", failure="out of memory")])
+
+
+def of_one_rank() -> Evidence:
+    found = evidence()
+    found.layouts[2].results[1].trace = Trace([StepTrace(0, weights={"first.weight": "v"})])
+    found.layouts[2].results[0].trace = Trace([StepTrace(0, weights={"first.weight": "w"})])
+    return found
+
+
+CHANGED_SAMPLES = dict.fromkeys(READS.samples, ("x", "x"))
+MOVED_SAMPLES = {f"sample {index}": (f"s{index + 4}",) * 2 for index in range(4)}
+MEAN_OF_MEANS = CutProbe(Cut(0.5, tolerance=1e-3, residual=0.0, num_samples=4), None)
+OPTIONS = Trace([StepTrace(0, options={"lr of group 0": "0.2"})])
+STEPS = Trace([StepTrace(0, weights={"first.weight": "v"})], changed=["task.calls"])
+EVALUATION = Trace([StepTrace(0)], evaluation={"held_out/loss": 2.0}, hidden={"model.level": "2"})
+TWICE = "the same micro-batch, twice in 1 process, gives another loss or gradient"
+HIDDEN = "state outside of parameters and buffers"
+UNSEEDED = "random numbers from a generator that lanewise does not seed"
+NOT_SAVED = "state that a checkpoint does not hold"
+
+CASES = [
+    (
+        "a sample differs from read to read",
+        evidence(
+            "again", reads={"samples": {**READS.samples, "sample 1": ("s1", "x")}, "changed": ["dataset.n"]}
+        ),
+        "sample 1, read twice in 1 again",
+        "is another one (1 of 4 samples); what changed besides: dataset.n.",
+    ),
+    (
+        "a micro-batch differs from read to read",
+        evidence("rank 1", reads={"batch": ["b", "b", "x"]}),
+        "collate, called 3 times in rank 1 of 2 processes ",
+    ),
+    (
+        "a sample depends on the loader's process",
+        evidence("alone", reads={"batch_of_worker": "x"}),
+        "the first lane's micro-batch, read in 1 process and in a DataLoader worker of it, is another one.",
+    ),
+    (
+        "samples of an epoch depend on an earlier epoch",
+        evidence("again", reads={"later": {**READS.later, "sample 3": "x"}, "changed": ["dataset.cache.3"]}),
+        "sample 3, read as epoch 1 sees it, is another one if it was read as epoch 0 sees it before; what ",
+    ),
+    (
+        "samples depend on the process or the time",
+        evidence("again", reads={"later": {**READS.later, "sample 0": "x", "sample 3": "x"}}),
+        "sample 0 is another one when the same process is started again.",
+    ),
+    (
+        "the dataset shards itself by rank",
+        evidence("rank 1", reads={"num_samples": 20}),
+        "it has 40 samples in one process and 20 on rank 1 of 2 processes.",
+    ),
+    (
+        "the dataset shards itself by rank",
+        evidence("rank 1", reads={"samples": MOVED_SAMPLES}),
+        "sample 0 is on rank 1 of 2 processes what sample 4 is in one process.",
+    ),
+    (
+        "samples depend on the rank or the number of processes",
+        evidence("rank 1", reads={"samples": CHANGED_SAMPLES}),
+        "sample 0 is another one on rank 1 of 2 processes than in one process.",
+    ),
+    (
+        "collate depends on the process",
+        evidence("again", reads={"batch": ["x", "x"]}),
+        "equal samples give another micro-batch on 1 again than in one process.",
+    ),
+    (
+        "the initial weights depend on the process or the time",
+        evidence("again", weights={"first.weight": "v"}),
+        "build_model gives another first.weight in 1 again than in the first process.",
+    ),
+    (
+        "the initial weights depend on the rank or the number of processes",
+        evidence("rank 1", weights={"first.weight": "v"}),
+        "build_model gives another first.weight in rank 1 of 2 processes than in the first process.",
+    ),
+    (
+        "the forward depends on the layout",
+        evidence("rank 0", passes={"calls": ([TALK], [TALK])}),
+        "it talks to other processes: c10d.allreduce_.default in module first (on rank 0 of 2 processes).",
+    ),
+    (
+        UNSEEDED,
+        evidence("alone", passes=calling(inputs="x") | {"changed": [GENERATOR, "model.level"]}),
+        f"{TWICE}, first in {ADD}; what changed besides: {GENERATOR}.",
+    ),
+    (
+        UNSEEDED,
+        evidence(passes=passing_differently(*[replace(ADD, has_generator=True, outputs=o) for o in "xy"])),
+        f"{TWICE}, first in {ADD}.",
+    ),
+    (
+        UNSEEDED,
+        evidence("alone", history=History("run 9 times", ["model.count", GENERATOR], 9)),
+        "the first lane's micro-batch, run 9 times, ",
+        f" random state; what changed besides: {GENERATOR}.",
+    ),
+    (
+        "the random state is set by the task",
+        evidence(passes=calling(random_state="x", outputs="x")),
+        f"{TWICE}: before {ADD}, torch's default generators are in another state.",
+    ),
+    (
+        "an operator is not deterministic",
+        evidence(passes=calling(outputs="x")),
+        f"{TWICE}: {ADD} gave other outputs for equal inputs.",
+    ),
+    (
+        HIDDEN,
+        evidence("again", passes=calling(inputs="x") | {"changed": ["model.level"]}),
+        "twice in 1 again, ",
+        f", first in {ADD}; what changed besides: model.level.",
+    ),
+    (
+        HIDDEN,
+        evidence("alone", history=History("run after an evaluation", ["model.level"], 9)),
+        "the first lane's micro-batch, run after an evaluation, ",
+        "; what changed besides: model.level.",
+    ),
+    (
+        "a value from outside of the model changes from forward to forward",
+        evidence(passes=calling(inputs="x")),
+        f"{TWICE}; no operator that was recorded made the value that differs, first in {ADD}.",
+    ),
+    (
+        "the forward or the loss depends on the process or the time",
+        evidence("again", passes={"results": ("q", "q")}),
+        "gives another loss or gradient on 1 again than in the first process.",
+    ),
+    (
+        "the forward or the loss depends on the rank or the number of processes",
+        evidence("rank 1", passes={"results": ("q", "q"), "calls": ([replace(ADD, inputs="x")],) * 2}),
+        f" on rank 1 of 2 processes than in the first process, first in {ADD}.",
+    ),
+    (
+        "a parameter is changed outside of the optimizer",
+        evidence("alone", passes={"changed_parameters": ["first.weight"]}),
+        "a forward and backward in 1 process changed first.weight.",
+    ),
+    (
+        "a parameter is changed outside of the optimizer",
+        evidence(trace=Trace([StepTrace(3, changed_outside=["first.weight"])])),
+        "first.weight changed before the update of step 3 (1 process).",
+    ),
+    (
+        "the learning rate or another option of the optimizer depends on the number of processes",
+        evidence("rank 0", trace=OPTIONS),
+        "step 0, lr of group 0 is None in one process and 0.2 in 2 processes.",
+    ),
+    (
+        "collate leaves samples out",
+        evidence(reads={"left_out": ["sample 2"], "is_by_content": False}),
+        "the first lane's micro-batch is the same without sample 2; in another order it is the same without ",
+    ),
+    (
+        "the loss is a mean of means",
+        evidence("alone", cut=MEAN_OF_MEANS),
+        "the same 4 samples give another gradient as one micro-batch than as several of one sample: 50.0% ",
+    ),
+    (
+        "a metric is no merge of its states",
+        evidence("alone", unmerged_metrics=[UnmergedMetric("a", 1.0, 2.0), UnmergedMetric("b", 3.0, 4.0)]),
+        "a is 1 when one copy sees all samples, and 2 when the states of two copies are merged; b is 3 when ",
+    ),
+    (
+        "gradients of close are farther apart than rounding explains",
+        evidence("rank 0", close=CloseResult(1.5, "step 0, first.weight")),
+        "step 0, first.weight differs by 1.5 times its bound in 2 processes.",
+    ),
+    (
+        UNSEEDED,
+        evidence("alone", updates=Updates("first.weight", ["optimizer.n", "optimizer.noise (a generator)"])),
+        "another update from ",
+        " gives another first.weight; what changed besides: optimizer.noise (a generator).",
+    ),
+    (
+        NOT_SAVED,
+        evidence("alone", updates=Updates("first.weight", ["optimizer.velocity"])),
+        "another update ",
+    ),
+    (
+        NOT_SAVED,
+        resumed(results=[Result(trace=STEPS)]),
+        "2 processes, going on parts from ",
+        " at step 0, first.weight (weights); what changed besides: model.level.",
+    ),
+    (
+        "a run cannot go on from a checkpoint",
+        resumed(failure="no checkpoint"),
+        "2 processes, going on: no checkpoint",
+    ),
+    (
+        HIDDEN,
+        evidence("rank 0", trace=EVALUATION),
+        "held_out/loss is None in one process and 2.0 in 2 processes",
+        "; what changed besides: model.level.",
+    ),
+    ("the run fails on another number of processes", failed(), "2 processes: out of memory"),
+    (
+        "the layouts part for a reason that was not found",
+        evidence("again", trace=replace(STEPS, hidden={"model.level": "1"})),
+        "part in weights, at step 0, first.weight: None in one process, v there; what changed besides: task.",
+    ),
+    (
+        "ranks hold different weights",
+        of_one_rank(),
+        "first.weight differs between ranks 0 and 1 of 2 processes after step 0.",
+    ),
+]
+
+
+def test_where_all_agree_nothing_is_found():
+    assert diagnose(evidence()) == []
+
+
+@pytest.mark.parametrize(("cause", "found", "says"), [(cause, found, says) for cause, found, *says in CASES])
+def test_each_cause_is_found_by_its_evidence(cause, found, says):
+    findings = diagnose(found)
+    assert [finding.cause for finding in findings] == [cause]
+    assert all(part in findings[0].evidence for part in says)
+    assert findings[0].remedy
+
+
+def test_there_is_a_case_of_every_cause():
+    assert {cause for cause, *_ in CASES} == {diagnosis.cause for diagnosis in DIAGNOSES}
+
+
+def test_of_one_kind_the_first_is_named_and_other_kinds_are_named_as_well():
+    both = {"samples": {**READS.samples, "sample 1": ("s1", "x")}, "batch": ["b", "x"]}
+    findings = diagnose(evidence(reads=both, cut=MEAN_OF_MEANS))
+    causes = [finding.cause for finding in findings]
+    assert causes == ["a sample differs from read to read", "the loss is a mean of means"]
+
+
+def test_what_is_a_consequence_is_not_named():
+    """Layouts that part are explained by a cause; what goes on from them is still another matter."""
+    assert len(diagnose(evidence("rank 0", trace=STEPS, cut=MEAN_OF_MEANS))) == 1
+    found = resumed(results=[Result(trace=STEPS)])
+    found.layouts[2].differences = found.layouts[2].resumed.differences
+    assert [finding.cause for finding in diagnose(found)] == [
+        "the layouts part for a reason that was not found",
+        NOT_SAVED,
+    ]
+    found.reference.updates = Updates("first.weight", [])
+    assert [finding.cause for finding in diagnose(found)] == [NOT_SAVED]
