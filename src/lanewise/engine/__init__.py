@@ -1,20 +1,39 @@
 """The loop: from a configuration to a trained model."""
 
-from lanewise.engine.build import build_callbacks, build_engine, build_evaluator, build_model, build_task
+from lanewise.engine.build import (
+    build_callbacks,
+    build_engine,
+    build_evaluator,
+    build_loader,
+    build_model,
+    build_task,
+    count_samples,
+)
 from lanewise.engine.engine import Engine
+from lanewise.engine.evaluate import EvalSet, Evaluator, read_blocks
+from lanewise.engine.lane import LaneLoss, move, to_device
 from lanewise.engine.resume import resume
 from lanewise.engine.saving import Saving
-from lanewise.engine.step import StepReport, TrainStep
+from lanewise.engine.step import StepReport, Training, TrainStep
 
 __all__ = [
     "Engine",
+    "EvalSet",
+    "Evaluator",
+    "LaneLoss",
     "Saving",
     "StepReport",
     "TrainStep",
+    "Training",
     "build_callbacks",
     "build_engine",
     "build_evaluator",
+    "build_loader",
     "build_model",
     "build_task",
+    "count_samples",
+    "move",
+    "read_blocks",
     "resume",
+    "to_device",
 ]

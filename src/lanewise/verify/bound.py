@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lanewise.checkpoint.encode import real_view
-from lanewise.engine import Engine
-from lanewise.engine.lane import to_device
+from lanewise.engine import Engine, to_device
 from lanewise.reduce import kept_buffers
 from lanewise.verify.trace import run_steps
 from lanewise.world.shards import whole

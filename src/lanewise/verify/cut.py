@@ -10,7 +10,7 @@ import torch
 
 from lanewise.checkpoint.encode import real_view
 from lanewise.data import LaneReader, digest
-from lanewise.engine.evaluate import read_blocks
+from lanewise.engine import read_blocks
 from lanewise.errors import TaskError
 from lanewise.lanes import BlockSchedule
 from lanewise.metrics import MetricStates, merge_metrics, named_values, take_states

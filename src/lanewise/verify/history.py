@@ -9,8 +9,7 @@ from torch.utils.data import Dataset
 
 from lanewise.config import BatchConfig, RunConfig
 from lanewise.data import LaneReader
-from lanewise.engine.build import count_samples
-from lanewise.engine.evaluate import EvalSet, Evaluator
+from lanewise.engine import EvalSet, Evaluator, count_samples
 from lanewise.lanes import BlockSchedule
 from lanewise.task import Task
 from lanewise.verify.hidden import changed, hidden_state

@@ -10,9 +10,7 @@ from torch import nn
 
 from lanewise.config import RunConfig
 from lanewise.data import digest
-from lanewise.engine import build_model, build_task
-from lanewise.engine.build import build_loader
-from lanewise.engine.lane import LaneLoss, move
+from lanewise.engine import LaneLoss, build_loader, build_model, build_task, move
 from lanewise.lanes import LaneTurn, collate_seed, lane_seed
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from lanewise.data import digest
-from lanewise.engine.step import Training
+from lanewise.engine import Training
 from lanewise.random_state import set_random_state
 from lanewise.verify.hidden import changed, hidden_state
 
