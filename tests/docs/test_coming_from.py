@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
+from lanewise.testing import run_distributed
+from tests.docs.script import run_script
 from tests.integration.command import BIN, TORCHRUN, run, train
 
 PAGES = Path(__file__).parents[2] / "docs" / "coming_from"
@@ -28,34 +31,6 @@ THEIR_LIBRARIES = {
     "lightning_theirs": ("lightning",),
 }
 
-PAST_THE_WRAPPER = """
-import os
-
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
-torch.distributed.init_process_group("gloo")
-rank = float(torch.distributed.get_rank())
-model = DistributedDataParallel(torch.nn.Linear(1, 1))
-for name, forward in (("module", model.module), ("wrapper", model)):
-    forward(torch.tensor([[rank]])).sum().backward()
-    print(f"{name}:{model.module.weight.grad.item()}\\n", end="", flush=True)
-    model.zero_grad()
-os._exit(0)  # leaving in the usual way, torch's own threads abort the process now and then
-"""
-
-
-RUN_AND_LEAVE = """
-import os
-import runpy
-import sys
-
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-runpy.run_path(sys.argv[1], run_name="__main__")
-sys.stdout.flush()
-os._exit(0)  # as above
-"""
-
 
 def stem(path: Path) -> str:
     return path.name
@@ -68,10 +43,10 @@ def is_installed(module: str) -> bool:
         return False
 
 
-def run_loop(script: Path, folder: Path, *launcher: object) -> bytes:
+def run_loop(script: Path, folder: Path, num_processes: int) -> bytes:
     """Run a script in a new folder, and return the weights that it leaves there."""
     folder.mkdir()
-    run(*launcher, script, cwd=folder).require_success()
+    run_script(script, folder, num_processes)
     return (folder / "model.safetensors").read_bytes()
 
 
@@ -88,7 +63,7 @@ def alone(tmp_path_factory):
     def run_alone(program: Path) -> bytes:
         folder = tmp_path_factory.mktemp("alone") / "run"
         if program in OUR_LOOPS:
-            return run_loop(program, folder, BIN / "python")
+            return run_loop(program, folder, 1)
         return run_config(program, folder, devices=1)
 
     return run_alone
@@ -96,7 +71,12 @@ def alone(tmp_path_factory):
 
 @pytest.mark.parametrize("script", OUR_LOOPS, ids=stem)
 def test_our_loop_leaves_the_same_weights_on_one_and_on_two_processes(tmp_path, alone, script):
-    assert run_loop(script, tmp_path / "two", *TORCHRUN, 2) == alone(script)
+    assert run_loop(script, tmp_path / "two", 2) == alone(script)
+
+
+def test_torchrun_starts_our_loop_too(tmp_path, alone):
+    run(*TORCHRUN, 2, CODE / "ddp_ours.py", cwd=tmp_path).require_success()
+    assert (tmp_path / "model.safetensors").read_bytes() == alone(CODE / "ddp_ours.py")
 
 
 @pytest.mark.parametrize("config", OUR_CONFIGS, ids=stem)
@@ -127,23 +107,29 @@ def test_their_script_runs_where_its_library_is_installed(tmp_path, script):
     for module in THEIR_LIBRARIES.get(script.stem, ()):
         if not is_installed(module):
             pytest.skip(f"{module} is not installed: {script.name} was only parsed")
-    launcher: tuple[object, ...] = (BIN / "python",)
     if script.stem == "ddp_theirs":
-        runner = tmp_path / "runner.py"
-        runner.write_text(RUN_AND_LEAVE)
-        launcher = (*TORCHRUN, 2, runner)
-    # Warnings of their libraries are not ours to mend.
-    done = run(*launcher, script, cwd=tmp_path, variables={"PYTHONWARNINGS": None}).require_success()
-    if script.stem == "ddp_theirs":
-        assert done.stdout.count("over 58 samples") == 3  # one of the 57 is counted twice, as the page says
+        printed = run_script(script, tmp_path, num_processes=2)
+        assert printed.count("over 58 samples") == 3  # one of the 57 is counted twice, as the page says
         assert (tmp_path / "model.pt").exists()
+    elif script.stem in THEIR_LIBRARIES:  # which may start processes in a way of its own
+        run(BIN / "python", script, cwd=tmp_path, variables={"PYTHONWARNINGS": None}).require_success()
+    else:
+        run_script(script, tmp_path)
 
 
-def test_gradients_made_past_the_wrapper_of_ddp_are_not_reduced(tmp_path):
-    script = tmp_path / "past.py"
-    script.write_text(PAST_THE_WRAPPER)
-    done = run(*TORCHRUN, 2, script, variables={"PYTHONWARNINGS": None}).require_success()
-    assert sorted(done.stdout.split()) == ["module:0.0", "module:1.0", "wrapper:0.5", "wrapper:0.5"]
+def past_the_wrapper(world):
+    """Return the gradient that a weight has after a pass by either way; each rank has another input."""
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    made = []
+    for forward in (model.module, model):
+        forward(torch.tensor([[float(world.rank)]])).sum().backward()
+        made.append(model.module.weight.grad.item())
+        model.zero_grad()
+    return made
+
+
+def test_gradients_made_past_the_wrapper_of_ddp_are_not_reduced():
+    assert run_distributed(past_the_wrapper, 2) == [[0.0, 0.5], [1.0, 0.5]]
 
 
 def test_their_allennlp_configuration_is_jsonnet():

@@ -1,19 +1,21 @@
 """Classes are checked against their signatures, every mistake at once, and built with converted arguments."""
 
 import copy
-import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 
 from lanewise.config import BatchConfig, ClassConfig, RunConfig, TrainConfig
 from lanewise.config import classes as stage_two
 from lanewise.config.classes import build, check_classes, describe_classes
 from lanewise.errors import ConfigError
+from lanewise.testing import run_distributed
 
 
 class Encoder:
@@ -368,17 +370,17 @@ def test_the_help_leaves_out_a_scheduler_that_is_unset():
     assert "scheduler" not in describe_classes(run_config(config("Task")))
 
 
+def build_classes_of_torch(world):
+    """Build them in a process that has imported torch and done nothing else; tell whether it touched CUDA."""
+    warnings.simplefilter("error")
+    adamw = {"lr": 0.1, "betas": [0.5, 0.9], "fused": None}
+    optimizer = ClassConfig(class_path="torch.optim.AdamW", init_args=adamw)
+    optimizer = build("optimizer", optimizer, [torch.nn.Parameter(torch.zeros(2))])
+    assert (optimizer.defaults["lr"], optimizer.defaults["betas"]) == (0.1, (0.5, 0.9))
+    cosine = ClassConfig(class_path="torch.optim.lr_scheduler.CosineAnnealingLR", init_args={"T_max": 5})
+    assert build("scheduler", cosine, optimizer).T_max == 5
+    return torch.cuda.is_initialized()
+
+
 def test_classes_of_torch_are_checked_and_built_without_touching_cuda():
-    program = """
-from lanewise.config import ClassConfig
-from lanewise.config.classes import build
-import torch
-weights = torch.nn.Parameter(torch.zeros(2))
-adamw = ClassConfig(class_path="torch.optim.AdamW", init_args={"lr": 0.1, "betas": [0.5, 0.9], "fused": None})
-optimizer = build("optimizer", adamw, [weights])
-assert (optimizer.defaults["lr"], optimizer.defaults["betas"]) == (0.1, (0.5, 0.9))
-cosine = ClassConfig(class_path="torch.optim.lr_scheduler.CosineAnnealingLR", init_args={"T_max": 5})
-assert build("scheduler", cosine, optimizer).T_max == 5
-assert not torch.cuda.is_initialized()
-"""
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+    assert run_distributed(build_classes_of_torch, 1) == [False]

@@ -1,13 +1,14 @@
 """The environment variables that must be there before MKL computes."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
 
 from lanewise.config import pin_environment
+from lanewise.errors import ConfigError
+from lanewise.testing import run_distributed
 
 VARIABLES = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG"]
 
@@ -45,33 +46,37 @@ def test_exact_fixes_the_code_paths_too(monkeypatch):
     }
 
 
-AFTER_TORCH = """
-import sys, torch
-from lanewise.config import pin_environment
-from lanewise.errors import ConfigError
-if "compute" in sys.argv:
-    torch.ones(64, 64) @ torch.ones(64, 64)
-try:
-    pin_environment(threads=1, equality=sys.argv[1])
-except ConfigError as error:
-    print(error)
-"""
+def pin_late(world, equality, computes, value):
+    """Pin in a process that has torch, and has computed with it or not, under a value of MKL_CBWR."""
+    if value is None:
+        del os.environ["MKL_CBWR"]
+    else:
+        os.environ["MKL_CBWR"] = value
+    if computes:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    try:
+        pin_environment(threads=1, equality=equality)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+TOO_LATE = "equality exact needs MKL_CBWR=AUTO from before MKL computes"
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 @pytest.mark.parametrize(
-    ("arguments", "value", "said"),
+    ("equality", "computes", "value", "said"),
     [
-        (["exact"], None, ""),
-        (["exact"], "COMPATIBLE", ""),
-        (["exact", "compute"], "AUTO", ""),
-        (["close", "compute"], None, ""),
-        (["exact", "compute"], None, "equality exact needs MKL_CBWR=AUTO from before MKL computes"),
-        (["exact", "compute"], "COMPATIBLE", "equality exact needs MKL_CBWR=AUTO from before MKL computes"),
+        ("exact", False, None, ""),
+        ("exact", False, "COMPATIBLE", ""),
+        ("exact", True, "AUTO", ""),
+        ("close", True, None, ""),
+        ("exact", True, None, TOO_LATE),
+        ("exact", True, "COMPATIBLE", TOO_LATE),
     ],
 )
-def test_exact_comes_too_late_only_where_mkl_has_computed(arguments, value, said):
-    environment = dict(os.environ) if value is None else {**os.environ, "MKL_CBWR": value}
-    printed = subprocess.check_output([sys.executable, "-c", AFTER_TORCH, *arguments], env=environment)
-    assert printed.decode().startswith(said)
+def test_exact_comes_too_late_only_where_mkl_has_computed(equality, computes, value, said):
+    (printed,) = run_distributed(pin_late, 1, equality, computes, value)
+    assert printed.startswith(said)
     assert bool(printed) == bool(said)
