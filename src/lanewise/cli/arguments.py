@@ -50,9 +50,9 @@ def read_arguments(command: Command, arguments: Sequence[str]) -> Given:
             mistakes.append(f"{name} is not an option of {command.name}. {hint}")
         else:
             given.overrides.append(Override(name.removeprefix("--"), value))
-    is_complete = not arguments or given.wants_help
-    mistakes += _take_operands(operands, command, given, is_complete=is_complete)
-    if not is_complete:
+    requires = bool(arguments) and not given.wants_help
+    mistakes += _take_operands(operands, command, given, requires=requires)
+    if requires:
         mistakes += [
             f"{command.name} needs {option.name} {option.value_name}: got none. Add it."
             for option in command.options
@@ -98,13 +98,13 @@ def _read(argument: Operand[object] | Option[object], text: str, given: Given) -
     return []
 
 
-def _take_operands(texts: Sequence[str], command: Command, given: Given, *, is_complete: bool) -> list[str]:
+def _take_operands(texts: Sequence[str], command: Command, given: Given, *, requires: bool) -> list[str]:
     """Note what the subcommand is about, or return what is wrong with it, missing or too much."""
     mistakes: list[str] = []
     for operand, text in zip(command.operands, texts, strict=False):
         mistakes += _read(operand, text, given)
     needed = [operand.name for operand in command.operands if operand.default is REQUIRED]
-    if len(texts) < len(needed) and not is_complete:
+    if requires and len(texts) < len(needed):
         mistakes.append(f"{command.name} needs {' '.join(needed)}: got {' '.join(texts) or 'none'}. Name it.")
     names = " ".join(map(write_operand, command.operands))
     mistakes += [

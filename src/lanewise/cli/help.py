@@ -16,7 +16,7 @@ def write_help(command: Command, given: Given) -> str:
     """Write the usage, what the subcommand does, and every argument that it takes."""
     operands = [(operand.name, operand.meaning) for operand in command.operands]
     options = [(_spelling(option), option.meaning) for option in command.options]
-    overrides = [("--key.path value", "sets a key of the configuration, for this time")]
+    overrides = [("--key.path value", "sets a key of the configuration; `lanewise train --help` lists them")]
     usage = [
         f"usage: lanewise {command.name}",
         *map(write_operand, command.operands),
@@ -34,20 +34,13 @@ def write_help(command: Command, given: Given) -> str:
     ]
     more = ["", command.more_help(given)] if command.more_help is not None else []
     width = max(len(spelling) for spelling, _ in lines) + 4
-    return "\n".join(
-        [
-            *_wrap(" ".join(usage), indent=6, first=""),
-            "",
-            command.text.strip(),
-            "",
-            *(
-                line
-                for spelling, meaning in lines
-                for line in _wrap(meaning, indent=width, first=f"  {spelling}".ljust(width))
-            ),
-            *more,
-        ]
+    arguments = (
+        line
+        for spelling, meaning in lines
+        for line in _wrap(meaning, indent=width, first=f"  {spelling}".ljust(width))
     )
+    first = _wrap(" ".join(usage), indent=6, first="")
+    return "\n".join([*first, "", command.text.strip(), "", *arguments, *more]).rstrip() + "\n"
 
 
 def write_keys() -> str:

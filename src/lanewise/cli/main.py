@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.wants_help or not rest:
             from lanewise.cli.help import write_help
 
-            print(write_help(command, given))
+            print(write_help(command, given), end="")
             return 0 if given.wants_help else 2
         return command.run(given)
     except PreemptedError as error:

@@ -3,7 +3,7 @@
 import pytest
 
 from lanewise.cli.help import write_help, write_keys
-from lanewise.cli.main import main
+from lanewise.cli.main import _COMMANDS, main
 from lanewise.cli.syntax import Command, Flag, Given, Operand, Option
 
 COMMAND = Command(
@@ -33,7 +33,7 @@ Measures.
   --fast            leaves out what takes long, what takes long, what takes long, what takes long, what takes
                     long, what takes long, what takes long, what takes long, what takes long,
   --output FILE     where to write
-  --key.path value  sets a key of the configuration, for this time
+  --key.path value  sets a key of the configuration; `lanewise train --help` lists them
   --help            shows this
 
 More.
@@ -41,7 +41,7 @@ More.
     )
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "verify", "audit", "checkpoints", "export"])
+@pytest.mark.parametrize("command", _COMMANDS)
 def test_every_command_shows_its_help(capsys, command):
     assert main([command]) == 2
     shown = capsys.readouterr().out

@@ -1,12 +1,17 @@
 """The command line finds its commands, and shows its own help without waiting for anything."""
 
+import re
 import subprocess
 import sys
+from dataclasses import fields
 from importlib import import_module
 
 import pytest
 
+from lanewise.cli.arguments import read_arguments
+from lanewise.cli.help import write_keys
 from lanewise.cli.main import _COMMANDS, main
+from lanewise.config import RunConfig
 
 
 @pytest.mark.parametrize("name", _COMMANDS)
@@ -17,6 +22,15 @@ def test_each_command_is_declared_in_the_module_of_its_name(name):
     assert command.operands[0].name == form.split()[0]
     needed_options = {word for word in form.split() if word.startswith("--")}
     assert needed_options <= {option.name for option in command.options}
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "verify"])
+def test_no_key_of_the_configuration_is_taken_for_a_misspelt_option(name):
+    keys = re.findall(r"^  --(\S+)  ", write_keys(), re.MULTILINE)
+    keys += [field.name for field in fields(RunConfig)]
+    command = import_module(f"lanewise.cli.{name}").COMMAND
+    given = read_arguments(command, ["operand", *(f"--{key}=1" for key in keys)])
+    assert [override.key for override in given.overrides] == keys
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
