@@ -9,8 +9,10 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
 from lanewise.config import RunConfig
-from lanewise.engine import build_engine
+from lanewise.data import LaneBatch
+from lanewise.engine import build_engine, lane
 from lanewise.errors import TaskError, describe
+from lanewise.lanes import LaneTurn
 from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import configure
 
@@ -54,3 +56,13 @@ def test_a_lane_of_one_sample_names_what_batchnorm_needs():
 def test_too_many_compiled_shapes_name_the_limit():
     with pytest.raises(TaskError, match="Pad the batches to fewer shapes"):
         run(configure(TooManyShapes, num_lanes=2, steps=1))
+
+
+def test_batches_reach_an_accelerator_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "new_stream", lambda _device: None)
+    turn = LaneTurn(epoch=0, step=0, lane=0, positions=range(2), num_present_lanes=1, is_last=True)
+    batches = [LaneBatch(turn, (0, 1), {"x": torch.ones(2, 3)})]
+    (moved,) = lane.to_device(batches, torch.device("meta"))
+    assert moved.data["x"].is_meta
+    assert moved.indices == (0, 1)
+    assert list(lane.to_device(batches, torch.device("cpu"))) == batches

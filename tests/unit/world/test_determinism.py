@@ -9,7 +9,8 @@ import torch._dynamo
 import torch._inductor.config
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from lanewise.world.determinism import set_determinism
+from lanewise.world import determinism
+from lanewise.world.determinism import exact_pins, set_determinism
 
 LENGTHS = (5, 17, 40)
 
@@ -69,3 +70,15 @@ def test_more_shapes_than_torch_compiles_are_an_error() -> None:
 def test_no_kernel_is_chosen_by_its_time() -> None:
     # torch does that itself with its deterministic algorithms.
     assert torch._inductor.config.deterministic
+
+
+@pytest.mark.parametrize(
+    ("device", "names"), [("cpu", set()), ("xpu:0", {"gpu"}), ("mps:0", {"gpu"}), ("cuda:1", {"gpu", "tf32"})]
+)
+def test_the_model_of_an_accelerator_is_pinned(
+    monkeypatch: pytest.MonkeyPatch, device: str, names: set[str]
+) -> None:
+    monkeypatch.setattr(determinism, "device_name", lambda device: f"model of {device}")
+    pins = exact_pins(torch.device(device))
+    assert pins.keys() == {"torch", "cpu_capability"} | names
+    assert pins.get("gpu") in (None, f"model of {device}")
