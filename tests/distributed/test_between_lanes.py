@@ -15,8 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lanewise import Task
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_model, save_model
 from lanewise.config import EvaluateConfig, RunConfig
-from lanewise.engine import build_engine, resume
-from lanewise.engine.build import build_model
+from lanewise.engine import Engine, build_engine, build_model, build_run, resume
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
@@ -174,9 +173,9 @@ def test_what_an_own_loop_draws_after_a_step_is_the_same_on_every_rank(world_siz
 def go_on(world, config: RunConfig, folder: str, steps: int) -> Any:
     """Go on, take some steps and save; return the model, its average, and what a file of it gives."""
     set_determinism("exact", 1)
-    engine = build_engine(config, world)
-    first = resume(engine, CheckpointFolder(Path(folder)), world, allow=())
-    engine.last_step = first + steps
+    run = build_run(config, world)
+    first = resume(run, CheckpointFolder(Path(folder)), allow=())
+    engine = Engine(dataclasses.replace(run, last_step=first + steps), first_step=first)
     for _ in engine.steps():
         pass
     training = engine.training

@@ -12,7 +12,7 @@ from torch import nn
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
 from lanewise.config import DistributedConfig, FSDPConfig, RunConfig
-from lanewise.engine import build_engine, resume
+from lanewise.engine import Engine, build_run, resume
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import Language, TinyTransformer, configure, state_bytes, train
@@ -130,10 +130,9 @@ def test_close_is_near(reducer):
 def train_part(world: Any, config: RunConfig, folder: str, last_step: int) -> Any:
     """Go on from the newest checkpoint in a folder if there is one, train up to a step, and save there."""
     set_determinism("exact", threads=1)
-    engine = build_engine(config, world)
+    run = replace(build_run(config, world), last_step=last_step)
     checkpoints = CheckpointFolder(Path(folder))
-    resume(engine, checkpoints, world, allow=())
-    engine.last_step = last_step
+    engine = Engine(run, first_step=resume(run, checkpoints, allow=()))
     for _ in engine.steps():
         pass
     saver = Saver(checkpoints, world, keep_last=9, keep_best=0, sign=1)

@@ -1,18 +1,14 @@
 """The loop: from a configuration to a trained model."""
 
-from lanewise.engine.build import (
-    build_callbacks,
-    build_engine,
-    build_evaluator,
-    build_loader,
-    build_model,
-    build_task,
-    count_samples,
-)
+from lanewise.engine.build import build_callbacks, build_engine, build_run
+from lanewise.engine.dataset import build_loader, count_samples
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluate import EvalSet, Evaluator, read_blocks
+from lanewise.engine.evaluation import build_evaluator
 from lanewise.engine.lane import LaneLoss, move, to_device
+from lanewise.engine.model import build_model, build_task
 from lanewise.engine.resume import resume
+from lanewise.engine.run import Run
 from lanewise.engine.saving import Saving
 from lanewise.engine.step import StepReport, Training, TrainStep
 
@@ -21,6 +17,7 @@ __all__ = [
     "EvalSet",
     "Evaluator",
     "LaneLoss",
+    "Run",
     "Saving",
     "StepReport",
     "TrainStep",
@@ -30,6 +27,7 @@ __all__ = [
     "build_evaluator",
     "build_loader",
     "build_model",
+    "build_run",
     "build_task",
     "count_samples",
     "move",

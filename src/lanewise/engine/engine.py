@@ -6,22 +6,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 from lanewise.callback import Callback
 from lanewise.checkpoint import save_model
-from lanewise.data import LaneBatch, LaneLoader
-from lanewise.engine.evaluate import Evaluation
+from lanewise.data import LaneBatch
 from lanewise.engine.lane import to_device
 from lanewise.engine.passes import LanePasses
+from lanewise.engine.run import Run
 from lanewise.engine.saving import Saving
-from lanewise.engine.state import RunState
-from lanewise.engine.step import StepReport, Training, TrainStep
+from lanewise.engine.step import StepReport, TrainStep
 from lanewise.errors import ConfigError, PreemptedError, noting
-from lanewise.lanes import Schedule
 from lanewise.run_dir import RunDir
 from lanewise.world.accelerator import has_streams, peak_bytes
-from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -32,51 +28,55 @@ class Engine:
     Collective: every rank must build it and call `fit`.
 
     Args:
-        training: what is trained.
-        train_step: runs one step.
-        passes: what `train_step` makes gradients with; closed at the end.
-        loader: gives the batches of this process's lanes.
-        schedule: cuts epochs into steps.
-        world: the processes.
-        last_step: the step before which training ends.
-        evaluation: when and on what to evaluate; None where the task has no eval datasets.
+        run: what is trained, where its checkpoint left it.
+        first_step: the step with which training begins; a run that goes on begins later.
+        saving: saves checkpoints; None saves none.
+        watch: passes the batches of this process on, and may look at them.
     """
 
     def __init__(
         self,
-        training: Training,
-        train_step: TrainStep,
-        passes: LanePasses,
-        loader: LaneLoader,
-        schedule: Schedule,
-        world: World,
-        last_step: int,
-        evaluation: Evaluation | None,
+        run: Run,
+        *,
+        first_step: int = 0,
+        saving: Saving | None = None,
+        watch: Callable[[Iterator[LaneBatch]], Iterator[LaneBatch]] = lambda batches: batches,
     ) -> None:
-        self.training = training
-        self.train_step = train_step
-        self.passes = passes
-        self.loader = loader
-        self._world = world
-        self.evaluation = evaluation
-        self.schedule = schedule
-        self.identity: Mapping[str, Any] = {}
-        """What the run is of, for its checkpoints."""
-        self.first_step = 0
-        """The step with which training begins; a run that goes on begins later."""
-        self.last_step = last_step
-        self.watch: Callable[[Iterator[LaneBatch]], Iterator[LaneBatch]] = lambda batches: batches
-        """Passes the batches of this process on, and may look at them."""
+        self.training = run.training
+        self.loader = run.loader
+        self.schedule = run.schedule
+        self.evaluation = run.evaluation
+        self.state = run.state
+        self.identity = run.identity
+        self.first_step = first_step
+        self.last_step = run.last_step
+        self._world = run.world
+        self._saving = saving
+        self._watch = watch
+        self.passes = LanePasses(
+            run.reducer,
+            run.world,
+            run.clock,
+            num_lanes=run.schedule.num_lanes,
+            seed=run.config.train.seed,
+            loss_scale=run.training.precision.loss_scale,
+            modules=[[replica] for replica in run.reducer.replicas],
+            is_exact=run.config.distributed.equality == "exact",
+        )
+        self.train_step = TrainStep(
+            run.training,
+            self.passes,
+            run.clock,
+            max_grad_norm=run.config.train.max_grad_norm,
+            vote=(lambda: (False, False)) if saving is None else saving.vote,
+        )
 
-    def fit(
-        self, run_dir: RunDir, callbacks: Sequence[Callback] = (), saving: Saving | None = None
-    ) -> dict[str, float]:
+    def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = ()) -> dict[str, float]:
         """Train, and write the model to the run directory.
 
         Args:
             run_dir: where rank 0 writes the trained model, and the best one so far.
             callbacks: observe the run on rank 0.
-            saving: saves checkpoints; None saves none.
 
         Returns:
             What the last evaluation gave; empty where the task has no eval datasets.
@@ -93,9 +93,7 @@ class Engine:
             for observer in observers:
                 stack.push(partial(_end, observer))
                 observer.on_start(run_dir.path, self.first_step, self.last_step)
-            if saving is not None:
-                self.passes.vote = saving.vote
-            values = self._fit(run_dir, observers, saving)
+            values = self._fit(run_dir, observers)
         if self._world.rank == 0:
             self._describe_end(time.perf_counter() - start)
             logger.info("model: %s", run_dir.model)
@@ -117,24 +115,9 @@ class Engine:
             num_samples / seconds,
         )
 
-    @property
-    def state(self) -> RunState:
-        """All that a checkpoint of the run holds."""
-        training = self.training
-        return RunState(
-            {
-                "model": training.model,
-                "optimizer": training.optimizer,
-                "scheduler": training.scheduler,
-                "loss_scale": training.precision.loss_scale,
-                "average": training.average,
-                "best": self.evaluation,
-            }
-        )
-
     def steps(self) -> Iterator[StepReport]:
         """Take one step after the other. Collective for each step."""
-        batches = self.watch(
+        batches = self._watch(
             to_device(self.loader.batches(self.first_step, self.last_step), self._world.device)
         )
         try:
@@ -144,13 +127,14 @@ class Engine:
         finally:
             self.passes.close()
 
-    def _fit(self, run_dir: RunDir, observers: Sequence[Callback], saving: Saving | None) -> dict[str, float]:
+    def _fit(self, run_dir: RunDir, observers: Sequence[Callback]) -> dict[str, float]:
+        saving = self._saving
         values = {} if self.evaluation is None else self.evaluation.last_values
         unseen: deque[StepReport] = deque()
         # What a step found is known on a GPU only when it is done: look at it while the next one runs.
         num_behind = 1 if has_streams(self._world.device) else 0
         if self.evaluation is not None and self.evaluation.is_due:  # a signal came before it was made
-            values = self._evaluate(self.first_step - 1, run_dir, observers, saving)
+            values = self._evaluate(self.first_step - 1, run_dir, observers)
         for report in self.steps():
             if self.evaluation is not None:
                 self.evaluation.note_step(report.step)
@@ -163,7 +147,7 @@ class Engine:
             while len(unseen) > (0 if evaluates or saves else num_behind):
                 self._show(unseen.popleft(), observers)
             if evaluates or saves:
-                found = self._conclude(report.step, run_dir, observers, saving, saves=saves, stops=stops)
+                found = self._conclude(report.step, run_dir, observers, saves=saves, stops=stops)
                 values = found or values
         for report in unseen:
             self._show(report, observers)
@@ -177,7 +161,6 @@ class Engine:
         step: int,
         run_dir: RunDir,
         observers: Sequence[Callback],
-        saving: Saving | None,
         *,
         saves: bool,
         stops: bool,
@@ -190,14 +173,14 @@ class Engine:
             step: the step that was taken.
             run_dir: gets the best model.
             observers: told what an evaluation gave.
-            saving: saves checkpoints.
             saves: whether to save.
             stops: whether to save and stop.
         """
+        saving = self._saving
         values: dict[str, float] = {}
         if self.evaluation is not None and self.evaluation.is_due and not stops:
             try:
-                values = self._evaluate(step, run_dir, observers, saving)
+                values = self._evaluate(step, run_dir, observers)
             except PreemptedError:
                 stops = True
             except ConfigError as error:  # evaluate.best: only now is known which values a metric has
@@ -217,13 +200,11 @@ class Engine:
             saving.save(step, metric, stops=stops and not (is_evaluated and step + 1 == self.last_step))
         return values
 
-    def _evaluate(
-        self, step: int, run_dir: RunDir, observers: Sequence[Callback], saving: Saving | None
-    ) -> dict[str, float]:
+    def _evaluate(self, step: int, run_dir: RunDir, observers: Sequence[Callback]) -> dict[str, float]:
         """Evaluate, and keep the best model. Collective."""
         assert self.evaluation is not None
         with noting(lambda: f"in the evaluation after step {step}"):
-            wants_stop = saving.wants_stop if saving is not None else lambda: False
+            wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False
             values, is_best = self.evaluation.run(wants_stop)
         epoch = step // self.schedule.steps_per_epoch
         for observer in observers:

@@ -22,8 +22,8 @@ from lanewise.config import (
     pin_environment,
 )
 from lanewise.data import LaneReader
-from lanewise.engine.build import Collate, build_loader, compare_datasets, count_samples
 from lanewise.engine.clock import StepClock
+from lanewise.engine.dataset import Collate, build_loader, compare_datasets, count_samples
 from lanewise.engine.evaluate import read_blocks
 from lanewise.engine.identity import identify_dataset, identify_exact
 from lanewise.engine.own_checkpoints import OwnCheckpoints

@@ -79,8 +79,6 @@ class LanePasses:
         self._own: list[OwnTotals] = []
         self._own_samples: dict[int, tuple[int, ...]] = {}
         self._is_first_step = True
-        self.vote: Callable[[], tuple[bool, bool]] = lambda: (False, False)
-        """Asked in each step whether this process wants to save after it, and to stop."""
         self.turn: LaneTurn
         """The last turn of this process."""
         self.totals: StepTotals
@@ -90,7 +88,12 @@ class LanePasses:
         self.allow_update = False
         """Whether the last step has a gradient, otherwise None: it had weight, and in fp16 no overflow."""
 
-    def groups(self, batches: Iterator[LaneBatch], repeat: int = 0) -> Iterator[list[LaneBatch]]:
+    def groups(
+        self,
+        batches: Iterator[LaneBatch],
+        repeat: int = 0,
+        vote: Callable[[], tuple[bool, bool]] = lambda: (False, False),
+    ) -> Iterator[list[LaneBatch]]:
         """Yield the micro-batches of a step, on the device: as many at once as the reducer has replicas.
 
         Each group needs one `backward` before the next is asked for. When the iterator ends, every
@@ -102,6 +105,7 @@ class LanePasses:
         Args:
             batches: consumed for one step.
             repeat: counts the passes over the same batches, which get other random numbers.
+            vote: asked whether this process wants to save after the step, and to stop.
 
         Raises:
             TaskError: if the model cannot be trained so.
@@ -110,6 +114,7 @@ class LanePasses:
         self._clock.restart()  # an evaluation may have come between
         self._own, self._own_samples = [], {}
         self._repeat = repeat
+        self._vote = vote
         self._drop_gradients()
         self._watch.begin_step()
         is_last = False
@@ -255,7 +260,7 @@ class LanePasses:
                 self._num_lanes,
                 turn.num_present_lanes,
                 self._own,
-                self.vote(),
+                self._vote(),
                 self._buffers.changes(),
             )
         self.reducer.backward(turn, connected)

@@ -7,8 +7,8 @@ from typing import Any
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, load_state
 from lanewise.config import MAY_DIFFER
-from lanewise.engine.engine import Engine
 from lanewise.engine.identity import compare
+from lanewise.engine.run import Run
 from lanewise.engine.state import RunState
 from lanewise.errors import CheckpointError
 from lanewise.world.world import World
@@ -16,20 +16,14 @@ from lanewise.world.world import World
 logger = logging.getLogger(__name__)
 
 
-def resume(
-    engine: Engine,
-    folder: CheckpointFolder,
-    world: World,
-    allow: Collection[str],
-) -> int:
-    """Put an engine where the newest good checkpoint is.
+def resume(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> int:
+    """Put the parts of a run where the newest good checkpoint is.
 
     Collective: every rank must call this.
 
     Args:
-        engine: newly built; changed only if everything fits.
+        run: newly built; changed only if everything fits.
         folder: the checkpoints of the run.
-        world: the processes.
         allow: which of `MAY_DIFFER` may be other than what the checkpoint is of.
 
     Returns:
@@ -38,26 +32,26 @@ def resume(
     Raises:
         CheckpointError: if no checkpoint is good, or the newest good one does not fit; lists everything.
     """
-    found = find_newest(folder, world)
+    rank = run.world.rank
+    found = find_newest(folder, run.world)
     if found is None:
-        if world.rank == 0:
+        if rank == 0:
             logger.info("no checkpoint in %s yet: starting from the beginning", folder.path)
         return 0
     path, manifest = found
-    if manifest.step > engine.last_step:
+    if manifest.step > run.last_step:
         raise CheckpointError(
             f"{path} is of a run that took {manifest.step} steps, and this one ends before step "
-            f"{engine.last_step}. Raise train.max_steps or train.epochs, or use another train.run_dir."
+            f"{run.last_step}. Raise train.max_steps or train.epochs, or use another train.run_dir."
         )
-    allowed = restore(engine.state, engine.identity, path, manifest, allow)
-    if engine.evaluation is not None and engine.identity.get("best") != manifest.identity.get("best"):
-        engine.evaluation.forget_best()
-    if world.rank == 0:
+    allowed = restore(run.state, run.identity, path, manifest, allow)
+    if run.evaluation is not None and run.identity.get("best") != manifest.identity.get("best"):
+        run.evaluation.forget_best()
+    if rank == 0:
         for difference in allowed:
             logger.warning("going on although it is another one: %s", difference)
-        logger.info("going on from %s: %d of %d steps were taken", path, manifest.step, engine.last_step)
-    engine.first_step = manifest.step
-    return engine.first_step
+        logger.info("going on from %s: %d of %d steps were taken", path, manifest.step, run.last_step)
+    return manifest.step
 
 
 def restore(

@@ -64,6 +64,7 @@ class TrainStep:
         passes: makes the gradient.
         clock: the one that `passes` has.
         max_grad_norm: clip the gradient to this norm.
+        vote: asked in each step whether this process wants to save after it, and to stop.
     """
 
     def __init__(
@@ -73,11 +74,13 @@ class TrainStep:
         clock: StepClock,
         *,
         max_grad_norm: float | None = None,
+        vote: Callable[[], tuple[bool, bool]] = lambda: (False, False),
     ) -> None:
         self._training = training
         self._passes = passes
         self._clock = clock
         self._max_grad_norm = max_grad_norm
+        self._vote = vote
         self._what = f"the loss of {type(training.task).__name__}"
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
@@ -93,7 +96,9 @@ class TrainStep:
         """
         task, model, passes = self._training.task, self._training.model, self._passes
         optimizer, scheduler = self._training.optimizer, self._training.scheduler
-        for lanes in passes.groups(batches):  # those that this process carries, one at a time or several
+        for lanes in passes.groups(
+            batches, vote=self._vote
+        ):  # those that this process carries, one at a time or several
             losses = passes.run(lanes, task.forward, task.loss, self._training.precision.forward)
             passes.backward(losses, self._what)
         grad_norm = start_copy_to_host(passes.grad_norm)

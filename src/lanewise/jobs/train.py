@@ -15,7 +15,7 @@ from lanewise.run_file import replace_text
 
 if TYPE_CHECKING:
     from lanewise.callback import Callback
-    from lanewise.engine import Engine
+    from lanewise.engine import Run
     from lanewise.loggers import AuditLog
     from lanewise.world.world import World
 
@@ -52,17 +52,18 @@ class TrainJob(Job):
     def run(self, world: "World") -> dict[str, float]:
         """See `Job`."""
         from lanewise.checkpoint import CheckpointFolder, Saver
-        from lanewise.engine import Saving, build_callbacks, build_engine, resume
+        from lanewise.engine import Engine, Saving, build_callbacks, build_run, resume
         from lanewise.loggers import JsonlLogger, ProgressLogger, TensorBoardLogger
         from lanewise.world.determinism import exact_pins
 
-        engine = build_engine(self.config, world, self.task)
+        run = build_run(self.config, world, self.task)
         folder = CheckpointFolder(self.run_dir.checkpoints)
         # An agent that starts the processes again wants them to go on.
-        if self.is_resumed or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
-            resume(engine, folder, world, self.allow)
+        is_resumed = self.is_resumed or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        first_step = resume(run, folder, self.allow) if is_resumed else 0
+        audit = None
         if self.is_audited or self.run_dir.audit.exists():  # one with gaps would be worth nothing
-            engine.watch = self._audit(engine, world).watch
+            audit = self._audit(run, first_step)
         callbacks: list[Callback] = []
         if world.rank == 0:
             folder.remove_leftovers(logger.warning)
@@ -71,10 +72,10 @@ class TrainJob(Job):
             callbacks = [
                 JsonlLogger(
                     self.run_dir.metrics,
-                    engine.first_step,
-                    evaluates_first=engine.evaluation is not None and engine.evaluation.is_due,
+                    first_step,
+                    evaluates_first=run.evaluation is not None and run.evaluation.is_due,
                 ),
-                TensorBoardLogger(self.run_dir.tensorboard, engine.first_step),
+                TensorBoardLogger(self.run_dir.tensorboard, first_step),
                 ProgressLogger(),
                 *build_callbacks(self.config),
                 *self.callbacks,
@@ -85,28 +86,30 @@ class TrainJob(Job):
             world,
             keep_last=config.keep_last,
             keep_best=config.keep_best,
-            sign=1 if engine.evaluation is None else engine.evaluation.sign,
+            sign=1 if run.evaluation is None else run.evaluation.sign,
         )
         saving = Saving(
             saver,
-            engine.state,
+            run.state,
             config,
-            engine.schedule,
-            engine.identity,
+            run.schedule,
+            run.identity,
             world.rank,
-            engine.last_step,
+            run.last_step,
             wants_stop,
         )
+        watch = (lambda batches: batches) if audit is None else audit.watch
+        engine = Engine(run, first_step=first_step, saving=saving, watch=watch)
         with training():
-            values = engine.fit(self.run_dir, callbacks, saving)
+            values = engine.fit(self.run_dir, callbacks)
         world.all_gather_object(None)  # no rank goes on before the model is on disk
         return values
 
-    def _audit(self, engine: "Engine", world: "World") -> "AuditLog":
+    def _audit(self, run: "Run", first_step: int) -> "AuditLog":
         """Begin the audit, or go on with it."""
         from lanewise.loggers import AuditLog
 
-        schedule = engine.schedule
+        schedule = run.schedule
         plan = {
             "num_samples": schedule.num_samples,
             "global_batch_size": schedule.global_batch_size,
@@ -115,4 +118,4 @@ class TrainJob(Job):
             "shuffle": self.config.data.shuffle,
             "seed": self.config.train.seed,
         }
-        return AuditLog(self.run_dir.audit, world.rank, world.world_size, engine.first_step, plan)
+        return AuditLog(self.run_dir.audit, run.world.rank, run.world.world_size, first_step, plan)

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
-from lanewise.engine import build_engine, resume
-from lanewise.engine.engine import Engine
+from lanewise.engine import Engine, build_engine, build_run, resume
 from lanewise.engine.evaluate import Evaluator
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
 from lanewise.jobs.job import Job
@@ -196,17 +195,18 @@ class ResumeJob(VerifyJob):
         logging.getLogger().setLevel(logging.ERROR)
         result = Result()
         with _failing_together(world, result):
-            engine = build_engine(self.config, world)
-            steps = choose_steps(engine.schedule, self.num_steps, engine.last_step)
+            run = build_run(self.config, world)
+            steps = choose_steps(run.schedule, self.num_steps, run.last_step)
             rest = steps[len(steps) // 2 :]
             try:
-                first = resume(engine, CheckpointFolder(self.checkpoints(self.resumes)), world, allow=())
+                first = resume(run, CheckpointFolder(self.checkpoints(self.resumes)), allow=())
                 if len(rest) == len(steps) or first != rest[0]:
                     raise CheckpointError(f"the run takes {len(steps)} steps: too few to stop in between.")
+                engine = Engine(run, first_step=first)
                 result.trace = Trace(list(run_steps(engine, world, rest)))
                 self.finish_trace(result.trace, engine, world)
             finally:
-                engine.passes.close()
+                run.reducer.close()
         return world.gather_object(result)
 
 

@@ -18,8 +18,7 @@ from torchmetrics.retrieval import RetrievalNormalizedDCG
 
 from lanewise import Callback, Loss, Task
 from lanewise.config import DataConfig, EvaluateConfig
-from lanewise.engine import build_engine
-from lanewise.engine.build import build_evaluator
+from lanewise.engine import Engine, build_engine, build_evaluator, build_run
 from lanewise.engine.evaluate import Evaluation
 from lanewise.errors import ConfigError
 from lanewise.run_dir import RunDir
@@ -263,18 +262,16 @@ class Recorder:
 
 
 def test_a_value_that_a_metric_turns_out_not_to_have_costs_no_step(tmp_path):
-    engine = build_engine(
-        with_evaluation(best="test/f1/typo", every_steps=2), LocalWorld(torch.device("cpu"))
-    )
+    run = build_run(with_evaluation(best="test/f1/typo", every_steps=2), LocalWorld(torch.device("cpu")))
     saving = Recorder()
     with pytest.raises(ConfigError) as caught:
-        engine.fit(RunDir(tmp_path), saving=saving)
+        Engine(run, saving=saving).fit(RunDir(tmp_path))
     assert str(caught.value).startswith(
         "evaluate.best must be a value of an evaluation: got test/f1/typo. Use"
     )
     assert str(caught.value).endswith("The run was saved: correct it, and go on with --resume.")
     assert saving.calls == [("save", 1, None, False), "finish"]
-    assert engine.evaluation.is_due
+    assert run.evaluation.is_due
 
 
 class WithoutReduction(Metric):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lanewise.config import ClassConfig
-from lanewise.engine.build import build_model, build_task
+from lanewise.engine import build_model, build_task
 from lanewise.engine.optimizer import build_optimizer
 from lanewise.errors import ConfigError, TaskError
 from tests.distributed.tasks import Smooth, configure

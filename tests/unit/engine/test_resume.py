@@ -15,8 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lanewise import Task
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
 from lanewise.config import DataConfig, EvaluateConfig, RunConfig
-from lanewise.engine import build_engine, resume
-from lanewise.engine.engine import Engine
+from lanewise.engine import Engine, Run, build_run, resume
 from lanewise.errors import CheckpointError
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
@@ -45,14 +44,14 @@ class Line(Task):
         return F.mse_loss(outputs, batch[1])
 
 
-def build(config: RunConfig, world: World | None = None) -> Engine:
+def build(config: RunConfig, world: World | None = None) -> Run:
     set_determinism(config.distributed.equality, threads=1)
-    return build_engine(config, world or LocalWorld(torch.device("cpu")))
+    return build_run(config, world or LocalWorld(torch.device("cpu")))
 
 
-def save(engine: Engine, path: Path, world: World, step: int) -> None:
+def save(run: Run, path: Path, world: World, step: int) -> None:
     saver = Saver(CheckpointFolder(path), world, keep_last=3, keep_best=0, sign=1)
-    saver.save(engine.state.take(), Manifest(step, None, engine.identity, ()))
+    saver.save(run.state.take(), Manifest(step, None, run.identity, ()))
     assert saver.finish()
     world.all_gather_object(None)
 
@@ -66,10 +65,7 @@ def saved(tmp_path):
 
 
 def go_on(config: RunConfig, folder: CheckpointFolder, allow: tuple[str, ...] = ()) -> int:
-    engine = build(config)
-    step = resume(engine, folder, LocalWorld(torch.device("cpu")), allow)
-    assert engine.first_step == step
-    return step
+    return resume(build(config), folder, allow)
 
 
 def test_without_a_checkpoint_a_run_begins(tmp_path):
@@ -149,17 +145,17 @@ def test_a_bad_checkpoint_is_skipped_with_a_warning(saved, caplog):
 
 def train_on(world: World, path: str, last_step: int) -> tuple[int, list[float], dict[str, bytes]]:
     """Go on from what is there, train up to a step and save; return where it began and what it gave."""
-    engine = build(configure(Line, num_lanes=8, steps=9), world)
-    step = resume(engine, CheckpointFolder(Path(path)), world, ())
+    run = build(configure(Line, num_lanes=8, steps=9), world)
+    step = resume(run, CheckpointFolder(Path(path)), ())
     losses = []
-    steps = engine.steps()
+    steps = Engine(run, first_step=step).steps()
     for report in steps:
         losses.append(report.totals.loss)
         if report.step + 1 == last_step:
             break
     steps.close()
-    save(engine, Path(path), world, last_step)
-    model = engine.training.model.state_dict()
+    save(run, Path(path), world, last_step)
+    model = run.training.model.state_dict()
     return step, losses, {name: tensor.numpy().tobytes() for name, tensor in model.items()}
 
 
@@ -176,9 +172,9 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
 
 
 def fail_on(world: World, path: str) -> str:
-    engine = build(configure(Line), world)
+    run = build(configure(Line), world)
     try:
-        resume(engine, CheckpointFolder(Path(path)), world, ())
+        resume(run, CheckpointFolder(Path(path)), ())
     except CheckpointError as error:
         return str(error)
     return ""
@@ -230,9 +226,9 @@ def test_the_best_value_of_another_metric_is_forgotten(tmp_path, caplog):
     first.evaluation.run()
     save(first, tmp_path, world, 3)
     same, other = build(judge("min")), build(judge("max"))
-    for engine in (same, other):
-        resume(engine, CheckpointFolder(tmp_path), world, ())
-        assert engine.evaluation.last_value == first.evaluation.last_value
+    for run in (same, other):
+        resume(run, CheckpointFolder(tmp_path), ())
+        assert run.evaluation.last_value == first.evaluation.last_value
     assert same.evaluation.best_value == first.evaluation.best_value
     assert other.evaluation.best_value == -math.inf
     assert (

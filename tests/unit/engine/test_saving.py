@@ -10,8 +10,7 @@ from torch import nn
 
 from lanewise.checkpoint import CheckpointFolder, Saver
 from lanewise.config import CheckpointConfig, RunConfig
-from lanewise.engine import Saving, build_engine, resume
-from lanewise.engine.engine import Engine
+from lanewise.engine import Engine, Saving, build_run, resume
 from lanewise.errors import PreemptedError
 from lanewise.loggers import JsonlLogger
 from lanewise.run_dir import RunDir
@@ -43,25 +42,26 @@ class Signalled(Line):
 
 def fit(world: World, config: RunConfig, run_dir: RunDir, task: Signalled) -> Engine:
     set_determinism("exact", 1)
-    engine = build_engine(config, world, task)
+    run = build_run(config, world, task)
     folder = CheckpointFolder(run_dir.checkpoints)
-    resume(engine, folder, world, ())
-    evaluates_first = engine.evaluation.is_due
+    first_step = resume(run, folder, ())
+    evaluates_first = run.evaluation.is_due
     loggers = []
     if world.rank == 0:
-        loggers = [JsonlLogger(run_dir.metrics, engine.first_step, evaluates_first=evaluates_first)]
+        loggers = [JsonlLogger(run_dir.metrics, first_step, evaluates_first=evaluates_first)]
     saver = Saver(folder, world, keep_last=2, keep_best=0, sign=-1)
     saving = Saving(
         saver,
-        engine.state,
+        run.state,
         CheckpointConfig(),
-        engine.schedule,
-        engine.identity,
+        run.schedule,
+        run.identity,
         world.rank,
-        engine.last_step,
+        run.last_step,
         lambda: task.wants_stop,
     )
-    engine.fit(run_dir, loggers, saving)
+    engine = Engine(run, first_step=first_step, saving=saving)
+    engine.fit(run_dir, loggers)
     world.all_gather_object(None)
     return engine
 

@@ -18,8 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lanewise import Task
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_state
 from lanewise.config import ClassConfig, EvaluateConfig, RunConfig
-from lanewise.engine import build_engine
-from lanewise.engine.engine import Engine
+from lanewise.engine import Engine, build_run
 from lanewise.engine.state import RunState
 from lanewise.errors import CheckpointError
 from lanewise.world.determinism import set_determinism
@@ -116,9 +115,9 @@ def plan(
     )
 
 
-def build(config: RunConfig) -> Engine:
+def build(config: RunConfig, first_step: int = 0) -> Engine:
     set_determinism("exact", threads=1)
-    return build_engine(config, LocalWorld(torch.device("cpu")))
+    return Engine(build_run(config, LocalWorld(torch.device("cpu"))), first_step=first_step)
 
 
 def run(engine: Engine, last_step: int = STEPS) -> list[tuple[float, float]]:
@@ -144,11 +143,6 @@ def save(engine: Engine, path: Path, step: int = SAVED) -> Any:
     found = CheckpointFolder(path).newest_good(pytest.fail)
     assert found is not None
     return load_state(*found)
-
-
-def restore(engine: Engine, state: Any, step: int = SAVED) -> None:
-    engine.state.restore(state)
-    engine.first_step = step
 
 
 def freeze(value: Any) -> Any:
@@ -212,8 +206,8 @@ def test_a_run_that_goes_on_ends_as_if_it_had_never_stopped(tmp_path, options):
     expected = run(whole)
     first = build(config)
     assert run(first, SAVED) == expected[:SAVED]
-    second = build(config)
-    restore(second, save(first, tmp_path))
+    second = build(config, SAVED)
+    second.state.restore(save(first, tmp_path))
     assert everything(second) == everything(first)
     assert run(second) == expected[SAVED:]
     assert everything(second) == everything(whole)
@@ -224,7 +218,7 @@ def test_a_state_saved_before_any_step_is_the_beginning(tmp_path):
     whole = build(config)
     expected = run(whole)
     second = build(config)
-    restore(second, save(build(config), tmp_path, 0), 0)
+    second.state.restore(save(build(config), tmp_path, 0))
     assert run(second) == expected
     assert everything(second) == everything(whole)
 
@@ -237,8 +231,8 @@ def test_going_on_twice_is_the_same_again(tmp_path):
     for step in (2, 3, 6):
         run(engine, step)
         state = save(engine, tmp_path / str(step), step)
-        engine = build(config)
-        restore(engine, state, step)
+        engine = build(config, step)
+        engine.state.restore(state)
     run(engine)
     assert everything(engine) == everything(whole)
 
@@ -256,11 +250,11 @@ def test_the_state_has_the_names_of_parameters():
 
 
 def test_restoring_keeps_the_storage_of_the_model(tmp_path):
-    first, second = build(plan()), build(plan())
+    first, second = build(plan()), build(plan(), SAVED)
     run(first, SAVED)
     model = second.training.model
     pointers = [value.data_ptr() for value in model.state_dict().values()]
-    restore(second, save(first, tmp_path))
+    second.state.restore(save(first, tmp_path))
     assert [value.data_ptr() for value in model.state_dict().values()] == pointers
     assert model.second.weight is model.first.weight
     assert not model.transposed.is_contiguous()
@@ -269,8 +263,8 @@ def test_restoring_keeps_the_storage_of_the_model(tmp_path):
 def test_a_checkpoint_loads_into_an_optimizer_of_another_implementation(tmp_path):
     first = build(plan(options={"fused": True}))
     run(first, SAVED)
-    second = build(plan(options={"foreach": True}))
-    restore(second, save(first, tmp_path))
+    second = build(plan(options={"foreach": True}), SAVED)
+    second.state.restore(save(first, tmp_path))
     run(second)
 
 
@@ -285,7 +279,7 @@ def test_the_best_value_goes_on(tmp_path):
     assert save(first, tmp_path / "a")["best"] == {"best": -math.inf, "last": {}, "is_due": False}
     run(first, SAVED)
     first.evaluation.run()
-    restore(second, save(first, tmp_path / "b"))
+    second.state.restore(save(first, tmp_path / "b"))
     assert second.evaluation.best_value == first.evaluation.best_value > -math.inf
 
 
@@ -295,7 +289,7 @@ def test_the_last_value_goes_on(tmp_path):
 
     first, second = build(with_best()), build(with_best())
     first.evaluation.run()
-    restore(second, save(first, tmp_path))
+    second.state.restore(save(first, tmp_path))
     assert second.evaluation.last_value == first.evaluation.last_value
 
 
@@ -422,5 +416,5 @@ def test_extra_state_goes_on(tmp_path, is_tensor):
     config = plan(Counted, is_tensor=is_tensor)
     first, second = build(config), build(config)
     run(first, SAVED)
-    restore(second, save(first, tmp_path))
+    second.state.restore(save(first, tmp_path))
     assert second.training.model.calls == first.training.model.calls > 0
