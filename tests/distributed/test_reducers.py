@@ -98,8 +98,27 @@ def single(precision: str, task: type[Language] = Whole) -> Any:
     return run(configured("single", 1, precision, task=task))
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize(("reducer", "num_devices"), LAYOUTS)
+REDUCERS = ("ddp", *IN_PROCESS, "fsdp")
+
+
+def with_either_precision() -> list[Any]:
+    """Each layout with both precisions, of which `make test` runs one.
+
+    Among those it runs, every reducer meets both precisions, and so does every number of devices.
+    """
+    return [
+        pytest.param(
+            reducer,
+            num_devices,
+            precision,
+            marks=pytest.mark.slow if (REDUCERS.index(reducer) + num_devices + turn) % 2 else (),
+        )
+        for reducer, num_devices in LAYOUTS
+        for turn, precision in enumerate(("float32", "bf16"))
+    ]
+
+
+@pytest.mark.parametrize(("reducer", "num_devices", "precision"), with_either_precision())
 def test_a_reducer_leaves_the_bytes_and_losses_of_one_device(reducer, num_devices, precision):
     assert run(configured(reducer, num_devices, precision)) == single(precision)
 
@@ -141,20 +160,23 @@ def train_part(world: Any, config: RunConfig, folder: str, last_step: int) -> An
     return state_bytes(engine.training.model)
 
 
+EACH_REDUCER = [("single", 1), ("ddp", 2), ("data_parallel", 3), ("balanced_data_parallel", 2), ("fsdp", 3)]
+
+
 @pytest.mark.parametrize(
-    ("task", "layouts"),
+    ("task", "layouts", "distances"),
     [
-        (
-            Whole,
-            [("single", 1), ("ddp", 2), ("data_parallel", 3), ("balanced_data_parallel", 2), ("fsdp", 3)],
-        ),
-        (NotContiguous, [("single", 1), ("ddp", 2)]),
+        (Whole, EACH_REDUCER, (1, 2)),
+        pytest.param(Whole, EACH_REDUCER, (3, 4, 5), marks=pytest.mark.slow),
+        (NotContiguous, EACH_REDUCER[:2], (1, 2)),
     ],
 )
-def test_each_reducer_goes_on_from_the_checkpoints_of_every_other(tmp_path, task, layouts):
+def test_each_reducer_goes_on_from_the_checkpoints_of_every_other(tmp_path, task, layouts, distances):
+    """In `make test` of two reducers one goes on from the other, and not the other way round."""
     whole, _ = single("float32", task)
     for number, saved in enumerate(layouts):
         run(configured(*saved, task=task), train_part, str(tmp_path / f"{number}"), 4)
-        for other, resumed in enumerate(layouts):
-            folder = shutil.copytree(tmp_path / f"{number}", tmp_path / f"{number}-{other}")
+        for distance in distances:
+            resumed = layouts[(number + distance) % len(layouts)]
+            folder = shutil.copytree(tmp_path / f"{number}", tmp_path / f"{number}-{distance}")
             assert run(configured(*resumed, task=task), train_part, str(folder), 9) == whole, (saved, resumed)

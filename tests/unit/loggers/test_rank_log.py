@@ -2,11 +2,14 @@
 
 import os
 import re
-import signal
-import subprocess
 import sys
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+
+from lanewise.testing import run_distributed
 
 SCRIPT = """
 import logging, os, subprocess, sys, warnings
@@ -28,21 +31,37 @@ raise KeyError("an error")
 """
 
 
-def start(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "default", "-c", script, *map(str, arguments)],
-        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def in_a_process(world, script: str, arguments: list[str], folder: str) -> int:
+    """Do what `python -W default -c SCRIPT` does whose standard streams are files; return the exit code."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT), number)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8")
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8")
+    warnings.resetwarnings()
+    warnings.simplefilter("default")
+    sys.argv = ["-c", *arguments]
+    code = 0
+    try:
+        exec(script, {"__name__": "__main__"})
+    except KeyError:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    sys.stdout.flush()
+    return code
+
+
+def start(script: str, *arguments: object) -> tuple[int, str, str]:
+    """Run a script; return its exit code, standard output and standard error."""
+    with TemporaryDirectory() as folder:
+        (code,) = run_distributed(in_a_process, 1, script, list(map(str, arguments)), folder)
+        return code, *((Path(folder) / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
 
 
 def run(path, rank: int) -> tuple[str, str, str]:
     """What a rank wrote to its standard output, its standard error and its log."""
-    done = start(SCRIPT, path, rank)
-    assert done.returncode == 1
-    return done.stdout, done.stderr, path.read_text(encoding="utf-8")
+    code, stdout, stderr = start(SCRIPT, path, rank)
+    assert code == 1
+    return stdout, stderr, path.read_text(encoding="utf-8")
 
 
 def test_other_ranks_are_silent(tmp_path):
@@ -118,7 +137,7 @@ for name in sys.argv[1:]:
 
 def test_it_replaces_the_handlers_that_were_there(tmp_path):
     names = [str(tmp_path / "a.log"), str(tmp_path / "b.log")]
-    assert start(TWICE, *names).stderr == f"to {names[0]}\nto {names[1]}\n"
+    assert start(TWICE, *names)[2] == f"to {names[0]}\nto {names[1]}\n"
     assert [(tmp_path / name).read_text().count("to ") for name in ("a.log", "b.log")] == [1, 1]
 
 
@@ -134,7 +153,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_what_a_killed_rank_printed_is_in_its_log(tmp_path):
-    assert start(KILLED, tmp_path / "rank-00001.log").returncode == -signal.SIGKILL
+    with pytest.raises(RuntimeError, match="ended without a result"):
+        start(KILLED, tmp_path / "rank-00001.log")
     assert (tmp_path / "rank-00001.log").read_text() == "last words\n"
 
 
@@ -147,7 +167,7 @@ folder, rank = Path(sys.argv[1]), int(sys.argv[2])
 
 def claim(key):
     try:
-        (folder / f"{hash(key)}").touch(exist_ok=False)
+        (folder / key.encode().hex()).touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
@@ -164,9 +184,8 @@ os.wait()
 """
 
 
-def test_warnings_of_every_rank_are_on_the_console_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONHASHSEED", "0")
-    said = [start(SHARED, tmp_path, rank).stderr.splitlines() for rank in (1, 0, 2)]
+def test_warnings_of_every_rank_are_on_the_console_once(tmp_path):
+    said = [start(SHARED, tmp_path, rank)[2].splitlines() for rank in (1, 0, 2)]
     assert said[0] == ["[rank 1] all ranks say this"] * 2 + ["[rank 1] only rank 1 says this"]
     assert said[1] == ["an info", "only rank 0 says this", "a loader process says this"]
     assert said[2] == ["[rank 2] only rank 2 says this"]
