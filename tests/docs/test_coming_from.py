@@ -75,8 +75,9 @@ def test_our_loop_leaves_the_same_weights_on_one_and_on_two_processes(tmp_path, 
 
 
 def test_torchrun_starts_our_loop_too(tmp_path, alone):
-    run(*TORCHRUN, 2, CODE / "ddp_ours.py", cwd=tmp_path).require_success()
-    assert (tmp_path / "model.safetensors").read_bytes() == alone(CODE / "ddp_ours.py")
+    script = CODE / "data_parallel_ours.py"
+    run(*TORCHRUN, 2, script, cwd=tmp_path).require_success()
+    assert (tmp_path / "model.safetensors").read_bytes() == alone(script)
 
 
 @pytest.mark.parametrize("config", OUR_CONFIGS, ids=stem)

@@ -12,7 +12,8 @@ from tests.integration.command import LANEWISE, TORCHRUN, Command, Done, run, tr
 
 TWO = {"devices": 2, "equality": "exact"}
 
-WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
+ONE_MORE = pytest.mark.slow
+"""Of a case that `make test` leaves to `make test-all`: another pair of what other cases show."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_joining_the_processes_of_torchrun_gives_the_same_bytes(tmp_path, on_one
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == on_one_process
 
 
-@WORKERS
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=ONE_MORE), 1])
 def test_the_exception_of_a_rank_is_shown_once(tmp_path, num_workers):
     path = write_config(tmp_path, "tasks.RaisesInForward", distributed=TWO, data={"num_workers": num_workers})
     shows_only(train(path), "ValueError: the image is upside down")
@@ -117,15 +118,22 @@ def test_the_exception_of_a_single_process_is_shown_once(tmp_path):
     assert "in step 0, lane 2, samples [" in done.stderr
 
 
+OS = ("os", 2, "os._exit(0) was called before the end, in ")
+SYS = ("sys", 2, "sys.exit(0) was called before the end, in ")
+MUTE = ("mute", 1, "MuteError: <exception str() failed>")
+
+
 @pytest.mark.parametrize(
-    ("how", "code", "said"),
+    ("how", "code", "said", "devices"),
     [
-        ("os", 2, "os._exit(0) was called before the end, in "),
-        ("sys", 2, "sys.exit(0) was called before the end, in "),
-        ("mute", 1, "MuteError: <exception str() failed>"),
+        (*OS, 1),
+        (*OS, 2),
+        (*SYS, 1),
+        pytest.param(*SYS, 2, marks=ONE_MORE),
+        pytest.param(*MUTE, 1, marks=ONE_MORE),
+        (*MUTE, 2),
     ],
 )
-@pytest.mark.parametrize("devices", [1, 2])
 def test_a_task_cannot_end_a_run_as_if_it_were_done(tmp_path, how, code, said, devices):
     path = write_config(tmp_path, "tasks.Ends", distributed={"devices": devices})
     done = train(path, "--task.init_args.how", how, "--task.init_args.rank", devices - 1)
@@ -168,8 +176,10 @@ def end(folder, devices: int, num_workers: int, act) -> Done:
     return done
 
 
-@WORKERS
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(
+    ("devices", "num_workers"),
+    [pytest.param(1, 0, marks=ONE_MORE), (1, 1), (2, 0), pytest.param(2, 1, marks=ONE_MORE)],
+)
 def test_ctrl_c_ends_every_process(tmp_path, devices, num_workers):
     done = end(tmp_path, devices, num_workers, Command.interrupt)
     assert done.code == 130
@@ -177,8 +187,15 @@ def test_ctrl_c_ends_every_process(tmp_path, devices, num_workers):
     assert "Traceback" not in done.stderr
 
 
-@WORKERS
-@pytest.mark.parametrize(("sign", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("sign", "code", "num_workers"),
+    [
+        (signal.SIGTERM, 75, 0),
+        pytest.param(signal.SIGTERM, 75, 1, marks=ONE_MORE),
+        pytest.param(signal.SIGKILL, -9, 0, marks=ONE_MORE),
+        (signal.SIGKILL, -9, 1),
+    ],
+)
 def test_a_signal_to_the_launcher_ends_every_process(tmp_path, num_workers, sign, code):
     done = end(tmp_path, 2, num_workers, lambda command: os.kill(command.process.pid, sign))
     assert done.code == code

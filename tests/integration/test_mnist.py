@@ -48,14 +48,20 @@ def on_one_process(tmp_path_factory):
     return trained
 
 
-@pytest.mark.parametrize("devices", [2, 3, 5, pytest.param(8, marks=pytest.mark.slow)])
+ONE_MORE = pytest.mark.slow
+"""Of a case that `make test` leaves to `make test-all`."""
+
+
+@pytest.mark.parametrize("devices", [2, 3, pytest.param(5, marks=ONE_MORE), pytest.param(8, marks=ONE_MORE)])
 def test_the_model_has_the_same_bytes_and_losses_on_any_number_of_processes(
     tmp_path, on_one_process, devices
 ):
     assert train_mnist(tmp_path, *EPOCH, f"--distributed.devices={devices}") == on_one_process
 
 
-@pytest.mark.parametrize(("devices", "num_threads"), [(1, "1"), (1, "2"), (2, "2")])
+@pytest.mark.parametrize(
+    ("devices", "num_threads"), [pytest.param(1, "1", marks=ONE_MORE), (1, "2"), (2, "2")]
+)
 def test_the_threads_that_the_environment_asks_for_change_nothing(
     tmp_path, on_one_process, devices, num_threads
 ):
@@ -64,7 +70,7 @@ def test_the_threads_that_the_environment_asks_for_change_nothing(
     assert trained == on_one_process
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=ONE_MORE), 2])
 def test_loader_workers_change_nothing(tmp_path, on_one_process, devices):
     overrides = (f"--distributed.devices={devices}", "--data.num_workers=2")
     assert train_mnist(tmp_path, *EPOCH, *overrides) == on_one_process
@@ -92,6 +98,7 @@ def test_each_process_reads_its_own_lanes_and_nothing_else(tmp_path, on_one_proc
         assert all(len(line.split()) <= MICRO_BATCH_SIZE for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.exists(), reason="the 60,000 digits are not in $LANEWISE_DATA/mnist")
 def test_the_full_set_of_digits_gives_the_same_bytes_too(tmp_path):
     overrides = (f"--task.init_args.root={DATA}", "--train.max_steps=5")

@@ -8,10 +8,8 @@ import pytest
 from tests.integration.command import LANEWISE, TORCHRUN, Command, Done, train, wait_for, write_config
 from tests.soak.kill_and_resume import losses, result, write_noisy
 
-SIGNALS = pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1])
-WITH_AND_WITHOUT_WORKERS = pytest.mark.parametrize(
-    ("sign", "num_workers"), [(signal.SIGTERM, 1), (signal.SIGUSR1, 0)]
-)
+ONE_MORE = pytest.mark.slow
+"""Of a case that `make test` leaves to `make test-all`: the other one of two signals to the same processes."""
 SLOWLY = ("--task.init_args.sleep_seconds", 0.1)
 
 
@@ -51,7 +49,9 @@ def go_on(folder, devices: int) -> None:
     train(folder / "config.yaml", "--resume", "--distributed.devices", devices).require_success()
 
 
-@WITH_AND_WITHOUT_WORKERS
+@pytest.mark.parametrize(
+    ("sign", "num_workers"), [(signal.SIGTERM, 1), pytest.param(signal.SIGUSR1, 0, marks=ONE_MORE)]
+)
 def test_a_signal_to_the_launcher_saves_and_stops(tmp_path, whole, sign, num_workers):
     arguments = ("--distributed.devices", 2, "--data.num_workers", num_workers)
     says_so(stop(tmp_path, lambda command: os.kill(command.process.pid, sign), *arguments))
@@ -59,7 +59,9 @@ def test_a_signal_to_the_launcher_saves_and_stops(tmp_path, whole, sign, num_wor
     assert result(tmp_path) == result(whole)
 
 
-@WITH_AND_WITHOUT_WORKERS
+@pytest.mark.parametrize(
+    ("sign", "num_workers"), [pytest.param(signal.SIGTERM, 1, marks=ONE_MORE), (signal.SIGUSR1, 0)]
+)
 def test_a_signal_to_a_single_process_saves_and_stops(tmp_path, whole, sign, num_workers):
     arguments = ("--data.num_workers", num_workers)
     says_so(stop(tmp_path, lambda command: os.kill(command.process.pid, sign), *arguments))
@@ -67,15 +69,24 @@ def test_a_signal_to_a_single_process_saves_and_stops(tmp_path, whole, sign, num
     assert result(tmp_path) == result(whole)
 
 
-@pytest.mark.parametrize(("sign", "rank"), [(signal.SIGTERM, 1), (signal.SIGUSR1, 0)])
+@pytest.mark.parametrize(
+    ("sign", "rank"), [pytest.param(signal.SIGTERM, 1, marks=ONE_MORE), (signal.SIGUSR1, 0)]
+)
 def test_a_signal_to_one_rank_alone_saves_and_stops_all(tmp_path, whole, sign, rank):
     says_so(stop(tmp_path, lambda command: os.kill(command.worker(rank), sign), "--distributed.devices", 2))
     go_on(tmp_path, 1)
     assert result(tmp_path) == result(whole)
 
 
-@SIGNALS
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(
+    ("sign", "devices"),
+    [
+        (signal.SIGTERM, 1),
+        pytest.param(signal.SIGTERM, 2, marks=ONE_MORE),
+        pytest.param(signal.SIGUSR1, 1, marks=ONE_MORE),
+        (signal.SIGUSR1, 2),
+    ],
+)
 def test_a_signal_to_every_process_with_its_loader_workers_saves_and_stops(tmp_path, whole, sign, devices):
     def act(command: Command) -> None:
         for pid in command.pids():
