@@ -9,7 +9,7 @@ from tests.integration.command import LANEWISE, TORCHRUN, Command, Done, train, 
 from tests.soak.kill_and_resume import losses, result, write_noisy
 
 ONE_MORE = pytest.mark.slow
-"""Of a case that `make test` leaves to `make test-all`: the other one of two signals to the same processes."""
+"""Of a case that `make test` leaves to `make test-all`: the other of two signals to the same processes."""
 SLOWLY = ("--task.init_args.sleep_seconds", 0.1)
 
 
