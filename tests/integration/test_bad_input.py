@@ -2,7 +2,7 @@
 
 import pytest
 
-from lanewise.lanes import Order
+from lanewise.lanes import FeistelOrder
 from tests.integration.command import LANEWISE, TORCHRUN, Command, Done, run, train, wait_for, write_config
 
 EITHER = pytest.mark.parametrize("devices", [1, 2])
@@ -127,9 +127,9 @@ def test_another_dataset_on_each_rank_is_refused(tmp_path):
 @EITHER
 def test_a_loss_that_is_not_finite_is_traced_to_its_samples(tmp_path, devices):
     done = train(write_config(tmp_path, "tasks.NanAtSample13"), "--distributed.devices", devices)
-    position = Order(22, seed=0).indices(0, 0, 22).tolist().index(13)
+    position = FeistelOrder(22, seed=0).indices(0, 0, 22).tolist().index(13)
     first = position - position % 2  # micro-batches of 2
-    samples = Order(22, seed=0).indices(0, first, first + 2).tolist()
+    samples = FeistelOrder(22, seed=0).indices(0, first, first + 2).tolist()
     assert done.code == 1
     assert done.errors == [
         f"error: the loss is not finite in step {position // 8} (epoch 0), which updated nothing."

@@ -6,12 +6,13 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch.utils.data import DataLoader
 
 from lanewise.data.reader import LaneBatch, LaneReader
-from lanewise.lanes import LaneTurn, Order, Schedule
+from lanewise.lanes import LaneTurn, SampleOrder, Schedule
 from lanewise.lifeline import die_with_parent
 
 
@@ -25,7 +26,7 @@ class LaneLoader:
     Args:
         reader: reads and collates the samples of a turn.
         schedule: cuts epochs into steps and steps into lanes.
-        order: the sample order of each epoch.
+        order: gives the samples of a turn.
         lanes: the lanes to serve.
         as_many_as: see `Schedule.turns`.
         num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
@@ -36,7 +37,7 @@ class LaneLoader:
         self,
         reader: LaneReader,
         schedule: Schedule,
-        order: Order,
+        order: SampleOrder,
         lanes: range,
         *,
         as_many_as: range | None = None,
@@ -54,13 +55,10 @@ class LaneLoader:
     def batches(self, first_step: int, last_step: int) -> Iterator[LaneBatch]:
         """Yield the batches of steps `first_step` to `last_step - 1`; at least one, maybe empty, a step."""
         turns = (
-            (turn, self._indices(turn.epoch, turn.borrowed or turn.positions))
+            (turn, self.order.samples(replace(turn, positions=turn.borrowed or turn.positions)))
             for turn in self.schedule.turns(self._lanes, first_step, last_step, as_many_as=self._as_many_as)
         )
         return read_turns(self.reader, turns, self._num_workers, pin_memory=self._pin_memory)
-
-    def _indices(self, epoch: int, positions: range) -> tuple[int, ...]:
-        return tuple(self.order.indices(epoch, positions.start, positions.stop).tolist())
 
 
 def read_turns(

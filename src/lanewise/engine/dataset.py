@@ -6,7 +6,7 @@ from typing import Any
 from lanewise.config import BatchConfig, DataConfig
 from lanewise.data import Fingerprint, LaneLoader, LaneReader, fingerprint
 from lanewise.errors import DataError, TaskError
-from lanewise.lanes import Order, Schedule, lane_blocks
+from lanewise.lanes import Schedule, choose_order, lane_blocks
 from lanewise.world.accelerator import has_streams
 from lanewise.world.world import World
 
@@ -53,7 +53,7 @@ def build_loader(
     loader = LaneLoader(
         reader,
         schedule,
-        Order(num_samples, seed=seed, shuffle=data.shuffle),
+        choose_order(num_samples, seed=seed, shuffle=data.shuffle),
         blocks[world.rank],
         as_many_as=blocks[0] if is_collective else None,
         num_workers=data.num_workers,

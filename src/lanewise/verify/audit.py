@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lanewise.errors import CheckpointError
-from lanewise.lanes import Order, Schedule
+from lanewise.lanes import SampleOrder, Schedule, choose_order
 
 
 @dataclass(frozen=True)
@@ -114,21 +114,22 @@ class Audit:
             lane for lane in range(schedule.num_present_lanes(step)) if lane not in self.steps.get(step, {})
         ]
 
-    def _plan(self, step: int) -> tuple[Schedule, Order]:
+    def _plan(self, step: int) -> tuple[Schedule, SampleOrder]:
         """Return what was due in a step: by the last start of the run at this step or before."""
         plan = [plan for first_step, plan in self._plans if first_step <= step][-1]
         schedule = Schedule(
             plan["num_samples"], plan["global_batch_size"], plan["micro_batch_size"], plan["drop_last"]
         )
-        return schedule, Order(plan["num_samples"], seed=plan["seed"], shuffle=plan["shuffle"])
+        return schedule, choose_order(plan["num_samples"], seed=plan["seed"], shuffle=plan["shuffle"])
 
 
-def _compare(step: int, lane: int, given: list[Given], schedule: Schedule, order: Order) -> Iterator[str]:
+def _compare(
+    step: int, lane: int, given: list[Given], schedule: Schedule, order: SampleOrder
+) -> Iterator[str]:
     if len(given) > 1:
         files = ", ".join(one.file for one in given)
         yield f"step {step}, lane {lane}: trained {len(given)} times ({files})"
-    positions = schedule.positions(step, lane)
-    due = tuple(order.indices(step // schedule.steps_per_epoch, positions.start, positions.stop).tolist())
+    due = order.samples(next(schedule.turns(range(lane, lane + 1), step, step + 1)))
     for one in given:
         if one.indices != due:
             yield (

@@ -44,11 +44,11 @@ class Subject:
         self.reader = loader.reader
         self.precision = Precision(config.precision, device.type)
         self._order = loader.order
-        self.indices = tuple(loader.order.indices(0, 0, schedule.num_samples_in(0)).tolist())
+        turns = list(schedule.turns(range(schedule.num_lanes), 0, 2))
+        self.indices = tuple(index for turn in turns if turn.step == 0 for index in self.indices_of(turn))
         """Dataset indices of the first step."""
         self.turn = self.first_turn(0)
         """The first lane's turn in it."""
-        turns = schedule.turns(range(schedule.num_lanes), 0, 2)
         self.other_turn: LaneTurn = next(turn for turn in turns if (turn.step, turn.lane) != (0, 0))
         """Another one: of another lane, or of the next step."""
 
@@ -58,8 +58,7 @@ class Subject:
 
     def indices_of(self, turn: LaneTurn) -> tuple[int, ...]:
         """Return the dataset indices of a turn."""
-        positions = turn.positions
-        return tuple(self._order.indices(turn.epoch, positions.start, positions.stop).tolist())
+        return self._order.samples(turn)
 
     def read(self, turn: LaneTurn | None = None) -> Any:
         """Read and collate a micro-batch, where it is read; that of the first lane if none is given."""

@@ -8,7 +8,7 @@ import torch
 
 from lanewise.data import LaneBatch
 from lanewise.errors import CheckpointError
-from lanewise.lanes import Order, Schedule, lane_blocks
+from lanewise.lanes import FeistelOrder, Schedule, lane_blocks
 from lanewise.loggers import AuditLog
 from lanewise.verify.audit import Audit
 
@@ -30,14 +30,14 @@ def unchanged(batch: LaneBatch) -> list[LaneBatch]:
 
 
 def write(folder: Path, first_step: int, last_step: int, world_size: int, change: Change = unchanged) -> None:
-    order = Order(22, seed=0)
+    order = FeistelOrder(22, seed=0)
     for rank, lanes in enumerate(lane_blocks(4, world_size)):
         log = AuditLog(folder, rank, world_size, first_step, PLAN)
         batches = []
         for turn in SCHEDULE.turns(lanes, first_step, last_step):
-            indices = order.indices(turn.epoch, turn.positions.start, turn.positions.stop)
-            data = torch.from_numpy(indices)
-            batches += change(LaneBatch(turn, tuple(indices.tolist()), data))
+            indices = order.samples(turn)
+            data = torch.tensor(indices)
+            batches += change(LaneBatch(turn, indices, data))
         assert list(log.watch(iter(batches))) == batches
 
 

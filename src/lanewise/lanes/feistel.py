@@ -1,0 +1,156 @@
+"""The shuffled order of an epoch: a function of (seed, epoch, position), never a list.
+
+Any slice of any epoch can be asked for directly, so resuming in the middle of an epoch needs no replay, every
+process can work out its own share without talking to the others, and a billion samples cost no more memory
+than a million.
+
+A shuffled epoch is a keyed Feistel network [1]: it cuts a position into two halves and lets each in turn
+scramble the other. Each XOR can be undone, so the whole is a permutation whatever F computes. Four of them
+still leave a pattern that the tests can measure; six do not.
+
+    position   [  high  |  low  ]          F(half, key): the leading bits of mix(half + key)
+                   |        |
+                  XOR <- F -+              one fresh key for each XOR,
+                   |        |              from a hash of (seed, epoch)
+                   +- F -> XOR
+                   |        |
+                    (3 times)
+                   |        |
+    sample     [  high  |  low  ]
+
+The network permutes [0, 2**bits), the smallest power of two that holds all samples. A result outside
+[0, num_samples) is permuted again until it falls inside ("cycle walking"), which leaves a permutation of
+[0, num_samples) [2]. Each step lands inside with a chance above one half, so the walks are short.
+
+An epoch that fits in one block is sorted by pseudo-random keys instead, since halves of only a few bits would
+favour some orders over others.
+
+Everything is integer arithmetic modulo 2**64, the same on every platform and with every version of NumPy.
+
+1. M. Luby and C. Rackoff. How to Construct Pseudorandom Permutations from Pseudorandom Functions. SIAM
+   Journal on Computing 17(2), 1988.
+2. J. Black and P. Rogaway. Ciphers with Arbitrary Finite Domains. CT-RSA 2002.
+3. G. L. Steele Jr., D. Lea and C. H. Flood. Fast Splittable Pseudorandom Number Generators. OOPSLA 2014.
+"""
+
+import hashlib
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lanewise.lanes.schedule import LaneTurn
+
+_Words: TypeAlias = npt.NDArray[np.uint64]
+
+# An order is made in aligned blocks of this many positions. A cycle walk ends with a dozen steps of a few
+# positions each, which cost almost nothing but NumPy's overhead per call; shared by only 4,096 positions,
+# that overhead was measured to be most of the time. A saved run relies on this number and on the next: they
+# decide which epochs are sorted and what their keys are.
+_BLOCK: Final = 16_384
+
+_ROUNDS: Final = 6
+
+_MAX_SAMPLES: Final = 2**62
+
+
+class FeistelOrder:
+    """Shuffles every epoch by a keyed Feistel network; a `SampleOrder`.
+
+    Args:
+        num_samples: how many samples the dataset has, from 0 to 2**62.
+        seed: any integer; other seeds give unrelated orders.
+    """
+
+    def __init__(self, num_samples: int, *, seed: int) -> None:
+        if not 0 <= num_samples <= _MAX_SAMPLES:
+            raise ValueError(f"num_samples must be between 0 and 2**62, not {num_samples}")
+        self._num_samples = num_samples
+        self._seed = seed
+        # The latest block, as (epoch, block, its samples): a caller reads on, a few positions at a time. It
+        # is replaced as a whole, so that threads sharing an order never see one block under another's key.
+        self._latest: tuple[int, int, npt.NDArray[np.int64]] | None = None
+
+    def samples(self, turn: LaneTurn) -> tuple[int, ...]:
+        """See `SampleOrder`."""
+        return tuple(self.indices(turn.epoch, turn.positions.start, turn.positions.stop).tolist())
+
+    def indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Sample indices at positions [start, stop) of the epoch.
+
+        Args:
+            epoch: any integer; other epochs have unrelated orders.
+            start: the first position, counted from 0.
+            stop: the position after the last one, at most `num_samples`.
+
+        Returns:
+            A new array of `stop - start` indices.
+
+        Raises:
+            ValueError: if the positions are not in the epoch, or `start` is after `stop`.
+        """
+        if not 0 <= start <= stop <= self._num_samples:
+            raise ValueError(f"positions [{start}, {stop}) are not within [0, {self._num_samples})")
+        samples = np.empty(stop - start, dtype=np.int64)
+        for block in range(start // _BLOCK, -(-stop // _BLOCK)):
+            origin = block * _BLOCK
+            first, last = max(start, origin), min(stop, origin + _BLOCK)
+            samples[first - start : last - start] = self._block(epoch, block)[first - origin : last - origin]
+        return samples
+
+    def _block(self, epoch: int, block: int) -> npt.NDArray[np.int64]:
+        latest = self._latest
+        if latest is None or latest[:2] != (epoch, block):
+            latest = self._latest = (epoch, block, self._make_block(epoch, block))
+        return latest[2]
+
+    def _make_block(self, epoch: int, block: int) -> npt.NDArray[np.int64]:
+        keys = _round_keys(self._seed, epoch)
+        stop = min((block + 1) * _BLOCK, self._num_samples)
+        positions = np.arange(block * _BLOCK, stop, dtype=np.uint64)
+        if self._num_samples <= _BLOCK:
+            # `_mix` is one-to-one, so the sort keys differ and every way of sorting gives the same order.
+            return np.argsort(_mix(positions + keys[0])).astype(np.int64)
+        return _permute(positions, self._num_samples, keys).astype(np.int64)
+
+
+def _round_keys(seed: int, epoch: int) -> _Words:
+    text = f"{seed:d} {epoch:d}".encode()  # decimal text, for integers of any size
+    digest = hashlib.blake2b(text, digest_size=8 * _ROUNDS, person=b"lanewise.order").digest()
+    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+
+
+def _permute(positions: _Words, num_samples: int, keys: _Words) -> _Words:
+    """Permute positions of [0, num_samples) by cycle walking."""
+    bits = (num_samples - 1).bit_length()
+    samples = _feistel(positions, bits, keys)
+    outside = np.flatnonzero(samples >= num_samples)
+    while outside.size:
+        walked = _feistel(samples[outside], bits, keys)
+        samples[outside] = walked
+        outside = outside[walked >= num_samples]
+    return samples
+
+
+def _feistel(values: _Words, bits: int, keys: _Words) -> _Words:
+    """Permute values of [0, 2**bits); the high half is one bit wider where bits is odd."""
+    low_bits = bits // 2
+    high_bits = bits - low_bits
+    low = values & np.uint64(2**low_bits - 1)
+    high = values >> np.uint64(low_bits)
+    for high_key, low_key in zip(keys[::2], keys[1::2], strict=True):
+        high ^= _mix(low + high_key) >> np.uint64(64 - high_bits)
+        low ^= _mix(high + low_key) >> np.uint64(64 - low_bits)
+    return (high << np.uint64(low_bits)) | low
+
+
+def _mix(words: _Words) -> _Words:
+    """Scramble words in place, each one-to-one, so that their leading bits look random.
+
+    This is SplitMix64's finaliser [3] without its last step, which improves only the trailing bits.
+    """
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    return words
