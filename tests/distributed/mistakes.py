@@ -23,6 +23,7 @@ from lanewise import Loss, Task
 from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, RunConfig, TrainConfig
 
 NUM_SAMPLES, WIDTH = 45, 6
+MODELS = ("RowTask", "SongTask")
 
 
 def rank() -> int:
@@ -589,6 +590,73 @@ TASKS: dict[str, Any] = {
     **both(OfTheRank, "initial weights of the rank"),
     **both(Nothing, "nothing"),
 }
+
+
+READS = "a sample differs from read to read"
+GENERATOR = "random numbers from a generator that lanewise does not seed"
+HIDDEN = "state outside of parameters and buffers"
+OUTSIDE = "a parameter is changed outside of the optimizer"
+SEVERAL = "a micro-batch differs from read to read"
+NO_MERGE = "a metric is no merge of its states"
+
+CAUSES = {
+    "mean of means": "the loss is a mean of means",
+    "generator of the dataset": READS,
+    "time in the dataset": READS,
+    "items that drift": READS,
+    "items that know their worker": "a sample depends on the loader's process",
+    "items of the process": "samples depend on the process or the time",
+    "items that know the rank": "samples depend on the rank or the number of processes",
+    "dataset that shards itself": "the dataset shards itself by rank",
+    "dataset that begins elsewhere": "the dataset shards itself by rank",
+    "generator of the model": GENERATOR,
+    "time in the forward": "a value from outside of the model changes from forward to forward",
+    "forward that knows the rank": "the forward or the loss depends on the rank or the number of processes",
+    "forward that divides by the number of processes": (
+        "the forward or the loss depends on the rank or the number of processes"
+    ),
+    "kernel": "an operator is not deterministic",
+    "running level in training": HIDDEN,
+    "running level in evaluation": HIDDEN,
+    "decay in the forward": OUTSIDE,
+    "teacher": OUTSIDE,
+    "forward that talks": "the forward depends on the layout",
+    "groups that know the size": (
+        "the learning rate or another option of the optimizer depends on the number of processes"
+    ),
+    "mean as a state": NO_MERGE,
+    "metric with an attribute": NO_MERGE,
+    "seeds in the forward": "the random state is set by the task",
+    "generator that the model uses rarely": GENERATOR,
+    "every seventh forward": HIDDEN,
+    "running level that starts late": HIDDEN,
+    "first micro-batch": HIDDEN,
+    "last micro-batch": HIDDEN,
+    "running level of evaluations": HIDDEN,
+    "cached augmentation": "samples of an epoch depend on an earlier epoch",
+    "slots that know the rank": "samples depend on the rank or the number of processes",
+    "generator of the eval dataset": READS,
+    "collate that leaves one out": "collate leaves samples out",
+    "collate that counts": SEVERAL,
+}
+
+
+NAMES = {
+    "generator of the dataset": "dataset.generator (a generator)",
+    "items that drift": "dataset.count",
+    "running level in training": "model.level",
+    "running level in evaluation": "model.level",
+    "generator that the model uses rarely": "model.noise (a generator)",
+    "every seventh forward": "model.count",
+    "running level that starts late": "model.count, model.level",
+    "first micro-batch": "model.kept",
+    "last micro-batch": "model.kept",
+    "running level of evaluations": "model.level",
+    "cached augmentation": "dataset.cache.",
+    "generator of the eval dataset": "eval_datasets.held_out.generator (a generator)",
+    "collate that counts": "task.calls",
+}
+"""What holds the state, as the evidence says it."""
 
 
 def make(name: str, model: str, wrong: bool) -> Planted:

@@ -1,17 +1,17 @@
-"""Every planted mistake is caught and named, in two models each; its correct twin passes."""
+"""Planted mistakes are caught and named by processes that are started; correct twins pass."""
 
 import importlib
 import json
 import multiprocessing
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lanewise.config import BatchConfig, ClassConfig, DataConfig, RunConfig
+from lanewise.config import ClassConfig, DataConfig, RunConfig
 from lanewise.errors import ConfigError
 from lanewise.testing import run_distributed
 from lanewise.verify import verify as module
@@ -20,10 +20,9 @@ from lanewise.verify.report import Report
 from lanewise.world.determinism import set_determinism
 from lanewise.world.world import World
 from tests.distributed import mistakes, strangers
+from tests.distributed.mistakes import CAUSES, GENERATOR, MODELS, NAMES
 from tests.distributed.tasks import configure
 from tests.distributed.test_exact import Compiled
-
-MODELS = ("RowTask", "SongTask")
 
 
 def run_job(world: World, job: VerifyJob) -> Any:
@@ -51,83 +50,34 @@ def verify(config: RunConfig, *devices: int, **options: Any) -> Report:
     return report
 
 
-READS = "a sample differs from read to read"
-GENERATOR = "random numbers from a generator that lanewise does not seed"
-HIDDEN = "state outside of parameters and buffers"
-OUTSIDE = "a parameter is changed outside of the optimizer"
-SEVERAL = "a micro-batch differs from read to read"
-NO_MERGE = "a metric is no merge of its states"
+STARTED = (
+    "mean of means",
+    "items that know their worker",
+    "items that know the rank",
+    "dataset that shards itself",
+    "forward that knows the rank",
+    "forward that talks",
+    "running level in evaluation",
+    "groups that know the size",
+)
+"""What `make test` starts processes for: one for each way of finding that needs several, and one other.
 
-CAUSES = {
-    "mean of means": "the loss is a mean of means",
-    "generator of the dataset": READS,
-    "time in the dataset": READS,
-    "items that drift": READS,
-    "items that know their worker": "a sample depends on the loader's process",
-    "items of the process": "samples depend on the process or the time",
-    "items that know the rank": "samples depend on the rank or the number of processes",
-    "dataset that shards itself": "the dataset shards itself by rank",
-    "dataset that begins elsewhere": "the dataset shards itself by rank",
-    "generator of the model": GENERATOR,
-    "time in the forward": "a value from outside of the model changes from forward to forward",
-    "forward that knows the rank": "the forward or the loss depends on the rank or the number of processes",
-    "forward that divides by the number of processes": (
-        "the forward or the loss depends on the rank or the number of processes"
-    ),
-    "kernel": "an operator is not deterministic",
-    "running level in training": HIDDEN,
-    "running level in evaluation": HIDDEN,
-    "decay in the forward": OUTSIDE,
-    "teacher": OUTSIDE,
-    "forward that talks": "the forward depends on the layout",
-    "groups that know the size": (
-        "the learning rate or another option of the optimizer depends on the number of processes"
-    ),
-    "mean as a state": NO_MERGE,
-    "metric with an attribute": NO_MERGE,
-    "seeds in the forward": "the random state is set by the task",
-    "generator that the model uses rarely": GENERATOR,
-    "every seventh forward": HIDDEN,
-    "running level that starts late": HIDDEN,
-    "first micro-batch": HIDDEN,
-    "last micro-batch": HIDDEN,
-    "running level of evaluations": HIDDEN,
-    "cached augmentation": "samples of an epoch depend on an earlier epoch",
-    "slots that know the rank": "samples depend on the rank or the number of processes",
-    "generator of the eval dataset": READS,
-    "collate that leaves one out": "collate leaves samples out",
-    "collate that counts": SEVERAL,
-}
+The others are found without a process in tests/unit/verify/test_probe.py, and here by `make test-all`.
+"""
 
 
-NAMES = {
-    "generator of the dataset": "dataset.generator (a generator)",
-    "items that drift": "dataset.count",
-    "running level in training": "model.level",
-    "running level in evaluation": "model.level",
-    "generator that the model uses rarely": "model.noise (a generator)",
-    "every seventh forward": "model.count",
-    "running level that starts late": "model.count, model.level",
-    "first micro-batch": "model.kept",
-    "last micro-batch": "model.kept",
-    "running level of evaluations": "model.level",
-    "cached augmentation": "dataset.cache.",
-    "generator of the eval dataset": "eval_datasets.held_out.generator (a generator)",
-    "collate that counts": "task.calls",
-}
-"""What holds the state, as the evidence says it."""
-
-
-def with_both_models(names: Iterable[str]) -> list[Any]:
-    """Each name with both models, of which `make test` runs one, in turn."""
+def with_both_models(names: Iterable[str], started: Collection[str]) -> list[Any]:
+    """Each name with both models, of which `make test` starts one, in turn, of some names."""
     return [
-        pytest.param(name, model, marks=pytest.mark.slow if (position + turn) % 2 else ())
+        pytest.param(
+            name, model, marks=pytest.mark.slow if name not in started or (position + turn) % 2 else ()
+        )
         for position, name in enumerate(names)
         for turn, model in enumerate(MODELS)
     ]
 
 
-@pytest.mark.parametrize(("name", "model"), with_both_models(CAUSES))
+@pytest.mark.parametrize(("name", "model"), with_both_models(CAUSES, STARTED))
 def test_a_mistake_is_named(name, model):
     data = DataConfig(num_workers=1 if "worker" in name else 0)
     report = verify(mistakes.config(name, model, wrong=True, data=data))
@@ -136,51 +86,30 @@ def test_a_mistake_is_named(name, model):
     assert NAMES.get(name, "") in report.findings[0].evidence
 
 
-TWINS = {mistakes.TASKS[f"{name} RowTask"].TWIN or name: name for name in CAUSES}.values()
+TWINS = {mistakes.TASKS[f"{name} RowTask"].TWIN or name: name for name in (*CAUSES, *STARTED)}.values()
 """Of mistakes with the same correct twin, one."""
 
 
-@pytest.mark.parametrize(("name", "model"), with_both_models(TWINS))
+@pytest.mark.parametrize(("name", "model"), with_both_models(TWINS, STARTED))
 def test_the_correct_twin_of_a_mistake_passes(name, model):
     report = verify(mistakes.config(name, model, wrong=False))
     assert (report.is_verified, list(report.findings)) == (True, [])
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    "name", ["task that changes what it gets", "buffer that is not saved", "forward-mode derivatives"]
-)
+ALLOWED = ("task that changes what it gets", "buffer that is not saved", "forward-mode derivatives")
+
+
+@pytest.mark.parametrize(("name", "model"), with_both_models(ALLOWED, ALLOWED))
 def test_what_training_allows_is_no_mistake(name, model):
     report = verify(mistakes.config(name, model, wrong=False))
     assert (report.is_verified, list(report.findings)) == (True, [])
     assert not any(note.startswith("not tested") for note in report.notes)
 
 
-def test_a_collate_never_gets_more_than_a_micro_batch():
-    """One that takes the only sample was called a mean of means once, since it was given sixteen."""
-    batch = BatchConfig(global_batch_size=4, micro_batch_size=1)
-    report = verify(mistakes.config("collate that takes one", "SongTask", wrong=False, batch=batch))
-    assert (report.is_verified, list(report.findings)) == (True, [])
-    assert report.notes[0] == (
-        "not tested whether the loss is a mean of means: a micro-batch is a single sample."
-    )
+ONE_MODEL = [MODELS[0], pytest.param(MODELS[1], marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize(
-    ("name", "note"),
-    [
-        ("every seventh forward", "a forward changes model.count; "),
-        ("first micro-batch", "a forward changes model.memo."),
-        ("cached augmentation", "reading samples changes dataset.count, "),
-        ("collate that counts", "reading samples changes task.calls; "),
-    ],
-)
-def test_state_that_matters_to_nothing_is_a_note(name, note):
-    report = verify(mistakes.config(name, "SongTask", wrong=False))
-    assert (report.is_verified, [one[: len(note)] for one in report.notes]) == (True, [note])
-
-
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ONE_MODEL)
 def test_noise_of_the_optimizer_itself_is_named(model):
     def noisy(wrong: bool) -> RunConfig:
         optimizer = ClassConfig(class_path=f"{mistakes.__name__}.Noisy", init_args={"wrong": wrong})
@@ -192,7 +121,7 @@ def test_noise_of_the_optimizer_itself_is_named(model):
     assert verify(noisy(False), 3).is_verified
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ONE_MODEL)
 def test_a_scheduler_that_knows_the_size_is_named(model):
     def scheduled(wrong: bool) -> RunConfig:
         scheduler = ClassConfig(class_path=f"{mistakes.__name__}.KnowsTheSize", init_args={"wrong": wrong})
@@ -210,7 +139,7 @@ FORGETTING = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ONE_MODEL)
 @pytest.mark.parametrize("section", FORGETTING)
 def test_state_that_does_not_survive_is_named(section, model):
     name, attribute = FORGETTING[section]
@@ -225,7 +154,14 @@ def test_state_that_does_not_survive_is_named(section, model):
     assert verify(forgetting(False), 3, resumes=True).is_verified
 
 
-@pytest.mark.parametrize("task", [strangers.Images, strangers.Translation, strangers.Series])
+@pytest.mark.parametrize(
+    "task",
+    [
+        strangers.Images,
+        pytest.param(strangers.Translation, marks=pytest.mark.slow),
+        pytest.param(strangers.Series, marks=pytest.mark.slow),
+    ],
+)
 def test_models_that_nobody_here_wrote_verify(task):
     report = verify(configure(task, num_lanes=4, equality="close"), 2, 3, resumes=True)
     assert (report.is_verified, list(report.findings)) == (True, [])
@@ -235,6 +171,7 @@ def test_models_that_nobody_here_wrote_verify(task):
     assert any("as BatchNorm does" in note for note in report.notes) == is_of_batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["GPT2", "Bert"])
 def test_models_of_hugging_face_verify(name):
     tasks = importlib.import_module("tests.distributed.test_hugging_face").tasks
@@ -244,7 +181,7 @@ def test_models_of_hugging_face_verify(name):
 
 def test_rounding_to_16_bits_is_no_influence_of_the_cut():
     """A GPT in bf16 was said once to let the samples of a micro-batch influence each other."""
-    report = verify(mistakes.config("nothing", "SongTask", wrong=False, precision="bf16"))
+    report = verify(mistakes.config("nothing", "SongTask", wrong=False, precision="bf16"), 1)
     assert (report.is_verified, list(report.notes)) == (True, [])
 
 
@@ -263,13 +200,13 @@ def test_the_repeat_has_another_order_of_sets(monkeypatch):
 
     monkeypatch.setattr(module, "start", noting)
     monkeypatch.setenv("PYTHONHASHSEED", "1")
-    assert verify(mistakes.config("nothing", "RowTask", wrong=False)).is_verified
-    assert seeds == ["1", "2", "1"]
+    assert verify(mistakes.config("nothing", "RowTask", wrong=False), 1).is_verified
+    assert seeds == ["1", "2"]
     assert os.environ["PYTHONHASHSEED"] == "1"
 
 
 def test_a_partial_last_step_is_among_the_steps():
-    report = verify(mistakes.config("nothing", "RowTask", wrong=False), 2, 3, 4)
+    report = verify(mistakes.config("nothing", "RowTask", wrong=False), 2, 3)
     assert [step.step for step in report.steps] == [0, 2, 3]
     assert [len(step.samples) for step in report.steps] == [4, 4, 4]
     assert report.describe_steps() == (
@@ -281,7 +218,6 @@ def test_a_partial_last_step_is_among_the_steps():
         "1 again",
         "2 processes",
         "3 processes",
-        "4 processes",
     ]
 
 

@@ -1,0 +1,104 @@
+"""What shows in one process is found without starting another one, in two models; correct twins pass."""
+
+import pytest
+import torch
+
+from lanewise.config import BatchConfig
+from lanewise.verify.cut import probe_cut, probe_metrics
+from lanewise.verify.diagnose import diagnose
+from lanewise.verify.evidence import Evidence
+from lanewise.verify.job import Result
+from lanewise.verify.layout import Layout
+from lanewise.verify.notes import notes
+from lanewise.verify.probe import probe
+from lanewise.verify.subject import Subject
+from lanewise.world.determinism import set_determinism
+from tests.distributed import mistakes
+from tests.distributed.mistakes import CAUSES, MODELS, NAMES
+
+IN_ONE_PROCESS = [
+    "mean of means",
+    "generator of the dataset",
+    "time in the dataset",
+    "items that drift",
+    "items of the process",
+    "cached augmentation",
+    "generator of the eval dataset",
+    "collate that leaves one out",
+    "collate that counts",
+    "generator of the model",
+    "time in the forward",
+    "seeds in the forward",
+    "kernel",
+    "running level in training",
+    "decay in the forward",
+    "teacher",
+    "generator that the model uses rarely",
+    "every seventh forward",
+    "running level that starts late",
+    "first micro-batch",
+    "last micro-batch",
+    "running level of evaluations",
+    "mean as a state",
+    "metric with an attribute",
+]
+
+
+@pytest.fixture(autouse=True)
+def _exact():
+    threads = torch.get_num_threads()
+    set_determinism("exact", 1)
+    yield
+    set_determinism("close", threads)
+    torch.use_deterministic_algorithms(False)
+
+
+def probed(config):
+    """Return what one process finds, and the same process again."""
+    device = torch.device("cpu")
+    alone, again = (
+        Result(probe(config, Subject(config, device), is_reference=is_reference, is_repeat=not is_reference))
+        for is_reference in (True, False)
+    )
+    alone.cut = probe_cut(Subject(config, device), alone.probe.passes.changed_buffers)
+    alone.unmerged_metrics = probe_metrics(Subject(config, device), 4, 16)
+    return Evidence([Layout("1 process", [alone]), Layout("1 again", [again])])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", IN_ONE_PROCESS)
+def test_a_mistake_is_named(name, model):
+    (finding,) = diagnose(probed(mistakes.config(name, model, wrong=True)))
+    assert finding.cause == CAUSES[name]
+    assert NAMES.get(name, "") in finding.evidence
+
+
+@pytest.mark.parametrize("name", IN_ONE_PROCESS)
+def test_its_correct_twin_passes(name):
+    model = MODELS[IN_ONE_PROCESS.index(name) % 2]
+    assert diagnose(probed(mistakes.config(name, model, wrong=False))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("every seventh forward", "a forward changes model.count; "),
+        ("first micro-batch", "a forward changes model.memo."),
+        ("cached augmentation", "reading samples changes dataset.count, "),
+        ("collate that counts", "reading samples changes task.calls; "),
+    ],
+)
+def test_state_that_matters_to_nothing_is_a_note(name, note):
+    evidence = probed(mistakes.config(name, "SongTask", wrong=False))
+    assert diagnose(evidence) == []
+    assert [one[: len(note)] for one in notes(evidence, [])] == [note]
+
+
+def test_a_collate_never_gets_more_than_a_micro_batch():
+    """One that takes the only sample was called a mean of means once, since it was given sixteen."""
+    batch = BatchConfig(global_batch_size=4, micro_batch_size=1)
+    evidence = probed(mistakes.config("collate that takes one", "SongTask", wrong=False, batch=batch))
+    assert diagnose(evidence) == []
+    assert notes(evidence, [])[0] == (
+        "not tested whether the loss is a mean of means: a micro-batch is a single sample."
+    )
