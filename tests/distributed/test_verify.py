@@ -62,7 +62,7 @@ STARTED = (
 )
 """What `make test` starts processes for: one for each way of finding that needs several, and one other.
 
-The others are found without a process in tests/unit/verify/test_probe.py, and here by `make test-all`.
+All but three are found in tests/unit/verify/test_probe.py without starting one; `make test-all` starts all.
 """
 
 

@@ -1,4 +1,4 @@
-"""What shows in one process is found without starting another one, in two models; correct twins pass."""
+"""What probes show is found without starting processes, in two models of each mistake; correct twins pass."""
 
 import pytest
 import torch
@@ -43,6 +43,15 @@ IN_ONE_PROCESS = [
     "metric with an attribute",
 ]
 
+IN_SEVERAL = [
+    "items that know the rank",
+    "dataset that shards itself",
+    "dataset that begins elsewhere",
+    "slots that know the rank",
+    "forward that knows the rank",
+    "forward that divides by the number of processes",
+]
+
 
 @pytest.fixture(autouse=True)
 def _exact():
@@ -53,8 +62,8 @@ def _exact():
     torch.use_deterministic_algorithms(False)
 
 
-def probed(config):
-    """Return what one process finds, and the same process again."""
+def probed(config, monkeypatch=None):
+    """Return what one process finds, the same process again, and, if ranks are to be patched, two."""
     device = torch.device("cpu")
     alone, again = (
         Result(probe(config, Subject(config, device), is_reference=is_reference, is_repeat=not is_reference))
@@ -62,7 +71,15 @@ def probed(config):
     )
     alone.cut = probe_cut(Subject(config, device), alone.probe.passes.changed_buffers)
     alone.unmerged_metrics = probe_metrics(Subject(config, device), 4, 16)
-    return Evidence([Layout("1 process", [alone]), Layout("1 again", [again])])
+    layouts = [Layout("1 process", [alone]), Layout("1 again", [again])]
+    if monkeypatch is not None:
+        monkeypatch.setattr(mistakes, "world_size", lambda: 2)
+        ranks = []
+        for rank in range(2):
+            monkeypatch.setattr(mistakes, "rank", lambda rank=rank: rank)
+            ranks.append(Result(probe(config, Subject(config, device), is_reference=False)))
+        layouts.append(Layout("2 processes", ranks))
+    return Evidence(layouts)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -73,10 +90,18 @@ def test_a_mistake_is_named(name, model):
     assert NAMES.get(name, "") in finding.evidence
 
 
-@pytest.mark.parametrize("name", IN_ONE_PROCESS)
-def test_its_correct_twin_passes(name):
-    model = MODELS[IN_ONE_PROCESS.index(name) % 2]
-    assert diagnose(probed(mistakes.config(name, model, wrong=False))) == []
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", IN_SEVERAL)
+def test_a_mistake_that_knows_the_rank_is_named(name, model, monkeypatch):
+    (finding,) = diagnose(probed(mistakes.config(name, model, wrong=True), monkeypatch))
+    assert finding.cause == CAUSES[name]
+    assert "2 processes" in finding.evidence
+
+
+@pytest.mark.parametrize("name", IN_ONE_PROCESS + IN_SEVERAL)
+def test_its_correct_twin_passes(name, monkeypatch):
+    model = MODELS[(IN_ONE_PROCESS + IN_SEVERAL).index(name) % 2]
+    assert diagnose(probed(mistakes.config(name, model, wrong=False), monkeypatch)) == []
 
 
 @pytest.mark.parametrize(
