@@ -240,4 +240,5 @@ class ForAnyShapes(Compiled):
 def test_kernels_that_depend_on_what_was_compiled_before_are_seen_on_one_process():
     report = verify(configure(ForAnyShapes, num_lanes=4), 1)
     assert not report.is_verified
-    assert "loss" in report.layouts[1].differences
+    # Whether the loss itself differs, or gradients only, depends on the CPU.
+    assert report.layouts[1].differences.keys() & {"loss", "gradients"}
