@@ -4,6 +4,8 @@ import os
 import signal
 from multiprocessing import forkserver
 
+import pytest
+
 from lanewise.config import pin_environment
 
 pin_environment(threads=1, equality="exact")
@@ -30,4 +32,9 @@ forkserver.set_forkserver_preload(
         "tests.freeze",
     ]
 )
-forkserver.ensure_running()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server, unless this process only hands the tests to others."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        forkserver.ensure_running()

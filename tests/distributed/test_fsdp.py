@@ -109,7 +109,7 @@ def of_one() -> Any:
     return run_distributed(train, 1, configured(1, reducer="single"))[0]
 
 
-@pytest.mark.parametrize("num_devices", [2, 3, 4])
+@pytest.mark.parametrize("num_devices", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
 def test_blocks_that_are_found_leave_the_bytes_of_one_device(of_one, num_devices):
     for result in run_distributed(train, num_devices, configured(num_devices)):
         assert result == of_one
@@ -154,12 +154,14 @@ def evaluate_between(world: World, config: RunConfig) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("task_class", "blocks"), [(Evaluated, ()), (EvaluatedTransformer, ("TransformerEncoderLayer",))]
+    ("task_class", "blocks", "world_sizes"),
+    [(Evaluated, (), (2, 4)), (EvaluatedTransformer, ("TransformerEncoderLayer",), (2,))],
 )
-def test_an_average_is_sharded_and_evaluated_like_the_model(task_class, blocks):
+def test_an_average_is_sharded_and_evaluated_like_the_model(task_class, blocks, world_sizes):
     """With three samples, most processes have none to evaluate."""
     runs = []
-    for num_devices, reducer in [(1, "single"), (2, "fsdp"), (4, "fsdp")]:
+    for num_devices in (1, *world_sizes):
+        reducer = "single" if num_devices == 1 else "fsdp"
         config = configured(num_devices, reducer=reducer, blocks=blocks)
         task = replace(config.task, class_path=f"{__name__}.{task_class.__name__}")
         config = replace(config, task=task, train=replace(config.train, max_steps=4, ema_decay=0.5))

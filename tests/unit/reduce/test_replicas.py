@@ -17,7 +17,7 @@ from lanewise.reduce.reducer import LaneWork
 from lanewise.reduce.replicas import ReplicaReducer
 
 CPU = torch.device("cpu")
-VOCABULARY, NUM_TOKENS, NUM_SAMPLES = 40_000, 250, 32
+VOCABULARY, NUM_TOKENS, NUM_SAMPLES = 40_000, 25, 32
 
 
 class Meter(TorchDispatchMode):
@@ -67,7 +67,7 @@ def cross_entropy(outputs: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("num_devices", [2, 4])
 @pytest.mark.parametrize("balanced", [False, True])
 def test_who_holds_the_outputs_of_a_large_vocabulary(balanced, num_devices):
-    """The classic case: 40,000 words, 250 tokens, 32 samples fill the first GPU under data_parallel."""
+    """The classic case: the outputs for 40,000 words fill the first GPU under data_parallel."""
     model = nn.Linear(2, VOCABULARY)
     reducer = Placed(model, num_devices, [CPU] * num_devices, exact=False, balanced=balanced)
     data = torch.zeros(NUM_SAMPLES // num_devices, NUM_TOKENS, 2)
