@@ -17,7 +17,9 @@ section that `lanewise.train` takes. `lanewise train --help` lists the same keys
 
 TAIL = """\
 A scheduler is stepped once in each optimizer step, on any number of processes. The number of steps that a
-run will take is printed before the first one.
+run will take is printed before the first one. `torch.optim.lr_scheduler.ReduceLROnPlateau` is stepped after
+each evaluation instead, with the value of `evaluate.best`, which must be set; its `mode` is
+`evaluate.best_mode`. With `train.warmup_steps` it begins with the first evaluation after the warm-up.
 
 ## Limits
 

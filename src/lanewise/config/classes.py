@@ -18,6 +18,7 @@ from jsonargparse import ArgumentParser
 
 from lanewise.config.check import read_section, show, suggest
 from lanewise.config.class_path import resolve_class
+from lanewise.config.optimizer import refuse_optimizer
 from lanewise.config.run import ClassConfig, RunConfig
 from lanewise.errors import ConfigError
 
@@ -37,29 +38,10 @@ class _Kind:
     """Says why a class of this kind cannot be used all the same, and what to do; nothing where it can."""
 
 
-def _refuse_optimizer(cls: type) -> str:
-    closure = inspect.signature(cls.step).parameters.get("closure")  # type: ignore[attr-defined]
-    if closure is not None and closure.default is closure.empty:
-        return "It evaluates the loss several times a step. Use an optimizer whose step() needs no closure."
-    if _is_a(cls, "torch.optim.SparseAdam"):
-        return "It takes sparse gradients only, and the sums over lanes are dense. Use torch.optim.Adam."
-    return ""
-
-
-def _refuse_scheduler(cls: type) -> str:
-    if _is_a(cls, "torch.optim.lr_scheduler.ReduceLROnPlateau"):
-        return "It needs a metric in each step. Use a scheduler that follows the steps alone."
-    return ""
-
-
-def _is_a(cls: type, class_path: str) -> bool:
-    return issubclass(cls, resolve_class(class_path, ClassConfig(class_path=class_path)))
-
-
 _KINDS = {
     "task": _Kind("lanewise.Task"),
-    "optimizer": _Kind("torch.optim.Optimizer", num_runtime_args=1, refuse=_refuse_optimizer),
-    "scheduler": _Kind("torch.optim.lr_scheduler.LRScheduler", num_runtime_args=1, refuse=_refuse_scheduler),
+    "optimizer": _Kind("torch.optim.Optimizer", num_runtime_args=1, refuse=refuse_optimizer),
+    "scheduler": _Kind("torch.optim.lr_scheduler.LRScheduler", num_runtime_args=1),
     "callbacks": _Kind("lanewise.Callback"),
 }
 _OBJECT = _Kind("builtins.object")  # inside an argument, whose type hint says what it must be

@@ -172,22 +172,6 @@ def _weights_travel_as_they_are_used(distributed: DistributedConfig, precision: 
     )
 
 
-def _shards_are_updated_as_whole_tensors(
-    distributed: DistributedConfig, optimizer: ClassConfig
-) -> str | None:
-    if (
-        distributed.reducer != "fsdp"
-        or distributed.equality != "exact"
-        or not optimizer.init_args.get("fused")
-    ):
-        return None
-    return (
-        "optimizer.init_args.fused cannot be exact with distributed.reducer fsdp: got true. "
-        "torch's fused SGD, for one, rounds the last elements of a tensor otherwise, and a shard ends "
-        "elsewhere. Leave fused out, or use distributed.equality=close."
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Section):
     """Everything that a run was asked for."""
@@ -196,7 +180,6 @@ class RunConfig(Section):
         _every_device_has_a_lane,
         _best_checkpoints_have_a_metric,
         _weights_travel_as_they_are_used,
-        _shards_are_updated_as_whole_tensors,
     )
 
     task: ClassConfig

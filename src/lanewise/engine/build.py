@@ -9,8 +9,9 @@ from lanewise.engine.engine import Engine
 from lanewise.engine.evaluation import build_evaluation, build_evaluator
 from lanewise.engine.identity import identify
 from lanewise.engine.model import build_average, build_model, build_task
-from lanewise.engine.optimizer import build_optimizer, require_enough_steps
+from lanewise.engine.optimizer import build_optimizer
 from lanewise.engine.run import Run
+from lanewise.engine.scheduler import build_scheduler, require_enough_steps
 from lanewise.engine.step import Training
 from lanewise.lanes import Schedule
 from lanewise.precision import Precision
@@ -45,9 +46,10 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     )
     if average is not None:
         reducer.adopt(average.module)
-    optimizer, scheduler = build_optimizer(config, task, model)
+    optimizer = build_optimizer(config, task, model)
+    scheduler, plateau = build_scheduler(config, optimizer)
     precision = Precision(config.precision, world.device.type)
-    training = Training(task, model, optimizer, scheduler, precision, average)
+    training = Training(task, model, optimizer, scheduler, precision, average, plateau)
     loader, dataset = build_loader(
         task.train_dataset(),
         task.collate,

@@ -206,6 +206,9 @@ class Engine:
         with noting(lambda: f"in the evaluation after step {step}"):
             wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False
             values, is_best = self.evaluation.run(wants_stop)
+        plateau, value = self.training.plateau, self.evaluation.last_value
+        if plateau is not None and value is not None:
+            plateau.after_evaluation(step, value)
         epoch = step // self.schedule.steps_per_epoch
         for observer in observers:
             observer.on_evaluation(epoch, step, values)

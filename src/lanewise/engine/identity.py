@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lanewise.config import ClassConfig, DataConfig, DistributedConfig, RunConfig
+from lanewise.config.optimizer import follows_evaluation
 from lanewise.data import Fingerprint
 from lanewise.world.determinism import exact_pins
 from lanewise.world.world import World
@@ -22,13 +23,21 @@ def identify(config: RunConfig, dataset: Fingerprint, world: World) -> dict[str,
         "precision": config.precision,
         # Their state replaces their arguments, so other arguments would have no effect.
         "optimizer": _plain(config.optimizer),
-        "scheduler": None if config.scheduler is None else _plain(config.scheduler),
+        "scheduler": None if config.scheduler is None else _identify_scheduler(config, config.scheduler),
         "warmup_steps": config.train.warmup_steps,
         "max_grad_norm": config.train.max_grad_norm,
         "ema_decay": config.train.ema_decay,
         "best": None if best is None else {"value": best, "mode": config.evaluate.best_mode},
         "task": _plain(config.task),
     }
+
+
+def _identify_scheduler(config: RunConfig, scheduler: ClassConfig) -> dict[str, Any]:
+    """Say which scheduler a run has, and which value it follows, if it follows one."""
+    plain = _plain(scheduler)
+    if follows_evaluation(scheduler):
+        plain["follows"] = {"value": config.evaluate.best, "mode": config.evaluate.best_mode}
+    return plain
 
 
 def identify_dataset(dataset: Fingerprint, data: DataConfig) -> dict[str, Any]:

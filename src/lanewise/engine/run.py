@@ -52,6 +52,7 @@ class Run:
                 "model": training.model,
                 "optimizer": training.optimizer,
                 "scheduler": training.scheduler,
+                "plateau": None if training.plateau is None else training.plateau.scheduler,
                 "loss_scale": training.precision.loss_scale,
                 "average": training.average,
                 "best": self.evaluation,

@@ -13,6 +13,7 @@ from lanewise.checkpoint import grow_buffers
 from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
 from lanewise.engine.passes import LanePasses
+from lanewise.engine.scheduler import Plateau
 from lanewise.precision import Precision
 from lanewise.reduce import StepTotals
 from lanewise.task import Task
@@ -32,6 +33,8 @@ class Training:
     precision: Precision
     average: AveragedModel | None = None
     """The exponential moving average of the weights, which is what gets evaluated; None: the model itself."""
+    plateau: Plateau | None = None
+    """Stepped after each evaluation."""
 
     @property
     def evaluated_model(self) -> nn.Module:

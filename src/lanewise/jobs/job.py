@@ -49,6 +49,7 @@ class Job(ABC):
             ConfigError: lists every mistake that was found.
         """
         from lanewise.config.classes import check_classes
+        from lanewise.config.optimizer import check_optimizer
         from lanewise.world.device import choose_backend, choose_devices
 
         distributed = self.config.distributed
@@ -72,12 +73,4 @@ class Job(ABC):
             distributed.device_names,
         )
         choose_backend(distributed.backend, devices, place.world_size)
-        if self.config.optimizer.init_args.get("differentiable"):
-            raise ConfigError(
-                "optimizer.init_args.differentiable cannot be used: training takes no gradient of an update. "
-                "Remove the key."
-            )
-        if self.config.optimizer.init_args.get("capturable") and "cpu" in devices:
-            raise ConfigError(
-                "optimizer.init_args.capturable needs a GPU: got the device cpu. Remove the key."
-            )
+        check_optimizer(self.config, devices)

@@ -316,7 +316,6 @@ def test_an_abstract_class_is_refused_before_its_arguments_are_built(monkeypatch
     [
         ("optimizer", "torch.optim.LBFGS", "It evaluates the loss several times a step"),
         ("optimizer", "torch.optim.SparseAdam", "It takes sparse gradients only"),
-        ("scheduler", "torch.optim.lr_scheduler.ReduceLROnPlateau", "It needs a metric in each step"),
     ],
 )
 def test_what_training_cannot_use_is_refused_before_a_process_starts(monkeypatch, key, class_path, why):

@@ -74,15 +74,6 @@ def test_weights_in_bf16_need_the_precision():
     run_config(distributed=DistributedConfig(fsdp=FSDPConfig(param_dtype="bf16")))
 
 
-def test_a_fused_optimizer_updates_shards_in_close_only():
-    optimizer = ClassConfig(class_path="torch.optim.SGD", init_args={"lr": 0.1, "fused": True})
-    exact = DistributedConfig(reducer="fsdp", equality="exact")
-    (mistake,) = mistakes_of(lambda: run_config(optimizer=optimizer, distributed=exact))
-    assert mistake.startswith("optimizer.init_args.fused cannot be exact with distributed.reducer fsdp")
-    run_config(optimizer=optimizer, distributed=DistributedConfig(reducer="fsdp"))
-    run_config(optimizer=optimizer, distributed=DistributedConfig(equality="exact"))
-
-
 def test_named_devices_are_counted_where_a_number_would_be():
     (mistake,) = mistakes_of(lambda: run_config(distributed=DistributedConfig(devices=("cpu",) * 10)))
     assert "got 10 devices and 8 lanes" in mistake

@@ -1,0 +1,89 @@
+"""The rules for optimizers and schedulers: which can be used, with which arguments, and what `exact` asks."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lanewise.config.class_path import resolve_class
+from lanewise.config.run import ClassConfig, RunConfig
+from lanewise.errors import ConfigError
+
+
+def refuse_optimizer(cls: type) -> str:
+    """Say why a class of optimizers cannot be used, and what to do; nothing where it can."""
+    closure = inspect.signature(cls.step).parameters.get("closure")  # type: ignore[attr-defined]
+    if closure is not None and closure.default is closure.empty:
+        return "It evaluates the loss several times a step. Use an optimizer whose step() needs no closure."
+    if _is_a(cls, "torch.optim.SparseAdam"):
+        return "It takes sparse gradients only, and the sums over lanes are dense. Use torch.optim.Adam."
+    return ""
+
+
+def check_optimizer(config: RunConfig, devices: Sequence[str]) -> None:
+    """Check what depends on more than one section; the classes were checked before.
+
+    Args:
+        config: the run.
+        devices: the kinds of devices that the model is trained on.
+
+    Raises:
+        ConfigError: lists every mistake.
+    """
+    options = config.optimizer.init_args
+    distributed = config.distributed
+    mistakes: list[str] = []
+    if options.get("differentiable"):
+        mistakes.append(
+            "optimizer.init_args.differentiable cannot be used: training takes no gradient of an update. "
+            "Remove the key."
+        )
+    if options.get("capturable") and "cpu" in devices:
+        mistakes.append("optimizer.init_args.capturable needs a GPU: got the device cpu. Remove the key.")
+    if options.get("fused") and distributed.reducer == "fsdp" and distributed.equality == "exact":
+        mistakes.append(
+            "optimizer.init_args.fused cannot be exact with distributed.reducer fsdp: got true. "
+            "torch's fused SGD, for one, rounds the last elements of a tensor otherwise, and a shard ends "
+            "elsewhere. Leave fused out, or use distributed.equality=close."
+        )
+    if config.scheduler is not None and follows_evaluation(config.scheduler):
+        mistakes += filter(None, [_plateau_mistake(config, config.scheduler)])
+    if mistakes:
+        raise ConfigError(*mistakes)
+
+
+def follows_evaluation(scheduler: ClassConfig) -> bool:
+    """Tell whether a scheduler is stepped by what an evaluation gave, instead of after each step."""
+    return _is_a(resolve_class("scheduler", scheduler), "torch.optim.lr_scheduler.ReduceLROnPlateau")
+
+
+def choose_implementation(config: RunConfig, *, is_on_cpu: bool) -> ClassConfig:
+    """Return the optimizer's section, in `exact` with the implementation that every reducer can have.
+
+    On an accelerator torch by default updates plain parameters with other kernels than sharded ones.
+    """
+    section = config.optimizer
+    if config.distributed.equality != "exact" or is_on_cpu or {"foreach", "fused"} & section.init_args.keys():
+        return section
+    if "foreach" not in inspect.signature(resolve_class("optimizer", section)).parameters:
+        return section
+    return replace(section, init_args={**section.init_args, "foreach": True})
+
+
+def _plateau_mistake(config: RunConfig, scheduler: ClassConfig) -> str | None:
+    best, best_mode = config.evaluate.best, config.evaluate.best_mode
+    if best is None:
+        return (
+            f"scheduler.class_path: {scheduler.class_path} follows the value of evaluate.best, which is "
+            "unset. Set it, for example to held_out/loss, and evaluate.best_mode."
+        )
+    mode = scheduler.init_args.get("mode", best_mode)
+    if mode != best_mode:
+        return (
+            f"scheduler.init_args.mode contradicts evaluate.best_mode: got {mode} and {best_mode} for "
+            f"{best}. Leave mode out: it is that of evaluate.best_mode."
+        )
+    return None
+
+
+def _is_a(cls: type, class_path: str) -> bool:
+    return issubclass(cls, resolve_class(class_path, ClassConfig(class_path=class_path)))

@@ -1,0 +1,90 @@
+"""The rules for optimizers and schedulers that depend on more than one section."""
+
+import pytest
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from lanewise.config import ClassConfig, DistributedConfig, EvaluateConfig
+from lanewise.config.optimizer import check_optimizer, choose_implementation, follows_evaluation
+from lanewise.errors import ConfigError
+from tests.unit.config.test_run import run_config
+
+PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
+EXACT = DistributedConfig(equality="exact")
+
+
+class Slower(ReduceLROnPlateau):
+    """A user's own."""
+
+
+def section(name: str, **init_args: object) -> ClassConfig:
+    return ClassConfig(class_path=f"torch.optim.{name}", init_args=init_args)
+
+
+def test_an_optimizer_that_no_update_could_be_made_with_is_refused_with_all_that_is_wrong():
+    config = run_config(optimizer=section("Adam", differentiable=True, capturable=True))
+    with pytest.raises(ConfigError) as caught:
+        check_optimizer(config, ["cpu"])
+    assert [mistake.split(" ")[0] for mistake in caught.value.mistakes] == [
+        "optimizer.init_args.differentiable",
+        "optimizer.init_args.capturable",
+    ]
+
+
+def test_capturable_is_for_accelerators():
+    check_optimizer(run_config(optimizer=section("Adam", capturable=True)), ["cuda:0"])
+
+
+def test_a_fused_optimizer_updates_shards_in_close_only():
+    optimizer = section("SGD", lr=0.1, fused=True)
+    exact = DistributedConfig(reducer="fsdp", equality="exact")
+    with pytest.raises(ConfigError, match=r"fused cannot be exact with distributed\.reducer fsdp"):
+        check_optimizer(run_config(optimizer=optimizer, distributed=exact), ["cpu"])
+    check_optimizer(run_config(optimizer=optimizer, distributed=DistributedConfig(reducer="fsdp")), ["cpu"])
+    check_optimizer(run_config(optimizer=optimizer, distributed=EXACT), ["cpu"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "distributed", "is_on_cpu", "chosen"),
+    [
+        (section("AdamW"), EXACT, False, {"foreach": True}),
+        (section("AdamW", fused=True), EXACT, False, {"fused": True}),
+        (section("AdamW"), EXACT, True, {}),
+        (section("AdamW"), DistributedConfig(), False, {}),
+        (section("LBFGS"), EXACT, False, {}),  # has one implementation
+    ],
+)
+def test_exact_fixes_the_implementation_on_an_accelerator(optimizer, distributed, is_on_cpu, chosen):
+    config = run_config(optimizer=optimizer, distributed=distributed)
+    assert choose_implementation(config, is_on_cpu=is_on_cpu).init_args == chosen
+
+
+@pytest.mark.parametrize(
+    ("class_path", "follows"),
+    [(PLATEAU, True), (f"{__name__}.Slower", True), ("torch.optim.lr_scheduler.StepLR", False)],
+)
+def test_which_schedulers_follow_an_evaluation(class_path, follows):
+    assert follows_evaluation(ClassConfig(class_path=class_path)) == follows
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "init_args", "said"),
+    [
+        (EvaluateConfig(), {}, "follows the value of evaluate.best, which is unset. Set it"),
+        (
+            EvaluateConfig(best="held_out/accuracy"),
+            {"mode": "min"},
+            "scheduler.init_args.mode contradicts evaluate.best_mode: got min and max for held_out/accuracy",
+        ),
+    ],
+)
+def test_a_scheduler_that_follows_no_value_is_refused(evaluate, init_args, said):
+    scheduler = ClassConfig(class_path=PLATEAU, init_args=init_args)
+    with pytest.raises(ConfigError, match=said):
+        check_optimizer(run_config(scheduler=scheduler, evaluate=evaluate), ["cpu"])
+
+
+@pytest.mark.parametrize("init_args", [{}, {"mode": "max"}])
+def test_a_scheduler_that_follows_the_best_value_is_good(init_args):
+    scheduler = ClassConfig(class_path=PLATEAU, init_args=init_args)
+    evaluate = EvaluateConfig(best="held_out/accuracy")
+    check_optimizer(run_config(scheduler=scheduler, evaluate=evaluate), ["cpu"])
