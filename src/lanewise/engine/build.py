@@ -13,6 +13,7 @@ from lanewise.engine.optimizer import build_optimizer
 from lanewise.engine.run import Run
 from lanewise.engine.scheduler import build_scheduler, require_enough_steps
 from lanewise.engine.step import Training
+from lanewise.engine.transforms import transform
 from lanewise.lanes import Schedule
 from lanewise.precision import Precision
 from lanewise.reduce import build_reducer
@@ -38,7 +39,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     """
     seed, num_lanes = config.train.seed, config.batch.num_lanes
     task = task or build_task(config)
-    model = build_model(task, seed)
+    model = transform(build_model(task, seed), config)
     average = build_average(model, config.train.ema_decay)
     clock = StepClock(world.device)
     reducer = build_reducer(

@@ -1,4 +1,4 @@
-"""Builds the user's task and its model, and what is done to the model before the reducer gets it."""
+"""Builds the user's task, its model, and the moving average of the model's weights."""
 
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
