@@ -5,6 +5,7 @@ import signal
 from multiprocessing import forkserver
 
 import pytest
+from hypothesis import settings
 
 from lanewise.config import pin_environment
 
@@ -14,6 +15,10 @@ os.environ["PYTHONWARNINGS"] = "error::FutureWarning,error::UserWarning"
 
 # A shell lets what it starts in the background ignore Ctrl-C, and the commands under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says nothing where other programs run beside the tests.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 # run_distributed forks from this server: what it has imported, no rank has to import again.
 # What is not installed is left out.

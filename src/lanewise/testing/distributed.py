@@ -94,6 +94,8 @@ def _run(rank: int, world_size: int, store: str, call: bytes, pipe: Connection) 
     """Join the world, call the function and send back what it returned or why it failed."""
     die_with_parent()
     torch.set_num_threads(1)
+    # Loader workers start as in any other process, not each from one more server that has imported nothing.
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     try:
         function, args, device = pickle.loads(call)  # noqa: S301 - from our own process
         world: World = LocalWorld(torch.device(device))
