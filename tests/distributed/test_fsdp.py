@@ -84,6 +84,23 @@ class Evaluated(Deeper):
         return {"large": Sentences(21), "small": Sentences(3)}
 
 
+class Scarce(Language):
+    """Fewer samples than processes, and a forward that takes its batch apart."""
+
+    def __init__(self) -> None:
+        super().__init__(num_samples=2)
+
+    def collate(self, samples: list[Any]) -> Any:
+        return {"tokens": super().collate(samples)}
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        batch["targets"] = batch.pop("tokens")
+        return model(batch["targets"])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Loss | torch.Tensor:
+        return super().loss(outputs, batch["targets"])
+
+
 class EvaluatedTransformer(Language):
     """In evaluation mode torch computes its layer in another way, unless it has hooks."""
 
@@ -124,6 +141,15 @@ def test_some_lanes_have_no_weight_and_some_steps_not_all_lanes():
     (weights,) = run_distributed(weights_of_lanes, 1, configured(1, reducer="single"))
     assert 0.0 in weights
     assert len(weights) < 9 * 8
+
+
+def test_a_process_that_never_had_a_batch_runs_one_of_another():
+    """It has to take part in the collectives of every forward."""
+    config = configure(Scarce, micro_batch_size=1)
+    alone = replace(config, distributed=configured(1, reducer="single").distributed)
+    expected = run_distributed(train, 1, alone)[0]
+    for result in run_distributed(train, 3, replace(config, distributed=configured(3).distributed)):
+        assert result == expected
 
 
 def test_blocks_inside_blocks_leave_the_bytes_of_one_device(of_one):

@@ -30,7 +30,7 @@ def reduce_on_gpu(world):
     def value(lane: int, size: int) -> torch.Tensor:
         return cancelling(lane, size).to(world.device)
 
-    gradients = reduce_lanes(world, value, SIZES, exact=True, num_lanes=5)
+    gradients = reduce_lanes(world, value, SIZES, equality="exact", num_lanes=5)
     return [gradient.cpu().numpy().tobytes() for gradient in gradients]
 
 

@@ -3,7 +3,7 @@
 from lanewise.data.digest import digest, opaque_types
 from lanewise.data.fingerprint import Fingerprint, fingerprint
 from lanewise.data.loader import LaneLoader, read_turns
-from lanewise.data.reader import LaneBatch, LaneReader, map_leaves
+from lanewise.data.reader import LaneBatch, LaneReader
 
 __all__ = [
     "Fingerprint",
@@ -12,7 +12,6 @@ __all__ = [
     "LaneReader",
     "digest",
     "fingerprint",
-    "map_leaves",
     "opaque_types",
     "read_turns",
 ]

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch.utils.data import DataLoader
@@ -28,7 +27,6 @@ class LaneLoader:
         schedule: cuts epochs into steps and steps into lanes.
         order: gives the samples of a turn.
         lanes: the lanes to serve.
-        as_many_as: see `Schedule.turns`.
         num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
         pin_memory: whether batches lie in page-locked memory, for a GPU.
     """
@@ -40,7 +38,6 @@ class LaneLoader:
         order: SampleOrder,
         lanes: range,
         *,
-        as_many_as: range | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
@@ -48,15 +45,14 @@ class LaneLoader:
         self.schedule = schedule
         self.order = order
         self._lanes = lanes
-        self._as_many_as = as_many_as
         self._num_workers = num_workers
         self._pin_memory = pin_memory
 
     def batches(self, first_step: int, last_step: int) -> Iterator[LaneBatch]:
         """Yield the batches of steps `first_step` to `last_step - 1`; at least one, maybe empty, a step."""
         turns = (
-            (turn, self.order.samples(replace(turn, positions=turn.borrowed or turn.positions)))
-            for turn in self.schedule.turns(self._lanes, first_step, last_step, as_many_as=self._as_many_as)
+            (turn, self.order.samples(turn))
+            for turn in self.schedule.turns(self._lanes, first_step, last_step)
         )
         return read_turns(self.reader, turns, self._num_workers, pin_memory=self._pin_memory)
 

@@ -1,7 +1,6 @@
 """Reads the samples of a lane's turn, each under its own random state, and collates them."""
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from lanewise.errors import noting
 from lanewise.lanes import LaneTurn, collate_seed, sample_seed
+from lanewise.nested import map_leaves
 from lanewise.random_state import set_random_state
 
 
@@ -20,9 +20,9 @@ class LaneBatch:
 
     turn: LaneTurn
     indices: tuple[int, ...]
-    """Dataset indices of the samples; empty where the process has none in this step, or borrowed them."""
+    """Dataset indices of the samples; empty where the process has none in this step."""
     data: Any
-    """What `collate` returned; None where there is neither."""
+    """What `collate` returned; None where there are no samples."""
     eval_dataset: str = ""
     """Name of the dataset that is evaluated; empty in training."""
 
@@ -78,7 +78,7 @@ class LaneReader(Dataset[LaneBatch]):
             samples = self.read(turn.epoch, indices)
             set_random_state(collate_seed(self._seed, turn.step, turn.lane))
             data = self._collate(samples)
-        return replace(empty, indices=() if turn.borrowed else indices, data=data)
+        return replace(empty, data=data)
 
     def read(self, epoch: int, indices: tuple[int, ...]) -> list[Any]:
         """Return the samples at these dataset indices, as the epoch sees them."""
@@ -98,22 +98,6 @@ def _reads_many(dataset: Dataset[Any]) -> bool:
     if isinstance(dataset, Subset):
         return _reads_many(dataset.dataset)
     return hasattr(dataset, "__getitems__")
-
-
-def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
-    """Apply a function in nested containers to the tensors, and to whatever else has a `.to(device)`."""
-    if isinstance(data, torch.Tensor) or callable(getattr(data, "to", None)):
-        return function(data)
-    if isinstance(data, Mapping):
-        mapped = {key: map_leaves(function, value) for key, value in data.items()}
-        if isinstance(data, dict):
-            return copy.copy(data) | mapped  # keeps what a subclass has besides, as a defaultdict its factory
-        return type(data)(mapped)  # type: ignore[call-arg]
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(map_leaves(function, value) for value in data))
-    if isinstance(data, list | tuple):
-        return type(data)(map_leaves(function, value) for value in data)
-    return data
 
 
 def _pin(leaf: Any) -> Any:

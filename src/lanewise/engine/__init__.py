@@ -5,7 +5,7 @@ from lanewise.engine.dataset import build_loader, count_samples
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluate import EvalSet, Evaluator, read_blocks
 from lanewise.engine.evaluation import build_evaluator
-from lanewise.engine.lane import LaneLoss, move, to_device
+from lanewise.engine.lane import LaneLoss, to_device
 from lanewise.engine.model import build_model, build_task
 from lanewise.engine.resume import resume
 from lanewise.engine.run import Run
@@ -30,7 +30,6 @@ __all__ = [
     "build_run",
     "build_task",
     "count_samples",
-    "move",
     "read_blocks",
     "resume",
     "to_device",

@@ -58,7 +58,6 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
         config.data,
         world,
         seed,
-        is_collective=reducer.forward_is_collective,
     )
     last_step = _last_step(config, loader.schedule)
     require_enough_steps(config, scheduler, last_step)

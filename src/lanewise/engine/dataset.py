@@ -20,8 +20,6 @@ def build_loader(
     data: DataConfig,
     world: World,
     seed: int,
-    *,
-    is_collective: bool = False,
 ) -> tuple[LaneLoader, Fingerprint]:
     """Build what feeds the lanes of this process. Collective: every rank must call this.
 
@@ -32,7 +30,6 @@ def build_loader(
         data: order and loading.
         world: the processes.
         seed: seed of the run.
-        is_collective: whether a forward is, so that every process needs equally many batches.
 
     Returns:
         The loader, and what its dataset is known by.
@@ -55,7 +52,6 @@ def build_loader(
         schedule,
         choose_order(num_samples, seed=seed, shuffle=data.shuffle),
         blocks[world.rank],
-        as_many_as=blocks[0] if is_collective else None,
         num_workers=data.num_workers,
         pin_memory=has_streams(world.device),
     )

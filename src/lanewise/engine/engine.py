@@ -2,16 +2,14 @@
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
 
 from lanewise.callback import Callback
 from lanewise.checkpoint import save_model
 from lanewise.data import LaneBatch
+from lanewise.engine.gradient import LaneGradients
 from lanewise.engine.lane import to_device
-from lanewise.engine.passes import LanePasses
+from lanewise.engine.observers import Observers
 from lanewise.engine.run import Run
 from lanewise.engine.saving import Saving
 from lanewise.engine.step import StepReport, TrainStep
@@ -50,25 +48,27 @@ class Engine:
         self.identity = run.identity
         self.first_step = first_step
         self.last_step = run.last_step
+        self.reducer = run.reducer
         self._world = run.world
         self._saving = saving
         self._watch = watch
-        self.passes = LanePasses(
+        config = run.config
+        self._gradients = LaneGradients(
             run.reducer,
             run.world,
             run.clock,
             num_lanes=run.schedule.num_lanes,
-            seed=run.config.train.seed,
+            equality=config.distributed.equality,
             loss_scale=run.training.precision.loss_scale,
             modules=[[replica] for replica in run.reducer.replicas],
-            is_exact=run.config.distributed.equality == "exact",
+            vote=(lambda: (False, False)) if saving is None else saving.vote,
         )
         self.train_step = TrainStep(
             run.training,
-            self.passes,
+            self._gradients,
             run.clock,
-            max_grad_norm=run.config.train.max_grad_norm,
-            vote=(lambda: (False, False)) if saving is None else saving.vote,
+            seed=config.train.seed,
+            max_grad_norm=config.train.max_grad_norm,
         )
 
     def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = ()) -> dict[str, float]:
@@ -87,17 +87,101 @@ class Engine:
             CheckpointError: if a checkpoint could not be saved.
             PreemptedError: if a signal stopped the run.
         """
-        observers = callbacks if self._world.rank == 0 else ()
+        num_behind = 1 if has_streams(self._world.device) else 0
+        observers = Observers(callbacks if self._world.rank == 0 else (), self._name_metrics, num_behind)
         start = time.perf_counter()
-        with ExitStack() as stack:
-            for observer in observers:
-                stack.push(partial(_end, observer))
-                observer.on_start(run_dir.path, self.first_step, self.last_step)
-            values = self._fit(run_dir, observers)
+        with observers.observing(run_dir.path, self.first_step, self.last_step):
+            if self.evaluation is not None and self.evaluation.is_due:  # a signal came before it was made
+                self._evaluate(self.first_step - 1, run_dir, observers)
+            for report in self.steps():
+                stops = report.totals.wants_stop
+                saves = self._saves_after(report)
+                observers.show(report)
+                if self._evaluates_after(report.step) and not stops:
+                    stops = self._evaluate_or_stop(report.step, run_dir, observers)
+                if saves or stops:
+                    self._save(report.step, observers, stops=stops)
+            observers.catch_up()
+            self._write_models(run_dir)
         if self._world.rank == 0:
             self._describe_end(time.perf_counter() - start)
             logger.info("model: %s", run_dir.model)
-        return values
+        return {} if self.evaluation is None else self.evaluation.last_values
+
+    def steps(self) -> Iterator[StepReport]:
+        """Take one step after the other. Collective for each step."""
+        batches = self._watch(
+            to_device(self.loader.batches(self.first_step, self.last_step), self._world.device)
+        )
+        try:
+            for _ in range(self.first_step, self.last_step):
+                yield self.train_step.run(batches)
+            self._gradients.check()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop what runs in the background."""
+        self.reducer.close()
+
+    def _evaluates_after(self, step: int) -> bool:
+        if self.evaluation is None:
+            return False
+        self.evaluation.note_step(step)
+        return self.evaluation.is_due
+
+    def _evaluate_or_stop(self, step: int, run_dir: RunDir, observers: Observers) -> bool:
+        """Evaluate; return whether a signal stopped it. Then it is made when the run goes on. Collective."""
+        try:
+            self._evaluate(step, run_dir, observers)
+        except PreemptedError:
+            return True
+        except ConfigError as error:  # evaluate.best: only now is known which values a metric has
+            if self._saving is None:
+                raise
+            self._gradients.check()
+            self._saving.save(step, None, stops=False)
+            self._saving.finish()
+            raise ConfigError(f"{error} The run was saved: correct it, and go on with --resume.") from None
+        return False
+
+    def _evaluate(self, step: int, run_dir: RunDir, observers: Observers) -> None:
+        """Evaluate, and keep the best model. Collective."""
+        assert self.evaluation is not None
+        observers.catch_up()
+        with noting(lambda: f"in the evaluation after step {step}"):
+            wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False
+            values, is_best = self.evaluation.run(wants_stop)
+        plateau, value = self.training.plateau, self.evaluation.last_value
+        if plateau is not None and value is not None:
+            plateau.after_evaluation(step, value)
+        epoch = step // self.schedule.steps_per_epoch
+        observers.show_evaluation(epoch, step, values)
+        if is_best:
+            save_model(self.training.evaluated_model, run_dir.best_model, self._world.rank)
+            observers.show_best(epoch, step, run_dir.best_model)
+
+    def _saves_after(self, report: StepReport) -> bool:
+        is_due = self._saving is not None and self._saving.is_due_after(report.step)
+        return is_due or report.totals.wants_save
+
+    def _save(self, step: int, observers: Observers, *, stops: bool) -> None:
+        """Save a checkpoint, and raise PreemptedError where a signal stops the run. Collective."""
+        observers.catch_up()
+        if self._saving is None:
+            return
+        self._gradients.check()
+        is_evaluated = self.evaluation is None or not self.evaluation.is_due
+        metric = None if self.evaluation is None else self.evaluation.last_value
+        # After the last step there is little left to do but an evaluation.
+        is_done = is_evaluated and step + 1 == self.last_step
+        self._saving.save(step, metric, stops=stops and not is_done)
+
+    def _write_models(self, run_dir: RunDir) -> None:
+        """Write the model, and its average if there is one. Collective."""
+        save_model(self.training.model, run_dir.model, self._world.rank)
+        if self.training.average is not None:
+            save_model(self.training.average.module, run_dir.averaged_model, self._world.rank)
 
     def _describe_end(self, seconds: float) -> None:
         """Say what was trained, in so many seconds."""
@@ -115,117 +199,7 @@ class Engine:
             num_samples / seconds,
         )
 
-    def steps(self) -> Iterator[StepReport]:
-        """Take one step after the other. Collective for each step."""
-        batches = self._watch(
-            to_device(self.loader.batches(self.first_step, self.last_step), self._world.device)
-        )
-        try:
-            for _ in range(self.first_step, self.last_step):
-                yield self.train_step.run(batches)
-            self.passes.check()
-        finally:
-            self.passes.close()
-
-    def _fit(self, run_dir: RunDir, observers: Sequence[Callback]) -> dict[str, float]:
-        saving = self._saving
-        values = {} if self.evaluation is None else self.evaluation.last_values
-        unseen: deque[StepReport] = deque()
-        # What a step found is known on a GPU only when it is done: look at it while the next one runs.
-        num_behind = 1 if has_streams(self._world.device) else 0
-        if self.evaluation is not None and self.evaluation.is_due:  # a signal came before it was made
-            values = self._evaluate(self.first_step - 1, run_dir, observers)
-        for report in self.steps():
-            if self.evaluation is not None:
-                self.evaluation.note_step(report.step)
-            evaluates = self.evaluation is not None and self.evaluation.is_due
-            stops = report.totals.wants_stop
-            saves = stops or report.totals.wants_save
-            if saving is not None:
-                saves |= saving.is_due_after(report.step)
-            unseen.append(report)
-            while len(unseen) > (0 if evaluates or saves else num_behind):
-                self._show(unseen.popleft(), observers)
-            if evaluates or saves:
-                found = self._conclude(report.step, run_dir, observers, saves=saves, stops=stops)
-                values = found or values
-        for report in unseen:
-            self._show(report, observers)
-        save_model(self.training.model, run_dir.model, self._world.rank)
-        if self.training.average is not None:
-            save_model(self.training.average.module, run_dir.averaged_model, self._world.rank)
-        return values
-
-    def _conclude(
-        self,
-        step: int,
-        run_dir: RunDir,
-        observers: Sequence[Callback],
-        *,
-        saves: bool,
-        stops: bool,
-    ) -> dict[str, float]:
-        """Evaluate and save after a step, if that is due. Collective.
-
-        Where a signal stops the run, it saves first: the evaluation is made when the run goes on.
-
-        Args:
-            step: the step that was taken.
-            run_dir: gets the best model.
-            observers: told what an evaluation gave.
-            saves: whether to save.
-            stops: whether to save and stop.
-        """
-        saving = self._saving
-        values: dict[str, float] = {}
-        if self.evaluation is not None and self.evaluation.is_due and not stops:
-            try:
-                values = self._evaluate(step, run_dir, observers)
-            except PreemptedError:
-                stops = True
-            except ConfigError as error:  # evaluate.best: only now is known which values a metric has
-                if saving is None:
-                    raise
-                self.passes.check()
-                saving.save(step, None, stops=False)
-                saving.finish()
-                raise ConfigError(
-                    f"{error} The run was saved: correct it, and go on with --resume."
-                ) from None
-        if saving is not None and (saves or stops):
-            self.passes.check()
-            is_evaluated = self.evaluation is None or not self.evaluation.is_due
-            metric = None if self.evaluation is None else self.evaluation.last_value
-            # After the last step there is little left to do but an evaluation.
-            saving.save(step, metric, stops=stops and not (is_evaluated and step + 1 == self.last_step))
-        return values
-
-    def _evaluate(self, step: int, run_dir: RunDir, observers: Sequence[Callback]) -> dict[str, float]:
-        """Evaluate, and keep the best model. Collective."""
-        assert self.evaluation is not None
-        with noting(lambda: f"in the evaluation after step {step}"):
-            wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False
-            values, is_best = self.evaluation.run(wants_stop)
-        plateau, value = self.training.plateau, self.evaluation.last_value
-        if plateau is not None and value is not None:
-            plateau.after_evaluation(step, value)
-        epoch = step // self.schedule.steps_per_epoch
-        for observer in observers:
-            observer.on_evaluation(epoch, step, values)
-        if is_best:
-            save_model(self.training.evaluated_model, run_dir.best_model, self._world.rank)
-            for observer in observers:
-                observer.on_best(epoch, step, run_dir.best_model)
-        return values
-
-    def _show(self, report: StepReport, observers: Sequence[Callback]) -> None:
-        if observers:
-            metrics = self._metrics(report)
-            with noting(lambda: f"in a callback after step {report.step}"):
-                for observer in observers:
-                    observer.on_step(report.epoch, report.step, metrics)
-
-    def _metrics(self, report: StepReport) -> Mapping[str, float]:
+    def _name_metrics(self, report: StepReport) -> Mapping[str, float]:
         """Name what a step found; times and memory are those of this process."""
         seconds = {f"time/{phase}_seconds": spent for phase, spent in report.phase_seconds().items()}
         metrics = {
@@ -239,7 +213,3 @@ class Engine:
         if self.training.precision.loss_scale is not None:
             metrics["train/skipped_steps"] = report.skipped_steps
         return metrics
-
-
-def _end(observer: Callback, _kind: object, error: BaseException | None, _traceback: object) -> None:
-    observer.on_end(error)

@@ -1,27 +1,28 @@
 """Evaluates a model on exactly the samples that exist, with the same result on any number of processes."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
-from lanewise.config import Mode
-from lanewise.data import LaneBatch, LaneReader, map_leaves, read_turns
-from lanewise.engine.lane import LaneLoss, named_lane, to_device
-from lanewise.errors import ConfigError, PreemptedError, TaskError, noting
+from lanewise.data import LaneBatch, LaneReader, read_turns
+from lanewise.engine.lane import LaneLoss, TaskLane, named_lane, to_device
+from lanewise.errors import PreemptedError, TaskError, noting
 from lanewise.lanes import BlockSchedule, evaluation_seed, lane_blocks
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
+from lanewise.nested import map_leaves
 from lanewise.precision import Precision
-from lanewise.random_state import set_random_state
-from lanewise.reduce import Reducer, evaluating
+from lanewise.reduce import Reducer, evaluate_lanes, evaluating
 from lanewise.task import Task
 from lanewise.world.accelerator import has_streams
 from lanewise.world.world import World
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 T = TypeVar("T")
 
@@ -35,6 +36,8 @@ class EvalSet:
     name: str
     reader: LaneReader
     schedule: BlockSchedule
+    has_metrics: bool = True
+    """Whether the task's metrics can take its batches; otherwise only the loss is evaluated."""
 
 
 @dataclass
@@ -74,7 +77,6 @@ class Evaluator:
     ) -> None:
         self._task = task
         self._reducer = reducer
-        self._is_collective = reducer is not None and reducer.forward_is_collective
         self._model = model
         self._precision = precision
         self._world = world
@@ -130,11 +132,9 @@ class Evaluator:
             raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
         own: list[Any] = []
         with _eval_mode(self._model), torch.no_grad():
-            for batch in self._batches(sets[name]):
-                with named_lane(batch):
-                    with self._precision.forward():
-                        outputs = self._task.forward(self._model, batch.data)
-                    own += _split(outputs, len(batch.indices))
+            for lane, outputs in self._compute(sets[name], self._outputs):
+                with named_lane(lane.batch):
+                    own += _split(outputs, len(lane.batch.indices))
         gathered = self._world.gather_object(own)
         # Blocks of lanes are contiguous, and so are the lanes of a process.
         return [] if gathered is None else [output for outputs in gathered for output in outputs]
@@ -142,45 +142,63 @@ class Evaluator:
     def _run_lanes(self, eval_set: EvalSet, wants_stop: Callable[[], bool]) -> dict[int, _LaneResult] | None:
         """Evaluate the blocks of this process's lanes; None if it was asked to stop before the end."""
         results: dict[int, _LaneResult] = {}
+        num_done = 0
         what = f"the loss of {type(self._task).__name__}"
-        for batch in self._batches(eval_set):
-            if not self._is_collective and wants_stop():
-                return None
-            turn = batch.turn
-            with named_lane(batch):
-                outputs, returned = self._run(partial(self._forward, batch))
-            if turn.borrowed:
-                continue
-            with named_lane(batch):
-                if turn.lane not in results:
-                    results[turn.lane] = _LaneResult()
-                    metrics = {key: m.to(self._world.device) for key, m in self._task.build_metrics().items()}
-                loss = LaneLoss.check(returned, len(batch.indices), what)
-                self._task.update_metrics(metrics, outputs, batch.data)
-                result = results[turn.lane]
+        for lane, (outputs, returned) in self._compute(eval_set, self._outputs_and_loss, wants_stop):
+            num_done += 1
+            with named_lane(lane.batch):
+                number = lane.turn.lane
+                if number not in results:
+                    results[number] = _LaneResult()
+                    metrics = {
+                        key: m.to(self._world.device) for key, m in self._metrics_for(eval_set).items()
+                    }
+                loss = LaneLoss.check(returned, len(lane.batch.indices), what)
+                if eval_set.has_metrics:
+                    self._task.update_metrics(metrics, outputs, lane.data)
+                result = results[number]
                 result.loss_sums.append(0.0 if loss.sum is None else loss.sum.item())
                 result.weights.append(loss.weight)
-                if turn.is_last:
+                if lane.turn.is_last:
                     result.states = take_states(metrics)
-        return results
+        return results if num_done == self._num_micro_batches(eval_set) else None
 
-    def _forward(self, batch: LaneBatch) -> tuple[Any, Any]:
-        with self._precision.forward():
-            outputs = self._task.forward(self._model, batch.data)
-            return outputs, self._task.loss(outputs, batch.data)
-
-    def _run(self, function: Callable[[], T]) -> T:
-        return function() if self._reducer is None else self._reducer.call(self._model, function)
-
-    def _batches(self, eval_set: EvalSet) -> Iterator[LaneBatch]:
-        return read_blocks(
-            eval_set.reader,
-            eval_set.schedule,
-            self._world,
-            self._seed,
-            num_workers=self._num_workers,
-            is_collective=self._is_collective,
+    def _compute(
+        self,
+        eval_set: EvalSet,
+        compute: Callable[[TaskLane, Any], T],
+        wants_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[TaskLane, T]]:
+        """Yield each micro-batch of this process, as a lane, with what is computed of it."""
+        batches = read_blocks(eval_set.reader, eval_set.schedule, self._world, num_workers=self._num_workers)
+        lanes = (
+            TaskLane(
+                self._task,
+                self._precision,
+                batch,
+                evaluation_seed(self._seed, batch.turn.step, batch.turn.lane),
+            )
+            for batch in batches
         )
+        if self._reducer is None:
+            return evaluate_lanes(lanes, compute, wants_stop)
+        num_lanes = self._num_micro_batches(eval_set)
+        return self._reducer.evaluate(self._model, lanes, num_lanes, compute, wants_stop)
+
+    def _metrics_for(self, eval_set: EvalSet) -> Mapping[str, "Metric"]:
+        return self._task.build_metrics() if eval_set.has_metrics else {}
+
+    def _num_micro_batches(self, eval_set: EvalSet) -> int:
+        """Count the micro-batches of this process that have samples."""
+        block = lane_blocks(eval_set.schedule.num_lanes, self._world.world_size)[self._world.rank]
+        return sum(1 for turn in eval_set.schedule.turns(block) if turn.positions)
+
+    def _outputs(self, lane: TaskLane, data: Any) -> Any:
+        return lane.forward(self._model, data)
+
+    def _outputs_and_loss(self, lane: TaskLane, data: Any) -> tuple[Any, Any]:
+        outputs = lane.forward(self._model, data)
+        return outputs, lane.loss(outputs, data)
 
     def _merge(self, eval_set: EvalSet, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
         """Fold what all lanes found, in lane order."""
@@ -190,36 +208,25 @@ class Evaluator:
         is_finite = all(map(math.isfinite, loss_sums)) and weight > 0
         loss = math.fsum(loss_sums) / weight if is_finite else math.nan
         with noting(lambda: f"when the metrics of eval dataset {eval_set.name} were computed"):
-            metrics = merge_metrics(self._task.build_metrics(), [lane.states for lane in in_order])
+            metrics = merge_metrics(self._metrics_for(eval_set), [lane.states for lane in in_order])
         return {"loss": loss, **metrics}
 
 
 def read_blocks(
-    reader: LaneReader,
-    schedule: BlockSchedule,
-    world: World,
-    seed: int,
-    *,
-    num_workers: int,
-    is_collective: bool = False,
+    reader: LaneReader, schedule: BlockSchedule, world: World, *, num_workers: int
 ) -> Iterator[LaneBatch]:
-    """Yield the blocks of this process's lanes, each micro-batch under a random state of its own.
+    """Yield the blocks of this process's lanes; one micro-batch without samples if it has none.
 
     Args:
         reader: reads the dataset.
         schedule: cuts it into blocks.
         world: the processes; batches are put on its device.
-        seed: seed of the run.
         num_workers: loader processes.
-        is_collective: whether a forward is, so that every process needs equally many batches.
     """
-    blocks = lane_blocks(schedule.num_lanes, world.world_size)
-    own = schedule.turns(blocks[world.rank], as_many_as=blocks[0] if is_collective else None)
-    turns = ((turn, tuple(turn.borrowed or turn.positions)) for turn in own)
+    own = schedule.turns(lane_blocks(schedule.num_lanes, world.world_size)[world.rank])
+    turns = ((turn, tuple(turn.positions)) for turn in own)
     batches = read_turns(reader, turns, num_workers, pin_memory=has_streams(world.device))
-    for batch in to_device(batches, world.device):
-        set_random_state(evaluation_seed(seed, batch.turn.step, batch.turn.lane))
-        yield batch
+    yield from to_device(batches, world.device)
 
 
 def _split(outputs: Any, num_samples: int) -> list[Any]:
@@ -238,105 +245,6 @@ def _split(outputs: Any, num_samples: int) -> list[Any]:
         return take_from
 
     return [map_leaves(take(sample), outputs) for sample in range(num_samples)]
-
-
-class Evaluation:
-    """When to evaluate while training, and which of the results is the best so far.
-
-    Args:
-        evaluator: evaluates.
-        every_steps: steps from one evaluation to the next; the last step of the run is always one.
-        last_step: the step before which training ends.
-        best: key of the value by which models are compared; None compares none.
-        best_mode: whether more of it is better, or less.
-
-    Raises:
-        ConfigError: if surely no evaluation gives that value.
-    """
-
-    def __init__(
-        self, evaluator: Evaluator, every_steps: int, last_step: int, best: str | None, best_mode: Mode
-    ) -> None:
-        self._evaluator = evaluator
-        self._every_steps = every_steps
-        self._last_step = last_step
-        self._best = best
-        self.sign = 1 if best_mode == "max" else -1
-        self.best_value = -math.inf
-        """The best value so far, times -1 where less is better."""
-        self.last_values: dict[str, float] = {}
-        """What the last evaluation gave; empty before it."""
-        self.is_due = False
-        """Whether a step that was taken has an evaluation after it that was not made yet."""
-        # A metric may have several values, whose names its first evaluation tells.
-        if best is not None and not any(
-            best == key or (best.startswith(f"{key}/") and not key.endswith("/loss"))
-            for key in evaluator.keys
-        ):
-            raise _no_such_value(best, evaluator.keys)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
-        return {"best": self.best_value, "last": self.last_values, "is_due": self.is_due}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`.
-
-        Raises:
-            ValueError: if it is none.
-        """
-        best, last, is_due = state["best"], state["last"], state["is_due"]
-        if not all(isinstance(key, str) and type(value) in (int, float) for key, value in last.items()):
-            raise ValueError(f"an evaluation gave {last!r:.100}")
-        if not isinstance(best, float) or not isinstance(is_due, bool) or len(state) > 3:
-            raise ValueError(f"an evaluation has no state {state!r:.100}")
-        self.best_value = -math.inf if math.isnan(best) else best
-        self.last_values, self.is_due = dict(last), is_due
-
-    def forget_best(self) -> None:
-        """Look for the best value anew, as it was of another metric, or the other way round."""
-        self.best_value = -math.inf
-
-    @property
-    def last_value(self) -> float | None:
-        """The value that the last evaluation gave; None before it, and where none is compared."""
-        return None if self._best is None else self.last_values.get(self._best)
-
-    def note_step(self, step: int) -> None:
-        """Learn that a step was taken, after which an evaluation may be due."""
-        self.is_due = (step + 1) % self._every_steps == 0 or step + 1 == self._last_step
-
-    def run(self, wants_stop: Callable[[], bool] = lambda: False) -> tuple[dict[str, float], bool]:
-        """Evaluate, and tell whether this is the best so far. Collective: every rank must call this.
-
-        All ranks have the same values, so they decide alike without asking each other.
-
-        Args:
-            wants_stop: see `Evaluator.run`.
-
-        Raises:
-            PreemptedError: on every rank, if one was asked to stop; the evaluation is still due then.
-            ConfigError: if no value is called as the one to compare by; it is still due then as well.
-        """
-        values = self._evaluator.run(wants_stop)
-        if self._best is not None and self._best not in values:
-            raise _no_such_value(self._best, values)
-        self.is_due = False
-        self.last_values = values
-        if self._best is None:
-            return values, False
-        value = self.sign * values[self._best]
-        is_best = value > self.best_value  # never for a NaN
-        if is_best:
-            self.best_value = value
-        return values, is_best
-
-
-def _no_such_value(best: str, keys: Iterable[str]) -> ConfigError:
-    return ConfigError(
-        f"evaluate.best must be a value of an evaluation: got {best}. "
-        f"Use one of {', '.join(keys) or '(the task has no eval_datasets)'}."
-    )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One lane's micro-batch: its way to the device, and its loss."""
+"""One lane's micro-batch: its way to the device, its forward, and its loss."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -7,11 +7,48 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
-from lanewise.data import LaneBatch, map_leaves
+from lanewise.data import LaneBatch
 from lanewise.errors import TaskError, noting, text_of
-from lanewise.task import Loss
-from lanewise.world.accelerator import has_streams, new_stream, on_stream
+from lanewise.lanes import LaneTurn
+from lanewise.nested import map_leaves
+from lanewise.precision import Precision
+from lanewise.random_state import set_random_state
+from lanewise.task import Loss, Task
+from lanewise.world.accelerator import new_stream, on_stream
+
+
+@dataclass(frozen=True)
+class TaskLane:
+    """What a task computes for one lane; the `LaneWork` of reducers."""
+
+    task: Task
+    precision: Precision
+    batch: LaneBatch
+    seed: int
+    """Of the random numbers that forward and loss draw."""
+
+    @property
+    def turn(self) -> LaneTurn:
+        """See `LaneWork`."""
+        return self.batch.turn
+
+    @property
+    def data(self) -> Any:
+        """See `LaneWork`."""
+        return self.batch.data
+
+    def forward(self, model: nn.Module, data: Any) -> Any:
+        """See `LaneWork`."""
+        set_random_state(self.seed)
+        with named_lane(self.batch), self.precision.forward():
+            return self.task.forward(model, data)
+
+    def loss(self, outputs: Any, data: Any) -> Any:
+        """See `LaneWork`."""
+        with named_lane(self.batch), self.precision.forward():
+            return self.task.loss(outputs, data)
 
 
 @dataclass(frozen=True)
@@ -93,17 +130,6 @@ _REMEDIES = {
     ),
 }
 """By what torch's error says: what is wrong, in terms of a run, and what to change."""
-
-
-def move(data: Any, device: torch.device) -> Any:
-    """Return data whose tensors are on a device; gradients flow back through the copies."""
-
-    def move_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return leaf.to(device, non_blocking=has_streams(device))
-        return leaf.to(device)
-
-    return map_leaves(move_leaf, data)
 
 
 def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:

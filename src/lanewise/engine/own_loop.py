@@ -25,12 +25,12 @@ from lanewise.data import LaneReader
 from lanewise.engine.clock import StepClock
 from lanewise.engine.dataset import Collate, build_loader, compare_datasets, count_samples
 from lanewise.engine.evaluate import read_blocks
+from lanewise.engine.gradient import LaneGradients
 from lanewise.engine.identity import identify_dataset, identify_exact
 from lanewise.engine.own_checkpoints import OwnCheckpoints
-from lanewise.engine.own_steps import Steps
-from lanewise.engine.passes import LanePasses
+from lanewise.engine.own_steps import Prepared, Steps
 from lanewise.errors import DataError
-from lanewise.lanes import BlockSchedule, lane_blocks, model_seed
+from lanewise.lanes import BlockSchedule, evaluation_seed, lane_blocks, model_seed
 from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
 from lanewise.precision import LossScale, Precision
 from lanewise.random_state import kept_random_state, set_random_state
@@ -107,10 +107,9 @@ class Lanes:
         self._precision = Precision(precision, self.device.type)
         self._clock = StepClock(self.device)
         self._precision_name = precision
-        self._models: list[nn.Module] = []
+        self._prepared = Prepared(seed, self.device)
         self._datasets: list[dict[str, Any]] = []
         self._checkpoints: list[OwnCheckpoints] = []
-        self._passes: list[LanePasses] = []
         self._is_closed = False
         set_random_state(model_seed(seed))
 
@@ -124,17 +123,16 @@ class Lanes:
             WorldError: if the ranks built different models.
         """
         reducer = build_reducer(model, self._batch.num_lanes, self._world, self._distributed)
-        self._models.append(model)
-        self._passes.append(
-            LanePasses(
+        self._prepared.models.append(model)
+        self._prepared.gradients.append(
+            LaneGradients(
                 reducer,
                 self._world,
                 self._clock,
                 num_lanes=self._batch.num_lanes,
-                seed=self._seed,
+                equality=self._distributed.equality,
                 loss_scale=None if self._precision.loss_scale is None else LossScale(),
-                modules=[self._models],
-                is_exact=self._distributed.equality == "exact",
+                modules=[self._prepared.models],
             )
         )
         return model
@@ -169,7 +167,7 @@ class Lanes:
         self._datasets.append(identity)
         for checkpoints in self._checkpoints:
             checkpoints.use_dataset(identity)
-        return Steps(loader, self._models, self._passes, self.device, first_step)
+        return Steps(loader, self._prepared, first_step)
 
     def evaluate(
         self,
@@ -198,11 +196,14 @@ class Lanes:
             raise DataError("the dataset to evaluate on is empty. Check its path.")
         reader = LaneReader(dataset, collate, self._seed, eval_dataset=type(dataset).__name__)
         own: dict[int, MetricStates] = {}
-        with evaluating(self._models), kept_random_state():
+        with evaluating(self._prepared.models), kept_random_state():
             compare_datasets(reader, num_samples, self._world)
             schedule = BlockSchedule(num_samples, self._batch.num_lanes, self._batch.micro_batch_size)
-            for batch in read_blocks(reader, schedule, self._world, self._seed, num_workers=num_workers):
+            for batch in read_blocks(reader, schedule, self._world, num_workers=num_workers):
                 turn = batch.turn
+                if not turn.positions:
+                    continue
+                set_random_state(evaluation_seed(self._seed, turn.step, turn.lane))
                 if turn.step == 0:
                     for metric in metrics:
                         metric.reset()
@@ -232,7 +233,7 @@ class Lanes:
         Raises:
             CheckpointError: if an object cannot be saved, the checkpoint does not fit, or none is good.
         """
-        scales = [passes.loss_scale for passes in self._passes if passes.loss_scale is not None]
+        scales = [one.loss_scale for one in self._prepared.gradients if one.loss_scale is not None]
         identity = {
             "lanes": asdict(self._batch),
             "seed": self._seed,
@@ -266,11 +267,10 @@ class Lanes:
             return
         self._is_closed = True
         atexit.unregister(self.close)
-        passes, self._passes = self._passes, []
-        for one in passes:
-            one.close()
-        for one in passes:
-            one.check()
-        passes.clear()
-        self._models.clear()
+        for gradients in self._prepared.gradients:
+            gradients.close()
+        for gradients in self._prepared.gradients:
+            gradients.check()
+        self._prepared.gradients.clear()
+        self._prepared.models.clear()
         self._world.close()

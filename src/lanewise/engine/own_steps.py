@@ -1,36 +1,43 @@
-"""The optimizer steps of a loop of one's own, and the micro-batches in each."""
+"""The optimizer steps of a loop of the user's own, and the micro-batches in each."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from lanewise.data import LaneBatch, LaneLoader
+from lanewise.engine.gradient import LaneGradients, StepGradient
 from lanewise.engine.lane import to_device
-from lanewise.engine.passes import LanePasses
+from lanewise.engine.step_batches import StepBatches
 from lanewise.errors import TaskError
+from lanewise.lanes import lane_seed, update_seed
+from lanewise.random_state import set_random_state
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The models of a loop, and what makes their gradients; both lists grow until the first step."""
+
+    seed: int
+    """Seed of the run."""
+    device: torch.device
+    models: list[nn.Module] = field(default_factory=list)
+    gradients: list[LaneGradients] = field(default_factory=list)
+    """One for each model."""
 
 
 class Steps:
     """The optimizer steps of a run. Each iteration yields those of one epoch, or what is left of it."""
 
-    def __init__(
-        self,
-        loader: LaneLoader,
-        models: list[nn.Module],
-        passes: list[LanePasses],
-        device: torch.device,
-        first_step: int,
-    ) -> None:
+    def __init__(self, loader: LaneLoader, prepared: Prepared, first_step: int) -> None:
         self._schedule = loader.schedule
-        self._models = models
-        self._passes = passes
+        self._prepared = prepared
         self._next = first_step
         self._last: Step | None = None
         # One iterator for the whole run: reading ahead never stops between epochs.
         self._batches = loader.batches(first_step, _FOR_EVER)
-        self._device = device
 
     @property
     def epoch(self) -> int:
@@ -49,9 +56,7 @@ class Steps:
                     f"step {self._last.number} was left before its micro-batches were done. "
                     "Iterate over each step to its end."
                 )
-            step = self._last = Step(
-                self._next, epoch, self._batches, self._models, self._passes, self._device
-            )
+            step = self._last = Step(self._next, epoch, self._batches, self._prepared)
             self._next += 1
             yield step
 
@@ -59,25 +64,14 @@ class Steps:
 class Step:
     """One optimizer step: an iterator over the micro-batches of the lanes that this process carries."""
 
-    def __init__(
-        self,
-        number: int,
-        epoch: int,
-        batches: Iterator[LaneBatch],
-        models: list[nn.Module],
-        passes: list[LanePasses],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, number: int, epoch: int, batches: Iterator[LaneBatch], prepared: Prepared) -> None:
         self.number = number
         """Counted over the whole run."""
         self.epoch = epoch
-        self._batches = batches
-        self._device = device
-        self._models = models
-        self._all_passes = passes
-        self._passes: LanePasses | None = None
-        self._running: LanePasses | None = None
-        self._kept: list[LaneBatch] = []
+        self._batches = StepBatches(batches)
+        self._prepared = prepared
+        self._running: LaneGradients | None = None
+        self._gradient: StepGradient | None = None
         self._num_passes = 0
 
     @property
@@ -86,14 +80,15 @@ class Step:
         return self._num_passes > 0
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._models:
+        models = self._prepared.models
+        if not models:
             raise TaskError("no model was prepared. Call lanes.prepare(model) before the first step.")
-        if len(self._models) > 1:
+        if len(models) > 1:
             raise TaskError(
-                f"{len(self._models)} models were prepared, so a step must be told whose gradients to make. "
+                f"{len(models)} models were prepared, so a step must be told whose gradients to make. "
                 "Iterate over step.batches(model)."
             )
-        return self.batches(self._models[0])
+        return self.batches(models[0])
 
     def batches(self, model: nn.Module) -> Iterator[Any]:
         """Yield the micro-batches; each needs one `backward`. Afterwards the model's gradients are whole.
@@ -110,21 +105,26 @@ class Step:
         Raises:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        numbers = [number for number, one in enumerate(self._models) if one is model]
+        numbers = [number for number, one in enumerate(self._prepared.models) if one is model]
         if not numbers:
             raise TaskError("this model was not prepared. Call lanes.prepare(model) before the first step.")
-        if self._kept and not self._kept[-1].turn.is_last:
+        if self._batches.is_partly_read:
             raise TaskError(
                 f"step {self.number} was left before its micro-batches were done. "
                 "Iterate over each step to its end."
             )
-        passes = self._all_passes[numbers[0]]
-        self._running, self._passes = passes, None
-        for (batch,) in passes.groups(to_device(self._read(), self._device), self._num_passes):
-            passes.set_random_state(batch.turn)
-            yield batch.data
+        gradients, seed = self._prepared.gradients[numbers[0]], self._prepared.seed
+        self._running, self._gradient = gradients, None
+        for (batch,) in gradients.groups(to_device(self._batches, self._prepared.device)):
+            turn = batch.turn
+            if turn.positions:
+                set_random_state(lane_seed(seed, turn.step, turn.lane, self._num_passes))
+                yield batch.data
+            else:
+                gradients.add([None])
+        self._gradient = gradients.divide()
+        set_random_state(update_seed(seed, self._gradient.turn.step, self._num_passes))
         self._num_passes += 1
-        self._passes = passes
 
     def backward(self, loss: object) -> None:
         """Compute the gradients of a micro-batch, in place of `loss.backward()`.
@@ -139,7 +139,7 @@ class Step:
         """
         if self._running is None:
             raise TaskError("backward was called outside of the loop over a step's micro-batches.")
-        self._running.backward([loss])
+        self._running.add([loss])
 
     @property
     def loss(self) -> float:
@@ -154,23 +154,14 @@ class Step:
     @property
     def grad_norm(self) -> torch.Tensor:
         """L2 norm of the gradient before any clipping, a scalar on the device."""
-        return self._done().grad_norm
+        return self._done().norm
 
-    def _done(self) -> LanePasses:
-        if self._passes is None:
+    def _done(self) -> StepGradient:
+        if self._gradient is None:
             raise TaskError(
                 "this is known when the loop over the step's micro-batches has ended, not before."
             )
-        return self._passes
-
-    def _read(self) -> Iterator[LaneBatch]:
-        """Yield this step's batches as they were read, and keep them for further passes."""
-        if self._kept:
-            yield from self._kept
-            return
-        for batch in self._batches:
-            self._kept.append(batch)
-            yield batch
+        return self._gradient
 
 
 _FOR_EVER = 10**15

@@ -8,7 +8,7 @@ from typing import Any
 from lanewise.config import RunConfig
 from lanewise.data import LaneLoader
 from lanewise.engine.clock import StepClock
-from lanewise.engine.evaluate import Evaluation
+from lanewise.engine.evaluation import Evaluation
 from lanewise.engine.state import RunState
 from lanewise.engine.step import Training
 from lanewise.lanes import Schedule, lane_blocks

@@ -1,5 +1,6 @@
 """One optimizer step over all lanes."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -12,9 +13,13 @@ from torch.optim.swa_utils import AveragedModel
 from lanewise.checkpoint import grow_buffers
 from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
-from lanewise.engine.passes import LanePasses
+from lanewise.engine.gradient import LaneGradients, StepGradient
+from lanewise.engine.lane import TaskLane
 from lanewise.engine.scheduler import Plateau
+from lanewise.engine.step_batches import StepBatches
+from lanewise.lanes import lane_seed, update_seed
 from lanewise.precision import Precision
+from lanewise.random_state import set_random_state
 from lanewise.reduce import StepTotals
 from lanewise.task import Task
 from lanewise.world.accelerator import start_copy_to_host
@@ -60,30 +65,30 @@ class StepReport:
 
 
 class TrainStep:
-    """Runs steps: forward and backward of each lane, the reduction, clipping, the update.
+    """Takes steps: forward and backward of each lane, the reduction, clipping, the update.
 
     Args:
         training: the task, the module, the optimizer and the scheduler.
-        passes: makes the gradient.
-        clock: the one that `passes` has.
+        gradients: makes the gradient.
+        clock: the one that `gradients` has.
+        seed: seed of the run.
         max_grad_norm: clip the gradient to this norm.
-        vote: asked in each step whether this process wants to save after it, and to stop.
     """
 
     def __init__(
         self,
         training: Training,
-        passes: LanePasses,
+        gradients: LaneGradients,
         clock: StepClock,
         *,
+        seed: int,
         max_grad_norm: float | None = None,
-        vote: Callable[[], tuple[bool, bool]] = lambda: (False, False),
     ) -> None:
+        self.gradients = gradients
         self._training = training
-        self._passes = passes
         self._clock = clock
+        self._seed = seed
         self._max_grad_norm = max_grad_norm
-        self._vote = vote
         self._what = f"the loss of {type(training.task).__name__}"
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
@@ -93,37 +98,95 @@ class TrainStep:
 
         Collective: every rank must call this, with the batches of its own lanes.
 
+        Args:
+            batches: consumed for one step.
+
         Raises:
             TaskError: if the task breaks its contract.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        task, model, passes = self._training.task, self._training.model, self._passes
-        optimizer, scheduler = self._training.optimizer, self._training.scheduler
-        for lanes in passes.groups(
-            batches, vote=self._vote
-        ):  # those that this process carries, one at a time or several
-            losses = passes.run(lanes, task.forward, task.loss, self._training.precision.forward)
-            passes.backward(losses, self._what)
-        grad_norm = start_copy_to_host(passes.grad_norm)
+        training, optimizer = self._training, self._training.optimizer
         learning_rate = float(optimizer.param_groups[0]["lr"])
-        if self._max_grad_norm is not None:
-            nn.utils.clip_grads_with_norm_(model.parameters(), self._max_grad_norm, passes.grad_norm)
-        optimizer.step()  # does nothing where there is no gradient
-        passes.set_update_state()  # under fsdp ranks update different parameters, and may draw unequally
-        if scheduler is not None:
-            scheduler.step()
+        if needs_closure(optimizer):
+            gradient = self._update_by_closure(batches)
+        else:
+            gradient = self.compute_gradient(batches)
+            self._clip(gradient)
+            optimizer.step()  # does nothing where there is no gradient
+        set_random_state(update_seed(self._seed, gradient.turn.step))  # shards may have drawn unequally
+        if training.scheduler is not None:
+            training.scheduler.step()
         optimizer.zero_grad()
-        if self._training.average is not None and passes.allow_update:
-            grow_buffers(self._training.average.module, dict(model.named_buffers()))
-            self._training.average.update_parameters(model)
+        if training.average is not None and gradient.allows_update:
+            grow_buffers(training.average.module, dict(training.model.named_buffers()))
+            training.average.update_parameters(training.model)
         self._clock.lap("optimizer")
+        return self._report(gradient, learning_rate)
+
+    def compute_gradient(self, batches: Iterator[LaneBatch]) -> StepGradient:
+        """Leave the gradient of a step in every `param.grad`, and the random state of its update.
+
+        Collective: every rank must call this, with the batches of its own lanes.
+
+        Args:
+            batches: consumed for one step.
+
+        Raises:
+            TaskError: if the task breaks its contract.
+            NonFiniteLossError: if the loss of some lane is NaN or infinite.
+        """
+        task, precision = self._training.task, self._training.precision
+        for group in self.gradients.groups(batches):  # those that this process carries
+            lanes = [
+                TaskLane(task, precision, batch, lane_seed(self._seed, batch.turn.step, batch.turn.lane))
+                for batch in group
+            ]
+            losses = self.gradients.reducer.losses(lanes)  # forward and loss, under each lane's random state
+            self.gradients.add(losses, self._what)  # backward; the last one overlaps the reduction
+        gradient = self.gradients.divide()  # one sum over all lanes, one divisor
+        set_random_state(update_seed(self._seed, gradient.turn.step))
+        return gradient
+
+    def _clip(self, gradient: StepGradient) -> None:
+        if self._max_grad_norm is not None:
+            parameters = self._training.model.parameters()
+            nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, gradient.norm)
+
+    def _update_by_closure(self, batches: Iterator[LaneBatch]) -> StepGradient:
+        """Let the optimizer ask for the gradient as often as it wants: each time is a pass over the lanes.
+
+        All of them have the same samples and random numbers, so that a line search compares values of one
+        function.
+
+        Returns:
+            What the first one found.
+        """
+        step_batches = StepBatches(batches)
+        found: list[StepGradient] = []
+
+        def closure() -> torch.Tensor:
+            gradient = self.compute_gradient(iter(step_batches))
+            self._clip(gradient)
+            found.append(gradient)
+            return torch.tensor(gradient.totals.loss)
+
+        self._training.optimizer.step(closure)  # type: ignore[arg-type]  # torch's says that it gives a float
+        return found[0]
+
+    def _report(self, gradient: StepGradient, learning_rate: float) -> StepReport:
         loss_scale = self._training.precision.loss_scale
         return StepReport(
-            epoch=passes.turn.epoch,
-            step=passes.turn.step,
-            totals=passes.totals,
+            epoch=gradient.turn.epoch,
+            step=gradient.turn.step,
+            totals=gradient.totals,
             learning_rate=learning_rate,
-            grad_norm=grad_norm,
+            grad_norm=start_copy_to_host(gradient.norm),
             skipped_steps=0 if loss_scale is None else loss_scale.skipped_steps,
             phase_seconds=self._clock.take(),
         )
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Tell whether an optimizer asks for the gradient by itself, as LBFGS does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

@@ -1,7 +1,7 @@
 """Which positions of the epoch's order belong to which lane in which step, the partial last step included."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -79,38 +79,23 @@ class Schedule:
             start + (lane + 1) * size + min(lane + 1, larger),
         )
 
-    def turns(
-        self, lanes: range, first_step: int, last_step: int, *, as_many_as: range | None = None
-    ) -> Iterator["LaneTurn"]:
+    def turns(self, lanes: range, first_step: int, last_step: int) -> Iterator["LaneTurn"]:
         """Yield what a process that carries `lanes` does in steps `first_step` to `last_step - 1`, in order.
 
-        A process whose lanes are all absent in a step still takes part in it: it gets one item without
+        A process whose lanes are all empty in a step still takes part in it: it gets one turn without
         positions, under its first lane.
-
-        Args:
-            lanes: of the process.
-            first_step: the first step.
-            last_step: the step before which to end.
-            as_many_as: the first process's lanes, where all must run equally many forwards: those with fewer
-                borrow lane 0's positions for the rest.
         """
         for step in range(first_step, last_step):
             num_present = self.num_present_lanes(step)
-            present = [lane for lane in lanes if lane < num_present]
-            turns = [(lane, self.positions(step, lane), range(0)) for lane in present]
-            if as_many_as is not None:
-                num_missing = len(as_many_as[:num_present]) - len(turns)
-                turns += [(0, range(0), self.positions(step, 0))] * num_missing
-            turns = turns or [(lanes.start, range(0), range(0))]
-            for number, (lane, positions, borrowed) in enumerate(turns, start=1):
+            own = [lane for lane in lanes if lane < num_present] or [lanes.start]
+            for lane in own:
                 yield LaneTurn(
                     epoch=step // self.steps_per_epoch,
                     step=step,
                     lane=lane,
-                    positions=positions,
+                    positions=self.positions(step, lane),
                     num_present_lanes=num_present,
-                    is_last=number == len(turns),
-                    borrowed=borrowed,
+                    is_last=lane == own[-1],
                 )
 
 
@@ -133,26 +118,15 @@ class BlockSchedule:
     micro_batch_size: int
     """The largest number of samples that a lane gives to one forward."""
 
-    def turns(self, lanes: range, *, as_many_as: range | None = None) -> Iterator["LaneTurn"]:
+    def turns(self, lanes: range) -> Iterator["LaneTurn"]:
         """Yield what a process that carries `lanes` reads, lane after lane; `step` counts within a lane.
 
-        Args:
-            lanes: of the process.
-            as_many_as: the first process's lanes, where all must run equally many forwards: those with fewer
-                borrow the first positions for the rest.
+        A process whose lanes are all empty gets one turn without positions.
         """
-        num_turns = 0
-        for turn in self._turns(lanes):
-            num_turns += 1
-            yield turn
-        if as_many_as is not None:
-            first = next(self._turns(as_many_as), None)
-            for _ in range(num_turns, sum(1 for _ in self._turns(as_many_as))):
-                assert first is not None
-                yield replace(first, positions=range(0), borrowed=first.positions, is_last=False)
-
-    def _turns(self, lanes: range) -> Iterator["LaneTurn"]:
         num_present = min(self.num_lanes, self.num_samples)
+        if lanes.start >= num_present:
+            yield LaneTurn(0, 0, lanes.start, range(0), num_present, is_last=True)
+            return
         size, larger = divmod(self.num_samples, self.num_lanes)
         for lane in lanes:
             start, stop = (index * size + min(index, larger) for index in (lane, lane + 1))
@@ -176,6 +150,3 @@ class LaneTurn:
     is_last: bool
     """Whether this is the last lane that the process works through in this step; in a `BlockSchedule`,
     whether it is the lane's last micro-batch."""
-    borrowed: range = range(0)
-    """Another lane's positions, which the process reads only to take part in a forward that every rank must
-    run; nothing of it counts. Then `positions` is empty."""

@@ -7,8 +7,9 @@ from typing import Any, TextIO
 
 import torch
 
-from lanewise.data import LaneBatch, digest, map_leaves
+from lanewise.data import LaneBatch, digest
 from lanewise.loggers.jsonl import cut
+from lanewise.nested import map_leaves
 from lanewise.run_file import open_log, writing
 
 

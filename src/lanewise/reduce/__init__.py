@@ -3,11 +3,13 @@
 from lanewise.reduce.buffer import evaluating, kept_buffers
 from lanewise.reduce.buffers import LaneBuffers
 from lanewise.reduce.build import build_reducer
-from lanewise.reduce.reducer import LaneWork, Reducer
+from lanewise.reduce.crosstalk import Crosstalk
+from lanewise.reduce.reducer import LaneWork, Reducer, evaluate_lanes
 from lanewise.reduce.totals import LaneTotals, OwnTotals, StepTotals, start_totals
 from lanewise.reduce.watch import ParameterWatch
 
 __all__ = [
+    "Crosstalk",
     "LaneBuffers",
     "LaneTotals",
     "LaneWork",
@@ -16,6 +18,7 @@ __all__ = [
     "Reducer",
     "StepTotals",
     "build_reducer",
+    "evaluate_lanes",
     "evaluating",
     "kept_buffers",
     "start_totals",

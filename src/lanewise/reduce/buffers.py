@@ -91,7 +91,7 @@ class LaneBuffers:
         assert self._buffers is not None
         for lane in self._lanes[-1:]:  # whose forward is done by now
             lane.drop_unchanged()
-        if not turn.positions or not self._buffers:  # nothing of a borrowed batch counts
+        if not turn.positions or not self._buffers:
             self._lanes.append(_Lane(turn, {}, self.changes))
             return
         device = self._world.device

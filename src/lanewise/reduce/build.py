@@ -49,7 +49,6 @@ def build_reducer(
     _require_own_elements(model)
     if config.reducer not in ("single", "ddp"):
         _require_no_hooks(model, config.reducer)
-    exact = config.equality == "exact"
     if config.reducer == "fsdp":
         if world.world_size == 1:
             raise ConfigError(
@@ -57,16 +56,17 @@ def build_reducer(
                 "Use more devices, or distributed.reducer=single."
             )
         _compare_replicas(model, world)
-        return FSDPReducer(model, num_lanes, world, config.fsdp, exact=exact, on_backward=on_bucket)
+        return FSDPReducer(model, num_lanes, world, config.fsdp, config.equality, on_backward=on_bucket)
     model.to(world.device)
     if config.is_one_process:
         names = choose_devices(config.device_type, config.num_devices or 1, config.device_names)
         balanced = config.reducer == "balanced_data_parallel"
-        return ReplicaReducer(model, num_lanes, [*map(torch.device, names)], exact=exact, balanced=balanced)
+        devices = [torch.device(name) for name in names]
+        return ReplicaReducer(model, num_lanes, devices, config.equality, balanced=balanced)
     if world.world_size == 1:
-        return SingleReducer(model, num_lanes, exact=exact)
+        return SingleReducer(model, num_lanes, config.equality)
     _compare_replicas(model, world)
-    return DDPReducer(model, num_lanes, world, exact=exact, on_bucket=on_bucket)
+    return DDPReducer(model, num_lanes, world, config.equality, on_bucket=on_bucket)
 
 
 def _require_shapes(model: nn.Module) -> None:

@@ -11,9 +11,9 @@ DDP is told of all parameters when the backward is over, and nothing overlaps.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -21,16 +21,30 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
+from lanewise.config import Equality
 from lanewise.lanes import LaneTurn, Node, TreeSum
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.pending import PendingGradients, add_into_right, is_dense
-from lanewise.reduce.reducer import Reducer
+from lanewise.reduce.reducer import (
+    Lane,
+    LaneWork,
+    T,
+    divide_gradients,
+    evaluate_lanes,
+    loss_of,
+    norm_of_gradients,
+    trained_parameters,
+    watch_parameters,
+    without_loss,
+)
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.world.world import World
 
 
-class DDPReducer(Reducer):
+@final
+class DDPReducer:
     """Stock DDP does the bucketing and the overlap with backward; its communication hook adds.
 
     The task never meets a wrapper: DDP wraps a module that holds the user's parameters and whose forward
@@ -42,8 +56,8 @@ class DDPReducer(Reducer):
         model: the user's module; equal on all ranks.
         num_lanes: lanes of the run.
         world: the processes; more than one.
-        exact: add in the tree, through `TreeAllReduce`; otherwise autograd adds the lanes of a process and
-            the backend's all-reduce adds the processes.
+        equality: `exact` adds in the tree, through `TreeAllReduce`; in `close` autograd adds the lanes of a
+            process, and the backend's all-reduce adds the processes.
         on_bucket: called inside the last lane's backward, when the gradients of a bucket are complete.
     """
 
@@ -52,11 +66,12 @@ class DDPReducer(Reducer):
         model: nn.Module,
         num_lanes: int,
         world: World,
+        equality: Equality,
         *,
-        exact: bool,
         on_bucket: Callable[[], None],
     ) -> None:
-        super().__init__(model)
+        self.replicas: Sequence[nn.Module] = [model]
+        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)
         self._num_lanes = num_lanes
         self._on_bucket = on_bucket
         self._turn: LaneTurn | None = None
@@ -78,37 +93,73 @@ class DDPReducer(Reducer):
         ]
         self._pending: PendingGradients | None = None
         self._tree: TreeAllReduce | None = None
-        if exact:
+        if equality == "exact":
             self._pending = PendingGradients(self.parameters, num_lanes)
             self._tree = TreeAllReduce(world, num_lanes)
             self._ddp.register_comm_hook(None, self._sum_in_tree)
         else:
             self._ddp.register_comm_hook(None, self._sum_processes)
 
-    def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
-        """See `Reducer`. DDP need not see the forward; its rebuilding of buckets is a collective."""
-        loss_sum = super().connect(turn, loss_sum)
-        if self._hooks:
-            return _call_in_backward(loss_sum, self._note_graph_task)
-        return self._enter_ddp(loss_sum) if turn.is_last else loss_sum
+    def adopt(self, module: nn.Module) -> None:
+        """See `Reducer`."""
+        module.to(self.parameters[0].device)
 
-    def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
+    def watch(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
+        """See `Reducer`."""
+        return watch_parameters(self.replicas, note)
+
+    def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
+        """See `Reducer`."""
+        return [loss_of(lane, self.replicas[0]) for lane in lanes]
+
+    def backward(
+        self, turn: LaneTurn, loss_sum: torch.Tensor | None, exchange_totals: Callable[[], None]
+    ) -> None:
         """See `Reducer`. See [Note: who tells DDP]."""
+        if loss_sum is None:
+            loss_sum = without_loss(self.parameters)
+        if self._hooks:
+            loss_sum = _call_in_backward(loss_sum, self._note_graph_task)
         if not turn.is_last:
-            connected.backward()
+            loss_sum.backward()
             if self._pending is not None:
                 self._pending.push(turn)
             return
+        exchange_totals()
         self._turn = turn
         if self._pending is not None:
             self._earlier = self._pending.take()
-        connected.backward()
         if self._hooks:
-            self._enter_ddp(super().connect(turn, None)).backward()
+            loss_sum.backward()
+            self._enter_ddp(without_loss(self.parameters)).backward()
             self._end_first_step()
+        else:
+            self._enter_ddp(loss_sum).backward()
+
+    def finish(self, weight: float) -> None:
+        """See `Reducer`."""
+        divide_gradients(self.parameters, weight)
+
+    def grad_norm(self) -> torch.Tensor:
+        """See `Reducer`."""
+        return norm_of_gradients(self.parameters)
+
+    def evaluate(
+        self,
+        module: nn.Module,
+        lanes: Iterable[Lane],
+        num_lanes: int,
+        compute: Callable[[Lane, Any], T],
+        wants_stop: Callable[[], bool],
+    ) -> Iterator[tuple[Lane, T]]:
+        """See `Reducer`."""
+        return evaluate_lanes(lanes, compute, wants_stop)
 
     def _enter_ddp(self, loss_sum: torch.Tensor) -> torch.Tensor:
-        """Make a loss whose backward reduces."""
+        """Make a loss whose backward reduces. DDP need not see the forward.
+
+        Collective: DDP may rebuild its buckets.
+        """
         connected: torch.Tensor = self._ddp(lambda: _call_in_backward(loss_sum, self._tell_of_unused))
         return connected
 

@@ -2,41 +2,42 @@
 
 [Note: equal passes]
 A process gathers the weights of a block when its forward or backward comes to it, which is a collective. So
-all processes run equally many lanes: those with fewer borrow lane 0's batch (`LaneTurn.borrowed`). And every
-lane's backward passes through every block that its forward ran, also that of a lane which contributes
-nothing: the outputs of blocks are inputs of their lane's loss, by the node of `_reach_all`. What a parameter
-gets in a lane that contributes nothing is thrown away, since it could be NaN, and FSDP sends zeros.
+all processes run equally many passes: at the end of a step, those with fewer lanes run a batch again that
+they had before; one that never had any gets one of rank 0. Nothing of it counts. And every lane's backward
+passes through every block that its forward ran, also that of a lane which contributes nothing: the outputs of
+blocks are inputs of their lane's loss, by the node of `reach_all`. What a parameter gets in a pass that
+contributes nothing is thrown away, since it could be NaN, and FSDP sends zeros.
 """
 
 import logging
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lanewise.config import FSDPConfig
+from lanewise.config import Equality, FSDPConfig
 from lanewise.errors import ConfigError, TaskError
-from lanewise.lanes import LaneTurn
+from lanewise.lanes import LaneTurn, lane_blocks
 from lanewise.reduce.blocks import find_blocks
 from lanewise.reduce.caller import Caller
-from lanewise.reduce.reducer import LaneWork, Reducer
+from lanewise.reduce.reach import reach_all, tensors_in
+from lanewise.reduce.reducer import Lane, LaneWork, T, divide_gradients, trained_parameters
+from lanewise.reduce.spare import Spare
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
 from lanewise.world.shards import is_sharded, whole
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
-class FSDPReducer(Reducer):
+@final
+class FSDPReducer:
     """Every process has a part of each parameter, of its gradient and of the optimizer's state.
 
     A block's weights are gathered for its forward and again for its backward; what is in no block is gathered
@@ -49,11 +50,9 @@ class FSDPReducer(Reducer):
         num_lanes: lanes of the run.
         world: the processes; more than one.
         config: which modules are blocks, and how their weights are kept.
-        exact: add in the tree, through `TreeReduceScatter`.
+        equality: `exact` adds in the tree, through `TreeReduceScatter`.
         on_backward: called after each lane's backward, of which the reduction is a part.
     """
-
-    forward_is_collective = True
 
     def __init__(
         self,
@@ -61,8 +60,8 @@ class FSDPReducer(Reducer):
         num_lanes: int,
         world: World,
         config: FSDPConfig,
+        equality: Equality,
         *,
-        exact: bool,
         on_backward: Callable[[], None],
     ) -> None:
         if world.device.type != "cpu" and dist.get_backend() == "gloo":
@@ -91,10 +90,14 @@ class FSDPReducer(Reducer):
         self._found: set[torch.Tensor] = set()
         self._notes: OrderedDict[int, Callable[[str, torch.Tensor], None]] = OrderedDict()
         self._callers: dict[nn.Module, Any] = {}
+        self._blocks = lane_blocks(num_lanes, world.world_size)
+        self._spare: Spare[LaneWork] = Spare(world)
+        self._num_passes = 0
         self.adopt(model)
-        super().__init__(model)  # of whose parameters are sharded by now
+        self.replicas: Sequence[nn.Module] = [model]
+        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)  # which are sharded by now
         self._sums: list[TreeReduceScatter] | None = None
-        if exact:
+        if equality == "exact":
             self._sums = [TreeReduceScatter(num_lanes, world.world_size) for _ in self._sharded(model)]
             for module, sums in zip(self._sharded(model), self._sums, strict=True):
                 module.set_custom_reduce_scatter(sums)
@@ -134,51 +137,29 @@ class FSDPReducer(Reducer):
         self._notes[handle.id] = note
         return [handle]
 
-    def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
+    def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """See `Reducer`. Collective: every rank must call this."""
         (lane,) = lanes
-        losses: list[Any] = []
+        if not self._num_passes:
+            num_present = lane.turn.num_present_lanes
+            self._spare.keep(
+                lane, [len(range(num_present)[block.start : block.stop]) for block in self._blocks]
+            )
+        return [self._forward(lane, lane.data) if lane.turn.positions else None]
 
-        def forward() -> torch.Tensor:
-            self._ran, self._outputs, self._is_in_forward = set(), [], True
-            losses.append(lane.run(self.replicas[0]))
-            self._is_in_forward = False
-            outputs, self._outputs = self._outputs, []
-            return _reach_all(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
-
-        self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](forward)
-        return losses
-
-    def call(self, module: nn.Module, function: Callable[[], T]) -> T:
-        """See `Reducer`. Collective: every rank must call this."""
-        returned: list[T] = []
-        self._callers[module](lambda: returned.append(function()))
-        # What is in no block would stay gathered, and an update would not reach it.
-        self._callers[module].reshard()
-        # FSDP notes the order of blocks for a backward, and forgets it there only.
-        for sharded in self._sharded(module):
-            group = _group_of(sharded)
-            if group is not None:
-                group.comm_ctx.post_forward_order.clear()
-                group._post_forward_indices.clear()  # noqa: SLF001
-        return returned[0]
-
-    def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
-        """See `Reducer`."""
-        anchor, self._anchor = self._anchor, None
-        assert anchor is not None, "a lane was not run"
-        self._contributes = loss_sum is not None
+    def backward(
+        self, turn: LaneTurn, loss_sum: torch.Tensor | None, exchange_totals: Callable[[], None]
+    ) -> None:
+        """See `Reducer`. Collective for every lane."""
+        if turn.positions:
+            self._backward(turn, loss_sum)
         if turn.is_last:
+            while self._num_passes < len(self._blocks[0][: turn.num_present_lanes]):
+                self._forward(*self._spare.take())
+                self._backward(turn, None)
             checksum = torch.tensor([zlib.crc32(" ".join(self._order).encode())])
             self._wait_for_checksums = self._world.start_all_gather_to_host(checksum.to(self._world.device))
-        return _reach_all(loss_sum, [anchor])
-
-    def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
-        """See `Reducer`. Collective for every lane."""
-        connected.backward()
-        for sums in self._sums or ():
-            sums.push(turn.num_present_lanes)
-        self._on_backward()
+            exchange_totals()
 
     def finish(self, weight: float) -> None:
         """See `Reducer`.
@@ -187,6 +168,7 @@ class FSDPReducer(Reducer):
             TaskError: if ranks ran different blocks, and so gathered something else than these.
         """
         own, self._order = self._order, []
+        self._num_passes = 0
         if len(set(self._wait_for_checksums().flatten().tolist())) > 1:
             raise TaskError(
                 f"lanes ran different blocks of the model, rank {self._world.rank} {', '.join(own)}: under "
@@ -195,7 +177,31 @@ class FSDPReducer(Reducer):
             )
         for sums in self._sums or ():
             sums.finish()
-        super().finish(weight)
+        divide_gradients(self.parameters, weight)
+
+    def evaluate(
+        self,
+        module: nn.Module,
+        lanes: Iterable[Lane],
+        num_lanes: int,
+        compute: Callable[[Lane, Any], T],
+        wants_stop: Callable[[], bool],
+    ) -> Iterator[tuple[Lane, T]]:
+        """See `Reducer`. No rank may leave out the rest alone, so all go on to the end.
+
+        Collective: every rank must iterate to the end.
+        """
+        counts = self._world.all_gather_object(num_lanes)
+        spare: Spare[Lane] | None = None
+        for lane in lanes:
+            if spare is None:
+                spare = Spare(self._world)
+                spare.keep(lane, counts)
+            if lane.turn.positions:
+                yield lane, self._call(module, partial(compute, lane, lane.data))
+        assert spare is not None, "a process without samples has one lane without positions"
+        for _ in range(max(counts) - num_lanes):
+            self._call(module, partial(compute, *spare.take()))
 
     def grad_norm(self) -> torch.Tensor:
         """See `Reducer`. In `exact` each gradient is gathered, for the norm to be that of one device."""
@@ -213,6 +219,43 @@ class FSDPReducer(Reducer):
         for hook in self._hooks:
             hook.remove()
         self._callers.clear()
+
+    def _forward(self, lane: LaneWork, data: Any) -> Any:
+        losses: list[Any] = []
+
+        def forward() -> torch.Tensor:
+            self._ran, self._outputs, self._is_in_forward = set(), [], True
+            losses.append(lane.loss(lane.forward(self.replicas[0], data), data))
+            self._is_in_forward = False
+            outputs, self._outputs = self._outputs, []
+            return reach_all(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
+
+        self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](forward)
+        return losses[0]
+
+    def _backward(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> None:
+        anchor, self._anchor = self._anchor, None
+        assert anchor is not None, "a lane was not run"
+        self._num_passes += 1
+        self._contributes = loss_sum is not None
+        reach_all(loss_sum, [anchor]).backward()
+        for sums in self._sums or ():
+            sums.push(turn.num_present_lanes)
+        self._on_backward()
+
+    def _call(self, module: nn.Module, function: Callable[[], T]) -> T:
+        """Call a function that runs the model, or an adopted module, without a backward. Collective."""
+        returned: list[T] = []
+        self._callers[module](lambda: returned.append(function()))
+        # What is in no block would stay gathered, and an update would not reach it.
+        self._callers[module].reshard()
+        # FSDP notes the order of blocks for a backward, and forgets it there only.
+        for sharded in self._sharded(module):
+            group = _group_of(sharded)
+            if group is not None:
+                group.comm_ctx.post_forward_order.clear()
+                group._post_forward_indices.clear()  # noqa: SLF001
+        return returned[0]
 
     def _sharded(self, module: nn.Module) -> list[Any]:
         """Return what FSDP gathers one at a time: first what is in no block, then the blocks."""
@@ -251,7 +294,7 @@ class FSDPReducer(Reducer):
         self._hooks.append(handle)
 
     def _note_outputs(self, block: nn.Module, _inputs: Any, outputs: Any) -> None:
-        reachable = [one for one in _tensors_in(outputs) if one.requires_grad]
+        reachable = [one for one in tensors_in(outputs) if one.requires_grad]
         if self._is_in_forward:
             self._order.append(self._names[block])
             self._outputs += reachable
@@ -263,46 +306,6 @@ class FSDPReducer(Reducer):
                 f"a {name} is checkpointed with use_reentrant=True, which hides it from the backward of a "
                 "lane without weight under fsdp. Use checkpoint(..., use_reentrant=False)."
             )
-
-
-def _reach_all(loss_sum: torch.Tensor | None, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Make every tensor an input of the loss, so that backward reaches each of them.
-
-    What the loss did not use gets an undefined gradient through this node, at no cost.
-
-    Args:
-        loss_sum: the lane's loss; None makes a loss that gives no gradient to any tensor.
-        tensors: what is to be reached.
-    """
-    if loss_sum is None:
-        loss_sum = tensors[0].new_zeros(())
-    connected: torch.Tensor = _Reach.apply(loss_sum, *tensors)  # type: ignore[no-untyped-call]
-    return connected
-
-
-class _Reach(torch.autograd.Function):
-    """The identity on its first argument; the others receive undefined gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, loss_sum: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        ctx.num_tensors = len(tensors)
-        return loss_sum.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (gradients[0], *[None] * ctx.num_tensors)
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in what a module returned, in whichever containers."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from chain.from_iterable(map(_tensors_in, value.values()))
-    elif isinstance(value, list | tuple):
-        yield from chain.from_iterable(map(_tensors_in, value))
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from chain.from_iterable(_tensors_in(getattr(value, field.name)) for field in fields(value))
 
 
 def _group_of(sharded: Any) -> Any:

@@ -1,10 +1,7 @@
-"""What the engine asks of every reducer."""
+"""What the engine asks of every reducer, and what several reducers do alike."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -16,102 +13,131 @@ from lanewise.reduce.pending import zero_gradient
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class LaneWork:
-    """The forward and the loss of one lane, to be run on whichever replica."""
+class LaneWork(Protocol):
+    """What one lane computes in a step, on whichever module and device it is given."""
 
-    data: Any
-    """The lane's batch, on the device of the first replica."""
-    set_random_state: Callable[[], None]
-    forward: Callable[[nn.Module, Any], Any]
-    loss: Callable[[Any, Any], Any]
-    """From outputs and batch."""
-    context: Callable[[], AbstractContextManager[object]]
-    """Entered around both: the number format."""
-    move: Callable[[Any, torch.device], Any]
-    """Puts a batch or outputs on a device, in whichever containers they are."""
+    @property
+    def turn(self) -> LaneTurn:
+        """The lane's turn."""
+        ...
 
-    def run(self, model: nn.Module) -> Any:
-        """Return the loss, computed where the batch is."""
-        self.set_random_state()
-        with self.context():
-            return self.loss(self.forward(model, self.data), self.data)
+    @property
+    def data(self) -> Any:
+        """The lane's batch, on the device of the first replica; None where the turn has no samples."""
+        ...
+
+    def forward(self, model: nn.Module, data: Any) -> Any:
+        """Return the outputs of a module for a batch, under the lane's random state."""
+        ...
+
+    def loss(self, outputs: Any, data: Any) -> Any:
+        """Return the loss; it goes on with the random numbers of the forward."""
+        ...
 
 
-class Reducer(ABC):
+Lane = TypeVar("Lane", bound=LaneWork)
+
+
+class Reducer(Protocol):
     """Sums the gradients of a step's lanes over all processes.
 
-    Within a step the engine calls `run` for each group of lanes, one for each replica, and then, in lane
-    order, `connect` and `backward` for each lane of it; at last `finish`. Communication happens in the
-    backward of the last lane (`turn.is_last`), overlapping it, and in `finish`. One replica:
+    In a step the engine calls `losses` for each group of lanes, one for each replica, and then, in lane
+    order, `backward` for each lane of it; at last `finish`. Communication happens in the backward of the last
+    lane (`turn.is_last`), overlapping it, and in `finish`. One replica:
 
-        connect(lane 0)  backward(lane 0)  connect(lane 1)  backward(lane 1)         finish
-                                                            |- buckets travel ...... |
+        losses(lane 0)  backward(lane 0)  losses(lane 1)  backward(lane 1)         finish
+                                                          |- buckets travel ...... |
 
-    Args:
-        model: the user's module.
+    A loop of the user's own computes the losses by itself.
     """
 
-    forward_is_collective = False
-    """Whether a forward talks, so that every rank must run equally many."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.replicas: Sequence[nn.Module] = [model]
-        """The modules on which the lanes of a group run at once; the first is the user's own."""
-        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)
-        """What is trained."""
+    replicas: Sequence[nn.Module]
+    """The modules on which the lanes of a group run at once; the first is the user's own."""
+    parameters: Sequence[nn.Parameter]
+    """What is trained."""
 
     def adopt(self, module: nn.Module) -> None:
         """Put another module of the same kind, such as an average of the model, where the model is."""
-        module.to(self.parameters[0].device)
+        ...
 
     def watch(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
         """Have each trained parameter, by its name, shown after a lane's backward."""
-        return [
-            parameter.register_post_accumulate_grad_hook(lambda one, name=name: note(name, one))
-            for replica in self.replicas
-            for name, parameter in replica.named_parameters()
-            if parameter.requires_grad
-        ]
+        ...
 
-    def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
-        """Compute the losses of a group of lanes, at most one for each replica."""
-        return [lane.run(self.replicas[0]) for lane in lanes]
+    def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
+        """Compute the losses of a group of lanes, at most one for each replica; None for an empty lane."""
+        ...
 
-    def call(self, module: nn.Module, function: Callable[[], T]) -> T:
-        """Call a function that runs the model, or an adopted module, outside of training."""
-        return function()
-
-    def connect(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> torch.Tensor:
-        """Return the scalar for `backward`. Collective for the last lane of a step.
+    def backward(
+        self, turn: LaneTurn, loss_sum: torch.Tensor | None, exchange_totals: Callable[[], None]
+    ) -> None:
+        """Add the gradients of a lane. Collective for the last lane of a step.
 
         Args:
             turn: the lane's turn; one without samples takes part with nothing.
             loss_sum: scalar, the sum of the lane's loss; None where the lane contributes nothing.
+            exchange_totals: begins a collective; called once, in the last lane, at the same place among the
+                collectives of every rank.
         """
-        if loss_sum is not None:
-            return loss_sum
-        return torch.zeros((), device=self.parameters[0].device, requires_grad=True)
-
-    @abstractmethod
-    def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
-        """Add the gradients of a lane. Collective for the last lane of a step."""
+        ...
 
     def finish(self, weight: float) -> None:
-        """Leave in every `param.grad` the sum over all lanes, divided by `weight`."""
-        divide_gradients(self.parameters, weight)
+        """Leave in every `param.grad` the sum over all lanes, divided by `weight`. Collective."""
+        ...
 
     def grad_norm(self) -> torch.Tensor:
         """Return the L2 norm of the whole gradient, a scalar. Collective: every rank must call this."""
-        return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        ...
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to stop
+    def evaluate(
+        self,
+        module: nn.Module,
+        lanes: Iterable[Lane],
+        num_lanes: int,
+        compute: Callable[[Lane, Any], T],
+        wants_stop: Callable[[], bool],
+    ) -> Iterator[tuple[Lane, T]]:
+        """Yield what is computed, without gradients, for each lane that has samples.
+
+        Args:
+            module: the model, or an adopted module, which `compute` runs.
+            lanes: of this process; one without samples if it has none.
+            num_lanes: how many of them have samples.
+            compute: from a lane and its batch to whatever is wanted.
+            wants_stop: asked before each lane whether to leave out the rest, where a rank may do so alone.
+        """
+        ...
+
+    def close(self) -> None:
         """Stop what runs in the background."""
+        ...
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that have gradients."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def watch_parameters(
+    modules: Iterable[nn.Module], note: Callable[[str, torch.Tensor], None]
+) -> list[RemovableHandle]:
+    """Do what `Reducer.watch` does, for modules whose parameters autograd sees."""
+    return [
+        parameter.register_post_accumulate_grad_hook(lambda one, name=name: note(name, one))
+        for module in modules
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def loss_of(lane: LaneWork, model: nn.Module) -> Any:
+    """Return a lane's loss on a module; None where it has no samples."""
+    return lane.loss(lane.forward(model, lane.data), lane.data) if lane.turn.positions else None
+
+
+def without_loss(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Return a scalar whose backward gives no parameter a gradient."""
+    return torch.zeros((), device=parameters[0].device, requires_grad=True)
 
 
 def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:
@@ -124,3 +150,19 @@ def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:
             gradients.append(parameter.grad)
     if gradients:
         torch._foreach_div_(gradients, weight)
+
+
+def norm_of_gradients(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Return the L2 norm of all gradients together, a scalar."""
+    return nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+
+
+def evaluate_lanes(
+    lanes: Iterable[Lane], compute: Callable[[Lane, Any], T], wants_stop: Callable[[], bool]
+) -> Iterator[tuple[Lane, T]]:
+    """Do what `Reducer.evaluate` does where a forward asks nothing of other processes."""
+    for lane in lanes:
+        if wants_stop():
+            return
+        if lane.turn.positions:
+            yield lane, compute(lane, lane.data)

@@ -17,20 +17,33 @@ DataParallelCriterion did (H. Zhang), but with each lane's own weight instead of
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
+from lanewise.config import Equality
 from lanewise.lanes import LaneTurn
 from lanewise.reduce.pending import PendingGradients
-from lanewise.reduce.reducer import LaneWork, Reducer, trained_parameters
-from lanewise.world.accelerator import generator_state, set_current_device, set_generator_state
+from lanewise.reduce.reducer import (
+    Lane,
+    LaneWork,
+    T,
+    divide_gradients,
+    evaluate_lanes,
+    norm_of_gradients,
+    trained_parameters,
+    watch_parameters,
+    without_loss,
+)
+from lanewise.world.accelerator import generator_state, move, set_current_device, set_generator_state
 
 
-class ReplicaReducer(Reducer):
+@final
+class ReplicaReducer:
     """Lanes on several devices of one process; their gradients meet on the first one.
 
     On GPUs each lane of a group has a thread, and draws from its device's generator. On the CPU, or where a
@@ -40,8 +53,8 @@ class ReplicaReducer(Reducer):
         model: the user's module, on the first device.
         num_lanes: lanes of the run.
         devices: where lanes run; the same device may be there several times.
-        exact: add in the tree: then each lane's gradient travels to the first device. Otherwise each device
-            adds its lanes, and one sum for each device travels.
+        equality: `exact` adds in the tree: then each lane's gradient travels to the first device. In `close`
+            each device adds its lanes, and one sum for each device travels.
         balanced: whether each device computes the loss of its lanes.
     """
 
@@ -50,15 +63,15 @@ class ReplicaReducer(Reducer):
         model: nn.Module,
         num_lanes: int,
         devices: Sequence[torch.device],
+        equality: Equality,
         *,
-        exact: bool,
         balanced: bool,
     ) -> None:
-        super().__init__(model)
-        self.replicas = [model, *(_copy(model, device) for device in devices[1:])]
+        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)
+        self.replicas: Sequence[nn.Module] = [model, *(_copy(model, device) for device in devices[1:])]
         self._devices = devices
         self._trained = [self.parameters, *map(trained_parameters, self.replicas[1:])]
-        self._pending = PendingGradients(self.parameters, num_lanes) if exact else None
+        self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
         self._balanced = balanced
         self._is_stale = True
         self._group: list[tuple[LaneTurn, torch.Tensor]] = []
@@ -66,7 +79,15 @@ class ReplicaReducer(Reducer):
         if devices[0].type != "cpu" and len(set(devices)) == len(devices):
             self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="replica")
 
-    def run(self, lanes: Sequence[LaneWork]) -> list[Any]:
+    def adopt(self, module: nn.Module) -> None:
+        """See `Reducer`."""
+        module.to(self.parameters[0].device)
+
+    def watch(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
+        """See `Reducer`."""
+        return watch_parameters(self.replicas, note)
+
+    def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """See `Reducer`."""
         if self._is_stale:
             self._send_weights()
@@ -74,12 +95,19 @@ class ReplicaReducer(Reducer):
             return [self._run_lane(place, lane) for place, lane in enumerate(lanes)]
         if self._balanced:
             return list(self._threads.map(self._run_lane, range(len(lanes)), lanes))
-        outputs = list(self._threads.map(self._forward, range(len(lanes)), lanes))
-        return [self._loss_on_first(lane, *output) for lane, output in zip(lanes, outputs, strict=True)]
+        forwards = list(self._threads.map(self._forward, range(len(lanes)), lanes))
+        return [
+            self._loss_on_first(lane, outputs, random_state)
+            for lane, (_, outputs, random_state) in zip(lanes, forwards, strict=True)
+        ]
 
-    def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
+    def backward(
+        self, turn: LaneTurn, loss_sum: torch.Tensor | None, exchange_totals: Callable[[], None]
+    ) -> None:
         """See `Reducer`. The lanes of a group have one backward, which runs on all devices at once."""
-        self._group.append((turn, connected))
+        if turn.is_last:
+            exchange_totals()
+        self._group.append((turn, without_loss(self.parameters) if loss_sum is None else loss_sum))
         if len(self._group) < len(self.replicas) and not turn.is_last:
             return
         group, self._group = self._group, []
@@ -95,8 +123,23 @@ class ReplicaReducer(Reducer):
         else:
             for trained in self._trained[1:]:
                 self._add(trained)
-        super().finish(weight)
+        divide_gradients(self.parameters, weight)
         self._is_stale = True
+
+    def grad_norm(self) -> torch.Tensor:
+        """See `Reducer`."""
+        return norm_of_gradients(self.parameters)
+
+    def evaluate(
+        self,
+        module: nn.Module,
+        lanes: Iterable[Lane],
+        num_lanes: int,
+        compute: Callable[[Lane, Any], T],
+        wants_stop: Callable[[], bool],
+    ) -> Iterator[tuple[Lane, T]]:
+        """See `Reducer`."""
+        return evaluate_lanes(lanes, compute, wants_stop)
 
     def close(self) -> None:
         """See `Reducer`."""
@@ -105,33 +148,25 @@ class ReplicaReducer(Reducer):
 
     def _run_lane(self, place: int, lane: LaneWork) -> Any:
         """Run a lane from its random state to its loss."""
-        outputs = self._forward(place, lane)
-        if self._balanced:
-            data, outputs, _ = outputs
-            with lane.context():
-                return lane.loss(outputs, data)
-        return self._loss_on_first(lane, *outputs)
+        data, outputs, random_state = self._forward(place, lane)
+        return (
+            lane.loss(outputs, data) if self._balanced else self._loss_on_first(lane, outputs, random_state)
+        )
 
     def _forward(self, place: int, lane: LaneWork) -> tuple[Any, Any, torch.Tensor | None]:
         """Run a lane's forward; return its batch, where it ran, its outputs, and the generator's state."""
         device = self._devices[place]
         set_current_device(device)  # of this thread
-        data = lane.move(lane.data, device)
-        lane.set_random_state()
-        with lane.context():
-            outputs = lane.forward(self.replicas[place], data)
+        data = move(lane.data, device)
+        outputs = lane.forward(self.replicas[place], data)
         state = None if self._balanced else generator_state(device)
         return data, outputs, state
 
-    def _loss_on_first(
-        self, lane: LaneWork, _data: Any, outputs: Any, random_state: torch.Tensor | None
-    ) -> Any:
+    def _loss_on_first(self, lane: LaneWork, outputs: Any, random_state: torch.Tensor | None) -> Any:
         """Gather a lane's outputs and compute its loss, which goes on with the lane's random numbers."""
         if random_state is not None:
             set_generator_state(random_state, self._devices[0])
-        gathered = lane.move(outputs, self._devices[0])
-        with lane.context():
-            return lane.loss(gathered, lane.data)
+        return lane.loss(move(outputs, self._devices[0]), lane.data)
 
     def _send_weights(self) -> None:
         """Make the replicas equal to the user's module; their buffers are `LaneBuffers`'."""

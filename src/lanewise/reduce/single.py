@@ -1,30 +1,64 @@
 """Sums the lanes' gradients in one process."""
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, final
+
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
+from lanewise.config import Equality
 from lanewise.lanes import LaneTurn
 from lanewise.reduce.pending import PendingGradients
-from lanewise.reduce.reducer import Reducer
+from lanewise.reduce.reducer import (
+    Lane,
+    LaneWork,
+    T,
+    divide_gradients,
+    evaluate_lanes,
+    loss_of,
+    norm_of_gradients,
+    trained_parameters,
+    watch_parameters,
+    without_loss,
+)
 
 
-class SingleReducer(Reducer):
+@final
+class SingleReducer:
     """One process carries all lanes: nothing travels.
 
     Args:
         model: the user's module.
         num_lanes: lanes of the run.
-        exact: add in the tree, at the price of ceil(log2(num_lanes)) further copies of the gradients;
-            otherwise autograd adds lane after lane.
+        equality: `exact` adds in the tree, at the price of ceil(log2(num_lanes)) further copies of the
+            gradients; in `close` autograd adds lane after lane.
     """
 
-    def __init__(self, model: nn.Module, num_lanes: int, *, exact: bool) -> None:
-        super().__init__(model)
-        self._pending = PendingGradients(self.parameters, num_lanes) if exact else None
+    def __init__(self, model: nn.Module, num_lanes: int, equality: Equality) -> None:
+        self.replicas: Sequence[nn.Module] = [model]
+        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)
+        self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
 
-    def backward(self, turn: LaneTurn, connected: torch.Tensor) -> None:
+    def adopt(self, module: nn.Module) -> None:
         """See `Reducer`."""
-        connected.backward()
+        module.to(self.parameters[0].device)
+
+    def watch(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
+        """See `Reducer`."""
+        return watch_parameters(self.replicas, note)
+
+    def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
+        """See `Reducer`."""
+        return [loss_of(lane, self.replicas[0]) for lane in lanes]
+
+    def backward(
+        self, turn: LaneTurn, loss_sum: torch.Tensor | None, exchange_totals: Callable[[], None]
+    ) -> None:
+        """See `Reducer`."""
+        if turn.is_last:
+            exchange_totals()
+        (without_loss(self.parameters) if loss_sum is None else loss_sum).backward()
         if self._pending is not None:
             self._pending.push(turn)
 
@@ -32,4 +66,22 @@ class SingleReducer(Reducer):
         """See `Reducer`."""
         if self._pending is not None:
             self._pending.restore_root()
-        super().finish(weight)
+        divide_gradients(self.parameters, weight)
+
+    def grad_norm(self) -> torch.Tensor:
+        """See `Reducer`."""
+        return norm_of_gradients(self.parameters)
+
+    def evaluate(
+        self,
+        module: nn.Module,
+        lanes: Iterable[Lane],
+        num_lanes: int,
+        compute: Callable[[Lane, Any], T],
+        wants_stop: Callable[[], bool],
+    ) -> Iterator[tuple[Lane, T]]:
+        """See `Reducer`."""
+        return evaluate_lanes(lanes, compute, wants_stop)
+
+    def close(self) -> None:
+        """See `Reducer`."""

@@ -80,12 +80,9 @@ def judge(folder: Path, engine: Engine, world: World, steps: Sequence[int], num_
 
 def _gradients(engine: Engine, world: World, step: int) -> dict[str, torch.Tensor]:
     """Return the gradients of a step from the present weights, on the CPU; leaves the buffers as they are."""
-    training, passes = engine.training, engine.passes
-    model = training.model
-    task = training.task
+    model = engine.training.model
     with kept_buffers([model]):
-        for lanes in passes.groups(to_device(engine.loader.batches(step, step + 1), world.device)):
-            passes.backward(passes.run(lanes, task.forward, task.loss, training.precision.forward))
+        engine.train_step.compute_gradient(to_device(engine.loader.batches(step, step + 1), world.device))
     return _on_cpu((name, one.grad) for name, one in model.named_parameters() if one.grad is not None)
 
 

@@ -12,7 +12,7 @@ from lanewise.checkpoint.encode import real_view
 from lanewise.data import LaneReader, digest
 from lanewise.engine import read_blocks
 from lanewise.errors import TaskError
-from lanewise.lanes import BlockSchedule
+from lanewise.lanes import BlockSchedule, evaluation_seed
 from lanewise.metrics import MetricStates, merge_metrics, named_values, take_states
 from lanewise.random_state import set_random_state
 from lanewise.verify.subject import Subject
@@ -167,7 +167,8 @@ def probe_metrics(subject: Subject, micro_batch_size: int, max_samples: int) -> 
         whole, first, rest = (
             {name: one.to(subject.device) for name, one in task.build_metrics().items()} for _ in range(3)
         )
-        for number, batch in enumerate(read_blocks(reader, schedule, world, subject.seed, num_workers=0)):
+        for number, batch in enumerate(read_blocks(reader, schedule, world, num_workers=0)):
+            set_random_state(evaluation_seed(subject.seed, batch.turn.step, batch.turn.lane))
             with torch.no_grad(), subject.precision.forward():
                 outputs = task.forward(model, batch.data)
                 for metrics in (whole, rest if number else first):

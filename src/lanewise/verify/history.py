@@ -97,13 +97,18 @@ def _evaluates(subject: Subject, batch: BatchConfig) -> bool:
 
 
 def first_samples(
-    task: Task, datasets: Mapping[str, Dataset[Any]], batch: BatchConfig, seed: int
+    task: Task,
+    datasets: Mapping[str, Dataset[Any]],
+    batch: BatchConfig,
+    seed: int,
+    *,
+    has_metrics: bool = True,
 ) -> list[EvalSet]:
-    """Return what evaluates at most a global batch of each dataset."""
+    """Return what evaluates at most a global batch of each dataset; `has_metrics` as in `EvalSet`."""
     sets = []
     for name, dataset in datasets.items():
         num_samples = min(count_samples(dataset), batch.global_batch_size)
         schedule = BlockSchedule(num_samples, batch.num_lanes, batch.micro_batch_size)
         reader = LaneReader(dataset, task.collate, seed, eval_dataset=name)
-        sets.append(EvalSet(name, reader, schedule))
+        sets.append(EvalSet(name, reader, schedule, has_metrics))
     return sets

@@ -5,15 +5,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
-from lanewise.engine import Engine, build_engine, build_run, resume
-from lanewise.engine.evaluate import Evaluator
+from lanewise.engine import Engine, Evaluator, build_engine, build_run, resume
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
 from lanewise.jobs.job import Job
-from lanewise.task import Task
 from lanewise.verify.bound import CloseResult, judge, write_reference
 from lanewise.verify.cut import CutProbe, UnmergedMetric, probe_cut, probe_metrics
 from lanewise.verify.hidden import changed, hidden_state
@@ -107,7 +104,7 @@ class VerifyJob(Job):
                 trace.steps.append(step)
                 if len(trace.steps) == half:
                     # As a run does between its steps: what it changes, a later step may see.
-                    self._evaluate(training.task, training.task.eval_datasets(), engine, world)
+                    self._evaluate(training.task.eval_datasets(), engine, world)
                     folder = CheckpointFolder(self.checkpoints(self.name))
                     saver = Saver(folder, world, keep_last=1, keep_best=0, sign=1)
                     saver.save(engine.state.take(), Manifest(steps[half], None, engine.identity, ()))
@@ -116,7 +113,7 @@ class VerifyJob(Job):
             trace.changed = changed(hidden, hidden_state(training.model, task=training.task))
             updates = probe_updates(training) if self.is_reference else None
         finally:
-            engine.passes.close()
+            engine.close()
         return trace, updates
 
     def checkpoints(self, name: str) -> Path:
@@ -129,19 +126,11 @@ class VerifyJob(Job):
         task = training.task
         no_loss = self.folder / "no-loss"
         if task.eval_datasets():
-            trace.evaluation = self._evaluate(task, task.eval_datasets(), engine, world)
+            trace.evaluation = self._evaluate(task.eval_datasets(), engine, world)
         elif not no_loss.exists():
             try:
-                sets = {"training data": task.train_dataset()}
-                # Whose batches may not be what the metrics take.
-                without_metrics: Any = SimpleNamespace(
-                    collate=task.collate,
-                    forward=task.forward,
-                    loss=task.loss,
-                    build_metrics=dict,
-                    update_metrics=lambda *_: None,
-                )
-                trace.evaluation = self._evaluate(without_metrics, sets, engine, world)
+                sets = {"training data": task.train_dataset()}  # whose batches may not be what metrics take
+                trace.evaluation = self._evaluate(sets, engine, world, has_metrics=False)
             except Exception:  # a task need not have a loss in evaluation mode if it never evaluates
                 if not self.is_reference:
                     raise
@@ -151,21 +140,21 @@ class VerifyJob(Job):
         )
 
     def _evaluate(
-        self, task: Task, datasets: Mapping[str, Any], engine: Engine, world: "World"
+        self, datasets: Mapping[str, Any], engine: Engine, world: "World", *, has_metrics: bool = True
     ) -> dict[str, float]:
         """Evaluate at most a global batch of each dataset."""
         training, seed = engine.training, self.config.train.seed
-        sets = first_samples(task, datasets, self.config.batch, seed)
+        sets = first_samples(training.task, datasets, self.config.batch, seed, has_metrics=has_metrics)
         if not sets:
             return {}
         return Evaluator(
-            task,
+            training.task,
             training.evaluated_model,
             training.precision,
             sets,
             world,
             seed=seed,
-            reducer=engine.passes.reducer,
+            reducer=engine.reducer,
         ).run()
 
     def _judge_close(self, world: "World") -> CloseResult:
@@ -180,7 +169,7 @@ class VerifyJob(Job):
                 return CloseResult()
             return judge(self.folder, engine, world, steps, config.batch.num_lanes)
         finally:
-            engine.passes.close()
+            engine.close()
 
 
 @dataclass(frozen=True, kw_only=True)

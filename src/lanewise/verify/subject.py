@@ -10,12 +10,13 @@ from torch import nn
 
 from lanewise.config import RunConfig
 from lanewise.data import digest
-from lanewise.engine import LaneLoss, build_loader, build_model, build_task, move
+from lanewise.engine import LaneLoss, build_loader, build_model, build_task
 from lanewise.lanes import LaneTurn, collate_seed, lane_seed
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.reduce import kept_buffers
 from lanewise.task import Task
+from lanewise.world.accelerator import move
 from lanewise.world.world import LocalWorld
 
 

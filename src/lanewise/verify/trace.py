@@ -9,8 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from lanewise.data import LaneBatch, digest
-from lanewise.engine import Engine
-from lanewise.engine.lane import to_device
+from lanewise.engine import Engine, to_device
 from lanewise.lanes import Schedule
 from lanewise.world.shards import whole
 from lanewise.world.world import World

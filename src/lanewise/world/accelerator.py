@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import torch
+
+from lanewise.nested import map_leaves
 
 _WITHOUT_FLOAT64 = {"mps"}
 
@@ -99,6 +102,17 @@ def has_streams(device: torch.device) -> bool:
     mps does not: its copies are waited for.
     """
     return device.type != "cpu" and hasattr(torch.get_device_module(device), "Stream")
+
+
+def move(data: Any, device: torch.device) -> Any:
+    """Return data, in whichever containers, whose tensors are on a device; gradients flow back."""
+
+    def move_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(device, non_blocking=has_streams(device))
+        return leaf.to(device)
+
+    return map_leaves(move_leaf, data)
 
 
 def new_stream(device: torch.device) -> torch.Stream | None:

@@ -19,7 +19,7 @@ from torchmetrics.retrieval import RetrievalNormalizedDCG
 from lanewise import Callback, Loss, Task
 from lanewise.config import DataConfig, EvaluateConfig
 from lanewise.engine import Engine, build_engine, build_evaluator, build_run
-from lanewise.engine.evaluate import Evaluation
+from lanewise.engine.evaluation import Evaluation
 from lanewise.errors import ConfigError
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed

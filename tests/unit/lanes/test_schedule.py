@@ -56,10 +56,6 @@ def turn(step: int, lane: int, start: int, stop: int, num_present_lanes: int, *,
     return LaneTurn(step // 3, step, lane, range(start, stop), num_present_lanes, is_last)
 
 
-def borrowed(step: int, start: int, stop: int, num_present_lanes: int, *, is_last: bool) -> LaneTurn:
-    return LaneTurn(step // 3, step, 0, range(0), num_present_lanes, is_last, range(start, stop))
-
-
 def test_the_turns_of_two_processes():
     schedule = Schedule(20, 8, 2)
     assert list(schedule.turns(range(2), 1, 4)) == [
@@ -76,17 +72,6 @@ def test_the_turns_of_two_processes():
         turn(2, 2, 0, 0, 2, is_last=True),  # all its lanes are absent, and yet it takes part
         turn(3, 2, 4, 6, 4, is_last=False),
         turn(3, 3, 6, 8, 4, is_last=True),
-    ]
-
-
-def test_where_all_must_run_equally_many_forwards_lane_0_is_borrowed():
-    schedule = Schedule(20, 8, 2)
-    assert list(schedule.turns(range(3, 4), 1, 3, as_many_as=range(3))) == [
-        turn(1, 3, 14, 16, 4, is_last=False),
-        borrowed(1, 8, 10, 4, is_last=False),
-        borrowed(1, 8, 10, 4, is_last=True),
-        borrowed(2, 16, 18, 2, is_last=False),  # the first process has two of its three lanes
-        borrowed(2, 16, 18, 2, is_last=True),
     ]
 
 
@@ -152,39 +137,16 @@ def test_every_process_takes_part_in_every_step(run):
 
 
 @settings(deadline=None)
-@given(runs())
-def test_equally_many_forwards_read_the_same_and_borrow_the_rest(run):
-    schedule, world_size, epochs = run
-    blocks = lane_blocks(schedule.num_lanes, world_size)
-    num_steps = schedule.steps_per_epoch * epochs
-    for step in range(num_steps):
-        counts = set()
-        for lanes in blocks:
-            turns = list(schedule.turns(lanes, step, step + 1, as_many_as=blocks[0]))
-            own = [one for one in turns if one.positions]
-            alone = [one for one in schedule.turns(lanes, step, step + 1) if one.positions]
-            assert [(one.lane, one.positions) for one in own] == [(one.lane, one.positions) for one in alone]
-            rest = turns[len(own) :]
-            assert {(one.lane, one.borrowed) for one in rest} <= {(0, schedule.positions(step, 0))}
-            assert [one.is_last for one in turns] == [False] * (len(turns) - 1) + [True]
-            assert not any(one.borrowed for one in own)
-            counts.add(len(turns))
-        assert len(counts) == 1
-
-
-@settings(deadline=None)
 @given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 5), st.data())
-def test_blocks_that_are_read_once_are_filled_up_alike(num_samples, num_lanes, micro_batch_size, data):
-    schedule = BlockSchedule(num_samples, num_lanes, micro_batch_size)
-    blocks = lane_blocks(num_lanes, data.draw(st.integers(1, num_lanes)))
-    counts = set()
-    for lanes in blocks:
-        turns = list(schedule.turns(lanes, as_many_as=blocks[0]))
-        own = list(schedule.turns(lanes))
-        assert turns[: len(own)] == own
-        assert all(one.borrowed and not one.positions and not one.is_last for one in turns[len(own) :])
-        counts.add(len(turns))
-    assert len(counts) == 1
+def test_blocks_read_everything_once_and_every_process_takes_part(num_samples, num_lanes, size, data):
+    schedule = BlockSchedule(num_samples, num_lanes, size)
+    read: list[int] = []
+    for lanes in lane_blocks(num_lanes, data.draw(st.integers(1, num_lanes))):
+        turns = list(schedule.turns(lanes))
+        own = [position for one in turns for position in one.positions]
+        assert [bool(one.positions) for one in turns] == ([True] * len(turns) if own else [False])
+        read += own
+    assert read == list(range(num_samples))
 
 
 @settings(deadline=None)

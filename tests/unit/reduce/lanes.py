@@ -19,7 +19,7 @@ def reduce_lanes(
     value: LaneValue,
     sizes: Sequence[int],
     *,
-    exact: bool,
+    equality: str,
     num_lanes: int,
     num_present: int | None = None,
     steps: int = 3,
@@ -28,7 +28,7 @@ def reduce_lanes(
     torch.manual_seed(0)
     model = nn.ParameterList([nn.Parameter(torch.randn(size)) for size in sizes]).to(world.device)
     parameters = list(model)
-    config = DistributedConfig(equality="exact" if exact else "close")
+    config = DistributedConfig(equality=equality)
     reducer = build_reducer(model, num_lanes, world, config)
     schedule = Schedule(num_present or num_lanes, num_lanes, 1)
     lanes = lane_blocks(num_lanes, world.world_size)[world.rank]
@@ -42,7 +42,7 @@ def reduce_lanes(
             ]
             return torch.stack(products).sum() if products else None
 
-        reducer.backward(turn, reducer.connect(turn, compute_loss() if turn.positions else None))
+        reducer.backward(turn, compute_loss() if turn.positions else None, lambda: None)
         if turn.is_last:
             reducer.finish(1.0)
             gradients = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]

@@ -31,7 +31,7 @@ def as_bytes(tensors):
 
 def reduce_exact(world, num_lanes, num_present):
     return as_bytes(
-        reduce_lanes(world, cancelling, SIZES, exact=True, num_lanes=num_lanes, num_present=num_present)
+        reduce_lanes(world, cancelling, SIZES, equality="exact", num_lanes=num_lanes, num_present=num_present)
     )
 
 
@@ -50,19 +50,19 @@ def used_by_odd_lanes(lane, size):
     return torch.full((size,), -0.0) if size == 3 else cancelling(lane, size)
 
 
-def reduce_partly_used(world, exact):
-    return as_bytes(reduce_lanes(world, used_by_odd_lanes, SIZES, exact=exact, num_lanes=6))
+def reduce_partly_used(world, equality):
+    return as_bytes(reduce_lanes(world, used_by_odd_lanes, SIZES, equality=equality, num_lanes=6))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
 def test_a_parameter_that_some_lanes_or_none_use_gets_the_same_bytes(world_size):
     expected = as_bytes(in_tree(used_by_odd_lanes, SIZES, 6, 6))
-    for result in run_distributed(reduce_partly_used, world_size, True):
+    for result in run_distributed(reduce_partly_used, world_size, "exact"):
         assert result == expected
 
 
 def test_close_gives_zeros_where_no_lane_uses_a_parameter():
-    for result in run_distributed(reduce_partly_used, 2, False):
+    for result in run_distributed(reduce_partly_used, 2, "close"):
         assert result[SIZES.index(2)] == bytes(8)
 
 
@@ -93,7 +93,7 @@ def reduce_unlike(world, equality):
         used = [(n, p) for n, p in enumerate(model) if turn.lane != 1 or n not in (2, 3)]
         products = [(p * unlike(p.shape, 10 * turn.lane + n)).sum() for n, p in used]
         loss = sum(p.real - 3 * p.imag if p.is_complex() else p for p in products)
-        reducer.backward(turn, reducer.connect(turn, loss))
+        reducer.backward(turn, loss, lambda: None)
         if turn.is_last:
             reducer.finish(1.0)
             norm = reducer.grad_norm()
@@ -118,7 +118,7 @@ def gaussian(lane, size):
 
 
 def reduce_close(world, num_lanes):
-    return reduce_lanes(world, gaussian, SIZES, exact=False, num_lanes=num_lanes)
+    return reduce_lanes(world, gaussian, SIZES, equality="close", num_lanes=num_lanes)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -145,7 +145,7 @@ def reduce_with_delays(world, num_lanes):
             return collective(*args, **kwargs)
 
         setattr(module, name, delayed)
-    return as_bytes(reduce_lanes(world, cancelling, SIZES, exact=True, num_lanes=num_lanes, steps=12))
+    return as_bytes(reduce_lanes(world, cancelling, SIZES, equality="exact", num_lanes=num_lanes, steps=12))
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -192,7 +192,7 @@ def reduce_behind_a_gate(world):
                 hidden = WaitInBackward.apply(hidden, begun)
             return model[1:](hidden).sum()
 
-        reducer.backward(turn, reducer.connect(turn, compute_loss()))
+        reducer.backward(turn, compute_loss(), lambda: None)
         if turn.is_last:
             reducer.finish(1.0)
             model.zero_grad()
@@ -225,9 +225,9 @@ def bytes_sent(world) -> int:
 
 def measure_traffic(world, num_lanes):
     sizes = [300_000, 700_000, 1_000_001]
-    reduce_lanes(world, cancelling, [10], exact=True, num_lanes=num_lanes)  # connects
+    reduce_lanes(world, cancelling, [10], equality="exact", num_lanes=num_lanes)  # connects
     before = bytes_sent(world)
-    reduce_lanes(world, cancelling, sizes, exact=True, num_lanes=num_lanes, steps=3)
+    reduce_lanes(world, cancelling, sizes, equality="exact", num_lanes=num_lanes, steps=3)
     return (bytes_sent(world) - before) / (3 * 4 * sum(sizes))
 
 
@@ -238,12 +238,10 @@ def test_exact_sends_about_as_much_as_a_ring_all_reduce(num_lanes):
         assert 0.95 < ratio < 1.1
 
 
-def is_freed(world, exact):
+def is_freed(world, equality):
     """DDP holds its hook, the hook the reducer, the reducer DDP; then a process could abort at its end."""
     torch.manual_seed(0)
-    reducer = build_reducer(
-        nn.Linear(2, 2), 2, world, DistributedConfig(equality="exact" if exact else "close")
-    )
+    reducer = build_reducer(nn.Linear(2, 2), 2, world, DistributedConfig(equality=equality))
     freed = weakref.ref(reducer)
     reducer.close()
     del reducer
@@ -251,6 +249,6 @@ def is_freed(world, exact):
     return freed() is None
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_closing_it_breaks_the_cycle_through_ddp(exact):
-    assert run_distributed(is_freed, 2, exact) == [True, True]
+@pytest.mark.parametrize("equality", ["exact", "close"])
+def test_closing_it_breaks_the_cycle_through_ddp(equality):
+    assert run_distributed(is_freed, 2, equality) == [True, True]

@@ -4,7 +4,6 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Container
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,9 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lanewise.config import DistributedConfig
 from lanewise.errors import TaskError
-from lanewise.lanes import Schedule, lane_blocks
-from lanewise.reduce import build_reducer
-from lanewise.reduce.reducer import LaneWork, Reducer
+from lanewise.lanes import LaneTurn, Schedule, lane_blocks
+from lanewise.reduce import Reducer, build_reducer
 from lanewise.testing import run_distributed
 from lanewise.world.shards import is_sharded, whole
 from tests.unit.reduce.test_ddp import bytes_sent
@@ -61,24 +59,25 @@ def build(world, reducer: str, equality: str = "close") -> tuple[Blocks, Reducer
     return model, build_reducer(model, NUM_LANES, world, config)
 
 
-def work(data: torch.Tensor) -> LaneWork:
-    return LaneWork(
-        data,
-        set_random_state=lambda: None,
-        forward=lambda model, data: model(data),
-        loss=lambda outputs, _data: outputs.square().sum(),
-        context=nullcontext,
-        move=lambda data, _device: data,
-    )
+@dataclass(frozen=True)
+class Work:
+    turn: LaneTurn
+    data: torch.Tensor
+
+    def forward(self, model: nn.Module, data: torch.Tensor) -> Any:
+        return model(data)
+
+    def loss(self, outputs: torch.Tensor, _data: torch.Tensor) -> torch.Tensor:
+        return outputs.square().sum()
 
 
 def take_step(
     world, reducer: Reducer, value: Callable[[int], float] = lambda _lane: 1.0, void: Container[int] = ()
 ) -> None:
     blocks = lane_blocks(NUM_LANES, world.world_size)
-    for turn in Schedule(NUM_LANES, NUM_LANES, 1).turns(blocks[world.rank], 0, 1, as_many_as=blocks[0]):
-        (loss,) = reducer.run([work(torch.full((2, WIDTH), value(turn.lane)))])
-        reducer.backward(turn, reducer.connect(turn, None if turn.lane in void else loss))
+    for turn in Schedule(NUM_LANES, NUM_LANES, 1).turns(blocks[world.rank], 0, 1):
+        (loss,) = reducer.losses([Work(turn, torch.full((2, WIDTH), value(turn.lane)))])
+        reducer.backward(turn, None if turn.lane in void else loss, lambda: None)
     reducer.finish(1.0)
 
 
@@ -348,7 +347,10 @@ def call_often(world):
     model, reducer = build(world, "fsdp")
     with torch.no_grad():
         for _ in range(5):
-            reducer.call(model, lambda: model(torch.ones(2, WIDTH)))
+            turn = next(Schedule(NUM_LANES, NUM_LANES, 1).turns(range(1), 0, 1))
+            lanes = [Work(turn, torch.ones(2, WIDTH))]
+            for _ in reducer.evaluate(model, lanes, 1, lambda lane, data: lane.forward(model, data), bool):
+                pass
     group = model.layers[0]._get_fsdp_state()._fsdp_param_group
     num_noted = len(group.comm_ctx.post_forward_order) + len(group._post_forward_indices)
     are_sharded = [is_sharded(parameter) for parameter in model.parameters()]

@@ -2,7 +2,8 @@
 
 import weakref
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lanewise.lanes import Schedule
-from lanewise.reduce.reducer import LaneWork
+from lanewise.lanes import LaneTurn, Schedule
 from lanewise.reduce.replicas import ReplicaReducer
 
 CPU = torch.device("cpu")
@@ -40,23 +40,43 @@ class Meter(TorchDispatchMode):
                 weakref.finalize(storage, self._free, key, self.place, storage.nbytes())
         return result
 
+    def follow(self, reducer: ReplicaReducer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Learn at which place a reducer works; a tensor that is moved is copied, as between GPUs."""
+        forward, loss_on_first = reducer._forward, reducer._loss_on_first
+
+        def place_forward(place: int, lane: Any) -> Any:
+            self.place = place
+            return forward(place, lane)
+
+        def place_loss(*arguments: Any) -> Any:
+            self.place = 0
+            return loss_on_first(*arguments)
+
+        monkeypatch.setattr(reducer, "_forward", place_forward)
+        monkeypatch.setattr(reducer, "_loss_on_first", place_loss)
+        monkeypatch.setattr("lanewise.reduce.replicas.move", lambda data, _device: data.clone())
+
     def _free(self, key: int, place: int, num_bytes: int) -> None:
         self._known.discard(key)
         self.held[place] -= num_bytes
 
 
-class Placed(ReplicaReducer):
-    """Tells the meter at which place it works; a tensor that is moved is copied, as between GPUs."""
+@dataclass(frozen=True)
+class Work:
+    """A lane that notes what is done with it, and tells the meter at which place it is done."""
 
-    meter: Meter
+    data: torch.Tensor
+    turn: LaneTurn = field(default_factory=lambda: LaneTurn(0, 0, 0, range(1), 1, is_last=True))
+    loss_function: Callable[[Any, Any], torch.Tensor] = lambda outputs, _data: outputs.sum()
+    note: Callable[[str], object] = lambda _what: None
 
-    def _forward(self, place: int, lane: LaneWork) -> Any:
-        self.meter.place = place
-        return super()._forward(place, lane)
+    def forward(self, model: nn.Module, data: torch.Tensor) -> Any:
+        self.note(f"forward, training {model.training}")
+        return model(data)
 
-    def _loss_on_first(self, lane: LaneWork, *outputs: Any) -> Any:
-        self.meter.place = 0
-        return super()._loss_on_first(lane, *outputs)
+    def loss(self, outputs: Any, data: torch.Tensor) -> torch.Tensor:
+        self.note("loss")
+        return self.loss_function(outputs, data)
 
 
 def cross_entropy(outputs: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
@@ -66,22 +86,16 @@ def cross_entropy(outputs: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("num_devices", [2, 4])
 @pytest.mark.parametrize("balanced", [False, True])
-def test_who_holds_the_outputs_of_a_large_vocabulary(balanced, num_devices):
+def test_who_holds_the_outputs_of_a_large_vocabulary(balanced, num_devices, monkeypatch):
     """The classic case: the outputs for 40,000 words fill the first GPU under data_parallel."""
     model = nn.Linear(2, VOCABULARY)
-    reducer = Placed(model, num_devices, [CPU] * num_devices, exact=False, balanced=balanced)
+    reducer = ReplicaReducer(model, num_devices, [CPU] * num_devices, "close", balanced=balanced)
+    meter = Meter()
+    meter.follow(reducer, monkeypatch)
     data = torch.zeros(NUM_SAMPLES // num_devices, NUM_TOKENS, 2)
-    lane = LaneWork(
-        data,
-        lambda: None,
-        lambda replica, batch: replica(batch),
-        cross_entropy,
-        nullcontext,
-        lambda moved, _: moved.clone(),
-    )
-    with Meter() as meter:
-        reducer.meter = meter
-        losses = reducer.run([lane] * num_devices)
+    lanes = [Work(data, loss_function=cross_entropy)] * num_devices
+    with meter:
+        losses = reducer.losses(lanes)
         held = [meter.held[place] for place in range(num_devices)]
     # What the backward needs of the outputs is as large as they are: the logarithm of the softmax.
     of_a_lane = NUM_SAMPLES // num_devices * NUM_TOKENS * VOCABULARY * 4
@@ -94,26 +108,16 @@ def test_who_holds_the_outputs_of_a_large_vocabulary(balanced, num_devices):
 
 def test_weights_travel_once_a_step():
     model = nn.Linear(3, 1)
-    reducer = ReplicaReducer(model, 4, [CPU, CPU], exact=True, balanced=True)
+    reducer = ReplicaReducer(model, 4, [CPU, CPU], "exact", balanced=True)
     other = reducer.replicas[1]
     versions = []
     turns = list(Schedule(12, 4, 1).turns(range(4), 0, 3))
     for first, second in zip(turns[::2], turns[1::2], strict=True):
-        lanes = [
-            LaneWork(
-                torch.ones(3),
-                lambda: None,
-                lambda replica, batch: replica(batch),
-                lambda outputs, _: outputs.sum(),
-                nullcontext,
-                lambda moved, _: moved,
-            )
-        ] * 2
-        losses = reducer.run(lanes)
+        losses = reducer.losses([Work(torch.ones(3))] * 2)
         versions.append(other.weight._version)
         assert torch.equal(other.weight, model.weight)
         for turn, loss in zip((first, second), losses, strict=True):
-            reducer.backward(turn, reducer.connect(turn, loss))
+            reducer.backward(turn, loss, lambda: None)
         if second.is_last:
             reducer.finish(4.0)
             assert torch.equal(model.weight.grad, torch.ones(1, 3))
@@ -126,20 +130,12 @@ def test_weights_travel_once_a_step():
 
 def test_lanes_take_turns_on_the_cpu_and_replicas_follow_the_mode():
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2))
-    reducer = ReplicaReducer(model, 2, [CPU, CPU], exact=True, balanced=True)
+    reducer = ReplicaReducer(model, 2, [CPU, CPU], "exact", balanced=True)
     order: list[str] = []
 
-    def lane(name: str) -> LaneWork:
-        return LaneWork(
-            torch.ones(1),
-            lambda: order.append(f"seed {name}"),
-            lambda replica, _: order.append(f"forward {name}, training {replica.training}"),
-            lambda _, __: order.append(f"loss {name}"),
-            nullcontext,
-            lambda moved, _: moved,
-        )
-
+    lanes = [
+        Work(torch.ones(2), note=lambda what, name=name: order.append(f"{what} {name}")) for name in "ab"
+    ]
     model.eval()
-    reducer.run([lane("a"), lane("b")])
-    expected = [f"{what} {name}" for name in "ab" for what in ("seed", "forward", "loss")]
-    assert [said.removesuffix(", training False") for said in order] == expected
+    reducer.losses(lanes)
+    assert order == ["forward, training False a", "loss a", "forward, training False b", "loss b"]

@@ -2,8 +2,11 @@
 
 import logging
 
+from lanewise.config import Equality
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, lane_blocks
+from lanewise.reduce.fsdp import FSDPReducer
+from lanewise.reduce.reducer import Reducer
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -19,18 +22,21 @@ class Crosstalk:
 
     A lane's result then depends on the lanes that run beside it, and so on the number of processes: in
     `close` a warning, in `exact` an error. In a step in which processes have different numbers of lanes some
-    would wait for ever: an error before the first forward of that step.
+    would wait for ever: an error before the first forward of that step. Under fsdp every forward talks, and
+    nothing is watched.
 
     Args:
+        reducer: runs the forwards.
         world: the processes.
         num_lanes: lanes of the run.
-        is_exact: whether the run is in `exact`.
+        equality: what the run promises.
     """
 
-    def __init__(self, world: World, num_lanes: int, *, is_exact: bool) -> None:
+    def __init__(self, reducer: Reducer, world: World, num_lanes: int, equality: Equality) -> None:
         self._world = world
         self._blocks = lane_blocks(num_lanes, world.world_size)
-        self._is_exact = is_exact
+        self._equality = equality
+        self._is_listening = not isinstance(reducer, FSDPReducer)
         self._is_heard = False
 
     def begin_step(self, turn: LaneTurn) -> None:
@@ -47,22 +53,27 @@ class Crosstalk:
 
     def before_forward(self) -> None:
         """Begin to listen."""
-        self._num_collectives = self._world.num_collectives()
+        if self._is_listening:
+            self._num_collectives = self._world.num_collectives()
 
     def after_forward(self, turn: LaneTurn) -> None:
         """Raise TaskError where something was said that may not be.
 
         The first lanes of all processes run together, so all of them come here.
         """
-        if self._is_heard or self._world.num_collectives() == self._num_collectives:
+        if not self._is_listening or self._world.num_collectives() == self._num_collectives:
             return
-        if self._is_exact:
+        if self._equality == "exact":
             raise TaskError(
                 "the forward or the loss of a lane talked to other processes, so its result depends on their "
                 f"number, which exact rules out. {_REMEDY}"
             )
-        self._is_heard = True
+        self._is_heard, self._is_listening = True, False
         self.begin_step(turn)
         logger.warning(
             "the forward of a lane talks to other processes: results depend on their number. %s", _REMEDY
         )
+
+    def end_first_step(self) -> None:
+        """Listen no more."""
+        self._is_listening = False

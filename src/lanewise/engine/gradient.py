@@ -1,0 +1,236 @@
+"""The gradient of a step: what the trainer, a loop of the user's own, and verification have in common."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from lanewise.config import Equality
+from lanewise.data import LaneBatch
+from lanewise.engine.clock import StepClock
+from lanewise.engine.lane import LaneLoss, named_lane
+from lanewise.engine.losses import StepLosses
+from lanewise.errors import TaskError
+from lanewise.lanes import LaneTurn
+from lanewise.precision import LossScale
+from lanewise.reduce import Crosstalk, LaneBuffers, ParameterWatch, Reducer, StepTotals
+from lanewise.world.world import World
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepGradient:
+    """What a pass over the lanes of a step found; the gradient itself is in every `param.grad`."""
+
+    turn: LaneTurn
+    """The last one of this process."""
+    totals: StepTotals
+    """Loss and weight."""
+    norm: torch.Tensor
+    """L2 norm of the gradient, a scalar on the device."""
+    allows_update: bool
+    """Whether there is a gradient, otherwise None: the step has weight, and in fp16 no overflow."""
+
+
+class LaneGradients:
+    """Makes the gradient of one model over the global batch, in a pass over the lanes of a step.
+
+        for lanes in gradients.groups(batches):      # those that this process carries, at once or in turn
+            losses = ...                             # under the random state of each lane
+            gradients.add(losses)                    # backward; the last one overlaps the reduction
+        gradient = gradients.divide()                # one sum over all lanes, one divisor
+
+    Args:
+        reducer: has the model, and sums the gradients.
+        world: the processes.
+        clock: told what the time goes to.
+        num_lanes: lanes of the run.
+        equality: what the run promises.
+        loss_scale: keeps gradients in range; None where nothing is scaled.
+        modules: for each replica, all modules whose forward runs in a lane, for their buffers; may grow until
+            the first step.
+        vote: asked before the last backward of each step whether this process wants to save after the step,
+            and to stop the run.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        world: World,
+        clock: StepClock,
+        *,
+        num_lanes: int,
+        equality: Equality,
+        loss_scale: LossScale | None,
+        modules: Sequence[Sequence[nn.Module]],
+        vote: Callable[[], tuple[bool, bool]] = lambda: (False, False),
+    ) -> None:
+        self.reducer = reducer
+        self.loss_scale = loss_scale
+        self._vote = vote
+        self._world = world
+        self._clock = clock
+        self._losses = StepLosses(world, num_lanes, loss_scale)
+        self._buffers = LaneBuffers(modules, world, num_lanes)
+        self._watch = ParameterWatch(reducer)
+        self._crosstalk = Crosstalk(reducer, world, num_lanes, equality)
+        self._open: list[LaneBatch] = []
+        self._unit: str | None = None
+        self._is_first_step = True
+
+    def groups(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
+        """Yield the micro-batches of a step, on the device: as many at once as the reducer has replicas.
+
+        Each group needs one `add` before the next is asked for. A process without samples in the step gets
+        one micro-batch without any.
+
+        Collective: every rank must run it to the end, with the batches of its own lanes, and then `divide`.
+
+        Args:
+            batches: consumed for one step.
+
+        Raises:
+            TaskError: if the model cannot be trained so.
+        """
+        self._clock.restart()  # an evaluation may have come between
+        self._losses.begin()
+        self._watch.begin_step()
+        for parameter in self.reducer.parameters:
+            parameter.grad = None
+        is_last, is_first = False, True
+        while not is_last:
+            group: list[LaneBatch] = []
+            while len(group) < len(self.reducer.replicas) and not is_last:
+                group.append(next(batches))
+                self._clock.lap("data")
+                is_last = group[-1].turn.is_last
+            turn = group[-1].turn
+            if is_first:
+                self._watch.check(turn.step)
+                self._crosstalk.begin_step(turn)
+                is_first = False
+            for place in range(len(group)):
+                self._buffers.begin(place)
+            self._crosstalk.before_forward()
+            self._open = group
+            yield group
+            if self._open:
+                raise TaskError(
+                    f"a lane of step {turn.step} had no backward. Call it once for each micro-batch, "
+                    "with a loss of weight 0 if there is nothing to learn from it."
+                )
+
+    def add(self, losses: Sequence[object], what: str = "the loss given to backward") -> None:
+        """Run the backward of a group. Collective for the last lane of a step.
+
+        Args:
+            losses: for each lane a mean over the micro-batch's samples, or a `Loss`; None for one without
+                samples.
+            what: how to call them in an error.
+
+        Raises:
+            TaskError: if there is no micro-batch to which a loss could belong, it cannot be trained on, or
+                the forward talked to other processes.
+        """
+        group, self._open = self._open, []
+        if not group:
+            raise TaskError(
+                "backward was called twice for one micro-batch, or outside of the loop over them. "
+                "Add the losses of a micro-batch up, and call it once."
+            )
+        first = group[0].turn
+        self._crosstalk.after_forward(first)
+        checked = [_check(loss, batch, what) for loss, batch in zip(losses, group, strict=True)]
+        self._clock.lap("forward")
+        for place, batch in enumerate(group):
+            self._buffers.end(batch.turn, place)
+        self._watch.before_backward(first)
+        for batch, loss in zip(group, checked, strict=True):
+            with named_lane(batch):
+                self._backward(batch, loss)
+        self._watch.after_backward(first)
+        self._turn = group[-1].turn
+        is_reduced = self._turn.is_last and self._world.world_size > 1
+        self._clock.lap("communication" if is_reduced else "backward")
+
+    def _backward(self, batch: LaneBatch, loss: LaneLoss | None) -> None:
+        turn = batch.turn
+        if loss is not None and self._unit is None:
+            self._unit = "samples" if loss.is_sample_mean else "units that its Loss counts"
+        loss_sum = self._losses.add(batch, loss)
+
+        def exchange_totals() -> None:
+            self._losses.start_exchange(turn, self._vote(), self._buffers.changes())
+
+        self.reducer.backward(turn, loss_sum, exchange_totals)
+
+    def divide(self) -> StepGradient:
+        """Make the gradient of the step whole: the weighted mean over the global batch.
+
+        Collective: every rank must call this.
+
+        Raises:
+            NonFiniteLossError: if the loss of some lane is NaN or infinite.
+        """
+        totals = self._losses.finish()
+        self.reducer.finish(totals.weight * self._losses.factor)
+        norm = self.reducer.grad_norm()
+        allows_update = totals.allow_update
+        if allows_update:
+            self._buffers.merge(totals.buffer_changes)
+        else:
+            self._buffers.discard()
+        if allows_update and self.loss_scale is not None:
+            allows_update = math.isfinite(norm)
+            self.loss_scale.update(is_finite=allows_update)
+        if not allows_update:
+            for parameter in self.reducer.parameters:
+                parameter.grad = None
+        self._clock.lap("communication" if self._world.world_size > 1 else "backward")
+        if self._is_first_step:
+            self._describe_first_step(totals)
+        self._losses.require_finite(totals, self._turn)
+        if not totals.weight:
+            logger.warning("step %d: the global batch has weight 0, so nothing was updated", self._turn.step)
+        return StepGradient(self._turn, totals, norm, allows_update)
+
+    def check(self) -> None:
+        """Look at what the last step left to check, after the last one of a run.
+
+        Raises:
+            TaskError: if it broke the contract of buffers.
+        """
+        self._buffers.check()
+
+    def close(self) -> None:
+        """Stop what runs in the background."""
+        self.reducer.close()
+
+    def _describe_first_step(self, totals: StepTotals) -> None:
+        """Say what only the first step could show. Collective."""
+        self._is_first_step = False
+        self._crosstalk.end_first_step()
+        unused = self._watch.unused(self._world)
+        if self._world.rank:
+            return
+        logger.info(
+            "loss and gradient of a step are means over its %s; the first step has %g",
+            self._unit,
+            totals.weight,
+        )
+        if unused:
+            logger.warning(
+                "no lane of the first step used these parameters, so their gradient is zero: %s",
+                ", ".join(unused),
+            )
+
+
+def _check(loss: object, batch: LaneBatch, what: str) -> LaneLoss | None:
+    if not batch.indices:
+        return None
+    with named_lane(batch):
+        return LaneLoss.check(loss, len(batch.indices), what)

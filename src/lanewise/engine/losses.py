@@ -1,0 +1,96 @@
+"""The losses of a step's lanes: their scale in the backward, their exchange, those that are not finite."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lanewise.data import LaneBatch
+from lanewise.engine.lane import LaneLoss
+from lanewise.errors import NonFiniteLossError
+from lanewise.lanes import LaneTurn
+from lanewise.precision import LossScale
+from lanewise.reduce import OwnTotals, StepTotals, start_totals
+from lanewise.world.accelerator import float64_device
+from lanewise.world.world import World
+
+
+class StepLosses:
+    """Collects what the lanes of this process say of a step, and exchanges it with the other processes.
+
+    For each step `begin`, `add` for each lane, `start_exchange` and `finish`.
+
+    Args:
+        world: the processes.
+        num_lanes: lanes of the run.
+        loss_scale: keeps gradients in range; None where nothing is scaled.
+    """
+
+    def __init__(self, world: World, num_lanes: int, loss_scale: LossScale | None) -> None:
+        self._world = world
+        self._num_lanes = num_lanes
+        self._loss_scale = loss_scale
+
+    def begin(self) -> None:
+        """Forget the step before."""
+        self._own: list[OwnTotals] = []
+        self._samples: dict[int, tuple[int, ...]] = {}
+
+    def add(self, batch: LaneBatch, loss: LaneLoss | None) -> torch.Tensor | None:
+        """Take the loss of a lane.
+
+        Collective in the first lane of each process, where a loss scale has no unit yet.
+
+        Args:
+            batch: the lane's.
+            loss: None where the lane has no samples.
+
+        Returns:
+            The scalar for its backward; None where the lane contributes nothing.
+        """
+        if self._loss_scale is not None and not self._loss_scale.has_unit:
+            own_weight = 0.0 if loss is None else loss.weight
+            weight_of_lane_0 = self._world.all_gather_object(own_weight)[0]
+            self._loss_scale.set_unit(self._num_lanes * weight_of_lane_0)
+        if loss is None:
+            return None
+        known = torch.zeros((), device=self._world.device) if loss.sum is None else loss.sum.detach()
+        self._own.append(OwnTotals(known.to(float64_device(self._world.device)).double(), loss.weight))
+        self._samples[batch.turn.lane] = batch.indices
+        return loss.sum if loss.sum is None or self.factor == 1.0 else loss.sum * self.factor
+
+    @property
+    def factor(self) -> float:
+        """What the sums of losses, and so of gradients, are multiplied by."""
+        return 1.0 if self._loss_scale is None else self._loss_scale.factor
+
+    def start_exchange(self, turn: LaneTurn, votes: tuple[bool, bool], buffer_changes: torch.Tensor) -> None:
+        """Begin to exchange. Collective: every rank must call this, when all its lanes were added.
+
+        Args:
+            turn: the last one of this process in the step.
+            votes: whether this process wants to save, and to stop the run, after the step.
+            buffer_changes: what `LaneBuffers.changes` tells.
+        """
+        self._wait: Callable[[], StepTotals] = start_totals(
+            self._world, self._num_lanes, turn.num_present_lanes, self._own, votes, buffer_changes
+        )
+
+    def finish(self) -> StepTotals:
+        """Wait for the exchange."""
+        return self._wait()
+
+    def require_finite(self, totals: StepTotals, turn: LaneTurn) -> None:
+        """Raise NonFiniteLossError where a lane's loss is not finite, with its samples. Collective then."""
+        if not totals.non_finite_lanes:
+            return
+        samples: dict[int, Sequence[int]] = {}
+        for rank_samples in self._world.all_gather_object(self._samples):
+            samples |= rank_samples
+        described = "\n".join(
+            f"  lane {lane.lane}: loss {lane.loss_sum}, samples {list(samples[lane.lane])}"
+            for lane in totals.non_finite_lanes
+        )
+        raise NonFiniteLossError(
+            f"the loss is not finite in step {turn.step} (epoch {turn.epoch}), which updated "
+            f"nothing.\n{described}\nLook at these samples, or lower the learning rate."
+        )

@@ -1,0 +1,23 @@
+"""Tensors in nested containers, such as a collated batch or the outputs of a model."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
+    """Apply a function in nested containers to the tensors, and to whatever else has a `.to(device)`."""
+    if isinstance(data, torch.Tensor) or callable(getattr(data, "to", None)):
+        return function(data)
+    if isinstance(data, Mapping):
+        mapped = {key: map_leaves(function, value) for key, value in data.items()}
+        if isinstance(data, dict):
+            return copy.copy(data) | mapped  # keeps what a subclass has besides, as a defaultdict its factory
+        return type(data)(mapped)  # type: ignore[call-arg]
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(map_leaves(function, value) for value in data))
+    if isinstance(data, list | tuple):
+        return type(data)(map_leaves(function, value) for value in data)
+    return data
