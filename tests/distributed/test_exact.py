@@ -120,7 +120,7 @@ class Matrices(Language):
         return nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY, bias=False))
 
 
-REFUSED = ("Optimizer", "LBFGS", "SparseAdam")
+REFUSED = ("Optimizer", "SparseAdam")
 OPTIMIZERS = [
     name for name, one in vars(torch.optim).items() if isinstance(one, type) and name not in REFUSED
 ]

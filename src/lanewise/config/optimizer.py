@@ -1,8 +1,9 @@
 """The rules for optimizers and schedulers: which can be used, with which arguments, and what `exact` asks."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lanewise.config.class_path import resolve_class
 from lanewise.config.run import ClassConfig, RunConfig
@@ -11,9 +12,6 @@ from lanewise.errors import ConfigError
 
 def refuse_optimizer(cls: type) -> str:
     """Say why a class of optimizers cannot be used, and what to do; nothing where it can."""
-    closure = inspect.signature(cls.step).parameters.get("closure")  # type: ignore[attr-defined]
-    if closure is not None and closure.default is closure.empty:
-        return "It evaluates the loss several times a step. Use an optimizer whose step() needs no closure."
     if _is_a(cls, "torch.optim.SparseAdam"):
         return "It takes sparse gradients only, and the sums over lanes are dense. Use torch.optim.Adam."
     return ""
@@ -45,10 +43,35 @@ def check_optimizer(config: RunConfig, devices: Sequence[str]) -> None:
             "torch's fused SGD, for one, rounds the last elements of a tensor otherwise, and a shard ends "
             "elsewhere. Leave fused out, or use distributed.equality=close."
         )
+    mistakes += _closure_mistakes(config)
     if config.scheduler is not None and follows_evaluation(config.scheduler):
         mistakes += filter(None, [_plateau_mistake(config, config.scheduler)])
     if mistakes:
         raise ConfigError(*mistakes)
+
+
+def needs_closure(optimizer_class: type) -> bool:
+    """Tell whether an optimizer asks for the gradient by itself, as LBFGS does."""
+    step: Any = optimizer_class.step  # type: ignore[attr-defined]
+    closure = inspect.signature(step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
+
+
+def _closure_mistakes(config: RunConfig) -> Iterator[str]:
+    """Say what an optimizer with a closure, which looks at the whole gradient, cannot be combined with."""
+    if not needs_closure(resolve_class("optimizer", config.optimizer)):
+        return
+    name = config.optimizer.class_path
+    if config.distributed.reducer == "fsdp":
+        yield (
+            f"optimizer.class_path: {name} looks at the whole gradient, and distributed.reducer fsdp gives "
+            "each process a part of it. Use distributed.reducer=ddp."
+        )
+    if config.precision == "fp16":
+        yield (
+            f"optimizer.class_path: {name} asks for the gradient several times in a step, none of which can "
+            "be skipped where fp16 overflows. Use precision=bf16 or float32."
+        )
 
 
 def follows_evaluation(scheduler: ClassConfig) -> bool:

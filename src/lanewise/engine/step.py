@@ -1,6 +1,5 @@
 """One optimizer step over all lanes."""
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from lanewise.checkpoint import grow_buffers
+from lanewise.config.optimizer import needs_closure
 from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
 from lanewise.engine.gradient import LaneGradients, StepGradient
@@ -107,7 +107,7 @@ class TrainStep:
         """
         training, optimizer = self._training, self._training.optimizer
         learning_rate = float(optimizer.param_groups[0]["lr"])
-        if needs_closure(optimizer):
+        if needs_closure(type(optimizer)):
             gradient = self._update_by_closure(batches)
         else:
             gradient = self.compute_gradient(batches)
@@ -184,9 +184,3 @@ class TrainStep:
             skipped_steps=0 if loss_scale is None else loss_scale.skipped_steps,
             phase_seconds=self._clock.take(),
         )
-
-
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Tell whether an optimizer asks for the gradient by itself, as LBFGS does."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty

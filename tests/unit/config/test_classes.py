@@ -314,7 +314,6 @@ def test_an_abstract_class_is_refused_before_its_arguments_are_built(monkeypatch
 @pytest.mark.parametrize(
     ("key", "class_path", "why"),
     [
-        ("optimizer", "torch.optim.LBFGS", "It evaluates the loss several times a step"),
         ("optimizer", "torch.optim.SparseAdam", "It takes sparse gradients only"),
     ],
 )

@@ -88,3 +88,16 @@ def test_a_scheduler_that_follows_the_best_value_is_good(init_args):
     scheduler = ClassConfig(class_path=PLATEAU, init_args=init_args)
     evaluate = EvaluateConfig(best="held_out/accuracy")
     check_optimizer(run_config(scheduler=scheduler, evaluate=evaluate), ["cpu"])
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"distributed": DistributedConfig(reducer="fsdp")}, "looks at the whole gradient, and .* fsdp"),
+        ({"precision": "fp16"}, "none of which can be skipped where fp16 overflows. Use precision=bf16"),
+    ],
+)
+def test_what_an_optimizer_with_a_closure_cannot_be_combined_with(sections, said):
+    with pytest.raises(ConfigError, match=f"torch.optim.LBFGS .*{said}"):
+        check_optimizer(run_config(optimizer=section("LBFGS"), **sections), ["cpu"])
+    check_optimizer(run_config(optimizer=section("LBFGS")), ["cpu"])

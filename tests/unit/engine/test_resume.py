@@ -235,3 +235,24 @@ def test_the_best_value_of_another_metric_is_forgotten(tmp_path, caplog):
         "best was {'value': 'test/loss', 'mode': 'min'}, and is {'value': 'test/loss', 'mode': 'max'}"
         in caplog.text
     )
+
+
+def take_steps(world: World, config: RunConfig, folder: Path, first_step: int, stop: int) -> list[bytes]:
+    """Go on from a checkpoint, if there is one, and save after the last step."""
+    run = build(config, world)
+    resumed = resume(run, CheckpointFolder(folder), allow=())
+    assert resumed == first_step
+    shorter = dataclasses.replace(run, last_step=stop)
+    for _ in Engine(shorter, first_step=first_step).steps():
+        pass
+    save(run, folder, world, stop)
+    return [one.detach().numpy().tobytes() for one in run.training.model.parameters()]
+
+
+def test_an_optimizer_with_a_closure_goes_on_where_it_was_on_another_number_of_processes(tmp_path):
+    """LBFGS keeps lists of earlier steps, and all of it under its first parameter."""
+    config = configure(Line, steps=6, optimizer="torch.optim.LBFGS", lr=0.5, width=3)
+    whole = run_distributed(take_steps, 1, config, tmp_path / "whole", 0, 6)
+    run_distributed(take_steps, 2, config, tmp_path / "cut", 0, 3)
+    rest = run_distributed(take_steps, 3, config, tmp_path / "cut", 3, 6)
+    assert rest == whole * 3

@@ -1,5 +1,6 @@
 """One step: the moving average of the weights, the learning rate, the norm of the gradient, the optimizer."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
@@ -203,3 +204,41 @@ def test_the_optimizer_is_implemented_as_configured(name, value):
     assert engine.training.optimizer.defaults[name] is value
     first, second = (state["0.weight"] for _, state in steps_of(engine))
     assert not torch.equal(first, second)
+
+
+class Quadratic(Line):
+    """Without statistics and random numbers, on as many samples as a step has."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def train_dataset(self) -> Dataset[Any]:
+        return torch.utils.data.Subset(super().train_dataset(), range(8))
+
+
+CLOSURE = {"lr": 1.0, "max_iter": 4, "line_search_fn": "strong_wolfe"}
+
+
+def test_a_closure_is_a_pass_over_the_lanes():
+    """So LBFGS takes the steps that it takes by itself on the whole batch."""
+    config = configure(Quadratic, num_lanes=4, steps=3, optimizer="torch.optim.LBFGS")
+    optimizer = dataclasses.replace(config.optimizer, init_args=CLOSURE)
+    train = dataclasses.replace(config.train, max_grad_norm=None)
+    engine = engine_of(dataclasses.replace(config, optimizer=optimizer, train=train))
+    alone = copy.deepcopy(engine.training.model)
+    losses = [report.totals.loss for report in engine.steps()]
+
+    inputs, targets = Line().train_dataset().tensors
+    lbfgs = torch.optim.LBFGS(alone.parameters(), **CLOSURE)
+
+    def closure() -> torch.Tensor:
+        lbfgs.zero_grad()
+        loss = F.mse_loss(alone(inputs[:8]), targets[:8])
+        loss.backward()
+        return loss.detach()
+
+    expected = [float(lbfgs.step(closure)) for _ in range(3)]
+    assert losses == pytest.approx(expected, rel=1e-3)
+    assert losses[-1] < 0.5 * losses[0]
+    for ours, theirs in zip(engine.training.model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
