@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lanewise.config import DistributedConfig
 from lanewise.errors import TaskError
-from lanewise.lanes import Schedule, lane_blocks
+from lanewise.lanes import Schedule, lane_ranges
 from lanewise.reduce import build_reducer
 from lanewise.testing import run_distributed
 
@@ -41,7 +41,7 @@ def reduce(world: Any, model: nn.Module, equality: str, num_steps: int = 3) -> l
     """Return the gradients of the last of some equal steps."""
     reducer = build_reducer(model, NUM_LANES, world, DistributedConfig(equality=equality))
     for turn in Schedule(NUM_LANES, NUM_LANES, 1).turns(
-        lane_blocks(NUM_LANES, world.world_size)[world.rank], 0, num_steps
+        lane_ranges(NUM_LANES, world.world_size)[world.rank], 0, num_steps
     ):
         # Lane 3 has no weight.
         loss = model(turn.lane)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from lanewise.errors import CheckpointError
-from lanewise.world.shards import is_cut_by_rows, is_sharded, row_blocks
+from lanewise.world.shards import is_cut_by_rows, is_sharded, row_ranges
 
 DTYPES = {
     torch.float64: "F64",
@@ -71,13 +71,13 @@ class TensorTable(dict[str, torch.Tensor]):
             )
         local = tensor.to_local()
         first = self._name(name, local)
-        blocks = row_blocks(tensor)
-        written = [rows for rows in blocks if rows] or blocks[:1]
+        ranges = row_ranges(tensor)
+        written = [rows for rows in ranges if rows] or ranges[:1]
         rank = tensor.device_mesh.get_local_rank()
-        own = blocks[rank]
-        if own or rank == 0:
-            self.shards.add(f"{first}@{own.start}")
-            self.setdefault(f"{first}@{own.start}", local)
+        local_rows = ranges[rank]
+        if local_rows or rank == 0:
+            self.shards.add(f"{first}@{local_rows.start}")
+            self.setdefault(f"{first}@{local_rows.start}", local)
         return [[f"{first}@{rows.start}", rows.start] for rows in written]
 
     def _name(self, name: str, tensor: torch.Tensor) -> str:

@@ -21,8 +21,8 @@ def grow_buffers(module: nn.Module, saved: Mapping[str, Any]) -> None:
 
 def _find(module: nn.Module, saved: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor, nn.Module, str]]:
     for prefix, owner in module.named_modules():
-        for key, own in owner._buffers.items():
+        for key, current in owner._buffers.items():
             name = f"{prefix}.{key}" if prefix else key
             value = saved.get(name)
-            if isinstance(value, torch.Tensor) and value.numel() and (own is None or not own.numel()):
+            if isinstance(value, torch.Tensor) and value.numel() and (current is None or not current.numel()):
                 yield name, value, owner, key

@@ -115,18 +115,18 @@ def load_model(model: nn.Module, path: Path) -> None:
         raise CheckpointError(f"{path} cannot be read: {reason(error, path)}.") from error
     except (ValueError, LookupError, AttributeError, TypeError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error!s:.200}.") from error
-    own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
-    own |= grown_buffers(model, tensors)
-    mistakes = [f"{name} is not in the file" for name in own.keys() - tensors.keys()]
-    mistakes += [f"{name} is not in the model" for name in tensors.keys() - own.keys()]
+    current = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    current |= grown_buffers(model, tensors)
+    mistakes = [f"{name} is not in the file" for name in current.keys() - tensors.keys()]
+    mistakes += [f"{name} is not in the model" for name in tensors.keys() - current.keys()]
     mistakes += [
-        f"{name} is {tuple(tensors[name].shape)} in the file and {tuple(own[name].shape)} in the model"
-        for name in own.keys() & tensors.keys()
-        if tensors[name].shape != own[name].shape
+        f"{name} is {tuple(tensors[name].shape)} in the file and {tuple(current[name].shape)} in the model"
+        for name in current.keys() & tensors.keys()
+        if tensors[name].shape != current[name].shape
     ]
     if mistakes:
         raise CheckpointError(f"{path} is of another model: {'; '.join(sorted(mistakes))}.")
     grow_buffers(model, tensors)
     with torch.no_grad():
-        for name, value in own.items():
+        for name, value in current.items():
             value.copy_(tensors[name])

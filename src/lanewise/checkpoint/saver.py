@@ -76,9 +76,9 @@ class Saver:
         tensors = TensorTable()
         tree = {name: encode(value, name, tensors) for name, value in state.items()}
         shared = {name: tensor.nbytes for name, tensor in tensors.items() if name not in tensors.shards}
-        own = [*share_out(shared, self._world.world_size)[self._world.rank], *tensors.shards]
+        written = [*share_out(shared, self._world.world_size)[self._world.rank], *tensors.shards]
         self._number += 1
-        self._staging.take({name: tensors[name] for name in own})
+        self._staging.take({name: tensors[name] for name in written})
         self._thread = threading.Thread(
             target=self._write, args=(tree, manifest), name="checkpoint", daemon=True
         )

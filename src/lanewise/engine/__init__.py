@@ -3,7 +3,7 @@
 from lanewise.engine.build import build_callbacks, build_engine, build_run
 from lanewise.engine.dataset import build_loader, count_samples
 from lanewise.engine.engine import Engine
-from lanewise.engine.evaluate import EvalSet, Evaluator, read_blocks
+from lanewise.engine.evaluate import EvalSet, Evaluator, read_in_order
 from lanewise.engine.evaluation import build_evaluator
 from lanewise.engine.lane import LaneLoss, to_device
 from lanewise.engine.model import build_model, build_task
@@ -30,7 +30,7 @@ __all__ = [
     "build_run",
     "build_task",
     "count_samples",
-    "read_blocks",
+    "read_in_order",
     "resume",
     "to_device",
 ]

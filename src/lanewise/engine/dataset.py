@@ -6,7 +6,7 @@ from typing import Any
 from lanewise.config import BatchConfig, DataConfig
 from lanewise.data import Fingerprint, LaneLoader, LaneReader, fingerprint
 from lanewise.errors import DataError, TaskError
-from lanewise.lanes import Schedule, choose_order, lane_blocks
+from lanewise.lanes import Schedule, choose_order, lane_ranges
 from lanewise.world.accelerator import has_streams
 from lanewise.world.world import World
 
@@ -46,12 +46,12 @@ def build_loader(
             f"{batch.global_batch_size}" + (" and drop_last is set." if num_samples else ". Check its path.")
         )
     reader = LaneReader(dataset, collate, seed)
-    blocks = lane_blocks(schedule.num_lanes, world.world_size)
+    lanes = lane_ranges(schedule.num_lanes, world.world_size)[world.rank]
     loader = LaneLoader(
         reader,
         schedule,
         choose_order(num_samples, seed=seed, shuffle=data.shuffle),
-        blocks[world.rank],
+        lanes,
         num_workers=data.num_workers,
         pin_memory=has_streams(world.device),
     )
@@ -73,12 +73,12 @@ def compare_datasets(reader: LaneReader, num_samples: int, world: World) -> Fing
 
     A difference would otherwise show as a hang or a wrong model. Collective: every rank must call this.
     """
-    own = fingerprint(reader, num_samples)
-    for rank, other in enumerate(world.all_gather_object(own)):
-        if other != own:
+    local = fingerprint(reader, num_samples)
+    for rank, other in enumerate(world.all_gather_object(local)):
+        if other != local:
             raise DataError(
-                f"ranks {world.rank} and {rank} see different datasets: {own.num_samples} and "
-                f"{other.num_samples} samples, digests of three samples {own.samples_digest} and "
+                f"ranks {world.rank} and {rank} see different datasets: {local.num_samples} and "
+                f"{other.num_samples} samples, digests of three samples {local.samples_digest} and "
                 f"{other.samples_digest}. A dataset must be whole on every rank."
             )
-    return own
+    return local

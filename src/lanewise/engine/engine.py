@@ -29,7 +29,7 @@ class Engine:
         run: what is trained, where its checkpoint left it.
         first_step: the step with which training begins; a run that goes on begins later.
         saving: saves checkpoints; None saves none.
-        watch: passes the batches of this process on, and may look at them.
+        record: passes the batches of this process on, and may record them.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Engine:
         *,
         first_step: int = 0,
         saving: Saving | None = None,
-        watch: Callable[[Iterator[LaneBatch]], Iterator[LaneBatch]] = lambda batches: batches,
+        record: Callable[[Iterator[LaneBatch]], Iterator[LaneBatch]] = lambda batches: batches,
     ) -> None:
         self.training = run.training
         self.loader = run.loader
@@ -51,7 +51,7 @@ class Engine:
         self.reducer = run.reducer
         self._world = run.world
         self._saving = saving
-        self._watch = watch
+        self._record = record
         config = run.config
         self._gradients = LaneGradients(
             run.reducer,
@@ -110,7 +110,7 @@ class Engine:
 
     def steps(self) -> Iterator[StepReport]:
         """Take one step after the other. Collective for each step."""
-        batches = self._watch(
+        batches = self._record(
             to_device(self.loader.batches(self.first_step, self.last_step), self._world.device)
         )
         try:

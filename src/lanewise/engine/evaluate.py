@@ -12,7 +12,7 @@ from torch import nn
 from lanewise.data import LaneBatch, LaneReader, read_turns
 from lanewise.engine.lane import LaneLoss, TaskLane, named_lane, to_device
 from lanewise.errors import PreemptedError, TaskError, noting
-from lanewise.lanes import BlockSchedule, evaluation_seed, lane_blocks
+from lanewise.lanes import SequentialSchedule, evaluation_seed, lane_ranges
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.nested import map_leaves
 from lanewise.precision import Precision
@@ -35,14 +35,14 @@ class EvalSet:
 
     name: str
     reader: LaneReader
-    schedule: BlockSchedule
+    schedule: SequentialSchedule
     has_metrics: bool = True
     """Whether the task's metrics can take its batches; otherwise only the loss is evaluated."""
 
 
 @dataclass
 class _LaneResult:
-    """What one lane found in its block."""
+    """What one lane found in its samples."""
 
     loss_sums: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -50,7 +50,7 @@ class _LaneResult:
 
 
 class Evaluator:
-    """Evaluates the task's eval datasets, each of them cut into one block for each lane.
+    """Evaluates the task's eval datasets, each of them cut into one range of samples for each lane.
 
     Args:
         task: the user's task.
@@ -107,9 +107,9 @@ class Evaluator:
             if stops:
                 raise PreemptedError(_STOPPED.format(eval_set.name))
             with _eval_mode(self._model), torch.no_grad():
-                own = self._run_lanes(eval_set, wants_stop)
+                local = self._run_lanes(eval_set, wants_stop)
             lanes: dict[int, _LaneResult] = {}
-            for rank_lanes, rank_stops in self._world.all_gather_object((own, wants_stop())):
+            for rank_lanes, rank_stops in self._world.all_gather_object((local, wants_stop())):
                 if rank_lanes is None:
                     raise PreemptedError(_STOPPED.format(eval_set.name))
                 lanes |= rank_lanes
@@ -130,17 +130,17 @@ class Evaluator:
         sets = {eval_set.name: eval_set for eval_set in self._sets}
         if name not in sets:
             raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
-        own: list[Any] = []
+        local: list[Any] = []
         with _eval_mode(self._model), torch.no_grad():
             for lane, outputs in self._compute(sets[name], self._outputs):
                 with named_lane(lane.batch):
-                    own += _split(outputs, len(lane.batch.indices))
-        gathered = self._world.gather_object(own)
-        # Blocks of lanes are contiguous, and so are the lanes of a process.
+                    local += _split(outputs, len(lane.batch.indices))
+        gathered = self._world.gather_object(local)
+        # The samples of a lane are contiguous, and so are the lanes of a process.
         return [] if gathered is None else [output for outputs in gathered for output in outputs]
 
     def _run_lanes(self, eval_set: EvalSet, wants_stop: Callable[[], bool]) -> dict[int, _LaneResult] | None:
-        """Evaluate the blocks of this process's lanes; None if it was asked to stop before the end."""
+        """Evaluate what this process's lanes read; None if it was asked to stop before the end."""
         results: dict[int, _LaneResult] = {}
         num_done = 0
         what = f"the loss of {type(self._task).__name__}"
@@ -153,7 +153,7 @@ class Evaluator:
                     metrics = {
                         key: m.to(self._world.device) for key, m in self._metrics_for(eval_set).items()
                     }
-                loss = LaneLoss.check(returned, len(lane.batch.indices), what)
+                loss = LaneLoss.from_returned(returned, len(lane.batch.indices), what)
                 if eval_set.has_metrics:
                     self._task.update_metrics(metrics, outputs, lane.data)
                 result = results[number]
@@ -170,7 +170,9 @@ class Evaluator:
         wants_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[TaskLane, T]]:
         """Yield each micro-batch of this process, as a lane, with what is computed of it."""
-        batches = read_blocks(eval_set.reader, eval_set.schedule, self._world, num_workers=self._num_workers)
+        batches = read_in_order(
+            eval_set.reader, eval_set.schedule, self._world, num_workers=self._num_workers
+        )
         lanes = (
             TaskLane(
                 self._task,
@@ -190,8 +192,8 @@ class Evaluator:
 
     def _num_micro_batches(self, eval_set: EvalSet) -> int:
         """Count the micro-batches of this process that have samples."""
-        block = lane_blocks(eval_set.schedule.num_lanes, self._world.world_size)[self._world.rank]
-        return sum(1 for turn in eval_set.schedule.turns(block) if turn.positions)
+        lanes = lane_ranges(eval_set.schedule.num_lanes, self._world.world_size)[self._world.rank]
+        return sum(1 for turn in eval_set.schedule.turns(lanes) if turn.positions)
 
     def _outputs(self, lane: TaskLane, data: Any) -> Any:
         return lane.forward(self._model, data)
@@ -212,19 +214,19 @@ class Evaluator:
         return {"loss": loss, **metrics}
 
 
-def read_blocks(
-    reader: LaneReader, schedule: BlockSchedule, world: World, *, num_workers: int
+def read_in_order(
+    reader: LaneReader, schedule: SequentialSchedule, world: World, *, num_workers: int
 ) -> Iterator[LaneBatch]:
-    """Yield the blocks of this process's lanes; one micro-batch without samples if it has none.
+    """Yield the micro-batches of this process's lanes; one micro-batch without samples if it has none.
 
     Args:
         reader: reads the dataset.
-        schedule: cuts it into blocks.
+        schedule: cuts it into one range for each lane.
         world: the processes; batches are put on its device.
         num_workers: loader processes.
     """
-    own = schedule.turns(lane_blocks(schedule.num_lanes, world.world_size)[world.rank])
-    turns = ((turn, tuple(turn.positions)) for turn in own)
+    lanes = lane_ranges(schedule.num_lanes, world.world_size)[world.rank]
+    turns = ((turn, tuple(turn.positions)) for turn in schedule.turns(lanes))
     batches = read_turns(reader, turns, num_workers, pin_memory=has_streams(world.device))
     yield from to_device(batches, world.device)
 

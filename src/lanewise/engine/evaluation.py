@@ -11,7 +11,7 @@ from lanewise.data import LaneReader
 from lanewise.engine.dataset import compare_datasets, count_samples
 from lanewise.engine.evaluate import EvalSet, Evaluator
 from lanewise.errors import ConfigError, DataError
-from lanewise.lanes import BlockSchedule, Schedule
+from lanewise.lanes import Schedule, SequentialSchedule
 from lanewise.precision import Precision
 from lanewise.reduce import Reducer
 from lanewise.task import Task
@@ -141,7 +141,7 @@ def build_evaluator(
             raise DataError(f"the eval dataset {name} is empty. Check its path, or leave it out.")
         reader = LaneReader(dataset, task.collate, config.train.seed, eval_dataset=name)
         compare_datasets(reader, num_samples, world)
-        schedule = BlockSchedule(num_samples, config.batch.num_lanes, config.batch.micro_batch_size)
+        schedule = SequentialSchedule(num_samples, config.batch.num_lanes, config.batch.micro_batch_size)
         sets.append(EvalSet(name, reader, schedule))
     if not sets and config.evaluate.best is not None:
         raise ConfigError(

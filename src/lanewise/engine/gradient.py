@@ -16,7 +16,7 @@ from lanewise.engine.losses import StepLosses
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.precision import LossScale
-from lanewise.reduce import Crosstalk, LaneBuffers, ParameterWatch, Reducer, StepTotals
+from lanewise.reduce import Crosstalk, LaneBuffers, ParameterMonitor, Reducer, StepTotals
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class LaneGradients:
         self._clock = clock
         self._losses = StepLosses(world, num_lanes, loss_scale)
         self._buffers = LaneBuffers(modules, world, num_lanes)
-        self._watch = ParameterWatch(reducer)
+        self._monitor = ParameterMonitor(reducer)
         self._crosstalk = Crosstalk(reducer, world, num_lanes, equality)
         self._open: list[LaneBatch] = []
         self._unit: str | None = None
@@ -98,7 +98,7 @@ class LaneGradients:
         """
         self._clock.restart()  # an evaluation may have come between
         self._losses.begin()
-        self._watch.begin_step()
+        self._monitor.begin_step()
         for parameter in self.reducer.parameters:
             parameter.grad = None
         is_last, is_first = False, True
@@ -110,11 +110,11 @@ class LaneGradients:
                 is_last = group[-1].turn.is_last
             turn = group[-1].turn
             if is_first:
-                self._watch.check(turn.step)
+                self._monitor.check(turn.step)
                 self._crosstalk.begin_step(turn)
                 is_first = False
-            for place in range(len(group)):
-                self._buffers.begin(place)
+            for replica in range(len(group)):
+                self._buffers.begin(replica)
             self._crosstalk.before_forward()
             self._open = group
             yield group
@@ -146,13 +146,13 @@ class LaneGradients:
         self._crosstalk.after_forward(first)
         checked = [_check(loss, batch, what) for loss, batch in zip(losses, group, strict=True)]
         self._clock.lap("forward")
-        for place, batch in enumerate(group):
-            self._buffers.end(batch.turn, place)
-        self._watch.before_backward(first)
+        for replica, batch in enumerate(group):
+            self._buffers.end(batch.turn, replica)
+        self._monitor.before_backward(first)
         for batch, loss in zip(group, checked, strict=True):
             with named_lane(batch):
                 self._backward(batch, loss)
-        self._watch.after_backward(first)
+        self._monitor.after_backward(first)
         self._turn = group[-1].turn
         is_reduced = self._turn.is_last and self._world.world_size > 1
         self._clock.lap("communication" if is_reduced else "backward")
@@ -214,7 +214,7 @@ class LaneGradients:
         """Say what only the first step could show. Collective."""
         self._is_first_step = False
         self._crosstalk.end_first_step()
-        unused = self._watch.unused(self._world)
+        unused = self._monitor.unused(self._world)
         if self._world.rank:
             return
         logger.info(
@@ -233,4 +233,4 @@ def _check(loss: object, batch: LaneBatch, what: str) -> LaneLoss | None:
     if not batch.indices:
         return None
     with named_lane(batch):
-        return LaneLoss.check(loss, len(batch.indices), what)
+        return LaneLoss.from_returned(loss, len(batch.indices), what)

@@ -53,7 +53,7 @@ class TaskLane:
 
 @dataclass(frozen=True)
 class LaneLoss:
-    """A checked loss of one lane."""
+    """A loss of one lane that can be trained on."""
 
     sum: torch.Tensor | None
     """Scalar, in training with a gradient; None where the weight is 0 and the lane contributes nothing."""
@@ -62,8 +62,8 @@ class LaneLoss:
     """Whether the task returned a bare mean, which weighs as many units as there are samples."""
 
     @classmethod
-    def check(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
-        """Make sure that a loss can be trained on.
+    def from_returned(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
+        """Make it of what user code returned, if that can be trained on.
 
         Args:
             returned: what the user's code made of a lane's micro-batch.

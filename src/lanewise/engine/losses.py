@@ -9,7 +9,7 @@ from lanewise.engine.lane import LaneLoss
 from lanewise.errors import NonFiniteLossError
 from lanewise.lanes import LaneTurn
 from lanewise.precision import LossScale
-from lanewise.reduce import OwnTotals, StepTotals, start_totals
+from lanewise.reduce import LocalTotals, StepTotals, start_totals
 from lanewise.world.accelerator import float64_device
 from lanewise.world.world import World
 
@@ -32,7 +32,7 @@ class StepLosses:
 
     def begin(self) -> None:
         """Forget the step before."""
-        self._own: list[OwnTotals] = []
+        self._local: list[LocalTotals] = []
         self._samples: dict[int, tuple[int, ...]] = {}
 
     def add(self, batch: LaneBatch, loss: LaneLoss | None) -> torch.Tensor | None:
@@ -48,13 +48,13 @@ class StepLosses:
             The scalar for its backward; None where the lane contributes nothing.
         """
         if self._loss_scale is not None and not self._loss_scale.has_unit:
-            own_weight = 0.0 if loss is None else loss.weight
-            weight_of_lane_0 = self._world.all_gather_object(own_weight)[0]
+            weight = 0.0 if loss is None else loss.weight
+            weight_of_lane_0 = self._world.all_gather_object(weight)[0]
             self._loss_scale.set_unit(self._num_lanes * weight_of_lane_0)
         if loss is None:
             return None
         known = torch.zeros((), device=self._world.device) if loss.sum is None else loss.sum.detach()
-        self._own.append(OwnTotals(known.to(float64_device(self._world.device)).double(), loss.weight))
+        self._local.append(LocalTotals(known.to(float64_device(self._world.device)).double(), loss.weight))
         self._samples[batch.turn.lane] = batch.indices
         return loss.sum if loss.sum is None or self.factor == 1.0 else loss.sum * self.factor
 
@@ -72,7 +72,7 @@ class StepLosses:
             buffer_changes: what `LaneBuffers.changes` tells.
         """
         self._wait: Callable[[], StepTotals] = start_totals(
-            self._world, self._num_lanes, turn.num_present_lanes, self._own, votes, buffer_changes
+            self._world, self._num_lanes, turn.num_present_lanes, self._local, votes, buffer_changes
         )
 
     def finish(self) -> StepTotals:

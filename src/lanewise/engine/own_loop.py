@@ -24,13 +24,13 @@ from lanewise.config import (
 from lanewise.data import LaneReader
 from lanewise.engine.clock import StepClock
 from lanewise.engine.dataset import Collate, build_loader, compare_datasets, count_samples
-from lanewise.engine.evaluate import read_blocks
+from lanewise.engine.evaluate import read_in_order
 from lanewise.engine.gradient import LaneGradients
 from lanewise.engine.identity import identify_dataset, identify_exact
 from lanewise.engine.own_checkpoints import OwnCheckpoints
 from lanewise.engine.own_steps import Prepared, Steps
 from lanewise.errors import DataError
-from lanewise.lanes import BlockSchedule, evaluation_seed, lane_blocks, model_seed
+from lanewise.lanes import SequentialSchedule, evaluation_seed, lane_ranges, model_seed
 from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
 from lanewise.precision import LossScale, Precision
 from lanewise.random_state import kept_random_state, set_random_state
@@ -93,11 +93,11 @@ class Lanes:
         )
         pin_environment(threads, equality)
         set_determinism(equality, threads)
-        place = Environment.from_env(os.environ) or Environment()
-        lane_blocks(self._batch.num_lanes, place.world_size)  # raises before waiting for the others
-        devices = choose_devices(device_type, place.local_world_size)
-        backend_name = choose_backend(backend, devices, place.world_size)
-        self._world = join_world(place, devices, backend_name)
+        environment = Environment.from_env(os.environ) or Environment()
+        lane_ranges(self._batch.num_lanes, environment.world_size)  # raises before waiting for the others
+        devices = choose_devices(device_type, environment.local_world_size)
+        backend_name = choose_backend(backend, devices, environment.world_size)
+        self._world = join_world(environment, devices, backend_name)
         atexit.register(self.close)
         self.rank = self._world.rank
         self.world_size = self._world.world_size
@@ -195,11 +195,11 @@ class Lanes:
         if not num_samples:
             raise DataError("the dataset to evaluate on is empty. Check its path.")
         reader = LaneReader(dataset, collate, self._seed, eval_dataset=type(dataset).__name__)
-        own: dict[int, MetricStates] = {}
+        local: dict[int, MetricStates] = {}
         with evaluating(self._prepared.models), kept_random_state():
             compare_datasets(reader, num_samples, self._world)
-            schedule = BlockSchedule(num_samples, self._batch.num_lanes, self._batch.micro_batch_size)
-            for batch in read_blocks(reader, schedule, self._world, num_workers=num_workers):
+            schedule = SequentialSchedule(num_samples, self._batch.num_lanes, self._batch.micro_batch_size)
+            for batch in read_in_order(reader, schedule, self._world, num_workers=num_workers):
                 turn = batch.turn
                 if not turn.positions:
                     continue
@@ -209,9 +209,9 @@ class Lanes:
                         metric.reset()
                 yield batch.data
                 if turn.is_last:
-                    own[turn.lane] = take_states(named)
+                    local[turn.lane] = take_states(named)
         lanes: dict[int, MetricStates] = {}
-        for rank_lanes in self._world.all_gather_object(own):
+        for rank_lanes in self._world.all_gather_object(local):
             lanes |= rank_lanes
         load_merged(named, [lanes[lane] for lane in sorted(lanes)])
 

@@ -11,7 +11,7 @@ from lanewise.engine.clock import StepClock
 from lanewise.engine.evaluation import Evaluation
 from lanewise.engine.state import RunState
 from lanewise.engine.step import Training
-from lanewise.lanes import Schedule, lane_blocks
+from lanewise.lanes import Schedule, lane_ranges
 from lanewise.reduce import Reducer
 from lanewise.world.world import World
 
@@ -63,7 +63,7 @@ class Run:
         """Say what was derived from the configuration."""
         schedule, world, num_replicas = self.schedule, self.world, len(self.reducer.replicas)
         num_devices = world.world_size * num_replicas
-        lanes_each = sorted({len(block) for block in lane_blocks(schedule.num_lanes, num_devices)})
+        lanes_each = sorted({len(lanes) for lanes in lane_ranges(schedule.num_lanes, num_devices)})
         accumulation = " or ".join(map(str, lanes_each))
         processes = "1 process" if world.world_size == 1 else f"{world.world_size} processes"
         distributed = self.config.distributed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lanewise.config import RunConfig
 from lanewise.errors import ConfigError
-from lanewise.lanes import lane_blocks
+from lanewise.lanes import lane_ranges
 from lanewise.world.environment import Environment
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Job(ABC):
                 "Leave the key out under a launcher."
             )
         num_workplaces = (distributed.num_devices if distributed.is_one_process else None) or place.world_size
-        lane_blocks(self.config.batch.num_lanes, num_workplaces)  # raises where one would have no lane
+        lane_ranges(self.config.batch.num_lanes, num_workplaces)  # raises where one would have no lane
         check_classes(self.config, has_task=self.task is not None)
         devices = choose_devices(
             distributed.device_type,

@@ -32,7 +32,7 @@ def _tell(error: BaseException, rank: int) -> None:
             "rank %d failed",
             rank,
             exc_info=error,
-            extra={"is_for_file_only": has_agent(), "claim": "the first failure"},
+            extra={"is_for_file_only": has_agent(), "shown_once_as": "the first failure"},
         )
     elif not has_agent() and isinstance(error, LanewiseError):
         for mistake in mistakes_of(error):

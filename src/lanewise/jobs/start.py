@@ -91,7 +91,7 @@ def run_in_world(job: Job, place: Environment) -> Any:
     devices = choose_devices(distributed.device_type, place.local_world_size, distributed.device_names)
     backend = choose_backend(distributed.backend, devices, place.world_size)
     world = join_world(place, devices, backend)
-    log.share_warnings(world.claim)
+    log.share_warnings(world.is_first)
     try:
         with refusing_exit(place.rank):
             result = job.run(world)

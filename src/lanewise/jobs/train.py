@@ -98,8 +98,8 @@ class TrainJob(Job):
             run.last_step,
             wants_stop,
         )
-        watch = (lambda batches: batches) if audit is None else audit.watch
-        engine = Engine(run, first_step=first_step, saving=saving, watch=watch)
+        record = (lambda batches: batches) if audit is None else audit.record
+        engine = Engine(run, first_step=first_step, saving=saving, record=record)
         with training():
             values = engine.fit(self.run_dir, callbacks)
         world.all_gather_object(None)  # no rank goes on before the model is on disk

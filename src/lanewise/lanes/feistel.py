@@ -22,7 +22,7 @@ The network permutes [0, 2**bits), the smallest power of two that holds all samp
 [0, num_samples) is permuted again until it falls inside ("cycle walking"), which leaves a permutation of
 [0, num_samples) [2]. Each step lands inside with a chance above one half, so the walks are short.
 
-An epoch that fits in one block is sorted by pseudo-random keys instead, since halves of only a few bits would
+An epoch that fits in one chunk is sorted by pseudo-random keys instead, since halves of only a few bits would
 favour some orders over others.
 
 Everything is integer arithmetic modulo 2**64, the same on every platform and with every version of NumPy.
@@ -43,11 +43,11 @@ from lanewise.lanes.schedule import LaneTurn
 
 _Words: TypeAlias = npt.NDArray[np.uint64]
 
-# An order is made in aligned blocks of this many positions. A cycle walk ends with a dozen steps of a few
+# An order is made in aligned chunks of this many positions. A cycle walk ends with a dozen steps of a few
 # positions each, which cost almost nothing but NumPy's overhead per call; shared by only 4,096 positions,
 # that overhead was measured to be most of the time. A saved run relies on this number and on the next: they
 # decide which epochs are sorted and what their keys are.
-_BLOCK: Final = 16_384
+_CHUNK: Final = 16_384
 
 _ROUNDS: Final = 6
 
@@ -67,8 +67,8 @@ class FeistelOrder:
             raise ValueError(f"num_samples must be between 0 and 2**62, not {num_samples}")
         self._num_samples = num_samples
         self._seed = seed
-        # The latest block, as (epoch, block, its samples): a caller reads on, a few positions at a time. It
-        # is replaced as a whole, so that threads sharing an order never see one block under another's key.
+        # The latest chunk, as (epoch, chunk, its samples): a caller reads on, a few positions at a time. It
+        # is replaced as a whole, so that threads sharing an order never see one chunk under another's key.
         self._latest: tuple[int, int, npt.NDArray[np.int64]] | None = None
 
     def samples(self, turn: LaneTurn) -> tuple[int, ...]:
@@ -92,23 +92,23 @@ class FeistelOrder:
         if not 0 <= start <= stop <= self._num_samples:
             raise ValueError(f"positions [{start}, {stop}) are not within [0, {self._num_samples})")
         samples = np.empty(stop - start, dtype=np.int64)
-        for block in range(start // _BLOCK, -(-stop // _BLOCK)):
-            origin = block * _BLOCK
-            first, last = max(start, origin), min(stop, origin + _BLOCK)
-            samples[first - start : last - start] = self._block(epoch, block)[first - origin : last - origin]
+        for chunk in range(start // _CHUNK, -(-stop // _CHUNK)):
+            origin = chunk * _CHUNK
+            first, last = max(start, origin), min(stop, origin + _CHUNK)
+            samples[first - start : last - start] = self._chunk(epoch, chunk)[first - origin : last - origin]
         return samples
 
-    def _block(self, epoch: int, block: int) -> npt.NDArray[np.int64]:
+    def _chunk(self, epoch: int, chunk: int) -> npt.NDArray[np.int64]:
         latest = self._latest
-        if latest is None or latest[:2] != (epoch, block):
-            latest = self._latest = (epoch, block, self._make_block(epoch, block))
+        if latest is None or latest[:2] != (epoch, chunk):
+            latest = self._latest = (epoch, chunk, self._make_chunk(epoch, chunk))
         return latest[2]
 
-    def _make_block(self, epoch: int, block: int) -> npt.NDArray[np.int64]:
+    def _make_chunk(self, epoch: int, chunk: int) -> npt.NDArray[np.int64]:
         keys = _round_keys(self._seed, epoch)
-        stop = min((block + 1) * _BLOCK, self._num_samples)
-        positions = np.arange(block * _BLOCK, stop, dtype=np.uint64)
-        if self._num_samples <= _BLOCK:
+        stop = min((chunk + 1) * _CHUNK, self._num_samples)
+        positions = np.arange(chunk * _CHUNK, stop, dtype=np.uint64)
+        if self._num_samples <= _CHUNK:
             # `_mix` is one-to-one, so the sort keys differ and every way of sorting gives the same order.
             return np.argsort(_mix(positions + keys[0])).astype(np.int64)
         return _permute(positions, self._num_samples, keys).astype(np.int64)

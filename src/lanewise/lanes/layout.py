@@ -5,8 +5,8 @@ from itertools import pairwise
 from lanewise.errors import ConfigError
 
 
-def lane_blocks(num_lanes: int, world_size: int) -> tuple[range, ...]:
-    """Give each process a contiguous block of lanes; the first ones carry one more where it doesn't divide.
+def lane_ranges(num_lanes: int, world_size: int) -> tuple[range, ...]:
+    """Give each process a contiguous range of lanes; the first ones carry one more where it doesn't divide.
 
     Eight lanes on 1, 2, 3, 5 and 8 processes:
 

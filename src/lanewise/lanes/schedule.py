@@ -87,21 +87,21 @@ class Schedule:
         """
         for step in range(first_step, last_step):
             num_present = self.num_present_lanes(step)
-            own = [lane for lane in lanes if lane < num_present] or [lanes.start]
-            for lane in own:
+            present = [lane for lane in lanes if lane < num_present] or [lanes.start]
+            for lane in present:
                 yield LaneTurn(
                     epoch=step // self.steps_per_epoch,
                     step=step,
                     lane=lane,
                     positions=self.positions(step, lane),
                     num_present_lanes=num_present,
-                    is_last=lane == own[-1],
+                    is_last=lane == present[-1],
                 )
 
 
 @dataclass(frozen=True)
-class BlockSchedule:
-    """How a dataset that is read once, in order, is cut into one block for each lane, and into micro-batches.
+class SequentialSchedule:
+    """How a dataset that is read once, in order, is cut into one range for each lane, and into micro-batches.
 
     Eleven samples over four lanes in micro-batches of two; a bar ends a micro-batch:
 
@@ -110,7 +110,7 @@ class BlockSchedule:
         lane 2      6  7 |  8
         lane 3      9 10
 
-    Blocks differ by at most one sample. With fewer samples than lanes the last lanes are absent.
+    The ranges differ by at most one sample. With fewer samples than lanes the last lanes are absent.
     """
 
     num_samples: int
@@ -148,5 +148,5 @@ class LaneTurn:
     num_present_lanes: int
     """Lanes of all processes that have samples in this step."""
     is_last: bool
-    """Whether this is the last lane that the process works through in this step; in a `BlockSchedule`,
+    """Whether this is the last lane that the process works through in this step; in a `SequentialSchedule`,
     whether it is the lane's last micro-batch."""

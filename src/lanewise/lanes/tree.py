@@ -1,6 +1,6 @@
 """The one fixed binary tree in which the lanes' values are added in `exact`, whoever carries the lanes.
 
-A node is a run of lanes [start, stop). The root holds all lanes; a node of n lanes splits into its first
+A node is a range of lanes [start, stop). The root holds all lanes; a node of n lanes splits into its first
 ceil(n / 2) lanes and the rest. Six lanes:
 
     0   1   2   3   4   5
@@ -17,14 +17,14 @@ child. Lanes are absent from the end on (see `Schedule`); with four of the six l
       +--+--+   |                 [0,3) = [0,2) + 2
          +---+--+                 [0,4) = [0,3) + 3
 
-A process adds what it can of its own block of lanes. What remains are the largest nodes inside the block, its
+A process adds what it can of its own range of lanes. What remains are the largest nodes inside the range, its
 `subtrees`, and they travel. Six lanes on 2, 3 and 4 processes:
 
     2    [0,3)        [3,6)
     3    [0,2)        [2,3) [3,4)       [4,5) [5,6)
     4    [0,2)        [2,3) [3,4)       [4,5)           [5,6)
 
-Halving makes every block of a power-of-two number of processes a single subtree whenever it divides the
+Halving makes every range of a power-of-two number of processes a single subtree whenever it divides the
 lanes, for any number of lanes each.
 """
 

@@ -42,7 +42,7 @@ class AuditLog:
             with writing(plans), open_log(plans) as file:
                 file.write(json.dumps({"step": first_step, **plan}) + "\n")
 
-    def watch(self, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
+    def record(self, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
         """Yield the batches, each written down first; on a GPU this waits for its copy."""
         with writing(self._path):
             file = open_log(self._path)

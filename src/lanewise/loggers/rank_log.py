@@ -15,8 +15,8 @@ from lanewise.run_file import open_log, writing
 class RankLog:
     """Sends python's logging and warnings to a file; on rank 0 also to the console.
 
-    A record with `extra={"is_for_file_only": True}` stays off the console; of those with the same `claim` in
-    `extra`, the console shows the first.
+    A record with `extra={"is_for_file_only": True}` stays off the console. Where several have the
+    same `shown_once_as` in `extra`, the console shows the first.
 
     On other ranks everything that is printed goes to the file, by the file descriptors, so that native code
     is included: otherwise each line of the user's code would appear once for each process.
@@ -49,13 +49,13 @@ class RankLog:
         )
         logging.captureWarnings(True)
 
-    def share_warnings(self, claim: Callable[[str], bool]) -> None:
+    def share_warnings(self, is_first: Callable[[str], bool]) -> None:
         """Show the warnings of every rank on the console, each of them once.
 
         Args:
-            claim: tells whether this process is the first of all to ask with this text.
+            is_first: tells whether this process is the first of all to ask with this text.
         """
-        self._console.claim = claim
+        self._console.is_first = is_first
 
 
 class _File(logging.StreamHandler[TextIO]):
@@ -75,7 +75,7 @@ class _Console(logging.Handler):
 
     def __init__(self, rank: int, stream: Callable[[], TextIO]) -> None:
         super().__init__()
-        self.claim: Callable[[str], bool] | None = None
+        self.is_first: Callable[[str], bool] | None = None
         self._stream = stream
         self._rank = rank
         self._pid = os.getpid()
@@ -86,13 +86,13 @@ class _Console(logging.Handler):
         if getattr(record, "is_for_file_only", False):
             return
         text = self.format(record)
-        # A process that was forked, to load data, must not use the claim.
-        claim = self.claim if os.getpid() == self._pid else None
-        if self._rank == 0 and (record.levelno < logging.WARNING or claim is None):
+        # A process that was forked, to load data, must not ask the other ranks.
+        is_first = self.is_first if os.getpid() == self._pid else None
+        if self._rank == 0 and (record.levelno < logging.WARNING or is_first is None):
             self._write(text)
-        elif record.levelno >= logging.WARNING and claim is not None:
+        elif record.levelno >= logging.WARNING and is_first is not None:
             self._said[text] += 1  # what one rank says twice, all ranks may say twice
-            if claim(getattr(record, "claim", f"{self._said[text]} {text}")):
+            if is_first(getattr(record, "shown_once_as", f"{self._said[text]} {text}")):
                 self._write(text if self._rank == 0 else f"[rank {self._rank}] {text}")
 
     def _write(self, text: str) -> None:

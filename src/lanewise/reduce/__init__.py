@@ -4,17 +4,17 @@ from lanewise.reduce.buffer import evaluating, kept_buffers
 from lanewise.reduce.buffers import LaneBuffers
 from lanewise.reduce.build import build_reducer
 from lanewise.reduce.crosstalk import Crosstalk
+from lanewise.reduce.parameter_monitor import ParameterMonitor
 from lanewise.reduce.reducer import LaneWork, Reducer, evaluate_lanes
-from lanewise.reduce.totals import LaneTotals, OwnTotals, StepTotals, start_totals
-from lanewise.reduce.watch import ParameterWatch
+from lanewise.reduce.totals import LaneTotals, LocalTotals, StepTotals, start_totals
 
 __all__ = [
     "Crosstalk",
     "LaneBuffers",
     "LaneTotals",
     "LaneWork",
-    "OwnTotals",
-    "ParameterWatch",
+    "LocalTotals",
+    "ParameterMonitor",
     "Reducer",
     "StepTotals",
     "build_reducer",

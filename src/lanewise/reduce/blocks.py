@@ -58,10 +58,10 @@ def _require_that_nothing_is_shared(model: nn.Module, blocks: Sequence[nn.Module
     """Raise where a parameter of a block is used elsewhere: it would be gathered with one of them only."""
     names = {module: name for name, module in model.named_modules()}
     for block in blocks:
-        own, inside = set(block.parameters()), set(block.modules())
+        parameters, inside = set(block.parameters()), set(block.modules())
         for module in names.keys() - inside:
             for key, parameter in module.named_parameters(recurse=False):
-                if parameter in own:
+                if parameter in parameters:
                     name = ".".join(filter(None, (names[module], key)))
                     raise TaskError(
                         f"{name} is also a parameter of {names[block]}, so fsdp cannot gather that block by "

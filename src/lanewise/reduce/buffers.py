@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn, TreeSum, lane_blocks, subtrees
+from lanewise.lanes import LaneTurn, TreeSum, lane_ranges, subtrees
 from lanewise.reduce.buffer import RESHAPED, Buffer, find_buffers
 from lanewise.reduce.pending import add_into_right
 from lanewise.world.accelerator import float64_device, start_copy_to_host
@@ -60,19 +60,19 @@ class LaneBuffers:
         self._world = world
         self._float64_device = float64_device(world.device)
         self._num_lanes = num_lanes
-        self._blocks = lane_blocks(num_lanes, world.world_size)
+        self._lane_ranges = lane_ranges(num_lanes, world.world_size)
         # Each buffer on each replica.
         self._buffers: list[tuple[Buffer, ...]] | None = None
         self._lanes: list[_Lane] = []
         self._check: Callable[[], None] = lambda: None
 
-    def begin(self, place: int = 0) -> None:
+    def begin(self, replica: int = 0) -> None:
         """Give a lane, on one of the replicas, the starting values."""
-        if place == 0 and not self._lanes:
+        if replica == 0 and not self._lanes:
             self._begin_step()
         elif self._buffers:
             for buffers in self._buffers:
-                buffers[place].reset()
+                buffers[replica].reset()
 
     def _begin_step(self) -> None:
         self.check()
@@ -86,7 +86,7 @@ class LaneBuffers:
             for other in others:
                 other.follow(first)
 
-    def end(self, turn: LaneTurn, place: int = 0) -> None:
+    def end(self, turn: LaneTurn, replica: int = 0) -> None:
         """Note what a lane made of the buffers."""
         assert self._buffers is not None
         for lane in self._lanes[-1:]:  # whose forward is done by now
@@ -95,7 +95,7 @@ class LaneBuffers:
             self._lanes.append(_Lane(turn, {}, self.changes))
             return
         device = self._world.device
-        looks = [buffers[place].look() for buffers in self._buffers]
+        looks = [buffers[replica].look() for buffers in self._buffers]
         changes = _stack([change for change, _ in looks], self._float64_device)
         torch.maximum(self._changes, changes, out=self._changes)
         values = {
@@ -166,11 +166,11 @@ class LaneBuffers:
 
     def _agree_on_forms(self, numbers: Sequence[int], lanes: Sequence[_Lane], step: int) -> dict[int, _Form]:
         """Return shape and dtype of buffers that have another one than before. Collective."""
-        own: dict[int, list[_Form | None]] = {}
+        local: dict[int, list[_Form | None]] = {}
         for number in numbers:
             values = [self._value(lane, number) for lane in lanes]
-            own[number] = [None if value is None else (value.shape, value.dtype) for value in values]
-        everywhere = self._world.all_gather_object(own)
+            local[number] = [None if value is None else (value.shape, value.dtype) for value in values]
+        everywhere = self._world.all_gather_object(local)
         agreed: dict[int, _Form] = {}
         for number in numbers:
             forms = [form for rank_forms in everywhere for form in rank_forms[number]]
@@ -200,21 +200,23 @@ class LaneBuffers:
         """
         device = self._float64_device
         one = torch.ones(1, dtype=torch.float64, device=device)
-        own_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, num_present, add_into_right)
+        local_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, num_present, add_into_right)
         for lane in lanes:
             flat = [_to_float64(self._value(lane, number), device) for number in floats]
             number_of_samples = len(lane.turn.positions)
-            own_sum.push((lane.turn.lane, lane.turn.lane + 1), [torch.cat([*flat, one]) * number_of_samples])
+            local_sum.push(
+                (lane.turn.lane, lane.turn.lane + 1), [torch.cat([*flat, one]) * number_of_samples]
+            )
 
-        nodes = [subtrees(block, self._num_lanes, num_present) for block in self._blocks]
+        nodes = [subtrees(lanes, self._num_lanes, num_present) for lanes in self._lane_ranges]
         sizes = [_size_of(form) for form in floats.values()]
         sums = one.new_zeros(max(map(len, nodes)), sum(sizes) + 1)
-        for index, (_, (subtree_sum,)) in enumerate(own_sum.pending):
+        for index, (_, (subtree_sum,)) in enumerate(local_sum.pending):
             sums[index] = subtree_sum
         first = [_to_int64(self._value(lanes[0], number), device) for number in integers] if lanes else []
         num_integers = sum(shape.numel() for shape, _ in integers.values())
-        own_integers = torch.cat(first) if first else sums.new_zeros(num_integers, dtype=torch.int64)
-        sent = torch.cat([sums.flatten().view(torch.int64), own_integers])
+        local_integers = torch.cat(first) if first else sums.new_zeros(num_integers, dtype=torch.int64)
+        sent = torch.cat([sums.flatten().view(torch.int64), local_integers])
         gathered = self._world.start_all_gather(sent)()
 
         tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, num_present, add_into_right)
@@ -244,20 +246,20 @@ class LaneBuffers:
             A function that waits for the comparison and raises TaskError where they differ.
         """
         assert self._buffers is not None
-        claims = [
+        compared = [
             (self._buffers[number][0].name, lane.turn, value, expected)
             for number, expected in of_first_lane.items()
             for lane in lanes
             if (value := self._value(lane, number)) is not None
         ]
-        if not claims:
+        if not compared:
             return lambda: None
         wait = start_copy_to_host(
-            torch.stack([(value != expected).any() for _, _, value, expected in claims])
+            torch.stack([(value != expected).any() for _, _, value, expected in compared])
         )
 
         def check() -> None:
-            for differs, (name, turn, value, expected) in zip(wait().tolist(), claims, strict=True):
+            for differs, (name, turn, value, expected) in zip(wait().tolist(), compared, strict=True):
                 if differs:
                     raise TaskError(
                         f"integer buffer {name} differs between the lanes of step {turn.step}: "

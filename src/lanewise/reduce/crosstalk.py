@@ -4,7 +4,7 @@ import logging
 
 from lanewise.config import Equality
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn, lane_blocks
+from lanewise.lanes import LaneTurn, lane_ranges
 from lanewise.reduce.fsdp import FSDPReducer
 from lanewise.reduce.reducer import Reducer
 from lanewise.world.world import World
@@ -34,7 +34,7 @@ class Crosstalk:
 
     def __init__(self, reducer: Reducer, world: World, num_lanes: int, equality: Equality) -> None:
         self._world = world
-        self._blocks = lane_blocks(num_lanes, world.world_size)
+        self._lane_ranges = lane_ranges(num_lanes, world.world_size)
         self._equality = equality
         self._is_listening = not isinstance(reducer, FSDPReducer)
         self._is_heard = False
@@ -43,7 +43,9 @@ class Crosstalk:
         """Raise TaskError where forwards talk and this step has unequally many lanes on the processes."""
         if not self._is_heard:
             return
-        counts = {max(0, min(block.stop, turn.num_present_lanes) - block.start) for block in self._blocks}
+        counts = {
+            max(0, min(lanes.stop, turn.num_present_lanes) - lanes.start) for lanes in self._lane_ranges
+        }
         if len(counts) > 1:
             raise TaskError(
                 f"the forward of a lane talks to other processes, and in step {turn.step} these have "

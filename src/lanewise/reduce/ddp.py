@@ -35,8 +35,8 @@ from lanewise.reduce.reducer import (
     evaluate_lanes,
     loss_of,
     norm_of_gradients,
+    register_parameter_hooks,
     trained_parameters,
-    watch_parameters,
     without_loss,
 )
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
@@ -104,9 +104,9 @@ class DDPReducer:
         """See `Reducer`."""
         module.to(self.parameters[0].device)
 
-    def watch(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
+    def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
         """See `Reducer`."""
-        return watch_parameters(self.replicas, note)
+        return register_parameter_hooks(self.replicas, note)
 
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """See `Reducer`."""

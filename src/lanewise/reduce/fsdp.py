@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lanewise.config import Equality, FSDPConfig
 from lanewise.errors import ConfigError, TaskError
-from lanewise.lanes import LaneTurn, lane_blocks
+from lanewise.lanes import LaneTurn, lane_ranges
 from lanewise.reduce.blocks import find_blocks
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.reach import reach_all, tensors_in
@@ -90,7 +90,7 @@ class FSDPReducer:
         self._found: set[torch.Tensor] = set()
         self._notes: OrderedDict[int, Callable[[str, torch.Tensor], None]] = OrderedDict()
         self._callers: dict[nn.Module, Any] = {}
-        self._blocks = lane_blocks(num_lanes, world.world_size)
+        self._lane_ranges = lane_ranges(num_lanes, world.world_size)
         self._spare: Spare[LaneWork] = Spare(world)
         self._num_passes = 0
         self.adopt(model)
@@ -131,7 +131,7 @@ class FSDPReducer:
             sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
             _send_zeros_for_unused(sharded)
 
-    def watch(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
+    def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
         """See `Reducer`. Autograd sees the gathered parameters."""
         handle = RemovableHandle(self._notes)
         self._notes[handle.id] = note
@@ -143,7 +143,7 @@ class FSDPReducer:
         if not self._num_passes:
             num_present = lane.turn.num_present_lanes
             self._spare.keep(
-                lane, [len(range(num_present)[block.start : block.stop]) for block in self._blocks]
+                lane, [len(range(num_present)[lanes.start : lanes.stop]) for lanes in self._lane_ranges]
             )
         return [self._forward(lane, lane.data) if lane.turn.positions else None]
 
@@ -154,7 +154,7 @@ class FSDPReducer:
         if turn.positions:
             self._backward(turn, loss_sum)
         if turn.is_last:
-            while self._num_passes < len(self._blocks[0][: turn.num_present_lanes]):
+            while self._num_passes < len(self._lane_ranges[0][: turn.num_present_lanes]):
                 self._forward(*self._spare.take())
                 self._backward(turn, None)
             checksum = torch.tensor([zlib.crc32(" ".join(self._order).encode())])
@@ -167,11 +167,11 @@ class FSDPReducer:
         Raises:
             TaskError: if ranks ran different blocks, and so gathered something else than these.
         """
-        own, self._order = self._order, []
+        order, self._order = self._order, []
         self._num_passes = 0
         if len(set(self._wait_for_checksums().flatten().tolist())) > 1:
             raise TaskError(
-                f"lanes ran different blocks of the model, rank {self._world.rank} {', '.join(own)}: under "
+                f"lanes ran different blocks of the model, rank {self._world.rank} {', '.join(order)}: under "
                 "fsdp all lanes must run the same ones in the same order. Name larger blocks, which contain "
                 "the choice: distributed.fsdp.blocks."
             )
@@ -207,8 +207,8 @@ class FSDPReducer:
         """See `Reducer`. In `exact` each gradient is gathered, for the norm to be that of one device."""
         gradients: list[Any] = [p.grad for p in self.parameters if p.grad is not None]
         if self._sums is None:
-            own = nn.utils.get_total_norm([one.to_local() for one in gradients])
-            norms = self._world.start_all_gather(own.to(self._world.device))()
+            local = nn.utils.get_total_norm([one.to_local() for one in gradients])
+            norms = self._world.start_all_gather(local.to(self._world.device))()
         else:  # as `get_total_norm` does it, one gradient after the other
             norms = torch.stack([torch._foreach_norm([whole(one)])[0] for one in gradients])  # noqa: SLF001
         norm: torch.Tensor = torch.linalg.vector_norm(norms)

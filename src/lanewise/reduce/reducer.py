@@ -60,7 +60,7 @@ class Reducer(Protocol):
         """Put another module of the same kind, such as an average of the model, where the model is."""
         ...
 
-    def watch(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
+    def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
         """Have each trained parameter, by its name, shown after a lane's backward."""
         ...
 
@@ -118,10 +118,10 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def watch_parameters(
+def register_parameter_hooks(
     modules: Iterable[nn.Module], note: Callable[[str, torch.Tensor], None]
 ) -> list[RemovableHandle]:
-    """Do what `Reducer.watch` does, for modules whose parameters autograd sees."""
+    """Do what `Reducer.register_hooks` does, for modules whose parameters autograd sees."""
     return [
         parameter.register_post_accumulate_grad_hook(lambda one, name=name: note(name, one))
         for module in modules

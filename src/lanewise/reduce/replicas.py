@@ -35,8 +35,8 @@ from lanewise.reduce.reducer import (
     divide_gradients,
     evaluate_lanes,
     norm_of_gradients,
+    register_parameter_hooks,
     trained_parameters,
-    watch_parameters,
     without_loss,
 )
 from lanewise.world.accelerator import generator_state, move, set_current_device, set_generator_state
@@ -83,16 +83,16 @@ class ReplicaReducer:
         """See `Reducer`."""
         module.to(self.parameters[0].device)
 
-    def watch(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
+    def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
         """See `Reducer`."""
-        return watch_parameters(self.replicas, note)
+        return register_parameter_hooks(self.replicas, note)
 
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """See `Reducer`."""
         if self._is_stale:
             self._send_weights()
         if self._threads is None:
-            return [self._run_lane(place, lane) for place, lane in enumerate(lanes)]
+            return [self._run_lane(number, lane) for number, lane in enumerate(lanes)]
         if self._balanced:
             return list(self._threads.map(self._run_lane, range(len(lanes)), lanes))
         forwards = list(self._threads.map(self._forward, range(len(lanes)), lanes))
@@ -146,19 +146,19 @@ class ReplicaReducer:
         if self._threads is not None:
             self._threads.shutdown()
 
-    def _run_lane(self, place: int, lane: LaneWork) -> Any:
+    def _run_lane(self, replica: int, lane: LaneWork) -> Any:
         """Run a lane from its random state to its loss."""
-        data, outputs, random_state = self._forward(place, lane)
+        data, outputs, random_state = self._forward(replica, lane)
         return (
             lane.loss(outputs, data) if self._balanced else self._loss_on_first(lane, outputs, random_state)
         )
 
-    def _forward(self, place: int, lane: LaneWork) -> tuple[Any, Any, torch.Tensor | None]:
+    def _forward(self, replica: int, lane: LaneWork) -> tuple[Any, Any, torch.Tensor | None]:
         """Run a lane's forward; return its batch, where it ran, its outputs, and the generator's state."""
-        device = self._devices[place]
+        device = self._devices[replica]
         set_current_device(device)  # of this thread
         data = move(lane.data, device)
-        outputs = lane.forward(self.replicas[place], data)
+        outputs = lane.forward(self.replicas[replica], data)
         state = None if self._balanced else generator_state(device)
         return data, outputs, state
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from lanewise.lanes import lane_blocks
+from lanewise.lanes import lane_ranges
 from lanewise.world.accelerator import float64_device
 from lanewise.world.world import World
 
 
 @dataclass(frozen=True)
-class OwnTotals:
+class LocalTotals:
     """What a lane of this process tells the others in a step."""
 
     loss_sum: torch.Tensor
@@ -70,7 +70,7 @@ def start_totals(
     world: World,
     num_lanes: int,
     num_present_lanes: int,
-    own: Sequence[OwnTotals],
+    local: Sequence[LocalTotals],
     votes: tuple[bool, bool] = (False, False),
     buffer_changes: torch.Tensor | None = None,
 ) -> Callable[[], StepTotals]:
@@ -82,23 +82,23 @@ def start_totals(
         world: the processes.
         num_lanes: lanes of the run.
         num_present_lanes: lanes that have samples in this step.
-        own: the rows of this process's lanes that have samples.
+        local: the rows of this process's lanes that have samples.
         votes: whether this process wants to save, and to stop the run, after this step.
         buffer_changes: what `LaneBuffers.changes` tells: float64 [num_buffers], equally many on every rank.
 
     Returns:
         A function that waits and returns the totals.
     """
-    blocks = lane_blocks(num_lanes, world.world_size)
+    ranges = lane_ranges(num_lanes, world.world_size)
     # A row for each lane, the votes, the buffers.
     device = float64_device(world.device)
-    rows = torch.zeros(len(blocks[0]) + 1, 2, dtype=torch.float64)
+    rows = torch.zeros(len(ranges[0]) + 1, 2, dtype=torch.float64)
     rows[-1] = torch.tensor(votes)
     rows = rows.to(device, non_blocking=True)
-    if own:
-        rows[: len(own), 0] = torch.stack([row.loss_sum for row in own])
-        weights = torch.tensor([row.weight for row in own], dtype=torch.float64)
-        rows[: len(own), 1] = weights.to(device, non_blocking=True)
+    if local:
+        rows[: len(local), 0] = torch.stack([row.loss_sum for row in local])
+        weights = torch.tensor([row.weight for row in local], dtype=torch.float64)
+        rows[: len(local), 1] = weights.to(device, non_blocking=True)
     flat = rows.flatten() if buffer_changes is None else torch.cat([rows.flatten(), buffer_changes])
     wait = world.start_all_gather_to_host(flat)
 
@@ -107,11 +107,11 @@ def start_totals(
         rank_rows = gathered[:, : rows.numel()].view(world.world_size, *rows.shape).tolist()
         lanes = tuple(
             LaneTotals(lane, *row)
-            for block, own_rows in zip(blocks, rank_rows, strict=True)
-            for lane, row in zip(block, own_rows, strict=False)
+            for lanes_of_rank, rank_row in zip(ranges, rank_rows, strict=True)
+            for lane, row in zip(lanes_of_rank, rank_row, strict=False)
             if lane < num_present_lanes
         )
-        saves, stops = zip(*(own_rows[-1] for own_rows in rank_rows), strict=True)
+        saves, stops = zip(*(rank_row[-1] for rank_row in rank_rows), strict=True)
         changes = gathered[:, rows.numel() :].amax(0).tolist()
         return StepTotals(lanes, any(saves), any(stops), tuple(changes))
 

@@ -28,7 +28,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from lanewise.lanes import TreeSum, lane_blocks, subtrees
+from lanewise.lanes import TreeSum, lane_ranges, subtrees
 from lanewise.reduce.pending import add_into_right
 from lanewise.world.accelerator import new_stream, on_stream
 from lanewise.world.world import World, all_gather_single
@@ -44,7 +44,7 @@ class TreeAllReduce:
         self._rank = world.rank
         self._device = world.device
         self._num_lanes = num_lanes
-        self._blocks = lane_blocks(num_lanes, world.world_size)
+        self._lane_ranges = lane_ranges(num_lanes, world.world_size)
         self._group = world.new_group()
         self._stream = new_stream(world.device)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -125,11 +125,11 @@ class TreeAllReduce:
         self, subtree_sums: list[torch.Tensor], num_present_lanes: int, bucket: torch.Tensor
     ) -> torch.Tensor:
         """Sum a bucket over all lanes. See [Note: three stages]."""
-        world_size, size = len(self._blocks), bucket.numel()
+        world_size, size = len(self._lane_ranges), bucket.numel()
         slice_size = -(-size // world_size)
         bounds = [min(rank * slice_size, size) for rank in range(world_size + 1)]
-        nodes = [subtrees(block, self._num_lanes, num_present_lanes) for block in self._blocks]
-        own_size = bounds[self._rank + 1] - bounds[self._rank]
+        nodes = [subtrees(lanes, self._num_lanes, num_present_lanes) for lanes in self._lane_ranges]
+        local_size = bounds[self._rank + 1] - bounds[self._rank]
 
         if len(subtree_sums) == 1:
             send = subtree_sums[0]
@@ -138,11 +138,11 @@ class TreeAllReduce:
                 subtree_sum[start:stop] for start, stop in pairwise(bounds) for subtree_sum in subtree_sums
             ]
             send = torch.cat(pieces) if pieces else bucket.new_empty(0)
-        received = bucket.new_empty(own_size * sum(map(len, nodes)))
+        received = bucket.new_empty(local_size * sum(map(len, nodes)))
         dist.all_to_all_single(
             received,
             send,
-            output_split_sizes=[own_size * len(rank_nodes) for rank_nodes in nodes],
+            output_split_sizes=[local_size * len(rank_nodes) for rank_nodes in nodes],
             input_split_sizes=[(stop - start) * len(subtree_sums) for start, stop in pairwise(bounds)],
             group=self._group,
         )
@@ -150,11 +150,11 @@ class TreeAllReduce:
         tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, num_present_lanes, add_into_right)
         all_nodes = [node for rank_nodes in nodes for node in rank_nodes]
         for index, node in enumerate(all_nodes):
-            tree_sum.push(node, [received[index * own_size : (index + 1) * own_size]])
-        own_slice = bucket.new_zeros(slice_size)  # the last ranks' slices may be shorter
-        own_slice[:own_size] = tree_sum.root()[0]
+            tree_sum.push(node, [received[index * local_size : (index + 1) * local_size]])
+        local_slice = bucket.new_zeros(slice_size)  # the last ranks' slices may be shorter
+        local_slice[:local_size] = tree_sum.root()[0]
 
         is_even = size == slice_size * world_size
         gathered = bucket if is_even else bucket.new_empty(slice_size * world_size)
-        all_gather_single(gathered, own_slice, group=self._group)
+        all_gather_single(gathered, local_slice, group=self._group)
         return gathered[:size]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lanewise.lanes import TreeSum, lane_blocks
+from lanewise.lanes import TreeSum, lane_ranges
 from lanewise.reduce.pending import add_into_right
 
 
@@ -36,7 +36,7 @@ class TreeReduceScatter:
 
     def __init__(self, num_lanes: int, world_size: int) -> None:
         self._num_lanes = num_lanes
-        self._blocks = lane_blocks(num_lanes, world_size)
+        self._lane_ranges = lane_ranges(num_lanes, world_size)
         self._sums: list[TreeSum[list[torch.Tensor]]] = []
         """Of the lanes of each rank."""
         self._rows: torch.Tensor | None = None
@@ -69,7 +69,7 @@ class TreeReduceScatter:
         """
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
-        rows = received.view(len(self._blocks), -1)
+        rows = received.view(len(self._lane_ranges), -1)
         if self._rows is None:
             self._rows = rows
         else:
@@ -87,12 +87,12 @@ class TreeReduceScatter:
             return
         if not self._sums:
             self._num_present_lanes = num_present_lanes
-            self._sums = [self._new_sum() for _ in self._blocks]
+            self._sums = [self._new_sum() for _ in self._lane_ranges]
         for number in range(self._num_added, self._num_passes):
             rows = self._rows if number == self._num_passes - 1 else None
             if rows is None:  # as a lane gives that did not use a parameter
-                rows = self._output.new_zeros(len(self._blocks), self._output.numel())
-            for lanes, tree_sum, row in zip(self._blocks, self._sums, rows, strict=True):
+                rows = self._output.new_zeros(len(self._lane_ranges), self._output.numel())
+            for lanes, tree_sum, row in zip(self._lane_ranges, self._sums, rows, strict=True):
                 lane = lanes.start + number
                 if lane in lanes and lane < num_present_lanes:
                     tree_sum.push((lane, lane + 1), [row])

@@ -10,9 +10,9 @@ import torch
 
 from lanewise.checkpoint.encode import real_view
 from lanewise.data import LaneReader, digest
-from lanewise.engine import read_blocks
+from lanewise.engine import read_in_order
 from lanewise.errors import TaskError
-from lanewise.lanes import BlockSchedule, evaluation_seed
+from lanewise.lanes import SequentialSchedule, evaluation_seed
 from lanewise.metrics import MetricStates, merge_metrics, named_values, take_states
 from lanewise.random_state import set_random_state
 from lanewise.verify.subject import Subject
@@ -163,11 +163,11 @@ def probe_metrics(subject: Subject, micro_batch_size: int, max_samples: int) -> 
     for set_name, dataset in task.eval_datasets().items():
         num_samples = min(len(dataset), max_samples)  # type: ignore[arg-type]
         reader = LaneReader(dataset, task.collate, subject.seed, eval_dataset=set_name)
-        schedule = BlockSchedule(num_samples, 1, min(micro_batch_size, max(1, num_samples // 3)))
+        schedule = SequentialSchedule(num_samples, 1, min(micro_batch_size, max(1, num_samples // 3)))
         whole, first, rest = (
             {name: one.to(subject.device) for name, one in task.build_metrics().items()} for _ in range(3)
         )
-        for number, batch in enumerate(read_blocks(reader, schedule, world, num_workers=0)):
+        for number, batch in enumerate(read_in_order(reader, schedule, world, num_workers=0)):
             set_random_state(evaluation_seed(subject.seed, batch.turn.step, batch.turn.lane))
             with torch.no_grad(), subject.precision.forward():
                 outputs = task.forward(model, batch.data)

@@ -40,9 +40,9 @@ class Evidence:
 
     def unequal_passes(self) -> Iterator[tuple[str, Passes]]:
         """Yield what says that two passes in one process differ, as the beginning of a sentence."""
-        for place, probe in self.probes():
+        for process, probe in self.probes():
             if probe.passes.results[0] != probe.passes.results[1]:
-                seen = f"the same micro-batch, twice in {place}, gives another loss or gradient"
+                seen = f"the same micro-batch, twice in {process}, gives another loss or gradient"
                 yield seen, probe.passes
 
     def parted(self) -> Iterator[Layout]:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from lanewise.config import BatchConfig, RunConfig
 from lanewise.data import LaneReader
 from lanewise.engine import EvalSet, Evaluator, count_samples
-from lanewise.lanes import BlockSchedule
+from lanewise.lanes import SequentialSchedule
 from lanewise.task import Task
 from lanewise.verify.hidden import changed, hidden_state
 from lanewise.verify.subject import Subject
@@ -108,7 +108,7 @@ def first_samples(
     sets = []
     for name, dataset in datasets.items():
         num_samples = min(count_samples(dataset), batch.global_batch_size)
-        schedule = BlockSchedule(num_samples, batch.num_lanes, batch.micro_batch_size)
+        schedule = SequentialSchedule(num_samples, batch.num_lanes, batch.micro_batch_size)
         reader = LaneReader(dataset, task.collate, seed, eval_dataset=name)
         sets.append(EvalSet(name, reader, schedule, has_metrics))
     return sets

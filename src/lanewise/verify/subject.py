@@ -83,7 +83,7 @@ class Subject:
         """Run the forward and the loss of a micro-batch that is on the device."""
         with self.precision.forward():
             returned = self.task.loss(self.task.forward(self.model, data), data)
-        return LaneLoss.check(returned, num_samples, f"the loss of {type(self.task).__name__}")
+        return LaneLoss.from_returned(returned, num_samples, f"the loss of {type(self.task).__name__}")
 
     def gradients(self, data: Any, num_samples: int) -> tuple[LaneLoss, dict[str, torch.Tensor]]:
         """Return the loss of a micro-batch, and the gradient of its sum for every trained parameter."""

@@ -9,7 +9,7 @@ from lanewise.config import ReducerName, RunConfig
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.jobs.scratch import scratch_folder
 from lanewise.jobs.start import start
-from lanewise.lanes import lane_blocks
+from lanewise.lanes import lane_ranges
 from lanewise.verify.diagnose import diagnose
 from lanewise.verify.evidence import Evidence
 from lanewise.verify.job import Result, ResumeJob, VerifyJob
@@ -53,7 +53,7 @@ def verify(
             f"distributed.fsdp.param_dtype {fsdp.param_dtype}. Verify with param_dtype=float32."
         )
     for count in devices:
-        lane_blocks(config.batch.num_lanes, count)  # raises before anything is run
+        lane_ranges(config.batch.num_lanes, count)  # raises before anything is run
     counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]
     one, kind = ("device", "devices") if config.distributed.is_one_process else ("process", "processes")
     names = [f"1 {one}", "1 again", *(f"{count} {kind}" for count in counts[2:])]

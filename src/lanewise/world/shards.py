@@ -52,7 +52,7 @@ def laid_out_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return parts.to(like.device)
 
 
-def row_blocks(tensor: Any) -> list[range]:
+def row_ranges(tensor: Any) -> list[range]:
     """Return which rows of a sharded tensor each rank has; the last ranks may have none."""
     num_rows, num_ranks = tensor.shape[0], tensor.device_mesh.size()
     size = -(-num_rows // num_ranks)

@@ -62,7 +62,7 @@ class World(Protocol):
         """Open a second channel with the same members. Collective: every rank must call this."""
         ...
 
-    def claim(self, key: str) -> bool:
+    def is_first(self, key: str) -> bool:
         """Tell whether this is the first call with this key, of all ranks. No collective."""
         ...
 
@@ -91,7 +91,7 @@ class LocalWorld:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._claimed: set[str] = set()
+        self._keys: set[str] = set()
         self._told: dict[str, str] = {}
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -117,10 +117,10 @@ class LocalWorld:
     def new_group(self) -> None:
         """See `World`."""
 
-    def claim(self, key: str) -> bool:
+    def is_first(self, key: str) -> bool:
         """See `World`."""
-        is_first = key not in self._claimed
-        self._claimed.add(key)
+        is_first = key not in self._keys
+        self._keys.add(key)
         return is_first
 
     def tell(self, key: str, text: str) -> None:
@@ -147,7 +147,7 @@ class GroupWorld:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.device = device
-        self._claims = PrefixStore("lanewise/claims", store)
+        self._first = PrefixStore("lanewise/first", store)
         self._told = PrefixStore("lanewise/told", store)
         self._is_on_host = dist.get_backend() == "gloo"
 
@@ -197,10 +197,10 @@ class GroupWorld:
         group: dist.ProcessGroup = dist.new_group()
         return group
 
-    def claim(self, key: str) -> bool:
+    def is_first(self, key: str) -> bool:
         """See `World`."""
         try:
-            return self._claims.add(hashlib.sha256(key.encode()).hexdigest(), 1) == 1
+            return self._first.add(hashlib.sha256(key.encode()).hexdigest(), 1) == 1
         except RuntimeError:  # the process that keeps the store is gone: what failed first was said
             return False
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate
 from lanewise.data.loader import LaneLoader
 from lanewise.data.reader import LaneReader
 from lanewise.errors import noting
-from lanewise.lanes import FeistelOrder, Schedule, lane_blocks
+from lanewise.lanes import FeistelOrder, Schedule, lane_ranges
 
 # Three workers are more than some machines have processors, of which torch warns.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -117,7 +117,7 @@ def test_a_process_whose_lanes_are_absent_gets_a_batch_without_data(num_workers)
 def test_all_processes_together_read_every_sample_once_an_epoch(world_size, drop_last):
     schedule = Schedule(num_samples=37, global_batch_size=16, micro_batch_size=2, drop_last=drop_last)
     seen = Counter()
-    for lanes in lane_blocks(8, world_size):
+    for lanes in lane_ranges(8, world_size):
         dataset = Recording()
         for batch in make_loader(dataset, schedule, lanes=lanes, collate=list).batches(
             0, 3 * schedule.steps_per_epoch
@@ -136,7 +136,7 @@ def test_a_lane_gets_the_same_bytes_whoever_carries_it(world_size):
     together = {
         (one[0].step, one[0].lane): one[1:] for one in contents(make_loader(Drawing(), PARTIAL).batches(0, 6))
     }
-    for lanes in lane_blocks(4, world_size):
+    for lanes in lane_ranges(4, world_size):
         for turn, *rest in contents(make_loader(Drawing(), PARTIAL, lanes=lanes).batches(0, 6)):
             if rest[0]:
                 assert tuple(rest) == together.pop((turn.step, turn.lane))
@@ -144,7 +144,7 @@ def test_a_lane_gets_the_same_bytes_whoever_carries_it(world_size):
 
 
 def test_only_the_samples_of_the_own_lanes_are_read_and_each_once():
-    for lanes in lane_blocks(4, 3):
+    for lanes in lane_ranges(4, 3):
         dataset = Recording()
         loader = make_loader(dataset, PARTIAL, lanes=lanes)
         list(loader.batches(4, 6))

@@ -1,4 +1,4 @@
-"""Each process carries one contiguous block of lanes."""
+"""Each process carries one contiguous range of lanes."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanewise.lanes.layout import lane_blocks
+from lanewise.lanes.layout import lane_ranges
 
 EIGHT_LANES = {
     1: "[0 1 2 3 4 5 6 7]",
@@ -17,28 +17,28 @@ EIGHT_LANES = {
 }
 
 
-def draw(blocks) -> str:
-    return " ".join(f"[{' '.join(map(str, block))}]" for block in blocks)
+def draw(ranges) -> str:
+    return " ".join(f"[{' '.join(map(str, lanes))}]" for lanes in ranges)
 
 
 @pytest.mark.parametrize("world_size", EIGHT_LANES)
 def test_eight_lanes_as_drawn(world_size):
-    assert draw(lane_blocks(8, world_size)) == EIGHT_LANES[world_size]
+    assert draw(lane_ranges(8, world_size)) == EIGHT_LANES[world_size]
 
 
 @pytest.mark.parametrize("world_size", EIGHT_LANES)
 def test_the_docstring_shows_the_same_pictures(world_size):
-    assert f"        {world_size}    {EIGHT_LANES[world_size]}\n" in lane_blocks.__doc__
+    assert f"        {world_size}    {EIGHT_LANES[world_size]}\n" in lane_ranges.__doc__
 
 
 @given(st.data(), st.integers(1, 300))
-def test_blocks_are_contiguous_complete_and_nearly_equal(data, num_lanes):
+def test_ranges_are_contiguous_complete_and_nearly_equal(data, num_lanes):
     world_size = data.draw(st.integers(1, num_lanes))
-    blocks = lane_blocks(num_lanes, world_size)
-    assert len(blocks) == world_size
-    assert [lane for block in blocks for lane in block] == list(range(num_lanes))
-    assert all(left.stop == right.start for left, right in pairwise(blocks))
-    sizes = [len(block) for block in blocks]
+    ranges = lane_ranges(num_lanes, world_size)
+    assert len(ranges) == world_size
+    assert [lane for lanes in ranges for lane in lanes] == list(range(num_lanes))
+    assert all(left.stop == right.start for left, right in pairwise(ranges))
+    sizes = [len(lanes) for lanes in ranges]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] - sizes[-1] <= 1
 
@@ -46,4 +46,4 @@ def test_blocks_are_contiguous_complete_and_nearly_equal(data, num_lanes):
 @pytest.mark.parametrize(("num_lanes", "world_size"), [(8, 9), (8, 0), (8, -1), (1, 2), (0, 1), (0, 0)])
 def test_a_process_without_a_lane_is_refused(num_lanes, world_size):
     with pytest.raises(ValueError, match=rf"got {world_size} processes for {num_lanes} lanes\. Use 1 to"):
-        lane_blocks(num_lanes, world_size)
+        lane_ranges(num_lanes, world_size)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanewise.lanes.layout import lane_blocks
-from lanewise.lanes.schedule import BlockSchedule, LaneTurn, Schedule
+from lanewise.lanes.layout import lane_ranges
+from lanewise.lanes.schedule import LaneTurn, Schedule, SequentialSchedule
 
 
 def table(schedule: Schedule) -> list[list[list[int]]]:
@@ -92,7 +92,7 @@ def turns_by_step(schedule: Schedule, world_size: int, epochs: int) -> list[list
     """The turns of all processes, as [step][rank][turn]."""
     steps = schedule.steps_per_epoch * epochs
     by_step: list[list[list[LaneTurn]]] = [[[] for _ in range(world_size)] for _ in range(steps)]
-    for rank, lanes in enumerate(lane_blocks(schedule.num_lanes, world_size)):
+    for rank, lanes in enumerate(lane_ranges(schedule.num_lanes, world_size)):
         for one in schedule.turns(lanes, 0, steps):
             assert one.lane in lanes
             by_step[one.step][rank].append(one)
@@ -121,12 +121,12 @@ def test_all_processes_together_read_every_position_once_an_epoch(run):
 @given(runs())
 def test_every_process_takes_part_in_every_step(run):
     schedule, world_size, epochs = run
-    blocks = lane_blocks(schedule.num_lanes, world_size)
+    ranges = lane_ranges(schedule.num_lanes, world_size)
     for step, ranks in enumerate(turns_by_step(schedule, world_size, epochs)):
         present = {one.lane for turns in ranks for one in turns if one.positions}
         assert present == set(range(len(present)))
         assert schedule.num_present_lanes(step) == len(present)
-        for lanes, turns in zip(blocks, ranks, strict=True):
+        for lanes, turns in zip(ranges, ranks, strict=True):
             assert [one.is_last for one in turns] == [False] * (len(turns) - 1) + [True]
             assert {one.epoch for one in turns} == {step // schedule.steps_per_epoch}
             assert {one.num_present_lanes for one in turns} == {len(present)}
@@ -138,10 +138,12 @@ def test_every_process_takes_part_in_every_step(run):
 
 @settings(deadline=None)
 @given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 5), st.data())
-def test_blocks_read_everything_once_and_every_process_takes_part(num_samples, num_lanes, size, data):
-    schedule = BlockSchedule(num_samples, num_lanes, size)
+def test_a_sequential_schedule_reads_everything_once_and_every_process_takes_part(
+    num_samples, num_lanes, size, data
+):
+    schedule = SequentialSchedule(num_samples, num_lanes, size)
     read: list[int] = []
-    for lanes in lane_blocks(num_lanes, data.draw(st.integers(1, num_lanes))):
+    for lanes in lane_ranges(num_lanes, data.draw(st.integers(1, num_lanes))):
         turns = list(schedule.turns(lanes))
         own = [position for one in turns for position in one.positions]
         assert [bool(one.positions) for one in turns] == ([True] * len(turns) if own else [False])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanewise.lanes.layout import lane_blocks
+from lanewise.lanes.layout import lane_ranges
 from lanewise.lanes.tree import TreeSum, subtrees
 
 
@@ -57,12 +57,12 @@ def test_eight_lanes_are_a_balanced_tree():
     ],
 )
 def test_the_subtrees_of_six_lanes_as_drawn(world_size, drawn):
-    assert [list(subtrees(lanes, 6, 6)) for lanes in lane_blocks(6, world_size)] == drawn
+    assert [list(subtrees(lanes, 6, 6)) for lanes in lane_ranges(6, world_size)] == drawn
 
 
 def test_the_subtrees_of_four_of_six_lanes():
-    assert [list(subtrees(lanes, 6, 4)) for lanes in lane_blocks(6, 2)] == [[(0, 3)], [(3, 4)]]
-    assert [list(subtrees(lanes, 6, 4)) for lanes in lane_blocks(6, 3)] == [[(0, 2)], [(2, 3), (3, 4)], []]
+    assert [list(subtrees(lanes, 6, 4)) for lanes in lane_ranges(6, 2)] == [[(0, 3)], [(3, 4)]]
+    assert [list(subtrees(lanes, 6, 4)) for lanes in lane_ranges(6, 3)] == [[(0, 2)], [(2, 3), (3, 4)], []]
 
 
 @st.composite
@@ -78,7 +78,7 @@ def test_any_number_of_processes_makes_the_tree_of_one(step):
     expected = drawn_tree(0, num_lanes, num_present)
     assert push_lanes(range(num_lanes), num_lanes, num_present).root() == expected
     meeting = TreeSum(num_lanes, num_present, nest)
-    for lanes in lane_blocks(num_lanes, world_size):
+    for lanes in lane_ranges(num_lanes, world_size):
         pending = push_lanes(lanes, num_lanes, num_present).pending
         assert tuple(node for node, _ in pending) == subtrees(lanes, num_lanes, num_present)
         for node, value in pending:
@@ -94,7 +94,7 @@ def leaves(tree) -> list[int]:
 @given(steps())
 def test_subtrees_cover_the_present_lanes_and_no_other(step):
     num_lanes, num_present, world_size = step
-    for lanes in lane_blocks(num_lanes, world_size):
+    for lanes in lane_ranges(num_lanes, world_size):
         pending = push_lanes(lanes, num_lanes, num_present).pending
         assert [leaf for _, tree in pending for leaf in leaves(tree)] == [x for x in lanes if x < num_present]
         for (start, stop), tree in pending:
@@ -107,7 +107,7 @@ def test_few_partial_sums_are_held(step):
     num_lanes, num_present, world_size = step
     bound = math.ceil(math.log2(num_lanes)) + 1
     meeting = TreeSum(num_lanes, num_present, nest)
-    for lanes in lane_blocks(num_lanes, world_size):
+    for lanes in lane_ranges(num_lanes, world_size):
         own = TreeSum(num_lanes, num_present, nest)
         for lane in (x for x in lanes if x < num_present):
             own.push((lane, lane + 1), lane)
@@ -121,7 +121,7 @@ def test_few_partial_sums_are_held(step):
 def test_a_power_of_two_of_processes_has_one_subtree_each(exponent, lanes_each):
     world_size = 2**exponent
     num_lanes = world_size * lanes_each
-    for lanes in lane_blocks(num_lanes, world_size):
+    for lanes in lane_ranges(num_lanes, world_size):
         assert subtrees(lanes, num_lanes, num_lanes) == ((lanes.start, lanes.stop),)
 
 
@@ -130,7 +130,7 @@ def test_a_power_of_two_of_processes_has_at_most_one_subtree_in_a_partial_step(e
     world_size = 2**exponent
     num_lanes = world_size * lanes_each
     num_present = data.draw(st.integers(1, num_lanes))
-    for lanes in lane_blocks(num_lanes, world_size):
+    for lanes in lane_ranges(num_lanes, world_size):
         expected = ((lanes.start, min(lanes.stop, num_present)),) if lanes.start < num_present else ()
         assert subtrees(lanes, num_lanes, num_present) == expected
 
@@ -143,7 +143,7 @@ def add(left, right):
 def test_floats_are_added_in_the_order_of_the_tree(world_size):
     values = np.array([1e8, 1, -1e8, 1], dtype=np.float32)
     meeting = TreeSum(4, 4, add)
-    for lanes in lane_blocks(4, world_size):
+    for lanes in lane_ranges(4, world_size):
         for node, value in push_lanes(lanes, 4, 4, values, add).pending:
             meeting.push(node, value)
     assert meeting.root() == 0  # (1e8 + 1) + (-1e8 + 1): both ones are lost

@@ -165,14 +165,14 @@ from lanewise.loggers.rank_log import RankLog
 
 folder, rank = Path(sys.argv[1]), int(sys.argv[2])
 
-def claim(key):
+def is_first(key):
     try:
         (folder / key.encode().hex()).touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
 
-RankLog(folder / f"rank-{rank}.log", rank).share_warnings(claim)
+RankLog(folder / f"rank-{rank}.log", rank).share_warnings(is_first)
 logging.info("an info")
 logging.warning("all ranks say this")
 logging.warning("all ranks say this")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lanewise.config import DistributedConfig
-from lanewise.lanes import Schedule, lane_blocks
+from lanewise.lanes import Schedule, lane_ranges
 from lanewise.reduce import build_reducer
 from lanewise.world.world import World
 
@@ -31,7 +31,7 @@ def reduce_lanes(
     config = DistributedConfig(equality=equality)
     reducer = build_reducer(model, num_lanes, world, config)
     schedule = Schedule(num_present or num_lanes, num_lanes, 1)
-    lanes = lane_blocks(num_lanes, world.world_size)[world.rank]
+    lanes = lane_ranges(num_lanes, world.world_size)[world.rank]
     for turn in schedule.turns(lanes, 0, steps):
 
         def compute_loss(lane: int = turn.lane) -> torch.Tensor | None:

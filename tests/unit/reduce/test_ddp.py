@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lanewise.config import DistributedConfig
-from lanewise.lanes import Schedule, lane_blocks
+from lanewise.lanes import Schedule, lane_ranges
 from lanewise.reduce import build_reducer, tree_all_reduce
 from lanewise.testing import run_distributed
 from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
@@ -88,7 +88,7 @@ def reduce_unlike(world, equality):
     ]
     model = nn.ParameterList(parameters)
     reducer = build_reducer(model, 3, world, DistributedConfig(equality=equality))
-    for turn in Schedule(3, 3, 1).turns(lane_blocks(3, world.world_size)[world.rank], 0, 2):
+    for turn in Schedule(3, 3, 1).turns(lane_ranges(3, world.world_size)[world.rank], 0, 2):
         # Lane 1 does not use the sliced ones.
         used = [(n, p) for n, p in enumerate(model) if turn.lane != 1 or n not in (2, 3)]
         products = [(p * unlike(p.shape, 10 * turn.lane + n)).sum() for n, p in used]
@@ -182,7 +182,7 @@ def reduce_behind_a_gate(world):
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(600, 600) for _ in range(4)])  # 1.4 MB each
     reducer = build_reducer(model, 4, world, DistributedConfig(equality="exact"))
-    for turn in Schedule(4, 4, 1).turns(lane_blocks(4, world.world_size)[world.rank], 0, 3):
+    for turn in Schedule(4, 4, 1).turns(lane_ranges(4, world.world_size)[world.rank], 0, 3):
         if turn.is_last:
             begun.clear()
 

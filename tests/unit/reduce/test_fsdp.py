@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lanewise.config import DistributedConfig
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn, Schedule, lane_blocks
+from lanewise.lanes import LaneTurn, Schedule, lane_ranges
 from lanewise.reduce import Reducer, build_reducer
 from lanewise.testing import run_distributed
 from lanewise.world.shards import is_sharded, whole
@@ -74,7 +74,7 @@ class Work:
 def take_step(
     world, reducer: Reducer, value: Callable[[int], float] = lambda _lane: 1.0, void: Container[int] = ()
 ) -> None:
-    blocks = lane_blocks(NUM_LANES, world.world_size)
+    blocks = lane_ranges(NUM_LANES, world.world_size)
     for turn in Schedule(NUM_LANES, NUM_LANES, 1).turns(blocks[world.rank], 0, 1):
         (loss,) = reducer.losses([Work(turn, torch.full((2, WIDTH), value(turn.lane)))])
         reducer.backward(turn, None if turn.lane in void else loss, lambda: None)
@@ -176,7 +176,7 @@ def test_each_lane_gathers_weights_twice_and_sends_its_gradients(equality, gradi
 def reduce_with_an_infinite_lane(world, reducer_name, equality):
     model, reducer = build(world, reducer_name, equality)
     used: set[str] = set()
-    reducer.watch(lambda name, one: used.add(name) if one.grad is not None else None)
+    reducer.register_hooks(lambda name, one: used.add(name) if one.grad is not None else None)
     take_step(world, reducer, value=lambda lane: math.inf if lane == 1 else lane + 1.0, void={1})
     gradients = [whole(one.grad).clone() for one in model.parameters() if one.grad is not None]
     norm = float(reducer.grad_norm())
@@ -198,7 +198,7 @@ def test_nothing_travels_from_a_lane_without_weight_even_if_its_activations_are_
 def reduce_void_lanes_only(world):
     _, reducer = build(world, "fsdp")
     used: set[str] = set()
-    reducer.watch(lambda name, one: used.add(name) if one.grad is not None else None)
+    reducer.register_hooks(lambda name, one: used.add(name) if one.grad is not None else None)
     take_step(world, reducer, void=range(NUM_LANES))
     reducer.close()
     return used

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from lanewise.lanes import TreeSum, lane_blocks
+from lanewise.lanes import TreeSum, lane_ranges
 from lanewise.reduce.pending import add_into_right
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.testing import run_distributed
@@ -30,10 +30,10 @@ def tree_of(lanes, num_lanes: int, num_present: int, size: int) -> TreeSum[list[
 
 def reduce_buckets(world: World, num_lanes: int, num_present: int, sizes: list[int]) -> list[torch.Tensor]:
     tree = TreeAllReduce(world, num_lanes)
-    block = lane_blocks(num_lanes, world.world_size)[world.rank]
+    lanes = lane_ranges(num_lanes, world.world_size)[world.rank]
     futures = []
     for size in sizes:
-        sums = [value for _, (value,) in tree_of(block, num_lanes, num_present, size).pending]
+        sums = [value for _, (value,) in tree_of(lanes, num_lanes, num_present, size).pending]
         bucket = sums[-1] if sums else torch.full((size,), torch.nan)
         futures.append(tree.start(sums, num_present, bucket))
     results = [future.wait().clone() for future in futures]

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lanewise.lanes import lane_blocks
+from lanewise.lanes import lane_ranges
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
 from lanewise.testing import run_distributed
 from tests.unit.reduce.lanes import cancelling, in_tree
@@ -16,11 +16,11 @@ SIZE = 12
 def sum_lanes(world, num_lanes, num_present):
     """Return this process's row of the sum."""
     sums = TreeReduceScatter(num_lanes, world.world_size)
-    blocks = lane_blocks(num_lanes, world.world_size)
+    ranges = lane_ranges(num_lanes, world.world_size)
     rows = []
-    for number in range(len(blocks[0])):
-        lane = blocks[world.rank].start + number
-        is_present = lane in blocks[world.rank] and lane < num_present
+    for number in range(len(ranges[0])):
+        lane = ranges[world.rank].start + number
+        is_present = lane in ranges[world.rank] and lane < num_present
         gradient = cancelling(lane, SIZE) if is_present else torch.full((SIZE,), torch.nan)
         rows.append(torch.empty(SIZE // world.world_size))
         sums(rows[-1], gradient, dist.group.WORLD, None)

@@ -8,7 +8,7 @@ import torch
 
 from lanewise.data import LaneBatch
 from lanewise.errors import CheckpointError
-from lanewise.lanes import FeistelOrder, Schedule, lane_blocks
+from lanewise.lanes import FeistelOrder, Schedule, lane_ranges
 from lanewise.loggers import AuditLog
 from lanewise.verify.audit import Audit
 
@@ -31,14 +31,14 @@ def unchanged(batch: LaneBatch) -> list[LaneBatch]:
 
 def write(folder: Path, first_step: int, last_step: int, world_size: int, change: Change = unchanged) -> None:
     order = FeistelOrder(22, seed=0)
-    for rank, lanes in enumerate(lane_blocks(4, world_size)):
+    for rank, lanes in enumerate(lane_ranges(4, world_size)):
         log = AuditLog(folder, rank, world_size, first_step, PLAN)
         batches = []
         for turn in SCHEDULE.turns(lanes, first_step, last_step):
             indices = order.samples(turn)
             data = torch.tensor(indices)
             batches += change(LaneBatch(turn, indices, data))
-        assert list(log.watch(iter(batches))) == batches
+        assert list(log.record(iter(batches))) == batches
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lanewise.testing import run_distributed
-from lanewise.world.shards import is_sharded, laid_out_as, row_blocks, whole
+from lanewise.world.shards import is_sharded, laid_out_as, row_ranges, whole
 
 SHAPES = [(8, 3), (7, 2), (5,), (2, 2), (1,), (0, 4)]
 
@@ -34,15 +34,15 @@ def cut_and_gather(world, shape):
     value = torch.arange(like.numel()).view(shape)
     sharded = laid_out_as(value, like)
     assert is_sharded(sharded)
-    own = row_blocks(sharded)[world.rank]
+    own = row_ranges(sharded)[world.rank]
     assert torch.equal(sharded.to_local(), value[own.start : own.stop])
     assert torch.equal(whole(sharded), value)
-    return row_blocks(sharded)
+    return row_ranges(sharded)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_a_sharded_tensor_is_cut_without_talking_and_gathered(world_size):
     for shape in SHAPES:
-        (blocks, *others) = run_distributed(cut_and_gather, world_size, shape)
-        assert all(other == blocks for other in others)
-        assert [row for rows in blocks for row in rows] == list(range(shape[0]))
+        (ranges, *others) = run_distributed(cut_and_gather, world_size, shape)
+        assert all(other == ranges for other in others)
+        assert [row for rows in ranges for row in rows] == list(range(shape[0]))

@@ -5,9 +5,9 @@ from lanewise.verify.evidence import Evidence
 
 
 def _find(evidence: Evidence) -> str | None:
-    for place, probe in evidence.probes():
+    for process, probe in evidence.probes():
         if probe.passes.changed_parameters:
-            return f"a forward and backward in {place} changed {listed(probe.passes.changed_parameters)}."
+            return f"a forward and backward in {process} changed {listed(probe.passes.changed_parameters)}."
     for layout in evidence.layouts:
         for step in layout.trace.steps if layout.trace else ():
             if step.changed_outside:

@@ -6,9 +6,9 @@ from lanewise.verify.evidence import Evidence
 
 def _find(evidence: Evidence) -> str | None:
     base = evidence.base.reads
-    for place, probe in (*evidence.again(), *evidence.elsewhere()):
+    for process, probe in (*evidence.again(), *evidence.elsewhere()):
         if not base.differing(probe.reads) and probe.reads.batch[0] != base.batch[0]:
-            return f"equal samples give another micro-batch on {place} than in one process."
+            return f"equal samples give another micro-batch on {process} than in one process."
     return None
 
 

@@ -18,13 +18,13 @@ def _of_the_rank(evidence: Evidence) -> str | None:
 
 def _compare(evidence: Evidence, others: Iterator[tuple[str, Probe]]) -> str | None:
     base = evidence.base
-    for place, probe in others:
+    for process, probe in others:
         given = (probe.weights, probe.reads.batch)
         if given == (base.weights, base.reads.batch) and probe.passes.results[0] != base.passes.results[0]:
             divergence = first_divergence(base.passes.calls[0], probe.passes.calls[0])
             return (
                 "the same micro-batch, with equal weights and random state, gives another loss or gradient "
-                f"on {place} than in the first process{first_in(divergence)}."
+                f"on {process} than in the first process{first_in(divergence)}."
             )
     return None
 

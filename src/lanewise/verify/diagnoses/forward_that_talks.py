@@ -5,9 +5,9 @@ from lanewise.verify.evidence import Evidence
 
 
 def _find(evidence: Evidence) -> str | None:
-    for place, probe in evidence.probes():
+    for process, probe in evidence.probes():
         if probe.passes.collectives:
-            return f"it talks to other processes: {probe.passes.collectives[0]} (on {place})."
+            return f"it talks to other processes: {probe.passes.collectives[0]} (on {process})."
     return None
 
 

@@ -17,10 +17,10 @@ def _of_the_rank(evidence: Evidence) -> str | None:
 
 
 def _compare(evidence: Evidence, others: Iterator[tuple[str, Probe]]) -> str | None:
-    for place, probe in others:
+    for process, probe in others:
         if probe.weights != evidence.base.weights:
             name = changed(evidence.base.weights, probe.weights)[0]
-            return f"build_model gives another {name} in {place} than in the first process."
+            return f"build_model gives another {name} in {process} than in the first process."
     return None
 
 

@@ -6,11 +6,11 @@ from lanewise.verify.evidence import Evidence
 
 
 def _find(evidence: Evidence) -> str | None:
-    for place, probe in evidence.probes():
+    for process, probe in evidence.probes():
         if probe.reads.batch_of_worker not in (None, probe.reads.batch[0]):
             return (
-                f"the first lane's micro-batch, read in {place} and in a DataLoader worker of it, is another "
-                "one."
+                f"the first lane's micro-batch, read in {process} and in a DataLoader worker of it, is "
+                "another one."
             )
     return None
 

@@ -5,10 +5,10 @@ from lanewise.verify.evidence import Evidence
 
 
 def _find(evidence: Evidence) -> str | None:
-    for place, probe in evidence.elsewhere():
+    for process, probe in evidence.elsewhere():
         differing = evidence.base.reads.differing(probe.reads)
         if differing:
-            return f"{differing[0]} is another one on {place} than in one process."
+            return f"{differing[0]} is another one on {process} than in one process."
     return None
 
 

@@ -7,16 +7,16 @@ from lanewise.verify.evidence import Evidence
 def _find(evidence: Evidence) -> str | None:
     base = evidence.base.reads
     index_of = {digest: name for name, digest in base.others.items()}
-    for place, probe in (*evidence.again(), *evidence.elsewhere()):
+    for process, probe in (*evidence.again(), *evidence.elsewhere()):
         reads = probe.reads
         if reads.num_samples != base.num_samples:
-            return f"it has {base.num_samples} samples in one process and {reads.num_samples} on {place}."
+            return f"it has {base.num_samples} samples in one process and {reads.num_samples} on {process}."
         differing = base.differing(reads)
         now = {name: reads.samples[name][0] for name in differing if name in reads.samples}
         moved = {name: index_of[digest] for name, digest in now.items() if digest in index_of}
         if len(moved) > len(differing) / 2:
             name, other = next(iter(moved.items()))
-            return f"{name} is on {place} what {other} is in one process."
+            return f"{name} is on {process} what {other} is in one process."
     return None
 
 

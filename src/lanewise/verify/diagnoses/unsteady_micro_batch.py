@@ -6,12 +6,12 @@ from lanewise.verify.evidence import Evidence
 
 
 def _find(evidence: Evidence) -> str | None:
-    for place, probe in evidence.probes():
+    for process, probe in evidence.probes():
         batch = probe.reads.batch
         for number, one in enumerate(batch, 1):
             if one != batch[0]:
                 return (
-                    f"collate, called {number} times in {place} with equal samples under the same random "
+                    f"collate, called {number} times in {process} with equal samples under the same random "
                     f"state, gives another micro-batch{also_changed(probe.reads.changed)}."
                 )
     return None

@@ -10,12 +10,12 @@ REMEDY = (
 
 
 def _find(evidence: Evidence) -> str | None:
-    for place, probe in evidence.probes():
+    for process, probe in evidence.probes():
         reads = probe.reads
         twice = [name for name, (first, second) in reads.samples.items() if first != second]
         if twice:
             return (
-                f"{twice[0]}, read twice in {place} under the same random state, is another one "
+                f"{twice[0]}, read twice in {process} under the same random state, is another one "
                 f"({len(twice)} of {len(reads.samples)} samples){also_changed(reads.changed)}."
             )
     return None

@@ -10,8 +10,8 @@ from lanewise.reduce.reducer import Reducer, trained_parameters
 from lanewise.world.world import World
 
 
-class ParameterWatch:
-    """Watches the parameters of the user's module and of its replicas.
+class ParameterMonitor:
+    """Monitors the parameters of the user's module and of its replicas.
 
     For each group of lanes of a step `check`, `before_backward` and `after_backward`. A backward inside of
     the forward is noticed in any step in the first lane of each process, and in the first step in all of
@@ -24,11 +24,11 @@ class ParameterWatch:
     def __init__(self, reducer: Reducer) -> None:
         self._all = list(reducer.replicas[0].named_parameters())
         self._trainable = [parameter.requires_grad for _, parameter in self._all]
-        self._watched = [one for replica in reducer.replicas for one in trained_parameters(replica)]
+        self._trained = [one for replica in reducer.replicas for one in trained_parameters(replica)]
         self._left: list[int | None] | None = None
         self._versions: list[int] = []
         self._used: set[str] = set()
-        self._hooks = reducer.watch(self._note_use)
+        self._hooks = reducer.register_hooks(self._note_use)
 
     def check(self, step: int) -> None:
         """Raise TaskError if other parameters are trainable than at the start."""
@@ -42,7 +42,7 @@ class ParameterWatch:
 
     def begin_step(self) -> None:
         """Learn that no parameter has a gradient."""
-        self._left = [None] * len(self._watched)
+        self._left = [None] * len(self._trained)
 
     def before_backward(self, turn: LaneTurn) -> None:
         """Raise TaskError if gradients came from elsewhere than from the backward of lanes."""
@@ -53,12 +53,12 @@ class ParameterWatch:
                 "whole loss to lanewise, which calls it; inside of a loss there is torch.autograd.grad."
             )
         if self._hooks:
-            self._versions = [parameter._version for parameter in self._watched]
+            self._versions = [parameter._version for parameter in self._trained]
 
     def after_backward(self, turn: LaneTurn) -> None:
         """Raise TaskError if parameters were updated by the gradient of a part of the global batch."""
         self._left = self._gradient_versions() if self._hooks else None
-        if self._hooks and (now := [parameter._version for parameter in self._watched]) != self._versions:
+        if self._hooks and (now := [parameter._version for parameter in self._trained]) != self._versions:
             raise TaskError(
                 f"parameter {self._name_of_first(now, self._versions)} changed in the backward of lane "
                 f"{turn.lane} in step {turn.step}: a hook updates it there, by the gradient of a part of the "
@@ -66,7 +66,7 @@ class ParameterWatch:
             )
 
     def unused(self, world: World) -> list[str]:
-        """Name the trainable parameters that no lane used in the steps so far, and stop watching for it.
+        """Name the trainable parameters that no lane used in the steps so far, and remove the hooks.
 
         Collective: every rank must call this.
         """
@@ -87,7 +87,7 @@ class ParameterWatch:
         self._used.add(name)
 
     def _gradient_versions(self) -> list[int | None]:
-        return [None if one.grad is None else one.grad._version for one in self._watched]
+        return [None if one.grad is None else one.grad._version for one in self._trained]
 
     def _name_of_first(self, now: Sequence[int | None], before: Sequence[int | None]) -> str:
         """Name the first parameter for which two lists differ."""
