@@ -1,30 +1,39 @@
-"""Ties the life of a process to its parent's, so that a killed launcher or trainer leaves nothing behind."""
+"""Ties the life of a process to its parent's, so that a killed launcher leaves nothing behind; names it."""
 
 import ctypes
 import multiprocessing
 import os
 import signal
 import sys
-
-PARENT_PID_VARIABLE = "LANEWISE_PARENT_PID"
-"""Environment variable in which a launcher tells its workers its process id."""
+from contextlib import suppress
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent_pid: int | None = None) -> None:
     """Have the kernel kill this process when its parent ends (Linux; elsewhere nothing happens).
 
-    The parent may have ended before this call, so that is checked afterwards: by the pid that a launcher left
-    in the environment, or through multiprocessing where this is one of its children.
+    The parent is the thread that started this process. It may have ended before this call, so that is checked
+    afterwards.
+
+    Args:
+        parent_pid: the process id of the parent; None: multiprocessing knows it, where this is one of its
+            children.
     """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        is_orphan = not parent.is_alive()
+    if parent_pid is not None:
+        is_orphan = os.getppid() != parent_pid
     else:
-        is_orphan = os.getppid() != int(os.environ.get(PARENT_PID_VARIABLE, os.getppid()))
+        is_orphan = parent is not None and not parent.is_alive()
     if is_orphan:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def name_process(name: str) -> None:
+    """Show this process under a name of at most 15 characters in `ps` and `top` (Linux)."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name, encoding="ascii")

@@ -1,6 +1,13 @@
-"""Starts the command line as a user would, and finds every process of a run afterwards."""
+"""Runs the command line, cold as a user would or warm in a fork, and finds what a run leaves.
+
+Warm is what most tests need: `lanewise` and `train` fork a process that has everything imported and nothing
+computed, and its workers are forks as well. `run` and `Command` start a program from nothing; that is for
+tests of signals, of how processes end, of other programs, and of variables that an interpreter reads when it
+starts.
+"""
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -13,6 +20,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import yaml
+
+from lanewise.launch import fork_server
+from lanewise.launch.fork_server import READ_AT_START
 
 T = TypeVar("T")
 
@@ -118,9 +128,25 @@ class Command:
 
         def find() -> int | None:
             for pid in self.pids():
-                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                with suppress(OSError):
+                    name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+                    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                    is_torchruns = (
+                        f"RANK={rank}".encode() in variables and int(fields.split()[1]) == self.process.pid
+                    )
+                    if is_torchruns or name == f"lanewise-{rank}":
+                        return pid
+            return None
+
+        return wait_for(find)
+
+    def server(self) -> int:
+        """Return the process id of what the ranks are forked from."""
+
+        def find() -> int | None:
+            for pid, command_line in self.pids().items():
                 parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-                if f"RANK={rank}".encode() in variables and int(parent) == self.process.pid:
+                if int(parent) == self.process.pid and "-m lanewise.launch " in command_line:
                     return pid
             return None
 
@@ -145,9 +171,79 @@ def run(*arguments: object, **options: Any) -> Done:
         return command.finish()
 
 
+def lanewise(
+    *arguments: object, variables: Mapping[str, str | None] | None = None, cwd: Path | None = None
+) -> Done:
+    """Run `lanewise ARGUMENTS` to its end in a fork of the tests' server.
+
+    Variables that an interpreter reads when it starts make it a cold start.
+
+    Args:
+        arguments: those of the command line.
+        variables: added to the environment; None removes a variable.
+        cwd: the working directory.
+    """
+    if any(name.startswith(READ_AT_START) for name in variables or {}):
+        return run(*LANEWISE, *arguments, variables=variables, cwd=cwd)
+    environment = {name: value for name, value in os.environ.items() if name not in _PINS}
+    given = {**environment, **(variables or {})}
+    pipes = [os.pipe(), os.pipe()]
+    with Path(os.devnull).open() as nothing:
+        fork = fork_server({}).run(
+            "lanewise",
+            [str(argument) for argument in arguments],
+            environment={name: value for name, value in given.items() if value is not None},
+            cwd=None if cwd is None else str(cwd),
+            streams=(nothing.fileno(), pipes[0][1], pipes[1][1]),
+        )
+    for _, write in pipes:
+        os.close(write)
+    try:
+        texts, still_open = _read([read for read, _ in pipes], fork)
+        code = fork.poll()
+        assert code is not None, f"it did not end in time\n{texts[0]}\n{texts[1]}"
+        return Done(code, texts[0], texts[1], _holders(still_open))
+    finally:
+        fork.send_signal(signal.SIGKILL)
+        for read, _ in pipes:
+            os.close(read)
+
+
+def _read(pipes: list[int], fork: Any) -> tuple[list[str], list[int]]:
+    """Read what a fork and its workers write; return it, and the pipes that somebody holds after its end."""
+    texts = dict.fromkeys(pipes, b"")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    with selectors.DefaultSelector() as selector:
+        for readable in (*pipes, fork.connection):
+            selector.register(readable, selectors.EVENT_READ)
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                if key.fileobj is fork.connection:
+                    selector.unregister(fork.connection)
+                    deadline = time.monotonic() + GRACE_SECONDS
+                elif chunk := os.read(key.fd, 65536):
+                    texts[key.fd] += chunk
+                else:
+                    selector.unregister(key.fd)
+        still_open = [key.fd for key in selector.get_map().values() if key.fileobj is not fork.connection]
+    return [texts[pipe].decode() for pipe in pipes], still_open
+
+
+def _holders(pipes: list[int]) -> list[str]:
+    """Return the command lines of the processes that hold the other end of a pipe."""
+    found = {}
+    names = {Path(f"/proc/self/fd/{pipe}").readlink() for pipe in pipes}
+    for link in Path("/proc").glob("[0-9]*/fd/*") if pipes else ():
+        pid = int(link.parts[2])
+        with suppress(OSError):
+            if pid != os.getpid() and link.readlink() in names:
+                found[pid] = f"{pid}: " + Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return list(found.values())
+
+
 def train(config: Path, *overrides: object, **options: Any) -> Done:
-    """Run `lanewise train CONFIG ...`."""
-    return run(*LANEWISE, "train", config, *overrides, **options)
+    """Run `lanewise train CONFIG ...`, warm."""
+    return lanewise("train", config, *overrides, **options)
 
 
 def wait_for(find: Callable[[], T | None]) -> T:

@@ -137,7 +137,10 @@ class SignalAtTheEnd(Callback):
         if self.when == "shutdown":
             sys.modules[__name__].last = self  # type: ignore[attr-defined]
         else:
-            os.kill(os.getpid() if self.when == "alone" else os.getppid(), signal.SIGTERM)
+            os.kill(
+                os.getpid() if self.when == "alone" else int(os.environ["LANEWISE_LAUNCHER_PID"]),
+                signal.SIGTERM,
+            )
 
     def __del__(self, kill: Any = os.kill, pid: int = os.getpid(), sign: int = signal.SIGTERM) -> None:
         if self.when == "shutdown":

@@ -3,7 +3,17 @@
 import pytest
 
 from lanewise.lanes import FeistelOrder
-from tests.integration.command import LANEWISE, TORCHRUN, Command, Done, run, train, wait_for, write_config
+from tests.integration.command import (
+    LANEWISE,
+    TORCHRUN,
+    Command,
+    Done,
+    lanewise,
+    run,
+    train,
+    wait_for,
+    write_config,
+)
 
 EITHER = pytest.mark.parametrize("devices", [1, 2])
 
@@ -51,7 +61,7 @@ def test_a_missing_configuration_names_the_file_that_was_probably_meant(tmp_path
 
 
 def test_an_unknown_command_is_refused():
-    refuses(run(*LANEWISE, "trian"), "trian is no command of lanewise")
+    refuses(lanewise("trian"), "trian is no command of lanewise")
 
 
 @EITHER

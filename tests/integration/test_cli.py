@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pytest
 import yaml
 
-from tests.integration.command import LANEWISE, ROOT, Command, run, train, write_config
+from tests.integration.command import LANEWISE, ROOT, Command, lanewise, run, train, write_config
 
 TOML = """
 search_path = "{search_path}"
@@ -65,7 +65,7 @@ def test_the_help_of_a_configuration_lists_the_arguments_of_its_classes(tmp_path
 
 
 def test_the_version_is_that_of_the_package():
-    assert run(*LANEWISE, "--version").stdout == f"{version('lanewise')}\n"
+    assert lanewise("--version").stdout == f"{version('lanewise')}\n"
 
 
 def test_python_m_runs_the_same_program():

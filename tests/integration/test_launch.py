@@ -167,7 +167,9 @@ def end(folder, devices: int, num_workers: int, act) -> Done:
     )
     with Command(*LANEWISE, "train", path) as command:
         wait_for((folder / "run" / "metrics.jsonl").exists)
-        num_trainers = devices if devices == 1 else devices + 1  # with the launcher
+        num_trainers = (
+            devices if devices == 1 else devices + 2
+        )  # with the launcher, and what ranks are forked from
         assert len(command.pids()) == num_trainers + devices * num_workers
         act(command)
         done = command.finish()
@@ -213,5 +215,13 @@ def test_a_killed_rank_ends_every_process_and_is_named(tmp_path, rank, num_worke
     done = end(tmp_path, 2, num_workers, lambda command: os.kill(command.worker(rank), signal.SIGKILL))
     assert done.code == 1
     assert done.errors == [f"error: rank {rank} was killed by signal 9 (SIGKILL)."]
+    assert "gloo" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_process_that_ranks_are_forked_from_every_process_ends(tmp_path):
+    done = end(tmp_path, 2, 1, lambda command: os.kill(command.server(), signal.SIGKILL))
+    assert done.code == 1
+    assert done.errors == ["error: the process that workers are forked from was killed."]
     assert "gloo" not in done.stderr
     assert "Traceback" not in done.stderr

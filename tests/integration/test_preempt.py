@@ -117,7 +117,7 @@ def test_a_signal_to_one_rank_under_torchrun_saves_and_stops_all(tmp_path, whole
 def test_before_the_first_step_a_signal_ends_the_run_at_once(tmp_path, devices):
     config = write_config(tmp_path, "tasks.Stuck", distributed={"devices": devices})
     with Command(*LANEWISE, "train", config) as command:
-        wait_for((tmp_path / "run" / ".lock").exists if devices == 1 else lambda: len(command.pids()) == 3)
+        wait_for((tmp_path / "run" / ".lock").exists if devices == 1 else lambda: len(command.pids()) == 4)
         command.process.terminate()
         says_so(command.finish())
 

@@ -19,7 +19,8 @@ from torch.utils.data import TensorDataset
 import lanewise
 from lanewise.errors import CheckpointError, ConfigError, LaunchError
 from tests.integration import curve
-from tests.integration.command import LANEWISE, TORCHRUN, Command, run, train, write_config
+from tests.integration.command import TORCHRUN, Command, run, train, write_config
+from tests.integration.command import lanewise as command_line
 
 SCRIPT = Path(curve.__file__)
 SECTIONS = {
@@ -82,7 +83,7 @@ def test_an_interrupted_script_leaves_no_process(tmp_path):
 @pytest.mark.parametrize("devices", [None, 3])
 def test_evaluating_a_run_gives_the_values_of_its_last_evaluation(finished, devices):
     chosen = [] if devices is None else ["--distributed.devices", devices]
-    done = run(*LANEWISE, "evaluate", finished, *chosen).require_success()
+    done = command_line("evaluate", finished, *chosen).require_success()
     values = dict(line.split() for line in done.stdout.splitlines())
     assert {name: float(value) for name, value in values.items()} == last_evaluation(finished)
     done = run(*TORCHRUN, 2, "-m", "lanewise", "evaluate", finished / "model.safetensors").require_success()
@@ -96,11 +97,11 @@ def test_a_run_runs_no_code_that_lies_in_it(tmp_path, finished, devices):
     for name in ("torch", "curve", "pickle"):
         (folder / f"{name}.py").write_text(f"raise SystemExit('the {name} of the run')")
     chosen = ["--distributed.devices", devices]
-    done = run(*LANEWISE, "evaluate", ".", *chosen, cwd=folder).require_success()
+    done = command_line("evaluate", ".", *chosen, cwd=folder).require_success()
     assert len(done.stdout.splitlines()) == len(last_evaluation(finished))
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(re.sub(r"(?m)^search_path: .*$", "search_path: null", config))
-    done = run(*LANEWISE, "evaluate", ".", *chosen, cwd=folder)
+    done = command_line("evaluate", ".", *chosen, cwd=folder)
     assert done.code == 2
     assert len(done.errors) == 1
     assert f"curve would be imported from {folder}/curve.py" in done.errors[0]
@@ -133,7 +134,7 @@ def test_predictions_are_in_dataset_order_on_any_number_of_processes(finished, m
     ],
 )
 def test_evaluating_what_is_not_there_is_one_clear_error(finished, arguments, said):
-    done = run(*LANEWISE, "evaluate", *(argument.format(run=finished) for argument in arguments))
+    done = command_line("evaluate", *(argument.format(run=finished) for argument in arguments))
     assert done.code == 2
     assert len(done.errors) == 1
     assert said.format(run=finished) in done.errors[0]
@@ -141,7 +142,7 @@ def test_evaluating_what_is_not_there_is_one_clear_error(finished, arguments, sa
 
 
 def test_weights_of_another_model_are_one_clear_error(finished):
-    done = run(*LANEWISE, "evaluate", finished, "--task.init_args.width", 7)
+    done = command_line("evaluate", finished, "--task.init_args.width", 7)
     assert done.code == 2
     assert "0.weight is (6, 1) in the file and (7, 1) in the model" in done.errors[0]
 
@@ -180,7 +181,7 @@ class Failing(curve.Curve):
 def test_the_exception_of_a_worker_is_an_error_here(tmp_path):
     with pytest.raises(LaunchError, match=r"rank 0 on [\s\S]*ValueError: the curve is flat"):
         lanewise.train(Failing(), **options(tmp_path))
-    assert "LANEWISE_PARENT_PID" not in os.environ
+    assert "LANEWISE_LAUNCHER_PID" not in os.environ
 
 
 def test_there_is_no_model_before_a_run_has_ended(tmp_path):
@@ -232,7 +233,7 @@ def test_interrupting_a_cell_leaves_no_process(tmp_path):
         while (message := client.get_iopub_msg(timeout=60))["msg_type"] != "error":
             pass
         assert message["content"]["ename"] == "KeyboardInterrupt"
-        assert len(pids(marker)) == 1  # the kernel
+        assert len(pids(marker)) == 2  # the kernel, and what it forks workers from
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command import LANEWISE, MNIST, run, write_config
+from tests.integration.command import MNIST, lanewise, write_config
 
 
 def verify(config, tmp_path, *arguments):
@@ -15,7 +15,7 @@ def verify(config, tmp_path, *arguments):
     # Python's sockets, which loader workers use, need short names.
     folders = [tmp_path / "here", Path(tempfile.mkdtemp(prefix="v"))]
     folders[0].mkdir()
-    done = run(*LANEWISE, "verify", config, *arguments, cwd=folders[0], variables={"TMPDIR": str(folders[1])})
+    done = lanewise("verify", config, *arguments, cwd=folders[0], variables={"TMPDIR": str(folders[1])})
     assert done.leftover == []
     assert [list(folder.iterdir()) for folder in folders] == [[], []]
     folders[1].rmdir()
@@ -71,8 +71,7 @@ def test_bad_input_is_one_error(tmp_path, arguments, said):
 
 
 def test_it_does_not_run_inside_a_world(tmp_path):
-    done = run(
-        *LANEWISE,
+    done = lanewise(
         "verify",
         MNIST,
         variables={

@@ -21,7 +21,7 @@ from random import Random, SystemRandom
 from typing import Any
 
 from lanewise.lanes import Schedule, lane_seed
-from tests.integration.command import LANEWISE, Command, run, wait_for, write_config
+from tests.integration.command import LANEWISE, Command, lanewise, wait_for, write_config
 
 SCHEDULE = Schedule(num_samples=30, global_batch_size=8, micro_batch_size=2)
 """Of `tasks.Noisy`: four steps an epoch, the last with three lanes."""
@@ -69,12 +69,12 @@ def kill_and_resume(
     ]
     for attempt, kind in enumerate([*kinds, None]):
         devices = random.choice([1, 2, 3, 4])
-        arguments = [*LANEWISE, "train", config, *options, "--distributed.devices", devices]
+        arguments = ["train", config, *options, "--distributed.devices", devices]
         variables = {"ATTEMPT": str(attempt)}
         if kind is None:
-            run(*arguments, variables=variables).require_success()
+            lanewise(*arguments, variables=variables).require_success()
             break
-        with Command(*arguments, variables=variables) as command:
+        with Command(*LANEWISE, *arguments, variables=variables) as command:
             pids = [command.process.pid]
             if kind == "worker" and devices > 1:
                 pids = [command.worker(random.randrange(devices))]
@@ -94,7 +94,7 @@ def kill_and_resume(
             f"{sorted(path.name for path in config.parent.glob('run/checkpoints/*'))}"
         )
     check_lineage(folder, num_steps)
-    run(*LANEWISE, "audit", config.parent / "run").require_success()
+    lanewise("audit", config.parent / "run").require_success()
 
 
 def has_trained(command: Command, folder: Path, attempt: int, num_lanes: int) -> bool:
@@ -139,7 +139,7 @@ def main() -> None:
             write_noisy(Path(name, folder), num_steps=num_steps, every_steps=1)
             for folder in ("whole", "parts")
         )
-        run(*LANEWISE, "train", whole).require_success()
+        lanewise("train", whole).require_success()
         kill_and_resume(parts, random, kinds, lambda line: print(line, flush=True), num_steps)
         is_same = result(whole.parent) == result(parts.parent)
     if not is_same:

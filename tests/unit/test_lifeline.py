@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from lanewise.lifeline import PARENT_PID_VARIABLE
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 
-TIE = "from lanewise.lifeline import die_with_parent; die_with_parent(); print('alive', flush=True)"
+TIE = """
+import sys
+from lanewise.lifeline import die_with_parent
+die_with_parent(*map(int, sys.argv[1:]))
+print('alive', flush=True)
+"""
 
 
 def run(script: str, parent_pid: int | None) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if name != PARENT_PID_VARIABLE}
-    if parent_pid is not None:
-        variables[PARENT_PID_VARIABLE] = str(parent_pid)
+    arguments = [] if parent_pid is None else [str(parent_pid)]
     return subprocess.run(
-        [sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False
     )
 
 
@@ -63,7 +64,7 @@ import subprocess, sys, time
 
 tie = {TIE!r}
 stay = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-subprocess.Popen([sys.executable, "-c", tie + "; " + stay])
+subprocess.Popen([sys.executable, "-c", tie + stay])
 time.sleep(60)
 """
 
@@ -88,8 +89,8 @@ print(child.exitcode)
 """
 
 
-def test_a_child_of_multiprocessing_need_not_be_the_launchers():
-    assert run(FORKING, os.getpid()).stdout == "0\n"
+def test_a_child_of_multiprocessing_knows_its_parent():
+    assert run(FORKING, None).stdout == "0\n"
 
 
 ORPHANING = """
@@ -113,3 +114,11 @@ def test_a_child_of_multiprocessing_whose_parent_is_gone_ends_itself():
     assert done.returncode == 0
     assert done.stdout.split()[1:] == []
     assert has_ended(int(done.stdout), 2)
+
+
+def test_a_process_is_shown_under_its_name():
+    script = (
+        "from lanewise.lifeline import name_process; name_process('lanewise-1');"
+        "print(open('/proc/self/stat').read())"
+    )
+    assert run(script, None).stdout.split()[1] == "(lanewise-1)"

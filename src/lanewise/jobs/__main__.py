@@ -5,8 +5,6 @@ from pathlib import Path
 
 from lanewise.jobs.signals import watch_as_worker
 from lanewise.jobs.start import work
-from lanewise.lifeline import die_with_parent
 
-die_with_parent()
 watch_as_worker()
 work(Path(sys.argv[1]))

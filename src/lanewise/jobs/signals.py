@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lanewise.errors import PreemptedError
+from lanewise.launch import LAUNCHER_PID_VARIABLE
 
 STOP_FILE_VARIABLE = "LANEWISE_STOP_FILE"
 """Environment variable in which the launcher tells its workers for which file to look."""
@@ -145,6 +146,6 @@ def _begun_file(stop_file: Path) -> Path:
 def _take_signals() -> None:
     while True:
         info = signal.sigwaitinfo(_SIGNALS)
-        if info.si_pid == os.getppid() or _noted.is_set():
+        if info.si_pid == int(os.environ[LAUNCHER_PID_VARIABLE]) or _noted.is_set():
             os._exit(128 + info.si_signo)
         _note()

@@ -10,14 +10,15 @@ from typing import Any
 
 import cloudpickle
 
-from lanewise.config import pin_environment, pinned_variables
+from lanewise.config import RunConfig, pin_environment, pinned_variables
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
 from lanewise.jobs import signals
 from lanewise.jobs.job import Job
 from lanewise.jobs.leave import leave_after, refusing_exit
 from lanewise.jobs.scratch import keep_sockets_in, keep_sockets_until_exit, scratch_folder
-from lanewise.launch import launch_local
+from lanewise.launch import Host, Launcher, LocalLauncher, Workers, fork_server
+from lanewise.lifeline import name_process
 from lanewise.world.environment import Environment
 
 
@@ -50,6 +51,8 @@ def start(job: Job, *, is_fresh: bool) -> Any:
             return run_in_world(job, place)
     num_processes = distributed.num_processes or 1
     place = Environment(world_size=num_processes, local_world_size=num_processes)
+    if num_processes > 1 or is_fresh:
+        prepare_workers(job.config)  # it imports while this process looks at the classes
     with refusing_exit(rank=0):  # it imports the user's modules
         job.check(place)
     with job.claim():
@@ -58,6 +61,12 @@ def start(job: Job, *, is_fresh: bool) -> Any:
             return run_in_world(job, place)
         with signals.watching() if job.can_stop else nullcontext():
             return _launch(job, num_processes)
+
+
+def prepare_workers(config: RunConfig) -> None:
+    """Begin to import, in another process, what workers will need. Does nothing the second time."""
+    distributed = config.distributed
+    fork_server(pinned_variables(distributed.threads, distributed.equality))
 
 
 def run_command(job: Job, show: Callable[[Any], None]) -> None:
@@ -110,6 +119,7 @@ def work(file: Path) -> None:
     """
     place = Environment.from_env(os.environ)
     assert place is not None
+    name_process(f"lanewise-{place.rank}")
     try:
         written = pickle.loads(file.read_bytes())  # noqa: S301 - from our own parent
         sys.path[:] = written["sys.path"]
@@ -146,14 +156,17 @@ def _launch(job: Job, num_processes: int) -> Any:
             variables[signals.STOP_FILE_VARIABLE] = str(stop_file)
         else:
             ending += ",SIGTERM"
-        launch_local(
-            ["-P", "-m", "lanewise.jobs", str(file)],
-            num_processes,
-            variables,
+        workers = Workers(
+            hosts=[Host("localhost", num_processes)],
+            module="lanewise.jobs",
+            arguments=[str(file)],
+            variables=variables,
             folder=str(folder),
             max_restarts=distributed.max_restarts,
             signals=ending,
         )
+        launcher: Launcher = LocalLauncher()
+        launcher.launch(workers)
         signals.begin()  # and ended: the result is there
         if not _result_of(file).exists():
             raise LaunchError("rank 0 ended with exit code 0 before its job was done; its log may say why.")

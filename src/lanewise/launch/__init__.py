@@ -1,6 +1,18 @@
 """Starts processes; the contract with those it starts is torchrun's environment."""
 
 from lanewise.launch.failure import has_agent, record_failure
-from lanewise.launch.local import launch_local
+from lanewise.launch.fork_server import Fork, fork_server
+from lanewise.launch.launcher import LAUNCHER_PID_VARIABLE, Host, Launcher, Workers
+from lanewise.launch.local import LocalLauncher
 
-__all__ = ["has_agent", "launch_local", "record_failure"]
+__all__ = [
+    "LAUNCHER_PID_VARIABLE",
+    "Fork",
+    "Host",
+    "Launcher",
+    "LocalLauncher",
+    "Workers",
+    "fork_server",
+    "has_agent",
+    "record_failure",
+]

@@ -1,20 +1,18 @@
 """Runs a function in several real processes that form a gloo world on this machine."""
 
-import multiprocessing
+import os
 import pickle
+import sys
 import time
-import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+import cloudpickle
 
 from lanewise.jobs.scratch import scratch_folder
-from lanewise.lifeline import die_with_parent
-from lanewise.world.world import GroupWorld, LocalWorld, World
+from lanewise.launch import Fork, fork_server
 
 
 def run_distributed(
@@ -30,7 +28,7 @@ def run_distributed(
     a few hundredths of a second, each with one intra-op thread.
 
     Args:
-        function: found by its module and name, as pickle does.
+        function: found by its module and name, unless it is of the script that is running.
         world_size: how many processes; with 1 the function gets a `LocalWorld`.
         args: picklable.
         device: the device of every process; gloo lets several share one GPU.
@@ -43,69 +41,41 @@ def run_distributed(
         RuntimeError: the traceback of the first rank that failed.
         TimeoutError: if some rank did not end in time.
     """
-    context = multiprocessing.get_context("forkserver")
-    # torch._dynamo: every optimizer imports it, which takes a second.
-    context.set_forkserver_preload(["torch", "torch._dynamo", "lanewise.testing.distributed"])
+    # A function of a script that is running travels as a whole: the workers run another script.
+    call = pickle.dumps((sys.path, cloudpickle.dumps((function, args))))
+    server = fork_server({})
     with scratch_folder() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
-        call = pickle.dumps((function, args, device))
-        processes = [
-            context.Process(target=_run, args=(rank, world_size, f"{folder}/store", call, send), daemon=False)
-            for rank, (_, send) in enumerate(pipes)
-        ]
+        (folder / "call").write_bytes(call)
+        forks: list[Fork] = []
         try:
-            for process, (_, send) in zip(processes, pipes, strict=True):
-                process.start()
-                send.close()
-            return _collect([receive for receive, _ in pipes], timeout_seconds)
+            for rank in range(world_size):
+                arguments = [str(folder), str(rank), str(world_size), device]
+                forks.append(server.run("lanewise.testing.worker", arguments, environment=os.environ))
+            return _collect(forks, folder, timeout_seconds)
         finally:
-            for process in processes:
-                process.kill()
-                process.join()
+            for fork in forks:
+                fork.kill()
 
 
-def _collect(pipes: list[Connection], timeout_seconds: float) -> list[Any]:
+def _collect(forks: list[Fork], folder: Path, timeout_seconds: float) -> list[Any]:
     """Wait for what every rank returns, or for the first one that fails."""
     deadline = time.monotonic() + timeout_seconds
     results: dict[int, Any] = {}
-    while len(results) < len(pipes):
-        pending = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
-        ready = wait(pending, max(0.0, deadline - time.monotonic()))
-        if not ready:
-            missing = [rank for rank in range(len(pipes)) if rank not in results]
-            raise TimeoutError(f"ranks {missing} did not end within {timeout_seconds} s")
+    while len(results) < len(forks):
+        pending = [rank for rank in range(len(forks)) if rank not in results]
+        wait([forks[rank].connection for rank in pending], max(0.0, deadline - time.monotonic()))
+        ended = [rank for rank in pending if forks[rank].poll() is not None]
+        if not ended:
+            raise TimeoutError(f"ranks {pending} did not end within {timeout_seconds} s")
         failures: list[tuple[float, int, str]] = []
-        for pipe in ready:
-            rank = pipes.index(pipe)  # type: ignore[arg-type]
-            try:
-                ended, is_error, value = pickle.loads(pipes[rank].recv_bytes())  # noqa: S301 - from our own process
-            except EOFError:
-                raise RuntimeError(f"rank {rank} ended without a result") from None
+        for rank in ended:
+            file = folder / f"result-{rank}"
+            if not file.exists():
+                raise RuntimeError(f"rank {rank} ended without a result")
+            seconds, is_error, results[rank] = pickle.loads(file.read_bytes())  # noqa: S301 - from our own process
             if is_error:
-                failures.append((ended, rank, value))
-            results[rank] = value
+                failures.append((seconds, rank, results[rank]))
         if failures:  # the first one: others may have lost their connection to it
             _, rank, value = min(failures)
             raise RuntimeError(f"rank {rank} failed:\n{value}")
-    return [results[rank] for rank in range(len(pipes))]
-
-
-def _run(rank: int, world_size: int, store: str, call: bytes, pipe: Connection) -> None:
-    """Join the world, call the function and send back what it returned or why it failed."""
-    die_with_parent()
-    torch.set_num_threads(1)
-    # Loader workers start as in any other process, not each from one more server that has imported nothing.
-    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
-    try:
-        function, args, device = pickle.loads(call)  # noqa: S301 - from our own process
-        world: World = LocalWorld(torch.device(device))
-        if world_size > 1:
-            meeting = FileStore(store, world_size)
-            dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world_size)
-            world = GroupWorld(torch.device(device), meeting)
-            dist.barrier()  # else a rank that ends at once hangs up on one that is still connecting
-        result = pickle.dumps((time.monotonic(), False, function(world, *args)))
-        world.close()
-    except Exception:  # noqa: BLE001 - shown by the caller
-        result = pickle.dumps((time.monotonic(), True, traceback.format_exc()))
-    pipe.send_bytes(result)
+    return [results[rank] for rank in range(len(forks))]

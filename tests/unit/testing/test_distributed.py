@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -159,5 +160,9 @@ def test_nothing_is_left_running_after_a_success(tmp_path):
 
 
 def test_what_cannot_travel_is_refused_before_anything_starts():
-    with pytest.raises(AttributeError, match="lambda"):
-        run_distributed(lambda _world: None, 2)
+    with pytest.raises(TypeError, match="lock"):
+        run_distributed(what_i_am, 2, threading.Lock())
+
+
+def test_a_function_that_has_no_module_to_be_found_in_travels_as_a_whole():
+    assert run_distributed(lambda world: world.rank, 2) == [0, 1]

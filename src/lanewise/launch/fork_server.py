@@ -1,0 +1,224 @@
+"""Starts processes that have everything imported already, as forks of a server, which is `launch.serve`."""
+
+import atexit
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from lanewise.errors import LaunchError
+from lanewise.launch import serve
+
+READ_AT_START = (
+    "PYTHON",
+    "LD_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "MALLOC_",
+    "CUBLAS_",
+    "TORCH_",
+    "TORCHDYNAMO_",
+)
+"""What an interpreter or a library reads once, when it starts: a server serves one set of values of these."""
+
+_PRELOAD = ("torch", "torch._dynamo", "lanewise.engine")
+"""What every worker needs; every optimizer imports torch._dynamo, which takes as long as torch itself."""
+
+_GONE = "the process that workers are forked from was killed."
+
+_servers: dict[frozenset[tuple[str, str]], "ForkServer"] = {}
+_lock = threading.Lock()
+
+
+def fork_server(variables: Mapping[str, str]) -> "ForkServer":
+    """Return the running server for an environment, or start it; it ends with this process.
+
+    This call does not wait for the server's imports.
+
+    Args:
+        variables: added to the environment, such as `pinned_variables`.
+    """
+    environment = {**os.environ, **variables}
+    with _lock:
+        key = _read_at_start(environment)
+        if serve.channel is not None and key == _read_at_start(serve.started_with):
+            return ForkServer(serve.channel)
+        server = _servers.get(key)
+        if server is None or not server.is_running():
+            server = _servers[key] = ForkServer.start(environment, _PRELOAD)
+        return server
+
+
+def _read_at_start(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset((name, value) for name, value in environment.items() if name.startswith(READ_AT_START))
+
+
+class ForkServer:
+    """The client of a server.
+
+    Args:
+        channel: takes requests.
+        process: the server, where this process started it.
+    """
+
+    def __init__(self, channel: socket.socket, process: "subprocess.Popen[bytes] | None" = None) -> None:
+        self._channel = channel
+        self._process = process
+        self._parent_pid = os.getpid()
+        self._imported: set[str] = set()
+
+    @classmethod
+    def start(cls, environment: Mapping[str, str], preload: Sequence[str]) -> "ForkServer":
+        """Start a server, and let it import modules."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        is_main = threading.current_thread() is threading.main_thread()
+        with theirs:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *("-P", "-m", "lanewise.launch"),
+                    *map(str, (theirs.fileno(), ours.fileno(), os.getpid())),
+                    serve.TIED if is_main else serve.LOOSE,
+                    *preload,
+                ],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), ours.fileno()),
+                start_new_session=True,
+            )
+        server = cls(ours, process)
+        atexit.register(server.end)
+        return server
+
+    @property
+    def pid(self) -> int:
+        """The process id of the server that this process started."""
+        assert self._process is not None
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        """Tell whether the server lives."""
+        return self._process is None or self._process.poll() is None
+
+    def require_running(self) -> None:
+        """Do nothing while the server lives.
+
+        Raises:
+            LaunchError: it is gone, and with it every fork.
+        """
+        if not self.is_running():
+            raise LaunchError(_GONE)
+
+    def preload(self, *modules: str) -> None:
+        """Let the server import modules before it forks again. They must compute nothing while imported."""
+        new = [name for name in modules if name not in self._imported]
+        if new:
+            self._imported.update(new)
+            with suppress(OSError):  # it is gone, which the next fork says
+                self._channel.send(b" ".join([serve.IMPORT, *(name.encode() for name in new)]))
+
+    def run(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: str | None = None,
+        streams: tuple[int, int, int] = (0, 1, 2),
+    ) -> "Fork":
+        """Start a process that does what `python -m MODULE ARGUMENTS` does.
+
+        Args:
+            module: as after `-m`.
+            arguments: what follows.
+            environment: the whole environment of the process.
+            cwd: its working directory; None: that of this process.
+            streams: file descriptors of this process that become its standard streams.
+
+        Raises:
+            LaunchError: the server is gone.
+        """
+        ours, theirs = socket.socketpair()
+        program = serve.Program(module, tuple(arguments), environment, cwd or str(Path.cwd()))
+        try:
+            with theirs:
+                socket.send_fds(self._channel, [serve.RUN], [theirs.fileno(), *streams])
+            fork = Fork(ours)
+            ours.sendall(f"{program.to_json()}\n".encode())
+        except OSError:
+            ours.close()
+            raise LaunchError(_GONE) from None
+        return fork
+
+    def end(self) -> None:
+        """End the server, and every fork with it; does nothing in a fork of the process that started it."""
+        if self._process is not None and os.getpid() == self._parent_pid:
+            self._process.kill()
+            self._process.wait()
+
+
+class Fork:
+    """A process that a server forked. It is killed when this object, or this process, goes.
+
+    Args:
+        connection: through which the server tells its process id and exit code; so it becomes readable when
+            the process ends.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._returncode: int | None = None
+        pid = self._receive()
+        if pid is None:
+            raise ConnectionResetError
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative after a signal; None while the process runs."""
+        if self._returncode is None and wait([self.connection], 0):
+            code = self._receive()
+            self._returncode = -signal.SIGKILL if code is None else code  # the server took it along
+            self.connection.close()
+        return self._returncode
+
+    def wait(self, timeout_seconds: float) -> int | None:
+        """Wait for the end, and return what `poll` returns."""
+        deadline = time.monotonic() + timeout_seconds
+        while self.poll() is None and (left := deadline - time.monotonic()) > 0:
+            wait([self.connection], None if math.isinf(left) else left)
+        return self._returncode
+
+    def kill(self) -> None:
+        """Kill the process, and wait for its end."""
+        self.send_signal(signal.SIGKILL)
+        self.wait(math.inf)
+
+    def send_signal(self, sign: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, sign)
+
+    def _receive(self) -> int | None:
+        received = b""
+        while len(received) < serve.NUMBER.size:
+            try:
+                part = self.connection.recv(serve.NUMBER.size - len(received))
+            except ConnectionResetError:
+                return None
+            if not part:
+                return None
+            received += part
+        number: int = serve.NUMBER.unpack(received)[0]
+        return number

@@ -1,0 +1,286 @@
+"""`python -m lanewise.launch`: imports what workers need, computes nothing, and forks each worker.
+
+A fork does what `python -m MODULE ARGUMENTS` does, with the imports already paid. Everything else is as if
+the client had started it: environment, working directory and standard streams are the client's.
+
+    client                              server                          fork
+    ------                              ------                          ----
+    "run", its standard streams,   ->   forks
+      and one end of a socket                                           reads from the socket what to run
+                                   <-   the process id
+                                   <-   the exit code                   ends
+    closes the socket, or ends          kills the fork
+    "import" and names             ->   imports them
+"""
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from types import FrameType
+from typing import Any, NoReturn
+
+from lanewise.lifeline import die_with_parent
+
+RUN, IMPORT = b"run", b"import"
+NUMBER = struct.Struct("!i")
+"""How the process id and the exit code are written; of a process that a signal ended it is negative."""
+TIED, LOOSE = "tied", "loose"
+"""Whether the thread that starts the server lives as long as its process: the kernel goes by the thread."""
+_MAX_MESSAGE_BYTES = 65536
+
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""They may come to every process of a run; what they mean is for the launcher and the workers to say."""
+_SECONDS_BETWEEN_LOOKS = 0.5
+"""At the parent, where the kernel does not tell."""
+
+channel: socket.socket | None = None
+"""In a fork: where the server takes requests, for a fork that launches workers itself."""
+started_with: Mapping[str, str] = {}
+"""In a fork: the environment that the server was started with."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a fork does."""
+
+    module: str
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str]
+    """The whole environment."""
+    cwd: str
+
+    @classmethod
+    def from_json(cls, text: str) -> "Program":
+        """Read what `to_json` wrote."""
+        read = json.loads(text)
+        return cls(read["module"], tuple(read["arguments"]), read["variables"], read["cwd"])
+
+    def to_json(self) -> str:
+        """Write it on one line."""
+        return json.dumps(
+            {
+                "module": self.module,
+                "arguments": self.arguments,
+                "variables": dict(self.variables),
+                "cwd": self.cwd,
+            }
+        )
+
+    def run(self) -> None:
+        """Do what `python -m` does."""
+        os.environ.clear()
+        os.environ.update(self.variables)
+        os.chdir(self.cwd)
+        tempfile.tempdir = None  # of the server's environment, if anything has asked for it
+        sys.argv = [self.module, *self.arguments]
+        runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    """Serve until the parent ends; in a fork, run its program."""
+    global channel, started_with
+    requests, client, parent_pid = (int(argument) for argument in sys.argv[1:4])
+    if sys.argv[4] == TIED:
+        die_with_parent(parent_pid)
+    for number in (requests, client):
+        os.set_inheritable(number, False)
+    handlers = {sign: signal.signal(sign, signal.SIG_IGN) for sign in _IGNORED}
+    environment = dict(os.environ)
+    _import(sys.argv[5:])
+    program = _Server(socket.socket(fileno=requests), parent_pid, handlers).serve()
+    channel, started_with = socket.socket(fileno=client), environment
+    _end(_exit_code_of(program))
+
+
+class _Server:
+    """Takes requests, and keeps an eye on the forks, their clients and the parent.
+
+    Args:
+        requests: where they come from.
+        parent_pid: the process with which the server ends.
+        handlers: those that forks have of the signals which the server ignores.
+    """
+
+    def __init__(
+        self, requests: socket.socket, parent_pid: int, handlers: Mapping[signal.Signals, Any]
+    ) -> None:
+        self._requests = requests
+        self._parent_pid = parent_pid
+        self._handlers = handlers
+        self._forks: dict[int, socket.socket] = {}
+        """The socket of the client of each fork, by process id."""
+        # A child that ends interrupts poll() by a byte in this pipe.
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._wake_read, False)
+        self._poll = select.poll()
+        for number in (requests.fileno(), self._wake_read):
+            self._poll.register(number, select.POLLIN)
+        self._parent: int | None = None
+        with suppress(AttributeError, OSError):  # not Linux, or an old one
+            self._parent = os.pidfd_open(parent_pid)
+            self._poll.register(self._parent, select.POLLIN)
+
+    def serve(self) -> Program:
+        """Serve for ever; returns in a fork only."""
+        signal.signal(signal.SIGCHLD, _do_nothing)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        while True:
+            ready = dict(self._poll.poll(_SECONDS_BETWEEN_LOOKS * 1000 if self._parent is None else None))
+            if self._parent in ready or os.getppid() != self._parent_pid:
+                self._leave()
+            if self._wake_read in ready:
+                with suppress(BlockingIOError):
+                    while os.read(self._wake_read, 4096):
+                        pass
+                self._reap()
+            for pid, client in list(self._forks.items()):
+                if client.fileno() in ready:  # it has gone
+                    os.kill(pid, signal.SIGKILL)
+                    self._poll.unregister(client)
+            if self._requests.fileno() in ready and (of_fork := self._take()):
+                return self._program(of_fork)
+
+    def _take(self) -> socket.socket | None:
+        """Do what one message asks for; return the socket of the client in a fork only."""
+        message, numbers, _, _ = socket.recv_fds(self._requests, _MAX_MESSAGE_BYTES, 4)
+        kind, _, names = message.partition(b" ")
+        if kind == IMPORT:
+            _import(names.decode().split())
+            return None
+        client, streams = socket.socket(fileno=numbers[0]), numbers[1:]
+        server_pid = os.getpid()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)  # none that a fork gets is lost
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(server_pid)
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for sign, handler in self._handlers.items():
+                signal.signal(sign, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._close()
+            _take_streams(streams)
+            _draw_new_seeds()
+            return client
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in streams:
+            os.close(number)
+        with suppress(BrokenPipeError):
+            client.sendall(NUMBER.pack(pid))
+        self._forks[pid] = client
+        self._poll.register(client, 0)  # its end is told in any case
+        return None
+
+    def _program(self, client: socket.socket) -> Program:
+        """Read in a fork what it is to do."""
+        with client.makefile("r", encoding="utf-8") as lines:
+            line = lines.readline()
+        client.close()
+        if not line:
+            os._exit(1)  # the client is gone
+        return Program.from_json(line)
+
+    def _reap(self) -> None:
+        """Tell the clients of forks that ended."""
+        while self._forks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            client = self._forks.pop(pid, None)
+            if client is not None:
+                with suppress(KeyError):
+                    self._poll.unregister(client)
+                with suppress(BrokenPipeError):
+                    client.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+                client.close()
+
+    def _close(self) -> None:
+        """Close in a fork what is the server's."""
+        for client in self._forks.values():
+            client.close()
+        self._requests.close()
+        for number in (self._wake_read, self._wake_write, self._parent):
+            if number is not None:
+                os.close(number)
+
+    def _leave(self) -> NoReturn:
+        for pid in self._forks:
+            os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+
+
+def _exit_code_of(program: Program) -> int:
+    """Run a program, and say with which code python would end."""
+    try:
+        program.run()
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)  # noqa: T201 - as python does
+        return 1
+    except BaseException as error:  # noqa: BLE001 - the fork ends here
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    """End a fork as python ends, but for taking modules apart, which takes longer than a short run."""
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
+    atexit._run_exitfuncs()  # noqa: SLF001 - likewise
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _import(names: Iterable[str]) -> None:
+    """Import modules; whoever needs one will say what is wrong with it."""
+    for name in names:
+        with suppress(Exception):
+            import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to every object, and so copy all of the memory
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Stand where a handler must be, for a signal to wake up the server."""
+
+
+def _take_streams(numbers: list[int]) -> None:
+    """Make these file descriptors the standard streams, as an interpreter does when it starts."""
+    for standard, (number, name) in enumerate(zip(numbers, ("stdin", "stdout", "stderr"), strict=True)):
+        os.dup2(number, standard, inheritable=True)
+        os.close(number)
+        before = getattr(sys, name)
+        opened = open(  # noqa: SIM115 - for as long as the process lives
+            standard,
+            "r" if name == "stdin" else "w",
+            buffering=1 if name == "stderr" else -1,
+            encoding=before.encoding,
+            errors=before.errors,
+            closefd=False,
+        )
+        setattr(sys, name, opened)
+        setattr(sys, f"__{name}__", opened)
+
+
+def _draw_new_seeds() -> None:
+    """Let libraries that draw a seed when they are imported draw another one in each process."""
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()

@@ -1,0 +1,39 @@
+"""`python -m lanewise.testing.worker FOLDER RANK WORLD_SIZE DEVICE`: a process of `run_distributed`."""
+
+import os
+import pickle
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from lanewise.world.world import GroupWorld, LocalWorld, World
+
+
+def work(folder: Path, rank: int, world_size: int, device: torch.device) -> None:
+    """Join the world, call the function, and write what it returned or why it failed."""
+    torch.set_num_threads(1)
+    try:
+        path, call = pickle.loads((folder / "call").read_bytes())  # noqa: S301 - from our own parent
+        sys.path[:] = path
+        function, args = pickle.loads(call)  # noqa: S301 - likewise
+        world: World = LocalWorld(device)
+        if world_size > 1:
+            meeting = FileStore(f"{folder}/store", world_size)
+            dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world_size)
+            world = GroupWorld(device, meeting)
+            dist.barrier()  # else a rank that ends at once hangs up on one that is still connecting
+        result = pickle.dumps((time.monotonic(), False, function(world, *args)))
+        world.close()
+    except Exception:  # noqa: BLE001 - shown by the caller
+        result = pickle.dumps((time.monotonic(), True, traceback.format_exc()))
+    (folder / f"result-{rank}").write_bytes(result)
+    os._exit(0)  # what ranks do at their end is not what is tested
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), torch.device(sys.argv[4]))

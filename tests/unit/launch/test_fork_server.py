@@ -1,0 +1,212 @@
+"""A fork does what `python -m` does as if its client had started it, and outlives neither of its makers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from lanewise.errors import LaunchError
+from lanewise.launch.fork_server import ForkServer, fork_server
+
+MODULES = {
+    "say": """
+import json, os, signal, sys
+import numpy
+print(json.dumps({
+    "arguments": sys.argv[1:],
+    "name": __name__,
+    "cwd": os.getcwd(),
+    "greeting": os.environ.get("GREETING"),
+    "has interrupts": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    "blocked signals": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "leads a session": os.getsid(0) == os.getpid(),
+    "draw": numpy.random.rand(),
+}))
+print("beside", file=sys.stderr)
+sys.exit(int(sys.argv[1]))
+""",
+    "sleeping": "import time; print('here', flush=True); time.sleep(600)",
+    "failing": "1 / 0",
+    "at_exit": "import atexit; atexit.register(print, 'bye'); raise SystemExit('no')",
+    "forking": """
+import os
+from lanewise.launch import fork_server
+fork = fork_server({}).run("say", ["3"], environment=os.environ)
+raise SystemExit(fork.wait(60))
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """The environment of an interpreter that finds the modules above."""
+    folder = tmp_path_factory.mktemp("modules")
+    for name, source in MODULES.items():
+        (folder / f"{name}.py").write_text(source)
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "default"}
+
+
+@pytest.fixture(scope="module")
+def server(environment):
+    started = ForkServer.start(environment, ["numpy"])
+    yield started
+    started.end()
+
+
+def run(server, folder, module, *arguments, **options):
+    """Run a module to its end, and return its exit code and what it wrote."""
+    with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+        fork = server.run(module, arguments, streams=(0, out.fileno(), err.fileno()), **options)
+        code = fork.wait(60)
+    return code, (folder / "out").read_text(), (folder / "err").read_text()
+
+
+def is_running(pid: int) -> bool:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] not in "ZX"  # a zombie waits for init, which may not care
+    return False
+
+
+def has_ended(pid: int) -> bool:
+    deadline = time.monotonic() + 2
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not is_running(pid)
+
+
+def test_a_fork_is_as_if_its_client_had_started_it(server, environment, tmp_path):
+    given = {**environment, "GREETING": "hello"}
+    draws = set()
+    for code in (0, 7):
+        ended, out, err = run(server, tmp_path, "say", str(code), environment=given, cwd=str(tmp_path))
+        assert (ended, err) == (code, "beside\n")
+        said = json.loads(out)
+        draws.add(said.pop("draw"))
+        assert said == {
+            "arguments": [str(code)],
+            "name": "__main__",
+            "cwd": str(tmp_path),
+            "greeting": "hello",
+            "has interrupts": True,
+            "blocked signals": 0,
+            "leads a session": True,
+        }
+    assert len(draws) == 2  # numpy draws a seed when it is imported, which the server did
+
+
+def test_an_error_is_shown_as_python_shows_it(server, environment, tmp_path):
+    code, out, err = run(server, tmp_path, "failing", environment=environment)
+    assert (code, out) == (1, "")
+    assert err.endswith("ZeroDivisionError: division by zero\n")
+    assert run(server, tmp_path, "at_exit", environment=environment) == (1, "bye\n", "no\n")
+
+
+def test_a_signal_that_ends_a_fork_is_its_exit_code(server, environment):
+    fork = server.run("sleeping", [], environment=environment)
+    assert fork.poll() is None
+    assert fork.wait(0.01) is None
+    fork.send_signal(signal.SIGTERM)  # may come before the fork has done anything
+    assert fork.wait(60) == -signal.SIGTERM
+    fork.send_signal(signal.SIGTERM)
+
+
+def test_a_fork_ends_when_nobody_waits_for_it(server, environment):
+    fork = server.run("sleeping", [], environment=environment)
+    fork.connection.close()
+    assert has_ended(fork.pid)
+
+
+def test_forks_end_with_their_server(environment):
+    server = ForkServer.start(environment, [])
+    fork = server.run("sleeping", [], environment=environment)
+    os.kill(server.pid, signal.SIGKILL)
+    assert fork.wait(2) == -signal.SIGKILL
+    assert has_ended(fork.pid)
+    with pytest.raises(LaunchError, match="that workers are forked from was killed"):
+        server.require_running()
+    with pytest.raises(LaunchError, match="that workers are forked from was killed"):
+        server.run("say", ["0"], environment=environment)
+    server.end()
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_server_ends_with_its_parent_but_not_with_the_thread_that_started_it(environment, in_thread):
+    script = f"""
+import os, threading, time
+from lanewise.launch.fork_server import ForkServer
+def start():
+    global server, fork
+    server = ForkServer.start(os.environ, [])
+    fork = server.run("sleeping", [], environment=os.environ)
+if {in_thread}:
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+else:
+    start()
+time.sleep(0.2)
+print(server.pid, fork.pid, fork.poll(), flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        lines = {parent.stdout.readline().strip() for _ in range(2)}
+        (said,) = lines - {"here"}
+        server_pid, fork_pid, code = said.split()
+        assert code == "None"
+        parent.kill()
+    assert has_ended(int(fork_pid))
+    assert has_ended(int(server_pid))
+
+
+def test_a_fork_that_starts_processes_takes_them_from_the_same_server(server, environment, tmp_path):
+    code, out, _ = run(server, tmp_path, "forking", environment=environment)
+    assert code == 3
+    assert json.loads(out)["name"] == "__main__"
+
+
+def test_there_is_a_server_for_each_set_of_values_that_are_read_at_the_start(monkeypatch):
+    one = fork_server({})
+    monkeypatch.setenv("GREETING", "hello")
+    assert fork_server({}) is one
+    other = fork_server({"OMP_NUM_THREADS": "7"})
+    assert other is not one
+    assert fork_server({"OMP_NUM_THREADS": "7"}) is other
+    monkeypatch.setenv("PYTHONHASHSEED", "5")
+    third = fork_server({})
+    assert third not in (one, other)
+    other.end()
+    third.end()
+
+
+def test_modules_that_cannot_be_imported_are_left_out(environment, tmp_path):
+    server = ForkServer.start(environment, ["no_such_module", "failing"])
+    server.preload("failing")
+    assert run(server, tmp_path, "say", "0", environment=environment)[0] == 0
+    server.end()
+
+
+def test_forks_may_be_started_from_several_threads(server, environment, tmp_path):
+    codes = {}
+
+    def start(number: int) -> None:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        codes[number] = run(server, folder, "say", str(number), environment=environment)[0]
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == {number: number for number in range(4)}
