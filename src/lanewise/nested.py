@@ -21,3 +21,12 @@ def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
     if isinstance(data, list | tuple):
         return type(data)(map_leaves(function, value) for value in data)
     return data
+
+
+def copied(data: Any) -> Any:
+    """Return a copy of containers and tensors, for a user of data who may change it."""
+
+    def copy_leaf(leaf: Any) -> Any:
+        return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
+
+    return map_leaves(copy_leaf, data)

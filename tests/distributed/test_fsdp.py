@@ -152,6 +152,45 @@ def test_a_process_that_never_had_a_batch_runs_one_of_another():
         assert result == expected
 
 
+def test_a_process_that_never_had_a_batch_agrees_on_the_loss_scale():
+    """In fp16 one collective more comes before the first backward."""
+    config = replace(
+        configure(Scarce, micro_batch_size=1, precision="fp16"), distributed=configured(3).distributed
+    )
+    first, *others = run_distributed(train, 3, config)
+    assert others == [first] * 2
+
+
+class Warm(Deep):
+    """From the fifth step on it runs one block more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.extra = nn.ModuleList([Inner(16, 16), Inner(16, 16)])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        hidden = self.extra[0](self.embedding(tokens))
+        if self.count > 4:
+            hidden = self.extra[1](hidden)
+        return self.head(hidden)
+
+
+class Counted(Deeper):
+    def build_model(self) -> nn.Module:
+        return Warm()
+
+
+def test_a_repeated_pass_begins_with_the_buffers_of_the_step():
+    """Otherwise a process that repeats some would run other blocks than the rest, which wait for ever."""
+    config = configure(Counted)
+    alone = replace(config, distributed=configured(1, reducer="single").distributed)
+    expected = run_distributed(train, 1, alone)[0]
+    for result in run_distributed(train, 2, replace(config, distributed=configured(2).distributed)):
+        assert result == expected
+
+
 def test_blocks_inside_blocks_leave_the_bytes_of_one_device(of_one):
     for result in run_distributed(train, 2, configured(2, blocks=("Layer", "Inner"))):
         assert result == of_one

@@ -83,9 +83,10 @@ class Evaluator:
         self._seed = seed
         self._num_workers = num_workers
         self._sets = sets
-        metrics = task.build_metrics()
-        check_metrics(metrics)
-        self.keys = [f"{eval_set.name}/{name}" for eval_set in sets for name in ("loss", *metrics)]
+        metrics = {eval_set.name: self._metrics_for(eval_set) for eval_set in sets}
+        for of_set in metrics.values():
+            check_metrics(of_set)
+        self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
         """What `run` gives; a metric with several values gives several, `key/name`."""
 
     def run(self, wants_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:

@@ -96,11 +96,11 @@ class LaneGradients:
         Raises:
             TaskError: if the model cannot be trained so.
         """
-        self._clock.restart()  # an evaluation may have come between
         self._losses.begin()
         self._monitor.begin_step()
         for parameter in self.reducer.parameters:
             parameter.grad = None
+        batches = self.reducer.pad(batches)
         is_last, is_first = False, True
         while not is_last:
             group: list[LaneBatch] = []

@@ -106,8 +106,8 @@ class Lanes:
         self._distributed = distributed
         self._precision = Precision(precision, self.device.type)
         self._clock = StepClock(self.device)
+        self._prepared = Prepared(seed, self.device, self._clock)
         self._precision_name = precision
-        self._prepared = Prepared(seed, self.device)
         self._datasets: list[dict[str, Any]] = []
         self._checkpoints: list[OwnCheckpoints] = []
         self._is_closed = False

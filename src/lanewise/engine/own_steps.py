@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lanewise.data import LaneBatch, LaneLoader
+from lanewise.engine.clock import StepClock
 from lanewise.engine.gradient import LaneGradients, StepGradient
 from lanewise.engine.lane import to_device
 from lanewise.engine.step_batches import StepBatches
@@ -23,6 +24,8 @@ class Prepared:
     seed: int
     """Seed of the run."""
     device: torch.device
+    clock: StepClock
+    """The one that the gradients lap."""
     models: list[nn.Module] = field(default_factory=list)
     gradients: list[LaneGradients] = field(default_factory=list)
     """One for each model."""
@@ -77,7 +80,7 @@ class Step:
     @property
     def is_done(self) -> bool:
         """Whether a loop over its micro-batches came to the end, where gradients become whole."""
-        return self._num_passes > 0
+        return self._num_passes > 0 and self._running is None
 
     def __iter__(self) -> Iterator[Any]:
         models = self._prepared.models
@@ -108,13 +111,14 @@ class Step:
         numbers = [number for number, one in enumerate(self._prepared.models) if one is model]
         if not numbers:
             raise TaskError("this model was not prepared. Call lanes.prepare(model) before the first step.")
-        if self._batches.is_partly_read:
+        if self._running is not None:
             raise TaskError(
                 f"step {self.number} was left before its micro-batches were done. "
                 "Iterate over each step to its end."
             )
         gradients, seed = self._prepared.gradients[numbers[0]], self._prepared.seed
         self._running, self._gradient = gradients, None
+        self._prepared.clock.restart()
         for (batch,) in gradients.groups(to_device(self._batches, self._prepared.device)):
             turn = batch.turn
             if turn.positions:
@@ -125,6 +129,7 @@ class Step:
         self._gradient = gradients.divide()
         set_random_state(update_seed(seed, self._gradient.turn.step, self._num_passes))
         self._num_passes += 1
+        self._running = None
 
     def backward(self, loss: object) -> None:
         """Compute the gradients of a micro-batch, in place of `loss.backward()`.

@@ -89,6 +89,7 @@ class TrainStep:
         self._clock = clock
         self._seed = seed
         self._max_grad_norm = max_grad_norm
+        self._needs_closure = needs_closure(type(training.optimizer))
         self._what = f"the loss of {type(training.task).__name__}"
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
@@ -106,14 +107,15 @@ class TrainStep:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         training, optimizer = self._training, self._training.optimizer
-        learning_rate = float(optimizer.param_groups[0]["lr"])
-        if needs_closure(type(optimizer)):
+        self._clock.restart()  # an evaluation may have come between
+        if self._needs_closure:
             gradient = self._update_by_closure(batches)
         else:
             gradient = self.compute_gradient(batches)
             self._clip(gradient)
             optimizer.step()  # does nothing where there is no gradient
         set_random_state(update_seed(self._seed, gradient.turn.step))  # shards may have drawn unequally
+        learning_rate = float(optimizer.param_groups[0]["lr"])
         if training.scheduler is not None:
             training.scheduler.step()
         optimizer.zero_grad()
@@ -161,14 +163,14 @@ class TrainStep:
         Returns:
             What the first one found.
         """
-        step_batches = StepBatches(batches)
+        step_batches = StepBatches(batches, copies=True)
         found: list[StepGradient] = []
 
         def closure() -> torch.Tensor:
             gradient = self.compute_gradient(iter(step_batches))
             self._clip(gradient)
             found.append(gradient)
-            return torch.tensor(gradient.totals.loss)
+            return torch.tensor(gradient.totals.loss, dtype=torch.float64)
 
         self._training.optimizer.step(closure)  # type: ignore[arg-type]  # torch's says that it gives a float
         return found[0]

@@ -1,8 +1,10 @@
 """The batches of one step, for several passes over them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lanewise.data import LaneBatch
+from lanewise.nested import copied
 
 
 class StepBatches:
@@ -10,20 +12,20 @@ class StepBatches:
 
     Args:
         batches: of this process; consumed for one step.
+        copies: whether to give copies, as a forward may change its batch.
     """
 
-    def __init__(self, batches: Iterator[LaneBatch]) -> None:
+    def __init__(self, batches: Iterator[LaneBatch], *, copies: bool = False) -> None:
         self._batches = batches
+        self._copies = copies
         self._kept: list[LaneBatch] = []
 
-    @property
-    def is_partly_read(self) -> bool:
-        """Whether some of them, but not all, were asked for."""
-        return bool(self._kept) and not self._kept[-1].turn.is_last
-
     def __iter__(self) -> Iterator[LaneBatch]:
-        yield from self._kept
-        while not self._kept or self.is_partly_read:
+        yield from map(self._give, self._kept)
+        while not self._kept or not self._kept[-1].turn.is_last:
             batch = next(self._batches)
             self._kept.append(batch)
-            yield batch
+            yield self._give(batch)
+
+    def _give(self, batch: LaneBatch) -> LaneBatch:
+        return replace(batch, data=copied(batch.data)) if self._copies else batch

@@ -27,7 +27,7 @@ class Precision:
         torch.backends.cudnn.allow_tf32 = name == "tf32"
 
     def forward(self) -> AbstractContextManager[object]:
-        """Enter the format, for one lane's forward and loss: weights are cast once in it."""
+        """Enter the format, for a forward or a loss, or both: weights are cast once in it."""
         if self._autocast is not None:
             return torch.autocast(self._device_type, self._autocast)
         return nullcontext()

@@ -108,6 +108,10 @@ class DDPReducer:
         """See `Reducer`."""
         return register_parameter_hooks(self.replicas, note)
 
+    def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """See `Reducer`."""
+        return batches
+
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """See `Reducer`."""
         return [loss_of(lane, self.replicas[0]) for lane in lanes]

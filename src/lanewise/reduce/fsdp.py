@@ -2,17 +2,18 @@
 
 [Note: equal passes]
 A process gathers the weights of a block when its forward or backward comes to it, which is a collective. So
-all processes run equally many passes: at the end of a step, those with fewer lanes run a batch again that
-they had before; one that never had any gets one of rank 0. Nothing of it counts. And every lane's backward
-passes through every block that its forward ran, also that of a lane which contributes nothing: the outputs of
-blocks are inputs of their lane's loss, by the node of `reach_all`. What a parameter gets in a pass that
-contributes nothing is thrown away, since it could be NaN, and FSDP sends zeros.
+all processes run equally many passes: those with fewer lanes in a step run its first batch again for the
+rest, and those without any lane that of rank 0 (`pad`). Nothing of these passes counts. And every lane's
+backward passes through every block that its forward ran, also that of a lane which contributes nothing: the
+outputs of blocks are inputs of their lane's loss, by the node of `reach_all`. What a parameter gets in a pass
+that contributes nothing is thrown away, since it could be NaN, and FSDP sends zeros.
 """
 
 import logging
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
@@ -24,12 +25,14 @@ from torch.utils.hooks import RemovableHandle
 from lanewise.config import Equality, FSDPConfig
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import LaneTurn, lane_ranges
+from lanewise.nested import copied
 from lanewise.reduce.blocks import find_blocks
 from lanewise.reduce.caller import Caller
+from lanewise.reduce.fsdp_group import group_of, send_zeros_for_unused
 from lanewise.reduce.reach import reach_all, tensors_in
 from lanewise.reduce.reducer import Lane, LaneWork, T, divide_gradients, trained_parameters
-from lanewise.reduce.spare import Spare
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
+from lanewise.world.accelerator import move
 from lanewise.world.shards import is_sharded, whole
 from lanewise.world.world import World
 
@@ -91,8 +94,6 @@ class FSDPReducer:
         self._notes: OrderedDict[int, Callable[[str, torch.Tensor], None]] = OrderedDict()
         self._callers: dict[nn.Module, Any] = {}
         self._lane_ranges = lane_ranges(num_lanes, world.world_size)
-        self._spare: Spare[LaneWork] = Spare(world)
-        self._num_passes = 0
         self.adopt(model)
         self.replicas: Sequence[nn.Module] = [model]
         self.parameters: Sequence[nn.Parameter] = trained_parameters(model)  # which are sharded by now
@@ -129,7 +130,7 @@ class FSDPReducer:
         for sharded in self._sharded(module):
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
-            _send_zeros_for_unused(sharded)
+            send_zeros_for_unused(sharded)
 
     def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
         """See `Reducer`. Autograd sees the gathered parameters."""
@@ -137,29 +138,52 @@ class FSDPReducer:
         self._notes[handle.id] = note
         return [handle]
 
+    def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """See `Reducer`. Collective where a process has no lane in the step."""
+        batch = next(batches)
+        present = range(batch.turn.num_present_lanes)
+        counts = [len(present[block.start : block.stop]) for block in self._lane_ranges]
+        spare = self._spare_data(batch.data, counts)
+        own, most = counts[self._world.rank], max(counts)
+        for number in range(most):
+            is_last = number == most - 1
+            if number < own:
+                batch = next(batches) if number else batch
+                yield replace(batch, turn=replace(batch.turn, is_last=is_last))
+            else:
+                turn = replace(batch.turn, positions=range(0), is_last=is_last)
+                yield replace(batch, turn=turn, indices=(), data=copied(spare))
+
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """See `Reducer`. Collective: every rank must call this."""
         (lane,) = lanes
-        if not self._num_passes:
-            num_present = lane.turn.num_present_lanes
-            self._spare.keep(
-                lane, [len(range(num_present)[lanes.start : lanes.stop]) for lanes in self._lane_ranges]
-            )
-        return [self._forward(lane, lane.data) if lane.turn.positions else None]
+        losses: list[Any] = []
+
+        def forward() -> torch.Tensor:
+            self._ran, self._outputs, self._is_in_forward = set(), [], True
+            losses.append(lane.loss(lane.forward(self.replicas[0], lane.data), lane.data))
+            self._is_in_forward = False
+            outputs, self._outputs = self._outputs, []
+            return reach_all(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
+
+        self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](forward)
+        return losses
 
     def backward(
         self, turn: LaneTurn, loss_sum: torch.Tensor | None, exchange_totals: Callable[[], None]
     ) -> None:
         """See `Reducer`. Collective for every lane."""
-        if turn.positions:
-            self._backward(turn, loss_sum)
+        anchor, self._anchor = self._anchor, None
+        assert anchor is not None, "a lane was not run"
         if turn.is_last:
-            while self._num_passes < len(self._lane_ranges[0][: turn.num_present_lanes]):
-                self._forward(*self._spare.take())
-                self._backward(turn, None)
             checksum = torch.tensor([zlib.crc32(" ".join(self._order).encode())])
             self._wait_for_checksums = self._world.start_all_gather_to_host(checksum.to(self._world.device))
             exchange_totals()
+        self._contributes = loss_sum is not None
+        reach_all(loss_sum, [anchor]).backward()
+        for sums in self._sums or ():
+            sums.push(turn.num_present_lanes)
+        self._on_backward()
 
     def finish(self, weight: float) -> None:
         """See `Reducer`.
@@ -192,16 +216,15 @@ class FSDPReducer:
         Collective: every rank must iterate to the end.
         """
         counts = self._world.all_gather_object(num_lanes)
-        spare: Spare[Lane] | None = None
+        first: Lane | None = None
         for lane in lanes:
-            if spare is None:
-                spare = Spare(self._world)
-                spare.keep(lane, counts)
+            if first is None:
+                first, spare = lane, self._spare_data(lane.data, counts)
             if lane.turn.positions:
                 yield lane, self._call(module, partial(compute, lane, lane.data))
-        assert spare is not None, "a process without samples has one lane without positions"
+        assert first is not None, "a process without samples has one lane without positions"
         for _ in range(max(counts) - num_lanes):
-            self._call(module, partial(compute, *spare.take()))
+            self._call(module, partial(compute, first, copied(spare)))
 
     def grad_norm(self) -> torch.Tensor:
         """See `Reducer`. In `exact` each gradient is gathered, for the norm to be that of one device."""
@@ -220,28 +243,20 @@ class FSDPReducer:
             hook.remove()
         self._callers.clear()
 
-    def _forward(self, lane: LaneWork, data: Any) -> Any:
-        losses: list[Any] = []
+    def _spare_data(self, data: Any, counts: Sequence[int]) -> Any:
+        """Return a batch that this process can run where others have more. See [Note: equal passes].
 
-        def forward() -> torch.Tensor:
-            self._ran, self._outputs, self._is_in_forward = set(), [], True
-            losses.append(lane.loss(lane.forward(self.replicas[0], data), data))
-            self._is_in_forward = False
-            outputs, self._outputs = self._outputs, []
-            return reach_all(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
+        Collective where a process has none of its own.
 
-        self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](forward)
-        return losses[0]
-
-    def _backward(self, turn: LaneTurn, loss_sum: torch.Tensor | None) -> None:
-        anchor, self._anchor = self._anchor, None
-        assert anchor is not None, "a lane was not run"
-        self._num_passes += 1
-        self._contributes = loss_sum is not None
-        reach_all(loss_sum, [anchor]).backward()
-        for sums in self._sums or ():
-            sums.push(turn.num_present_lanes)
-        self._on_backward()
+        Args:
+            data: of its first batch, before a forward changes it; None without one.
+            counts: how many batches each rank has.
+        """
+        if not all(counts):
+            from_first_rank = self._world.broadcast_object(move(data, torch.device("cpu")))
+            if data is None:
+                return move(from_first_rank, self._world.device)
+        return None if counts[self._world.rank] == max(counts) else copied(data)
 
     def _call(self, module: nn.Module, function: Callable[[], T]) -> T:
         """Call a function that runs the model, or an adopted module, without a backward. Collective."""
@@ -251,7 +266,7 @@ class FSDPReducer:
         self._callers[module].reshard()
         # FSDP notes the order of blocks for a backward, and forgets it there only.
         for sharded in self._sharded(module):
-            group = _group_of(sharded)
+            group = group_of(sharded)
             if group is not None:
                 group.comm_ctx.post_forward_order.clear()
                 group._post_forward_indices.clear()  # noqa: SLF001
@@ -308,11 +323,6 @@ class FSDPReducer:
             )
 
 
-def _group_of(sharded: Any) -> Any:
-    """Return what torch's FSDP keeps of a module; None where it has no parameter of its own."""
-    return sharded._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
-
-
 def _require_no_batch_norm(model: nn.Module, dtype: str) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 - of all dimensions
@@ -320,24 +330,3 @@ def _require_no_batch_norm(model: nn.Module, dtype: str) -> None:
                 f"{name} is a {type(module).__name__}, whose weights cannot be gathered in {dtype}: its "
                 "statistics are float32. Use distributed.fsdp.param_dtype=float32."
             )
-
-
-def _send_zeros_for_unused(module: Any) -> None:
-    """Have a lane send zeros for a parameter that it did not use, so that all send equally much."""
-    if hasattr(module, "set_reduce_scatter_unused_params"):
-        module.set_reduce_scatter_unused_params(True)
-        return
-    # torch before 2.13 leaves such parameters out, and ranks would add up unequal things.
-    group = _group_of(module)
-    if group is None:
-        return
-    post_backward = group.post_backward
-
-    def with_zeros(*unused: Any) -> None:
-        for one in group.fsdp_params:
-            gathered = getattr(one, "_unsharded_param", None)
-            if gathered is not None and gathered.requires_grad and gathered.grad is None:
-                gathered.grad = torch.zeros_like(gathered)
-        post_backward(*unused)
-
-    group.post_backward = with_zeros

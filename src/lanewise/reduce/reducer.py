@@ -64,6 +64,17 @@ class Reducer(Protocol):
         """Have each trained parameter, by its name, shown after a lane's backward."""
         ...
 
+    def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of a step, and more where this process has too few for a collective forward.
+
+        Nothing of the further ones counts: their turns have no positions. `turn.is_last` is that of the last
+        one of all.
+
+        Args:
+            batches: `LaneBatch`es, consumed for one step.
+        """
+        ...
+
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """Compute the losses of a group of lanes, at most one for each replica; None for an empty lane."""
         ...

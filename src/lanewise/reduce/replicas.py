@@ -87,6 +87,10 @@ class ReplicaReducer:
         """See `Reducer`."""
         return register_parameter_hooks(self.replicas, note)
 
+    def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """See `Reducer`."""
+        return batches
+
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """See `Reducer`."""
         if self._is_stale:

@@ -113,7 +113,7 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
     weights = _digests(engine.training.model.named_parameters())
     trace = StepTrace(-1)
 
-    def look(_optimizer: Optimizer, *_: Any) -> None:
+    def look() -> None:
         before = _digests(engine.training.model.named_parameters())
         trace.changed_outside = [name for name in weights if weights[name] != before[name]]
         trace.gradients = _digests(
@@ -121,7 +121,25 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
         )
         trace.options = _options(optimizer)
 
-    handle = optimizer.register_step_pre_hook(look)
+    def before_update(_optimizer: Optimizer, closures: tuple[Any, ...], _: Any) -> Any:
+        """Look at the gradient, which an optimizer with a closure asks for itself: at what it gets first."""
+        if not closures:
+            look()
+            return None
+        (closure,) = closures
+        is_first = True
+
+        def look_once() -> Any:
+            nonlocal is_first
+            loss = closure()
+            if is_first:
+                look()
+            is_first = False
+            return loss
+
+        return (look_once,), {}
+
+    handle = optimizer.register_step_pre_hook(before_update)
     try:
         for step in steps:
             trace = StepTrace(step)

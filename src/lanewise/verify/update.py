@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lanewise.config.optimizer import needs_closure
 from lanewise.data import digest
 from lanewise.engine import Training
 from lanewise.random_state import set_random_state
@@ -50,7 +51,10 @@ def probe_updates(training: Training) -> Updates | None:
                 one.copy_(weights[name])
             one.grad = gradients[name].clone()
         set_random_state(0)
-        optimizer.step()
+        if needs_closure(type(optimizer)):
+            optimizer.step(lambda: 0.0)
+        else:
+            optimizer.step()
         results.append({name: digest(one) for name, one in trained.items()})
         after = hidden_state(model, optimizer=optimizer)
         names, hidden = names or (changed(hidden, after) if hidden else []), after

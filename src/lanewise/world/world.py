@@ -54,6 +54,10 @@ class World(Protocol):
         """Return every rank's value on rank 0, None elsewhere. Collective: every rank must call this."""
         ...
 
+    def broadcast_object(self, value: Any) -> Any:
+        """Return rank 0's value on every rank. Collective: every rank must call this."""
+        ...
+
     def num_collectives(self) -> int:
         """Count the collectives that this process has begun so far, of all groups. No collective."""
         ...
@@ -109,6 +113,10 @@ class LocalWorld:
     def gather_object(self, value: Any) -> list[Any]:
         """See `World`."""
         return [value]
+
+    def broadcast_object(self, value: Any) -> Any:
+        """See `World`."""
+        return value
 
     def num_collectives(self) -> int:
         """See `World`."""
@@ -182,6 +190,12 @@ class GroupWorld:
         values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
         dist.gather_object(value, values)
         return values
+
+    def broadcast_object(self, value: Any) -> Any:
+        """See `World`."""
+        values = [value if self.rank == 0 else None]
+        dist.broadcast_object_list(values)
+        return values[0]
 
     def num_collectives(self) -> int:
         """See `World`."""

@@ -219,26 +219,54 @@ class Quadratic(Line):
 CLOSURE = {"lr": 1.0, "max_iter": 4, "line_search_fn": "strong_wolfe"}
 
 
+def lbfgs(task: type[Task], **options: Any) -> RunConfig:
+    config = configure(task, num_lanes=4, steps=3, optimizer="torch.optim.LBFGS")
+    return dataclasses.replace(
+        config, optimizer=dataclasses.replace(config.optimizer, init_args={**CLOSURE, **options})
+    )
+
+
 def test_a_closure_is_a_pass_over_the_lanes():
     """So LBFGS takes the steps that it takes by itself on the whole batch."""
-    config = configure(Quadratic, num_lanes=4, steps=3, optimizer="torch.optim.LBFGS")
-    optimizer = dataclasses.replace(config.optimizer, init_args=CLOSURE)
-    train = dataclasses.replace(config.train, max_grad_norm=None)
-    engine = engine_of(dataclasses.replace(config, optimizer=optimizer, train=train))
+    engine = engine_of(lbfgs(Quadratic))
     alone = copy.deepcopy(engine.training.model)
     losses = [report.totals.loss for report in engine.steps()]
 
     inputs, targets = Line().train_dataset().tensors
-    lbfgs = torch.optim.LBFGS(alone.parameters(), **CLOSURE)
+    optimizer = torch.optim.LBFGS(alone.parameters(), **CLOSURE)
 
     def closure() -> torch.Tensor:
-        lbfgs.zero_grad()
+        optimizer.zero_grad()
         loss = F.mse_loss(alone(inputs[:8]), targets[:8])
         loss.backward()
         return loss.detach()
 
-    expected = [float(lbfgs.step(closure)) for _ in range(3)]
+    expected = [float(optimizer.step(closure)) for _ in range(3)]
     assert losses == pytest.approx(expected, rel=1e-3)
     assert losses[-1] < 0.5 * losses[0]
     for ours, theirs in zip(engine.training.model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
+
+
+class Consuming(Quadratic):
+    """Takes its batch apart, and changes its tensors."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        return {"batch": super().collate(samples)}
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        batch["inputs"], batch["targets"] = batch.pop("batch")
+        batch["inputs"].add_(1.0)
+        return model(batch["inputs"])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return F.mse_loss(outputs, batch["targets"])
+
+
+def test_each_pass_of_a_closure_gets_the_batch_as_it_was_read():
+    several, one = (
+        [report.totals.loss for report in engine_of(config).steps()]
+        for config in (lbfgs(Consuming), lbfgs(Consuming, max_iter=1))
+    )
+    assert several[0] == one[0]
+    assert several[-1] < several[0]

@@ -1,0 +1,31 @@
+"""What torch's FSDP keeps of the parameters that it gathers together."""
+
+from typing import Any
+
+import torch
+
+
+def group_of(sharded: Any) -> Any:
+    """Return what torch's FSDP keeps of a module; None where it has no parameter of its own."""
+    return sharded._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
+
+
+def send_zeros_for_unused(module: Any) -> None:
+    """Have a lane send zeros for a parameter that it did not use, so that all send equally much."""
+    if hasattr(module, "set_reduce_scatter_unused_params"):
+        module.set_reduce_scatter_unused_params(True)
+        return
+    # torch before 2.13 leaves such parameters out, and ranks would add up unequal things.
+    group = group_of(module)
+    if group is None:
+        return
+    post_backward = group.post_backward
+
+    def with_zeros(*unused: Any) -> None:
+        for one in group.fsdp_params:
+            gathered = getattr(one, "_unsharded_param", None)
+            if gathered is not None and gathered.requires_grad and gathered.grad is None:
+                gathered.grad = torch.zeros_like(gathered)
+        post_backward(*unused)
+
+    group.post_backward = with_zeros
