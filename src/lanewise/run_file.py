@@ -102,7 +102,7 @@ def is_full(error: OSError) -> bool:
 def reason(error: OSError, path: Path) -> str:
     """Say why a file cannot be read or written, and how much space is free where there is too little."""
     if error.errno == errno.ELOOP:
-        return "it is a link, and a run has only files of its own. Remove the link"
+        return "it is a link, and a run writes to regular files only. Remove the link"
     said = error.strerror or str(error)
     if not is_full(error):
         return said
@@ -120,5 +120,5 @@ def _open(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", path)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
     return descriptor

@@ -567,7 +567,7 @@ TASKS: dict[str, Any] = {
     **both(within("level in evaluation", "buffer"), "running level in evaluation"),
     **both(within("decay", ""), "decay in the forward"),
     **both(within("teacher", "buffer"), "teacher"),
-    **both(within("talk", ""), "forward that talks"),
+    **both(within("talk", ""), "forward that communicates"),
     **both(GroupsKnowTheSize, "groups that know the size"),
     **both(measuring(MeanError), "mean as a state"),
     **both(measuring(LargestError), "metric with an attribute"),
@@ -597,7 +597,7 @@ GENERATOR = "random numbers from a generator that lanewise does not seed"
 HIDDEN = "state outside of parameters and buffers"
 OUTSIDE = "a parameter is changed outside of the optimizer"
 SEVERAL = "a micro-batch differs from read to read"
-NO_MERGE = "a metric is no merge of its states"
+NO_MERGE = "a metric cannot be computed from merged states"
 
 CAUSES = {
     "mean of means": "the loss is a mean of means",
@@ -620,7 +620,7 @@ CAUSES = {
     "running level in evaluation": HIDDEN,
     "decay in the forward": OUTSIDE,
     "teacher": OUTSIDE,
-    "forward that talks": "the forward depends on the layout",
+    "forward that communicates": "the forward depends on the layout",
     "groups that know the size": (
         "the learning rate or another option of the optimizer depends on the number of processes"
     ),

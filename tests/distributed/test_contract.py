@@ -373,4 +373,4 @@ def test_a_forward_that_talks_is_an_error_and_no_hang(world_size, equality, said
 
 def test_a_forward_that_talks_where_all_have_equally_many_lanes_is_a_warning():
     for rank, (records, _) in enumerate(run_distributed(count_warnings, 2, Talking, "close", 1)):
-        assert rank or sum("talks to other processes" in record for record in records) == 1
+        assert rank or sum("communicates with other processes" in record for record in records) == 1

@@ -56,7 +56,7 @@ STARTED = (
     "items that know the rank",
     "dataset that shards itself",
     "forward that knows the rank",
-    "forward that talks",
+    "forward that communicates",
     "running level in evaluation",
     "groups that know the size",
 )

@@ -61,7 +61,7 @@ def test_a_missing_configuration_names_the_file_that_was_probably_meant(tmp_path
 
 
 def test_an_unknown_command_is_refused():
-    refuses(lanewise("trian"), "trian is no command of lanewise")
+    refuses(lanewise("trian"), "trian is not a command of lanewise")
 
 
 @EITHER
@@ -76,7 +76,7 @@ def test_mistakes_in_the_classes_are_all_shown(tmp_path, devices):
         done,
         "task.class_path: there is no module no_such_module.",
         'optimizer.init_args.lr must be float | torch.Tensor: got "fast"',
-        "optimizer.init_args.momentun is no argument of torch.optim.SGD. "
+        "optimizer.init_args.momentun is not an argument of torch.optim.SGD. "
         "Did you mean optimizer.init_args.momentum?",
         "Did you mean torch.optim.lr_scheduler.CosineAnnealingLR?",
     )
@@ -142,7 +142,7 @@ def test_a_loss_that_is_not_finite_is_traced_to_its_samples(tmp_path, devices):
     samples = FeistelOrder(22, seed=0).indices(0, first, first + 2).tolist()
     assert done.code == 1
     assert done.errors == [
-        f"error: the loss is not finite in step {position // 8} (epoch 0), whose update was not completed."
+        f"error: the loss is not finite in step {position // 8} (epoch 0), so the update was not completed."
     ]
     assert f"lane {position % 8 // 2}: loss nan, samples {samples}" in done.stderr
     assert done.stderr.count("is not finite") == 1

@@ -42,7 +42,7 @@ def test_a_mistake_is_explained_and_the_exit_code_says_so(tmp_path):
     done = verify(config, tmp_path, "--devices", "2", "--steps", "2")
     assert done.code == 1
     assert "found: samples depend on the rank or the number of processes" in done.stdout
-    assert re.search(r"sample \d+ is another one on rank 1 of 2 processes", done.stdout)
+    assert re.search(r"sample \d+ differs between rank 1 of 2 processes and one process", done.stdout)
     assert done.stdout.splitlines()[-1].startswith("not verified: 1 cause found")
 
 

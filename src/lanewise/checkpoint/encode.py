@@ -178,7 +178,7 @@ class _Decoder:
             items = {self.decode(key): self.decode(item) for key, item in content}
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
-                f"the state of a checkpoint holds {value!r:.80}, which means nothing."
+                f"the state of a checkpoint holds {value!r:.80}, which is not a known encoding."
             ) from error
         return Counter(items) if tag == "$counter" else items
 
@@ -187,7 +187,7 @@ class _Decoder:
         names = tuple(name for name, _ in parts)
         if names not in self._joined:
             if len(set(names)) < len(names) or self._parts & set(names):
-                raise ValueError("rows are there twice")
+                raise ValueError("some rows occur twice")
             self._parts |= set(names)
             tensors = [self._tensors[name] for name in names]
             starts = list(accumulate((len(tensor) for tensor in tensors), initial=0))

@@ -31,9 +31,9 @@ def load_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
             tensors = _StoredTensors(folder, manifest, stack)
             state = decode(tree, tensors)
             if not isinstance(state, dict):
-                raise CheckpointError(f"{STATE} is no mapping.")
+                raise CheckpointError(f"{STATE} is not a mapping.")
             if unused := tensors.unread():
-                raise ValueError(f"no state has the tensor {unused[0]:.80}")
+                raise ValueError(f"the state does not refer to the tensor {unused[0]:.80}")
             return state
     except CheckpointError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
@@ -51,7 +51,7 @@ class _StoredTensors(dict[str, torch.Tensor]):
                 file = stack.enter_context(safe_open(folder / entry.name, framework="pt"))
                 names = file.keys()
                 if self._files.keys() & names:
-                    raise ValueError(f"{entry.name} has a tensor that another file has")
+                    raise ValueError(f"{entry.name} holds a tensor that another file holds too")
                 self._files |= dict.fromkeys(names, file)
 
     def __missing__(self, name: str) -> torch.Tensor:

@@ -64,7 +64,7 @@ class Manifest:
                 raise CheckpointError(f"{path} was written by another version of lanewise.")
             tree = whole["manifest"]
             if whole["sha256"] != _digest(tree):
-                raise CheckpointError(f"{path} is damaged: its checksum is another one.")
+                raise CheckpointError(f"{path} is damaged: its checksum does not match.")
             files = tuple(FileEntry(**entry) for entry in tree.pop("files"))
             manifest = cls(files=files, **tree)
             manifest._require_types()
@@ -110,7 +110,7 @@ class Manifest:
                         raise CheckpointError(f"{path} has {num_bytes} bytes instead of {entry.num_bytes}.")
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 if digest != entry.sha256:
-                    raise CheckpointError(f"{path} is damaged: its checksum is another one.")
+                    raise CheckpointError(f"{path} is damaged: its checksum does not match.")
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {reason(error, path)}.") from error
 
@@ -119,7 +119,7 @@ def read_json(path: Path, max_bytes: int) -> Any:
     """Read a JSON file that may be anything.
 
     Raises:
-        OSError: if it is no regular file, or cannot be read.
+        OSError: if it is not a regular file, or cannot be read.
         ValueError: if it is longer than that, or no strict JSON.
         RecursionError: if it is nested too deeply.
     """
@@ -131,7 +131,7 @@ def read_json(path: Path, max_bytes: int) -> Any:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _digest(tree: object) -> str:

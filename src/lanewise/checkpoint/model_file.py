@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def save_model(model: nn.Module, path: Path, rank: int = 0) -> None:
     """Write a model's parameters and buffers under the plain module's names on rank 0; see `save_tensors`.
 
-    Extra state that is no tensor has no place in the file, and a warning names it.
+    Extra state that is not a tensor is left out of the file, and a warning names it.
 
     Collective where the model is sharded: every rank must call this.
     """
@@ -40,7 +40,7 @@ def save_model(model: nn.Module, path: Path, rank: int = 0) -> None:
         elif isinstance(value, torch.Tensor):
             tensors[name] = value.detach()
         elif rank == 0:
-            logger.warning("%s is not in %s: it is no tensor", name, path.name)
+            logger.warning("%s is not written to %s, since it is not a tensor", name, path.name)
     if rank == 0:
         save_tensors(tensors, path)
 

@@ -24,7 +24,7 @@ def audit(given: Given) -> int:
     _print("found", differences)
     found = f"{report.num_steps} steps, {report.num_samples} samples, complete epochs: {report.num_epochs}"
     if report.is_good:
-        print(f"{found}; collate got every sample where and when it was planned, none twice, none left out")
+        print(f"{found}; every sample was given to collate once, in the planned step and lane")
     else:
         print(f"{found}; not as planned in {len(report.problems)} places")
     if other is not None:

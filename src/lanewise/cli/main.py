@@ -93,7 +93,7 @@ def _find(name: str) -> "Command":
     from lanewise.errors import ConfigError
 
     raise ConfigError(
-        f"{name} is no command of lanewise. {suggest(name, [*_COMMANDS, '--help', '--version'])}"
+        f"{name} is not a command of lanewise. {suggest(name, [*_COMMANDS, '--help', '--version'])}"
     )
 
 

@@ -117,7 +117,7 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
     ]
     if len(others) > _MOST_SUGGESTIONS:
         unknown.append(
-            f"{len(others) - _MOST_SUGGESTIONS:,} more keys are not of "
+            f"{len(others) - _MOST_SUGGESTIONS:,} more keys do not belong to "
             f"{key or 'the configuration'}. Remove them."
         )
     values, mistakes = _read_fields(cls, tree, key)

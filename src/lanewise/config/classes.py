@@ -2,7 +2,7 @@
 
 jsonargparse knows which arguments a class takes, following `**kwargs` to its parents, and what a type hint
 accepts. It stops at the first error, so here every argument has a parser of its own. It also reads text as
-YAML, which is undone here: the values of a configuration have types already, and "3" is no number.
+YAML, which is undone here: the values of a configuration have types already, and "3" is not a number.
 """
 
 import copy
@@ -149,7 +149,8 @@ class _Constructor:
             parameters = inspect.signature(self.cls).parameters
         except ValueError as error:  # some classes written in C
             mistake = (
-                f"{key}.class_path: {config.class_path} does not tell its arguments. Derive a class from it."
+                f"{key}.class_path: {config.class_path} does not declare its arguments. "
+                "Derive a class that does."
             )
             raise ConfigError(mistake) from error
         self.runtime_names = list(parameters)[: kind.num_runtime_args]
@@ -259,7 +260,7 @@ def _bind_argument(constructor: _Constructor, name: str, value: object, prefix: 
         raise ConfigError(f"{key} is given to {constructor.class_path} at run time. Remove the key.")
     if name not in constructor.arguments and not constructor.takes_any_name:
         hint = suggest(name, constructor.arguments, prefix)
-        raise ConfigError(f"{key} is no argument of {constructor.class_path}. {hint}")
+        raise ConfigError(f"{key} is not an argument of {constructor.class_path}. {hint}")
     is_object = isinstance(value, Mapping) and "class_path" in value
     if constructor.accepts_anything(name):
         if not is_object:

@@ -25,14 +25,12 @@ def read_file(path: Path) -> dict[str, object]:
     """Read the tree of a file by its ending.
 
     Raises:
-        ConfigError: it is no such file, or holds no mapping of plain values.
+        ConfigError: the file cannot be read, or does not hold a mapping of plain values.
     """
     read = _READERS.get(path.suffix)
     if read is None:
         endings = ", ".join(_READERS)
-        raise ConfigError(
-            f"{path} has an ending that is no known format: need one of {endings}. Rename the file."
-        )
+        raise ConfigError(f"{path} has an unknown ending: need one of {endings}. Rename the file.")
     source = str(path)
     tree = read(_read_text(path), source)
     check_tree(tree, source)
@@ -46,7 +44,7 @@ def read_file(path: Path) -> dict[str, object]:
 def _read_text(path: Path) -> str:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{path} cannot be read: it is no regular file. Name a text file in UTF-8.")
+            raise ConfigError(f"{path} cannot be read: it is not a regular file. Name a text file in UTF-8.")
         with path.open(encoding="utf-8-sig") as file:
             text = file.read(MOST_CHARACTERS + 1)
     except FileNotFoundError:

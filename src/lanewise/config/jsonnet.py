@@ -46,7 +46,7 @@ def evaluate_jsonnet(text: str, source: str) -> str:
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
-            f"{source} is not evaluated after {_MAX_SECONDS} s. Look for a recursion without end in it."
+            f"{source} was not evaluated within {_MAX_SECONDS} s. Look for an endless recursion in it."
         ) from error
     said = " ".join(done.stderr.decode(errors="replace").split())
     if done.returncode < 0:

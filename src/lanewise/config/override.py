@@ -51,14 +51,14 @@ def _with_value(tree: object, keys: Sequence[str], value: object, above: str = "
     if isinstance(tree, list):
         if key not in map(str, range(len(tree))):
             raise ConfigError(
-                f"--{above}.{key} is no item of {above}, which has {len(tree)}. Count them from 0."
+                f"--{above}.{key} is not an item of {above}, which has {len(tree)}. Count them from 0."
             )
         index = int(key)
         return [*tree[:index], _with_value(tree[index], below, value, f"{above}.{key}"), *tree[index + 1 :]]
     section = {} if tree is None else tree
     if not isinstance(section, Mapping):
         mistake = (
-            f"--{above}.{'.'.join(keys)} is below {above}, which is {show(section)} and no section. "
+            f"--{above}.{'.'.join(keys)} is below {above}, which is {show(section)}, not a section. "
             f"Override {above} itself."
         )
         raise ConfigError(mistake)

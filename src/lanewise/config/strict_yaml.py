@@ -38,7 +38,7 @@ def read_yaml(text: str, source: str) -> object:
         source: what to call it in a mistake, for example its file name.
 
     Raises:
-        ConfigError: the text is no YAML, or some key stands twice in its mapping.
+        ConfigError: the text is not valid YAML, or a key occurs twice in one mapping.
     """
     try:
         _check_nodes(text, source)

@@ -143,8 +143,8 @@ def _say(value: Any, why: str) -> None:
     if name not in _opaque:
         _opaque[name] = None
         logger.warning(
-            "%s counts by its type alone where samples are compared, so different ones are called equal: %s. "
-            "Give it __getstate__, or keep it out of the samples.",
+            "%s is compared by its type alone where samples are compared, so that different values count as "
+            "equal: %s. Give the class __getstate__, or keep its objects out of the samples.",
             name,
             why,
         )

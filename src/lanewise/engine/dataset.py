@@ -42,7 +42,7 @@ def build_loader(
     schedule = Schedule(num_samples, batch.global_batch_size, batch.micro_batch_size, data.drop_last)
     if not schedule.steps_per_epoch:
         raise DataError(
-            f"no step can be made of the training dataset: it has {num_samples} samples, a step takes "
+            f"the training dataset is too small for one step: it has {num_samples} samples, a step takes "
             f"{batch.global_batch_size}" + (" and drop_last is set." if num_samples else ". Check its path.")
         )
     reader = LaneReader(dataset, collate, seed)

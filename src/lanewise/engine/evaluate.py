@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_STOPPED = "a signal stopped the evaluation on the dataset {}. With --resume it is made first."
+_STOPPED = (
+    "a signal stopped the evaluation on the dataset {}. With --resume the run begins with this evaluation."
+)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Evaluator:
             nothing.
 
         Raises:
-            TaskError: if there is no such set, or an output is not one for each sample.
+            TaskError: if there is no such dataset, or an output has not one entry for each sample.
         """
         sets = {eval_set.name: eval_set for eval_set in self._sets}
         if name not in sets:
@@ -240,8 +242,8 @@ def _split(outputs: Any, num_samples: int) -> list[Any]:
             if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (num_samples,):
                 got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
                 raise TaskError(
-                    f"an output of the model is not one for each of the {num_samples} samples: got {got}. "
-                    "Return from forward what has the samples as its first dimension."
+                    f"an output of the model does not have one entry for each of the {num_samples} samples: "
+                    f"got {got}. Return from forward tensors whose first dimension is the samples."
                 )
             return leaf[sample].cpu()
 

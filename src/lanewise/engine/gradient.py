@@ -134,7 +134,7 @@ class LaneGradients:
 
         Raises:
             TaskError: if there is no micro-batch to which a loss could belong, it cannot be trained on, or
-                the forward talked to other processes.
+                the forward communicated with other processes.
         """
         group, self._open = self._open, []
         if not group:

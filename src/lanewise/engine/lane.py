@@ -79,7 +79,7 @@ class LaneLoss:
             shape = getattr(getattr(loss, "sum", None), "shape", None)
             got = f"{returned!r:.60}" if shape is None else f"a tensor of shape {tuple(shape)}"
             if isinstance(loss, Loss) and shape is None:
-                got = f"a Loss whose sum is a {type(loss.sum).__name__}, no tensor"
+                got = f"a Loss whose sum is a {type(loss.sum).__name__}, not a tensor"
             raise TaskError(
                 f"{what} must be a scalar tensor or a Loss: got {got}. "
                 "Give the mean over the micro-batch, or Loss(sum, weight) with the number of its units."
@@ -87,8 +87,8 @@ class LaneLoss:
         weight = float(loss.weight)
         if not 0 <= weight < math.inf:
             raise TaskError(
-                f"{what} has the weight {weight}: need a finite one, not negative. "
-                "It counts the units that were added up."
+                f"{what} has the weight {weight}: need a finite number that is not negative. "
+                "The weight counts the units that were added up."
             )
         if weight and torch.is_grad_enabled() and not loss.sum.requires_grad:
             raise TaskError(

@@ -91,6 +91,6 @@ class StepLosses:
             for lane in totals.non_finite_lanes
         )
         raise NonFiniteLossError(
-            f"the loss is not finite in step {turn.step} (epoch {turn.epoch}), whose update was "
+            f"the loss is not finite in step {turn.step} (epoch {turn.epoch}), so the update was "
             f"not completed.\n{described}\nLook at these samples, or lower the learning rate."
         )

@@ -16,7 +16,7 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> Optimize
     """Build the optimizer over the task's parameter groups.
 
     Raises:
-        ConfigError: if the class is no optimizer, or cannot be used for training here.
+        ConfigError: if the class is not an optimizer, or cannot be used for training here.
         TaskError: if a parameter of the optimizer is not in the model.
     """
     is_on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())

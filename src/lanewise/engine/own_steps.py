@@ -140,7 +140,7 @@ class Step:
             loss: a mean over the micro-batch's samples, or a `Loss`.
 
         Raises:
-            TaskError: if it cannot be trained on, or this is no place for it.
+            TaskError: if it cannot be trained on, or no micro-batch is being worked on.
         """
         if self._running is None:
             raise TaskError("backward was called outside of the loop over a step's micro-batches.")

@@ -49,7 +49,7 @@ def resume(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> int:
         run.evaluation.forget_best()
     if rank == 0:
         for difference in allowed:
-            logger.warning("going on although it is another one: %s", difference)
+            logger.warning("going on although this differs from the checkpoint: %s", difference)
         logger.info("going on from %s: %d of %d steps were taken", path, manifest.step, run.last_step)
     return manifest.step
 

@@ -1,7 +1,7 @@
 """The shuffled order of an epoch: a function of (seed, epoch, position), never a list.
 
 Any slice of any epoch can be asked for directly, so resuming in the middle of an epoch needs no replay, every
-process can work out its own share without talking to the others, and a billion samples cost no more memory
+process works out its own share without communicating, and a billion samples cost no more memory
 than a million.
 
 A shuffled epoch is a keyed Feistel network [1]: it cuts a position into two halves and lets each in turn

@@ -10,7 +10,7 @@ class SampleOrder(Protocol):
     """Which samples a lane reads in a step: a pure function, on which no other process has an influence.
 
     It is asked for any turn at any time, and answers at once: so a run goes on in the middle of an epoch
-    without a replay, and each process knows its own share without talking to the others. Over the turns of an
+    without a replay, and each process finds its share without communicating. Over the turns of an
     epoch each sample comes at most once, and exactly once where no step is dropped.
     """
 

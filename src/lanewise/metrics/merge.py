@@ -28,8 +28,8 @@ def check_metrics(metrics: Mapping[str, "Metric"]) -> None:
     for name, metric in metrics.items():
         if not hasattr(metric, "_reductions"):
             raise TaskError(
-                f"metric {name} ({type(metric).__name__}) is no torchmetrics.Metric. "
-                "Of a MetricCollection, return the metrics by name: dict(collection.items())."
+                f"metric {name} ({type(metric).__name__}) is not a torchmetrics.Metric. "
+                "For a MetricCollection, return the metrics by name: dict(collection.items())."
             )
         # A list without a reduction is the lanes' lists, one after the other.
         unmergeable = [

@@ -76,7 +76,7 @@ def _require_what_can_be_sharded(model: nn.Module, blocks: Sequence[nn.Module]) 
             raise TaskError(f"parameter {name} is a scalar, which fsdp cannot shard. Give it the shape (1,).")
         if parameter.is_complex():
             raise TaskError(
-                f"parameter {name} is {parameter.dtype}, and fsdp shards real ones. Use another "
+                f"parameter {name} is {parameter.dtype}, and fsdp shards real parameters only. Use another "
                 "distributed.reducer, such as ddp, or view_as_complex in the forward."
             )
         if not parameter.is_contiguous():

@@ -88,8 +88,8 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
     for name, parameter, version in versions:
         if parameter._version != version:
             raise TaskError(
-                f"parameter {name} was changed in an evaluation, in another way on each process. "
-                "Leave parameters to the optimizer, and make what a forward maintains a buffer."
+                f"an evaluation changed parameter {name}, differently on each process. Only the optimizer "
+                "may change parameters; keep what a forward maintains in a buffer."
             )
 
 

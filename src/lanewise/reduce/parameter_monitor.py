@@ -49,8 +49,8 @@ class ParameterMonitor:
         if self._left is not None and (now := self._gradient_versions()) != self._left:
             raise TaskError(
                 f"parameter {self._name_of_first(now, self._left)} got a gradient before the backward of "
-                f"lane {turn.lane} in step {turn.step}: the forward or the loss calls backward(). Give the "
-                "whole loss to lanewise, which calls it; inside of a loss there is torch.autograd.grad."
+                f"lane {turn.lane} in step {turn.step}: the forward or the loss calls backward(). Return "
+                "the whole loss to lanewise, which calls backward; inside of a loss use torch.autograd.grad."
             )
         if self._hooks:
             self._versions = [parameter._version for parameter in self._trained]
@@ -62,7 +62,7 @@ class ParameterMonitor:
             raise TaskError(
                 f"parameter {self._name_of_first(now, self._versions)} changed in the backward of lane "
                 f"{turn.lane} in step {turn.step}: a hook updates it there, by the gradient of a part of the "
-                "global batch. Leave updates to the optimizer's step after all lanes."
+                "global batch. Leave updates to the optimizer, which steps after all lanes."
             )
 
     def unused(self, world: World) -> list[str]:

@@ -80,7 +80,7 @@ def _probe_cut(subject: Subject, changed_buffers: Sequence[str]) -> CutProbe:
         return CutProbe(None, None, why_not="a micro-batch is a single sample")
     samples = subject.reader.read(0, indices)
     if len({digest(subject.collate(samples, seed)) for seed in (0, 1)}) > 1:
-        why_not = "collate draws random numbers, which another cut would draw otherwise"
+        why_not = "collate draws random numbers, which would be others for another cut"
         return CutProbe(None, None, why_not=why_not)
     subject.model.eval()
     if len({_loss_of(subject, samples, seed) for seed in (0, 1)}) > 1:

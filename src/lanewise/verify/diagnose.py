@@ -6,7 +6,7 @@ from lanewise.verify.evidence import Evidence
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """Name the causes of what differs, of each kind the first one that is found."""
+    """Name the causes of what differs: for each kind the first one that is found."""
     findings: list[Finding] = []
     kinds = set()
     for diagnosis in DIAGNOSES:

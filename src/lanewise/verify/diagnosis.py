@@ -19,12 +19,12 @@ Kind = Literal[
     "saved state",
     "unexplained",
 ]
-"""What a cause acts on. Of one kind only the first one is named: later ones are mostly its consequences."""
+"""What a cause acts on. Only the first one of a kind is named: later ones are mostly its consequences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """A cause that makes devices compute something else, how it is found, and what to do about it."""
+    """A cause for which devices compute different results, how it is found, and what to do about it."""
 
     kind: Kind
     """`unexplained` ones are looked for only where no diagnosis before them was found."""
@@ -44,12 +44,12 @@ class Finding:
 
 
 def also_changed(names: Sequence[str]) -> str:
-    """Say what changed besides, as the end of a sentence."""
-    return f"; what changed besides: {listed(names)}" if names else ""
+    """Say what else changed, as the end of a sentence."""
+    return f"; also changed: {listed(names)}" if names else ""
 
 
 def first_in(divergence: Divergence | None) -> str:
-    """Say where two passes part, as the end of a clause."""
+    """Say where two passes diverge, as the end of a clause."""
     return f", first in {divergence.call}" if divergence else ""
 
 

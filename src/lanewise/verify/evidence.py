@@ -42,7 +42,7 @@ class Evidence:
         """Yield what says that two passes in one process differ, as the beginning of a sentence."""
         for process, probe in self.probes():
             if probe.passes.results[0] != probe.passes.results[1]:
-                seen = f"the same micro-batch, twice in {process}, gives another loss or gradient"
+                seen = f"the same micro-batch, twice in {process}, gives a different loss or gradient"
                 yield seen, probe.passes
 
     def parted(self) -> Iterator[Layout]:

@@ -32,8 +32,8 @@ class History:
 
     def __str__(self) -> str:
         return (
-            f"the first lane's micro-batch, {self.found}, gives another loss or gradient from equal weights, "
-            "buffers and random state"
+            f"the first lane's micro-batch, {self.found}, gives a different loss or gradient from equal "
+            "weights, buffers and random state"
         )
 
 

@@ -73,8 +73,8 @@ class VerifyJob(Job):
         subject = Subject(self.config, world.device)
         own = probe(self.config, subject, is_reference=self.is_reference, is_repeat=self.is_repeat)
         result = Result(own)
-        is_talking = world.world_size > 1 and own.passes.collectives
-        if not is_talking and not own.passes.changed_parameters:  # which training refuses
+        is_communicating = world.world_size > 1 and own.passes.collectives
+        if not is_communicating and not own.passes.changed_parameters:  # which training refuses
             with _failing_together(world, result):
                 lane = (self.first_lane + world.rank) % self.config.batch.num_lanes
                 begin_with(subject, lane, self.folder / f"compiled-{self.name}-{world.rank}")

@@ -15,11 +15,11 @@ class Layout:
     name: str
     """As `2 processes`."""
     results: Sequence[Result] = ()
-    """Of each rank; empty where the processes failed."""
+    """The result of each rank; empty where the processes failed."""
     failure: str = ""
-    """Why they did, or why the steps could not be run."""
+    """Why the processes failed, or why the steps could not be run."""
     differences: dict[str, Difference] = field(default_factory=dict)
-    """The first one of each check, compared with the first layout."""
+    """The first difference of each check, compared with the first layout."""
     resumed: "Layout | None" = None
     """The same processes, going on from the checkpoint of another layout."""
 
@@ -34,7 +34,8 @@ class Layout:
             self.differences = compare(reference.trace, self.trace)
 
     def probes(self) -> Iterator[tuple[str, Probe]]:
-        """Yield what the probes of every rank found, and how to call the rank in a sentence."""
+        """Yield what the probes of every rank found, and how to call the process in a sentence."""
+        alone = "a second run of 1 process" if self.name == "1 again" else self.name
         for rank, result in enumerate(self.results):
             if result.probe is not None:
-                yield self.name if len(self.results) == 1 else f"rank {rank} of {self.name}", result.probe
+                yield alone if len(self.results) == 1 else f"rank {rank} of {self.name}", result.probe

@@ -1,4 +1,4 @@
-"""What is no mistake but worth knowing."""
+"""What is not a mistake but worth knowing."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from lanewise.verify.read import Reads
 
 
 def notes(evidence: Evidence, findings: Sequence[Finding]) -> list[str]:
-    """Say what is worth knowing, of state only where no finding is about it."""
+    """Say what is worth knowing; state is mentioned only where there are no findings."""
     on_cut = _on_cut(evidence.reference.cut)
     on_state = _on_state(evidence.base) if not findings else ()
     return [*on_cut, *_on_reads(evidence.base.reads), *on_state]
@@ -20,7 +20,7 @@ def _on_cut(cut: CutProbe | None) -> Iterator[str]:
     if cut is None:
         return
     if cut.why_not:
-        yield f"not tested whether the loss is a mean of means: {cut.why_not}."
+        yield f"it was not tested whether the loss is a mean of means: {cut.why_not}."
     if cut.in_evaluation_mode is not None and not (
         cut.in_evaluation_mode.is_same or cut.in_evaluation_mode.is_weighting
     ):
@@ -38,18 +38,18 @@ def _on_cut(cut: CutProbe | None) -> Iterator[str]:
 def _on_reads(reads: Reads) -> Iterator[str]:
     if reads.opaque:
         yield (
-            f"not compared: {listed(reads.opaque)} in samples or micro-batches counts by its type alone: "
-            "it has no state that can be told."
+            f"{listed(reads.opaque)} in samples or micro-batches was compared by type alone, since it has no "
+            "state that can be read."
         )
     if reads.left_out and reads.is_by_content:
         yield (
             f"collate leaves {listed(reads.left_out)} out of a micro-batch, whatever their order: what it "
-            "does not keep is not trained."
+            "leaves out is not trained on."
         )
 
 
 def _on_state(probe: Probe) -> Iterator[str]:
-    """Say which state seemed to matter to nothing, as that of a memo or of a counter for a log does."""
+    """Say which state changed without an effect, such as a memo or a counter for a log."""
     if probe.reads.changed:
         yield f"reading samples changes {listed(probe.reads.changed)}; no sample that was read depends on it."
     history = probe.history

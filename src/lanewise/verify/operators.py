@@ -41,7 +41,7 @@ class Call:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it talks to other processes."""
+        """Whether it communicates with other processes."""
         return self.operator.startswith(("c10d.", "_c10d_functional."))
 
     def __str__(self) -> str:

@@ -31,7 +31,7 @@ class Passes:
 
     @property
     def collectives(self) -> list[Call]:
-        """Where the forward or the backward talks to other processes."""
+        """Where the forward or the backward communicates with other processes."""
         return [call for call in self.calls[0] if call.is_collective]
 
     @property

@@ -1,1 +1,1 @@
-"""Who this process is among all, and how it talks to the others. Import from the submodules."""
+"""Who this process is among all, and how it communicates with the others. Import from the submodules."""

@@ -69,7 +69,7 @@ class Environment:
         missing = [name for name in _TORCHRUN if name not in variables]
         if missing:
             raise WorldError(
-                f"the environment describes a world only in part: {', '.join(missing)} not set. "
+                f"the environment describes a world only in part, without {', '.join(missing)}. "
                 "Start through torchrun, or unset RANK and WORLD_SIZE."
             )
         rank, local_rank, world_size, local_world_size = (_integer(variables, name) for name in _TORCHRUN[:4])
@@ -86,7 +86,7 @@ class Environment:
         missing = [name for name in _SLURM if name not in variables]
         if missing:
             raise WorldError(
-                f"the environment describes a step of Slurm only in part: {', '.join(missing)} not set. "
+                f"the environment describes a step of Slurm only in part, without {', '.join(missing)}. "
                 "Start through srun, or unset SLURM_STEP_NUM_TASKS to train in one process."
             )
         rank, local_rank, node, world_size = (_integer(variables, name) for name in _SLURM[:4])

@@ -237,5 +237,5 @@ def test_a_file_with_strange_aliases_is_an_error(tmp_path, aliases):
 
 def test_a_pipe_is_no_model(tmp_path):
     os.mkfifo(tmp_path / "m")
-    with pytest.raises(CheckpointError, match="it is no regular file"):
+    with pytest.raises(CheckpointError, match="it is not a regular file"):
         load_model(nn.Linear(1, 1), tmp_path / "m")

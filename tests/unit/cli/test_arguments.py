@@ -79,7 +79,7 @@ def test_a_key_without_a_value_is_left_to_the_configuration():
     ("arguments", "mistake"),
     [
         (["--resume"], "verify needs CONFIG: got none. Name it."),
-        (["a", "b", "c"], "verify takes CONFIG [OTHER]: c is too much. An option begins with --."),
+        (["a", "b", "c"], "verify takes CONFIG [OTHER]: got c as well. An option begins with --."),
         (["a", "--resume=3"], "--resume takes no value: got '3'. Write --resume alone."),
         (["a", "--resume", "--resume"], "--resume is given twice. Give it once."),
         (["a", "--devices=1", "--devices", "2"], "--devices is given twice. Give it once."),
@@ -132,7 +132,7 @@ def test_all_mistakes_come_at_once():
         (["verify", "--devices=2"], "verify needs CONFIG: got none."),
         (["verify", "run.yaml", "--steps=0"], "--steps must be a number from 1 on: got '0'."),
         (["audit", "--steps", "2"], "--steps is not an option of audit."),
-        (["checkpoints", "one", "two"], "checkpoints takes RUN: two is too much."),
+        (["checkpoints", "one", "two"], "checkpoints takes RUN: got two as well."),
         (["export", "run", "--output=a", "--output=b"], "--output is given twice."),
         (["export", "run"], "export needs --output FILE: got none."),
     ],

@@ -68,4 +68,4 @@ def test_the_help_imports_nothing_that_takes_long():
 )
 def test_what_is_no_command_is_named_with_the_nearest_one(capsys, argument, hint):
     assert main([argument]) == 2
-    assert capsys.readouterr().err == f"error: {argument} is no command of lanewise. {hint}\n"
+    assert capsys.readouterr().err == f"error: {argument} is not a command of lanewise. {hint}\n"

@@ -191,10 +191,10 @@ def test_a_value_of_the_wrong_type(name, value, needed, shown):
 
 def test_an_unknown_argument_suggests_the_nearest_or_all():
     assert mistakes_of(config("Task", widht=3)) == [
-        "task.init_args.widht is no argument of here.Task. Did you mean task.init_args.width?"
+        "task.init_args.widht is not an argument of here.Task. Did you mean task.init_args.width?"
     ]
     (mistake,) = mistakes_of(config("Encoder", depth=1, zzz=3))
-    assert mistake == "task.init_args.zzz is no argument of here.Encoder. Valid here: depth, name."
+    assert mistake == "task.init_args.zzz is not an argument of here.Encoder. Valid here: depth, name."
 
 
 def test_missing_arguments_with_or_without_a_type():
@@ -210,7 +210,7 @@ def test_mistakes_in_an_object_inside_an_argument():
     bad = as_value("Encoder", depth="x", nmae="y")
     expected = [
         'depth must be int: got "x", which is text. lanewise train CONFIG --help describes it.',
-        "nmae is no argument of here.Encoder. Did you mean ",
+        "nmae is not an argument of here.Encoder. Did you mean ",
     ]
     for name in ("encoder", "anything", "untyped"):
         prefix = f"task.init_args.{name}.init_args."
@@ -350,7 +350,7 @@ def test_objects_do_not_share_values_with_the_configuration():
 
 def test_a_class_without_a_signature():
     (mistake,) = mistakes_of(ClassConfig(class_path="builtins.dict"))
-    assert mistake.startswith("task.class_path: builtins.dict does not tell its arguments.")
+    assert mistake.startswith("task.class_path: builtins.dict does not declare its arguments.")
 
 
 def test_the_help_lists_key_type_default_and_description():

@@ -64,4 +64,4 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path):
     (tmp_path / "device.yaml").symlink_to("/dev/zero")
     for name in ("pipe.yaml", "device.yaml"):
         (mistake,) = mistakes_of(tmp_path / name)
-        assert mistake == "cannot be read: it is no regular file. Name a text file in UTF-8."
+        assert mistake == "cannot be read: it is not a regular file. Name a text file in UTF-8."

@@ -30,7 +30,7 @@ def test_a_program_becomes_json():
 def test_a_program_that_never_ends_is_a_mistake(monkeypatch):
     monkeypatch.setattr(jsonnet, "_MAX_SECONDS", 0.5)
     mistake = mistake_of("local f(x) = f(x + 1) tailstrict; f(0)")
-    assert mistake == "run.jsonnet is not evaluated after 0.5 s. Look for a recursion without end in it."
+    assert mistake == "run.jsonnet was not evaluated within 0.5 s. Look for an endless recursion in it."
 
 
 def test_a_program_that_takes_all_memory_is_a_mistake():

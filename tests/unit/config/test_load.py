@@ -214,7 +214,7 @@ def test_an_override_changes_one_of_two_aliases(tmp_path):
             "train.epochs.x",
             "3",
             (
-                "--train.epochs.x is below train.epochs, which is 3 and no section. "
+                "--train.epochs.x is below train.epochs, which is 3, not a section. "
                 "Override train.epochs itself."
             ),
         ),
@@ -324,7 +324,7 @@ def test_unknown_keys_by_the_thousand_are_a_few_lines(tmp_path):
     path.write_text(YAML + "".join(f"epoch{number}: 1\n" for number in range(2000)))
     mistakes = mistakes_of(path)
     assert len(mistakes) == 11
-    assert mistakes[10] == "1,990 more keys are not of the configuration. Remove them."
+    assert mistakes[10] == "1,990 more keys do not belong to the configuration. Remove them."
 
 
 def test_the_folder_of_the_user_is_written_as_a_tilde(tmp_path, yaml_file, monkeypatch):
@@ -349,7 +349,7 @@ def test_what_is_no_path(yaml_file, key, value):
         (Override("a." * 5000 + "a", "1"), "parts. Write at most 64."),
         (
             Override(f"callbacks.{'9' * 5000}", "1"),
-            "is no item of callbacks, which has 1. Count them from 0.",
+            "is not an item of callbacks, which has 1. Count them from 0.",
         ),
         (Override("train.run_dir", "\udcff"), "surrogates not allowed."),
         (
@@ -380,5 +380,7 @@ def test_an_item_of_a_list_is_overridden_by_its_number(tmp_path):
     )
     config = load_config(str(path), [Override("callbacks.1.init_args.x", "2")])
     assert [callback.init_args for callback in config.callbacks] == [{}, {"x": 2}]
-    with pytest.raises(ConfigError, match=r"--callbacks.2 is no item of callbacks, which has 2. Count them"):
+    with pytest.raises(
+        ConfigError, match=r"--callbacks.2 is not an item of callbacks, which has 2. Count them"
+    ):
         load_config(str(path), [Override("callbacks.2.init_args.x", "2")])

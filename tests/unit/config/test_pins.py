@@ -61,7 +61,7 @@ def pin_late(world, equality, computes, value):
     return ""
 
 
-TOO_LATE = "equality exact needs MKL_CBWR=AUTO from before MKL computes"
+TOO_LATE = "equality exact needs MKL_CBWR=AUTO to be set before MKL is first used"
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")

@@ -121,7 +121,9 @@ def test_what_has_no_value_is_said_once_and_the_rest_counts(caplog, monkeypatch)
         assert digest(lambda: 1) == digest(lambda: 2)
         assert digest(Deep(Deep(Deep(Deep(Deep(1)))))) == digest(Deep(Deep(Deep(Deep(Deep(2))))))
         assert digest(torch.empty(2, device="meta")) == digest(torch.empty(2, device="meta"))
-    assert [record.getMessage().partition(" counts by its type alone")[0] for record in caplog.records] == [
+    assert [
+        record.getMessage().partition(" is compared by its type alone")[0] for record in caplog.records
+    ] == [
         "_thread.lock",
         "builtins.function",
         f"{__name__}.Deep",

@@ -122,7 +122,7 @@ def test_a_difference_that_is_allowed_is_a_warning(saved, caplog, name, config):
         go_on(config, saved)
     with caplog.at_level(logging.WARNING):
         assert go_on(config, saved, (name,)) == 3
-    assert f"going on although it is another one: {name} was " in caplog.text
+    assert f"going on although this differs from the checkpoint: {name} was " in caplog.text
 
 
 def test_exact_and_close_runs_do_not_mix(saved):
@@ -201,12 +201,15 @@ def test_what_changes_the_weights_must_be_allowed(tmp_path, caplog, name, before
     with pytest.raises(CheckpointError, match=f"{name} was {before}, and is {now} now\\n.*--allow {name}$"):
         go_on(config, folder)
     assert go_on(config, folder, (name,)) == 3
-    assert f"going on although it is another one: {name} was {before}, and is {now} now" in caplog.text
+    assert (
+        f"going on although this differs from the checkpoint: {name} was {before}, and is {now} now"
+        in caplog.text
+    )
 
 
 def test_other_arguments_of_the_task_are_told(saved, caplog):
     assert go_on(configure(Line, width=1), saved) == 3
-    assert "going on although it is another one: task was " in caplog.text
+    assert "going on although this differs from the checkpoint: task was " in caplog.text
 
 
 class Judged(Line):

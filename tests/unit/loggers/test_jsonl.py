@@ -12,7 +12,7 @@ from lanewise.loggers.jsonl import JsonlLogger
 
 def strict(line: str) -> dict:
     def refuse(constant: str):
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     return json.loads(line, parse_constant=refuse)
 

@@ -130,7 +130,7 @@ def test_a_list_without_a_reduction_is_the_lists_of_all_lanes():
     ("metric", "said"),
     [
         (PearsonCorrCoef(), r"metric odd \(PearsonCorrCoef\) .*: state mean_x declares no reduction"),
-        (MetricCollection([MeanMetric()]), r"metric odd \(MetricCollection\) is no torchmetrics.Metric"),
+        (MetricCollection([MeanMetric()]), r"metric odd \(MetricCollection\) is not a torchmetrics.Metric"),
         (MinMaxMetric(MeanMetric()), r"metric odd \(MinMaxMetric\) .*: it has no states of its own"),
     ],
 )

@@ -100,7 +100,7 @@ MEAN_OF_MEANS = CutProbe(Cut(0.5, tolerance=1e-3, residual=0.0, num_samples=4), 
 OPTIONS = Trace([StepTrace(0, options={"lr of group 0": "0.2"})])
 STEPS = Trace([StepTrace(0, weights={"first.weight": "v"})], changed=["task.calls"])
 EVALUATION = Trace([StepTrace(0)], evaluation={"held_out/loss": 2.0}, hidden={"model.level": "2"})
-TWICE = "the same micro-batch, twice in 1 process, gives another loss or gradient"
+TWICE = "the same micro-batch, twice in 1 process, gives a different loss or gradient"
 HIDDEN = "state outside of parameters and buffers"
 UNSEEDED = "random numbers from a generator that lanewise does not seed"
 NOT_SAVED = "state that a checkpoint does not hold"
@@ -111,8 +111,8 @@ CASES = [
         evidence(
             "again", reads={"samples": {**READS.samples, "sample 1": ("s1", "x")}, "changed": ["dataset.n"]}
         ),
-        "sample 1, read twice in 1 again",
-        "is another one (1 of 4 samples); what changed besides: dataset.n.",
+        "sample 1, read twice in a second run of 1 process",
+        "differs (1 of 4 samples); also changed: dataset.n.",
     ),
     (
         "a micro-batch differs from read to read",
@@ -122,57 +122,58 @@ CASES = [
     (
         "a sample depends on the loader's process",
         evidence("alone", reads={"batch_of_worker": "x"}),
-        "the first lane's micro-batch, read in 1 process and in a DataLoader worker of it, is another one.",
+        "the first lane's micro-batch differs between 1 process and a DataLoader worker of that process.",
     ),
     (
         "samples of an epoch depend on an earlier epoch",
         evidence("again", reads={"later": {**READS.later, "sample 3": "x"}, "changed": ["dataset.cache.3"]}),
-        "sample 3, read as epoch 1 sees it, is another one if it was read as epoch 0 sees it before; what ",
+        "sample 3, read as of epoch 1, differs if it was read as of epoch 0 before; also ",
     ),
     (
         "samples depend on the process or the time",
         evidence("again", reads={"later": {**READS.later, "sample 0": "x", "sample 3": "x"}}),
-        "sample 0 is another one when the same process is started again.",
+        "sample 0 differs when the same process is started again.",
     ),
     (
         "the dataset shards itself by rank",
         evidence("rank 1", reads={"num_samples": 20}),
-        "it has 40 samples in one process and 20 on rank 1 of 2 processes.",
+        "it has 40 samples in one process and 20 in rank 1 of 2 processes.",
     ),
     (
         "the dataset shards itself by rank",
         evidence("rank 1", reads={"samples": MOVED_SAMPLES}),
-        "sample 0 is on rank 1 of 2 processes what sample 4 is in one process.",
+        "sample 0 in rank 1 of 2 processes equals sample 4 in one process.",
     ),
     (
         "samples depend on the rank or the number of processes",
         evidence("rank 1", reads={"samples": CHANGED_SAMPLES}),
-        "sample 0 is another one on rank 1 of 2 processes than in one process.",
+        "sample 0 differs between rank 1 of 2 processes and one process.",
     ),
     (
         "collate depends on the process",
         evidence("again", reads={"batch": ["x", "x"]}),
-        "equal samples give another micro-batch on 1 again than in one process.",
+        "equal samples give a different micro-batch in a second run of 1 process than in one process.",
     ),
     (
         "the initial weights depend on the process or the time",
         evidence("again", weights={"first.weight": "v"}),
-        "build_model gives another first.weight in 1 again than in the first process.",
+        "build_model gives a different first.weight in a second run of 1 process than in the first process.",
     ),
     (
         "the initial weights depend on the rank or the number of processes",
         evidence("rank 1", weights={"first.weight": "v"}),
-        "build_model gives another first.weight in rank 1 of 2 processes than in the first process.",
+        "build_model gives a different first.weight in rank 1 of 2 processes than in the first process.",
     ),
     (
         "the forward depends on the layout",
         evidence("rank 0", passes={"calls": ([TALK], [TALK])}),
-        "it talks to other processes: c10d.allreduce_.default in module first (on rank 0 of 2 processes).",
+        "it communicates with other processes by c10d.allreduce_.default in module first ",
+        "(on rank 0 of 2 processes).",
     ),
     (
         UNSEEDED,
         evidence("alone", passes=calling(inputs="x") | {"changed": [GENERATOR, "model.level"]}),
-        f"{TWICE}, first in {ADD}; what changed besides: {GENERATOR}.",
+        f"{TWICE}, first in {ADD}; also changed: {GENERATOR}.",
     ),
     (
         UNSEEDED,
@@ -183,7 +184,7 @@ CASES = [
         UNSEEDED,
         evidence("alone", history=History("run 9 times", ["model.count", GENERATOR], 9)),
         "the first lane's micro-batch, run 9 times, ",
-        f" random state; what changed besides: {GENERATOR}.",
+        f" random state; also changed: {GENERATOR}.",
     ),
     (
         "the random state is set by the task",
@@ -198,14 +199,14 @@ CASES = [
     (
         HIDDEN,
         evidence("again", passes=calling(inputs="x") | {"changed": ["model.level"]}),
-        "twice in 1 again, ",
-        f", first in {ADD}; what changed besides: model.level.",
+        "twice in a second run of 1 process, ",
+        f", first in {ADD}; also changed: model.level.",
     ),
     (
         HIDDEN,
         evidence("alone", history=History("run after an evaluation", ["model.level"], 9)),
         "the first lane's micro-batch, run after an evaluation, ",
-        "; what changed besides: model.level.",
+        "; also changed: model.level.",
     ),
     (
         "a value from outside of the model changes from forward to forward",
@@ -215,12 +216,12 @@ CASES = [
     (
         "the forward or the loss depends on the process or the time",
         evidence("again", passes={"results": ("q", "q")}),
-        "gives another loss or gradient on 1 again than in the first process.",
+        "gives a different loss or gradient in a second run of 1 process than in the first process.",
     ),
     (
         "the forward or the loss depends on the rank or the number of processes",
         evidence("rank 1", passes={"results": ("q", "q"), "calls": ([replace(ADD, inputs="x")],) * 2}),
-        f" on rank 1 of 2 processes than in the first process, first in {ADD}.",
+        f" in rank 1 of 2 processes than in the first process, first in {ADD}.",
     ),
     (
         "a parameter is changed outside of the optimizer",
@@ -245,10 +246,10 @@ CASES = [
     (
         "the loss is a mean of means",
         evidence("alone", cut=MEAN_OF_MEANS),
-        "the same 4 samples give another gradient as one micro-batch than as several of one sample: 50.0% ",
+        "give different gradients as one micro-batch and as several of one sample: they differ by 50.0%, ",
     ),
     (
-        "a metric is no merge of its states",
+        "a metric cannot be computed from merged states",
         evidence("alone", unmerged_metrics=[UnmergedMetric("a", 1.0, 2.0), UnmergedMetric("b", 3.0, 4.0)]),
         "a is 1 when one copy sees all samples, and 2 when the states of two copies are merged; b is 3 when ",
     ),
@@ -261,7 +262,7 @@ CASES = [
         UNSEEDED,
         evidence("alone", updates=Updates("first.weight", ["optimizer.n", "optimizer.noise (a generator)"])),
         "another update from ",
-        " gives another first.weight; what changed besides: optimizer.noise (a generator).",
+        " gives another first.weight; also changed: optimizer.noise (a generator).",
     ),
     (
         NOT_SAVED,
@@ -271,8 +272,8 @@ CASES = [
     (
         NOT_SAVED,
         resumed(results=[Result(trace=STEPS)]),
-        "2 processes, going on parts from ",
-        " at step 0, first.weight (weights); what changed besides: model.level.",
+        "2 processes, going on, diverges from the uninterrupted run",
+        " at step 0, first.weight (weights); also changed: model.level.",
     ),
     (
         "a run cannot go on from a checkpoint",
@@ -283,13 +284,13 @@ CASES = [
         HIDDEN,
         evidence("rank 0", trace=EVALUATION),
         "held_out/loss is None in one process and 2.0 in 2 processes",
-        "; what changed besides: model.level.",
+        "; also changed: model.level.",
     ),
     ("the run fails on another number of processes", failed(), "2 processes: out of memory"),
     (
-        "the layouts part for a reason that was not found",
+        "the layouts diverge for an unknown reason",
         evidence("again", trace=replace(STEPS, hidden={"model.level": "1"})),
-        "part in weights, at step 0, first.weight: None in one process, v there; what changed besides: task.",
+        "differ in weights, at step 0, first.weight: None in one process, v there; also changed: task.",
     ),
     (
         "ranks hold different weights",
@@ -328,7 +329,7 @@ def test_what_is_a_consequence_is_not_named():
     found = resumed(results=[Result(trace=STEPS)])
     found.layouts[2].differences = found.layouts[2].resumed.differences
     assert [finding.cause for finding in diagnose(found)] == [
-        "the layouts part for a reason that was not found",
+        "the layouts diverge for an unknown reason",
         NOT_SAVED,
     ]
     found.reference.updates = Updates("first.weight", [])

@@ -52,7 +52,7 @@ def test_alone_without_a_world():
 @pytest.mark.parametrize("name", [name for name in TORCHRUN if name != "PATH"])
 def test_a_missing_variable_is_named(name):
     variables = {key: value for key, value in TORCHRUN.items() if key != name}
-    with pytest.raises(WorldError, match=rf"only in part: {name} not set\. Start through torchrun"):
+    with pytest.raises(WorldError, match=rf"only in part, without {name}\. Start through torchrun"):
         Environment.from_env(variables)
 
 
@@ -192,7 +192,7 @@ def test_steps_and_jobs_meet_at_ports_of_their_own():
 @pytest.mark.parametrize("name", [name for name in NEEDED if name != "SLURM_STEP_NUM_TASKS"])
 def test_a_missing_variable_of_slurm_is_named(name):
     variables = {key: value for key, value in SLURM.items() if key != name}
-    with pytest.raises(WorldError, match=rf"only in part: {name} not set\. Start through srun, or unset"):
+    with pytest.raises(WorldError, match=rf"only in part, without {name}\. Start through srun, or unset"):
         Environment.from_env(variables)
 
 

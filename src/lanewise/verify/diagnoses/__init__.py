@@ -26,7 +26,7 @@ from lanewise.verify.diagnoses import (
     failed_layout,
     failed_resume,
     forward_of_the_rank,
-    forward_that_talks,
+    forward_that_communicates,
     hidden_state,
     initial_weights,
     mean_of_means,
@@ -61,7 +61,7 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
     collate_of_the_process.DIAGNOSIS,
     initial_weights.OF_THE_PROCESS,
     initial_weights.OF_THE_RANK,
-    forward_that_talks.DIAGNOSIS,
+    forward_that_communicates.DIAGNOSIS,
     unseeded_generator.IN_A_FORWARD,
     seeds_in_the_forward.DIAGNOSIS,
     unsteady_operator.DIAGNOSIS,
@@ -87,4 +87,4 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
     failed_resume.DIAGNOSIS,
     unsaved_state.IN_A_RESUMED_RUN,
 )
-"""Of one kind the first one that is found is named, and those after it are not looked for."""
+"""The first one of a kind that is found is named, and later ones of that kind are not looked for."""

@@ -16,5 +16,5 @@ DIAGNOSIS = Diagnosis(
     kind="close",
     cause="gradients of close are farther apart than rounding explains",
     find=_find,
-    remedy="Equal lanes give other gradients: use equality exact to see where.",
+    remedy="Lanes with equal samples give different gradients. Use equality exact to see where.",
 )

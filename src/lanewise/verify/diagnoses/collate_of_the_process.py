@@ -8,7 +8,7 @@ def _find(evidence: Evidence) -> str | None:
     base = evidence.base.reads
     for process, probe in (*evidence.again(), *evidence.elsewhere()):
         if not base.differing(probe.reads) and probe.reads.batch[0] != base.batch[0]:
-            return f"equal samples give another micro-batch on {process} than in one process."
+            return f"equal samples give a different micro-batch in {process} than in one process."
     return None
 
 

@@ -23,8 +23,8 @@ def _compare(evidence: Evidence, others: Iterator[tuple[str, Probe]]) -> str | N
         if given == (base.weights, base.reads.batch) and probe.passes.results[0] != base.passes.results[0]:
             divergence = first_divergence(base.passes.calls[0], probe.passes.calls[0])
             return (
-                "the same micro-batch, with equal weights and random state, gives another loss or gradient "
-                f"on {process} than in the first process{first_in(divergence)}."
+                "the same micro-batch, with equal weights and random state, gives a different loss or "
+                f"gradient in {process} than in the first process{first_in(divergence)}."
             )
     return None
 

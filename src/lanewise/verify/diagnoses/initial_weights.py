@@ -20,7 +20,7 @@ def _compare(evidence: Evidence, others: Iterator[tuple[str, Probe]]) -> str | N
     for process, probe in others:
         if probe.weights != evidence.base.weights:
             name = changed(evidence.base.weights, probe.weights)[0]
-            return f"build_model gives another {name} in {process} than in the first process."
+            return f"build_model gives a different {name} in {process} than in the first process."
     return None
 
 

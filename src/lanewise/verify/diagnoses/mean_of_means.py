@@ -1,4 +1,4 @@
-"""Losses that are means over other units than those they are weighted by."""
+"""Losses whose mean is taken over other units than their weight counts."""
 
 from lanewise.verify.diagnosis import Diagnosis
 from lanewise.verify.evidence import Evidence
@@ -10,8 +10,8 @@ def _find(evidence: Evidence) -> str | None:
     if found is None or not found.is_weighting:
         return None
     return (
-        f"the same {found.num_samples} samples give another gradient as one micro-batch than as several of "
-        f"one sample: {found.difference:.1%} apart, and only the weights of the samples differ."
+        f"the same {found.num_samples} samples give different gradients as one micro-batch and as several of "
+        f"one sample: they differ by {found.difference:.1%}, and only in how much each sample weighs."
     )
 
 

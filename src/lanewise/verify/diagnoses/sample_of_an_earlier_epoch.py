@@ -12,7 +12,7 @@ def _find(evidence: Evidence) -> str | None:
         differing = base.differing(probe.reads)
         if differing and set(differing) <= other_order:
             return (
-                f"{differing[0]}, read as epoch 1 sees it, is another one if it was read as epoch 0 sees it "
+                f"{differing[0]}, read as of epoch 1, differs if it was read as of epoch 0 "
                 f"before{also_changed(probe.reads.changed)}."
             )
     return None
@@ -22,6 +22,6 @@ DIAGNOSIS = Diagnosis(
     kind="samples",
     cause="samples of an epoch depend on an earlier epoch",
     find=_find,
-    remedy="Draw a sample's augmentation anew each time it is read: a cache must hold what is before it. "
+    remedy="Draw a sample's augmentation anew each time it is read: a cache must hold what comes before. "
     "Another number of processes, or a resumed run, reads a sample for the first time in another epoch.",
 )

@@ -9,8 +9,8 @@ def _find(evidence: Evidence) -> str | None:
     for process, probe in evidence.probes():
         if probe.reads.batch_of_worker not in (None, probe.reads.batch[0]):
             return (
-                f"the first lane's micro-batch, read in {process} and in a DataLoader worker of it, is "
-                "another one."
+                f"the first lane's micro-batch differs between {process} and a DataLoader worker of that "
+                "process."
             )
     return None
 

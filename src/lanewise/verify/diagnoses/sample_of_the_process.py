@@ -8,7 +8,7 @@ def _find(evidence: Evidence) -> str | None:
     for _, probe in evidence.again():
         differing = evidence.base.reads.differing(probe.reads)
         if differing:
-            return f"{differing[0]} is another one when the same process is started again."
+            return f"{differing[0]} differs when the same process is started again."
     return None
 
 

@@ -8,7 +8,7 @@ def _find(evidence: Evidence) -> str | None:
     for process, probe in evidence.elsewhere():
         differing = evidence.base.reads.differing(probe.reads)
         if differing:
-            return f"{differing[0]} is another one on {process} than in one process."
+            return f"{differing[0]} differs between {process} and one process."
     return None
 
 

@@ -10,13 +10,13 @@ def _find(evidence: Evidence) -> str | None:
     for process, probe in (*evidence.again(), *evidence.elsewhere()):
         reads = probe.reads
         if reads.num_samples != base.num_samples:
-            return f"it has {base.num_samples} samples in one process and {reads.num_samples} on {process}."
+            return f"it has {base.num_samples} samples in one process and {reads.num_samples} in {process}."
         differing = base.differing(reads)
         now = {name: reads.samples[name][0] for name in differing if name in reads.samples}
         moved = {name: index_of[digest] for name, digest in now.items() if digest in index_of}
         if len(moved) > len(differing) / 2:
             name, other = next(iter(moved.items()))
-            return f"{name} is on {process} what {other} is in one process."
+            return f"{name} in {process} equals {other} in one process."
     return None
 
 
@@ -24,5 +24,6 @@ DIAGNOSIS = Diagnosis(
     kind="samples",
     cause="the dataset shards itself by rank",
     find=_find,
-    remedy="Return the whole dataset on every rank: lanewise shares it out, and each process reads its part.",
+    remedy="Return the whole dataset on every rank: lanewise distributes it, and each process reads its "
+    "part.",
 )

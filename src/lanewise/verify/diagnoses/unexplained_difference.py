@@ -1,4 +1,4 @@
-"""Layouts that part from one process for a reason that no other diagnosis knows."""
+"""Layouts that diverge from one process for a reason that no other diagnosis knows."""
 
 from lanewise.verify.diagnosis import Diagnosis, also_changed
 from lanewise.verify.evidence import Evidence
@@ -14,7 +14,7 @@ def _find(evidence: Evidence) -> str | None:
         # Where the steps differ, what they changed differs with them: names only say where to look.
         names = changed(trace.hidden, layout.trace.hidden) or layout.trace.changed
         return (
-            f"{layout.name} and one process first part in {check}, at {difference}: {difference.values[0]} "
+            f"{layout.name} and one process first differ in {check}, at {difference}: {difference.values[0]} "
             f"in one process, {difference.values[1]} there{also_changed(names)}."
         )
     return None
@@ -22,7 +22,7 @@ def _find(evidence: Evidence) -> str | None:
 
 DIAGNOSIS = Diagnosis(
     kind="unexplained",
-    cause="the layouts part for a reason that was not found",
+    cause="the layouts diverge for an unknown reason",
     find=_find,
-    remedy="Look for what depends on the rank, the number of processes or the forwards before.",
+    remedy="Look for a dependence on the rank, on the number of processes or on earlier forwards.",
 )

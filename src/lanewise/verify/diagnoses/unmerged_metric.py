@@ -1,4 +1,4 @@
-"""Metrics of which two merged copies don't give what one copy gives that saw all."""
+"""Metrics whose merged copies give another value than one copy that saw all samples."""
 
 from lanewise.verify.diagnosis import Diagnosis
 from lanewise.verify.evidence import Evidence
@@ -15,8 +15,8 @@ def _find(evidence: Evidence) -> str | None:
 
 DIAGNOSIS = Diagnosis(
     kind="metrics",
-    cause="a metric is no merge of its states",
+    cause="a metric cannot be computed from merged states",
     find=_find,
-    remedy="Keep all it counts in states (add_state) whose dist_reduce_fx merges them: sums and counts, not "
-    "means.",
+    remedy="Keep all that it counts in states (add_state) whose dist_reduce_fx merges them: sums and counts, "
+    "not means.",
 )

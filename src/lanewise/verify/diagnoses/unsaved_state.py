@@ -20,7 +20,7 @@ def _in_a_resumed_run(evidence: Evidence) -> str | None:
             assert resumed.trace is not None
             difference = next(iter(resumed.differences.values()))
             return (
-                f"{resumed.name} parts from the run that was not stopped at {difference} "
+                f"{resumed.name}, diverges from the uninterrupted run at {difference} "
                 f"({difference.check}){also_changed(changed(trace.hidden, resumed.trace.hidden))}."
             )
     return None

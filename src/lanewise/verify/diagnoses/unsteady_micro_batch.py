@@ -12,7 +12,7 @@ def _find(evidence: Evidence) -> str | None:
             if one != batch[0]:
                 return (
                     f"collate, called {number} times in {process} with equal samples under the same random "
-                    f"state, gives another micro-batch{also_changed(probe.reads.changed)}."
+                    f"state, gives a different micro-batch{also_changed(probe.reads.changed)}."
                 )
     return None
 

@@ -15,7 +15,7 @@ def _find(evidence: Evidence) -> str | None:
         twice = [name for name, (first, second) in reads.samples.items() if first != second]
         if twice:
             return (
-                f"{twice[0]}, read twice in {process} under the same random state, is another one "
+                f"{twice[0]}, read twice in {process} under the same random state, differs "
                 f"({len(twice)} of {len(reads.samples)} samples){also_changed(reads.changed)}."
             )
     return None

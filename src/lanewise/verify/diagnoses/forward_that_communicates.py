@@ -7,7 +7,7 @@ from lanewise.verify.evidence import Evidence
 def _find(evidence: Evidence) -> str | None:
     for process, probe in evidence.probes():
         if probe.passes.collectives:
-            return f"it talks to other processes: {probe.passes.collectives[0]} (on {process})."
+            return f"it communicates with other processes by {probe.passes.collectives[0]} (on {process})."
     return None
 
 
