@@ -53,7 +53,7 @@ class TensorTable(dict[str, torch.Tensor]):
     def __init__(self) -> None:
         self._first_names: dict[tuple[object, ...], str] = {}
         self._taken: set[str] = set()
-        self.shards: set[str] = set()
+        self.param_shards: set[str] = set()
         """The names of this process's parts of sharded tensors; the other tensors are equal on all ranks."""
 
     def add(self, name: str, tensor: torch.Tensor) -> str:
@@ -62,7 +62,7 @@ class TensorTable(dict[str, torch.Tensor]):
         self.setdefault(first, tensor)
         return first
 
-    def add_shard(self, name: str, tensor: Any) -> list[list[object]]:
+    def add_param_shard(self, name: str, tensor: Any) -> list[list[object]]:
         """Add this process's rows of a sharded tensor; return name and first row of every process's part."""
         if not is_cut_by_rows(tensor):
             raise CheckpointError(
@@ -76,7 +76,7 @@ class TensorTable(dict[str, torch.Tensor]):
         rank = tensor.device_mesh.get_local_rank()
         local_rows = ranges[rank]
         if local_rows or rank == 0:
-            self.shards.add(f"{first}@{local_rows.start}")
+            self.param_shards.add(f"{first}@{local_rows.start}")
             self.setdefault(f"{first}@{local_rows.start}", local)
         return [[f"{first}@{rows.start}", rows.start] for rows in written]
 
@@ -113,7 +113,7 @@ def encode(value: Any, path: str, tensors: TensorTable) -> Any:
         CheckpointError: names the first value that cannot be encoded.
     """
     if is_sharded(value):
-        return {"$shards": tensors.add_shard(path, value)}
+        return {"$shards": tensors.add_param_shard(path, value)}
     if isinstance(value, torch.Tensor) and value.is_complex():
         return {"$complex": tensors.add(path, real_view(value))}
     if isinstance(value, torch.Tensor):

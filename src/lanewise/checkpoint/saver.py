@@ -75,8 +75,8 @@ class Saver:
             manifest = replace(manifest, metric=None)
         tensors = TensorTable()
         tree = {name: encode(value, name, tensors) for name, value in state.items()}
-        shared = {name: tensor.nbytes for name, tensor in tensors.items() if name not in tensors.shards}
-        written = [*share_out(shared, self._world.world_size)[self._world.rank], *tensors.shards]
+        shared = {name: tensor.nbytes for name, tensor in tensors.items() if name not in tensors.param_shards}
+        written = [*share_out(shared, self._world.world_size)[self._world.rank], *tensors.param_shards]
         self._number += 1
         self._staging.take({name: tensors[name] for name in written})
         self._thread = threading.Thread(

@@ -112,7 +112,7 @@ def test_what_fsdp_cannot_shard_is_named():
     model.scale = nn.Parameter(torch.tensor(1.0))
     assert "parameter scale is a scalar" in str(fails(model))
     model.scale = nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    assert "parameter scale is torch.complex64, and fsdp shards real ones" in str(fails(model))
+    assert "parameter scale is torch.complex64, and fsdp shards real parameters only" in str(fails(model))
     model = Model()
     model.layers[1].double()
     assert find(model)  # a block of its own dtype can be gathered

@@ -34,7 +34,7 @@ def test_a_parameter_that_an_evaluation_changes_is_an_error():
     """An embedding with max_norm scales its rows in a forward, those of the samples that a process has."""
     embedding = nn.Embedding(3, 2, max_norm=0.1)
     with (
-        pytest.raises(TaskError, match="parameter weight was changed"),
+        pytest.raises(TaskError, match="an evaluation changed parameter weight"),
         evaluating([embedding]),
     ):
         embedding(torch.tensor([0, 1]))

@@ -125,5 +125,5 @@ def test_a_collate_never_gets_more_than_a_micro_batch():
     evidence = probed(mistakes.config("collate that takes one", "SongTask", wrong=False, batch=batch))
     assert diagnose(evidence) == []
     assert notes(evidence, [])[0] == (
-        "not tested whether the loss is a mean of means: a micro-batch is a single sample."
+        "it was not tested whether the loss is a mean of means: a micro-batch is a single sample."
     )

@@ -57,7 +57,7 @@ def test_a_missing_variable_is_named(name):
 
 
 def test_all_missing_variables_are_named():
-    with pytest.raises(WorldError, match="LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set"):
+    with pytest.raises(WorldError, match="without LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT"):
         Environment.from_env({"RANK": "0", "WORLD_SIZE": "1"})
 
 
