@@ -21,7 +21,7 @@ from lanewise.world.determinism import set_determinism
 from lanewise.world.world import World
 from tests.distributed import mistakes, strangers
 from tests.distributed.mistakes import CAUSES, GENERATOR, MODELS, NAMES
-from tests.distributed.tasks import configure
+from tests.distributed.tasks import Language, configure
 from tests.distributed.test_exact import Compiled
 
 
@@ -42,6 +42,7 @@ def start(job: VerifyJob, *, is_fresh: bool) -> Any:
 @pytest.fixture(autouse=True)
 def _fast_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "start", start)
+    monkeypatch.setattr(module, "prepare_workers", lambda *_: None)
 
 
 def verify(config: RunConfig, *devices: int, **options: Any) -> Report:
@@ -242,3 +243,9 @@ def test_kernels_that_depend_on_what_was_compiled_before_are_seen_on_one_process
     assert not report.is_verified
     # Whether the loss itself differs, or gradients only, depends on the CPU.
     assert report.layouts[1].differences.keys() & {"loss", "gradients"}
+
+
+def test_an_optimizer_with_a_closure_is_verified_by_the_gradients_that_it_gets():
+    report = verify(configure(Language, num_lanes=4, optimizer="torch.optim.LBFGS", lr=0.1), 2)
+    assert report.is_verified, report.findings
+    assert report.layouts[0].trace.steps[0].gradients

@@ -47,6 +47,10 @@ def verify(given: Given) -> int:
     # The numbers of devices are those of --devices.
     config = load_config(given[_CONFIG], [*given.overrides, Override("distributed.devices", "null")])
 
+    from lanewise.jobs.start import prepare_workers
+
+    prepare_workers(config.distributed.threads, "exact")  # while this process imports as well
+
     from rich.console import Console
 
     from lanewise.verify.verify import verify as run

@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from lanewise.config import RunConfig, pin_environment, pinned_variables
+from lanewise.config import Equality, pin_environment, pinned_variables
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
 from lanewise.jobs import signals
@@ -51,10 +51,14 @@ def start(job: Job, *, is_fresh: bool) -> Any:
             return run_in_world(job, place)
     num_processes = distributed.num_processes or 1
     place = Environment(world_size=num_processes, local_world_size=num_processes)
-    if num_processes > 1 or is_fresh:
-        prepare_workers(job.config)  # it imports while this process looks at the classes
+    starts_workers = num_processes > 1 or is_fresh
+    if starts_workers:
+        prepare_workers(distributed.threads, distributed.equality)
     with refusing_exit(rank=0):  # it imports the user's modules
         job.check(place)
+    if starts_workers:
+        server = fork_server(pinned_variables(distributed.threads, distributed.equality))
+        server.preload(*(name for name in _LIBRARIES if name in sys.modules))
     with job.claim():
         if num_processes == 1 and not is_fresh:
             keep_sockets_until_exit()
@@ -63,10 +67,13 @@ def start(job: Job, *, is_fresh: bool) -> Any:
             return _launch(job, num_processes)
 
 
-def prepare_workers(config: RunConfig) -> None:
+_LIBRARIES = ("torchmetrics", "torchvision", "transformers")
+"""Users' modules import parts of them, which takes seconds; they compute nothing when they are imported."""
+
+
+def prepare_workers(threads: int, equality: Equality) -> None:
     """Begin to import, in another process, what workers will need. Does nothing the second time."""
-    distributed = config.distributed
-    fork_server(pinned_variables(distributed.threads, distributed.equality))
+    fork_server(pinned_variables(threads, equality))
 
 
 def run_command(job: Job, show: Callable[[Any], None]) -> None:

@@ -121,8 +121,9 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
         )
         trace.options = _options(optimizer)
 
-    def before_update(_optimizer: Optimizer, closures: tuple[Any, ...], _: Any) -> Any:
-        """Look at the gradient, which an optimizer with a closure asks for itself: at what it gets first."""
+    def before_update(_optimizer: Optimizer, arguments: tuple[Any, ...], _: Any) -> Any:
+        """Look at the gradient; of an optimizer with a closure, which asks for it, at what it gets first."""
+        this, *closures = arguments
         if not closures:
             look()
             return None
@@ -137,7 +138,7 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
             is_first = False
             return loss
 
-        return (look_once,), {}
+        return (this, look_once), {}
 
     handle = optimizer.register_step_pre_hook(before_update)
     try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from lanewise.config import ReducerName, RunConfig
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.jobs.scratch import scratch_folder
-from lanewise.jobs.start import start
+from lanewise.jobs.start import prepare_workers, start
 from lanewise.lanes import lane_ranges
 from lanewise.verify.diagnose import diagnose
 from lanewise.verify.evidence import Evidence
@@ -72,6 +72,8 @@ def verify(
             )
             for number, count in enumerate(counts)
         ]
+        with _environment(**_variables_of(jobs[1])):  # it has a server of its own
+            prepare_workers(config.distributed.threads, "exact")
         layouts: list[Layout] = []
         for name, job in zip(names, jobs, strict=True):
             show(name)
