@@ -29,4 +29,4 @@ class Callback:
         """Take where the model lies that is the best so far by `evaluate.best`."""
 
     def on_end(self, error: BaseException | None) -> None:
-        """Flush and let go; `error` is what ended the run early."""
+        """Flush and close; `error` is what ended the run early."""

@@ -153,7 +153,7 @@ def refuse_exit(call: str, where: traceback.FrameSummary) -> TaskError:
 
 
 def mistakes_of(error: LanewiseError) -> Sequence[str]:
-    """Return what an error says, as one text for each mistake; of very many, the first ones."""
+    """Return what an error says, one text for each mistake; if there are very many, the first ones."""
     if not isinstance(error, ConfigError):
         return [describe(error)]
     num_more = len(error.mistakes) - _MAX_MISTAKES

@@ -44,7 +44,7 @@ _TAGS = {"$tensor", "$complex", "$shards", "$float", "$tuple", "$items", "$count
 
 
 class TensorTable(dict[str, torch.Tensor]):
-    """Tensors by name; of those that show the same elements of one storage, the first.
+    """Tensors by name; those that view the same elements of one storage are there once, by the first name.
 
     Raises:
         CheckpointError: names a tensor that safetensors cannot hold.

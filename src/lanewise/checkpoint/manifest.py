@@ -29,14 +29,14 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is of, and every file in it but the manifest itself."""
+    """Which run and step a checkpoint belongs to, and every file in it but the manifest itself."""
 
     step: int
     """Steps that were taken: training goes on with this one."""
     metric: float | None
     """The value by which checkpoints are compared, of the last evaluation before this one."""
     identity: Mapping[str, Any]
-    """What the run was of: lanes, dataset, seed and the like; see `compare`."""
+    """What identifies the run: lanes, dataset, seed and the like; see `compare`."""
     files: tuple[FileEntry, ...]
 
     def write(self, folder: Path) -> None:

@@ -157,7 +157,7 @@ def show(value: object) -> str:
 
 
 def expand_user(path: str) -> str:
-    """Write the folder of a user for a leading `~` or `~name`; of an unknown name nothing is changed."""
+    """Write the folder of a user for a leading `~` or `~name`; a path with an unknown name is not changed."""
     return os.path.expanduser(path)  # noqa: PTH111 - pathlib raises for an unknown name, and drops a "./"
 
 

@@ -77,7 +77,7 @@ def _nccl_runs_on_gpus(devices: Devices | None, device_type: str, backend: Backe
 
 @dataclass(frozen=True, kw_only=True)
 class FSDPConfig(Section):
-    """How the reducer fsdp shards the model; the others don't look at it."""
+    """How the reducer fsdp shards the model; other reducers ignore it."""
 
     blocks: tuple[str, ...] = ()
     """Classes of the modules that are gathered one at a time, by name, such as [Block]; none: those that a

@@ -6,11 +6,11 @@ from types import NoneType
 from lanewise.errors import ConfigError
 
 MOST_CHARACTERS = 2**20
-"""Of a file; far more than a configuration needs, and little enough to be read in a moment."""
+"""Most characters of a file: far more than a configuration needs, and few enough to be read in a moment."""
 MOST_LEVELS = 64
-"""Of mappings and lists in each other: what works on a tree calls itself for each of them."""
+"""Most levels of mappings and lists: code that works on a tree calls itself for each of them."""
 MOST_VALUES = 100_000
-"""The keys of mappings are counted too."""
+"""Most values in a tree; the keys of mappings are counted too."""
 _MOST_DIGITS = 100  # every such number is also a float
 _PLAIN = (NoneType, bool, int, float, str)
 

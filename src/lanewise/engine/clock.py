@@ -12,7 +12,7 @@ PHASES = ("data", "forward", "backward", "communication", "optimizer")
 
 
 class StepClock:
-    """Attributes the time since the last lap to a phase; of a device with streams, the device's time.
+    """Attributes the time since the last lap to a phase; on a device with streams this is the device's time.
 
     Args:
         device: where the model computes.
@@ -23,7 +23,7 @@ class StepClock:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was, so that the next lap begins now."""
+        """Begin the next lap now, and forget the time before."""
         self._laps: list[tuple[str, Moment]] = [("", moment(self._device))]
 
     def lap(self, phase: str) -> None:

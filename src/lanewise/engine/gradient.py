@@ -1,4 +1,4 @@
-"""The gradient of a step: what the trainer, a loop of the user's own, and verification have in common."""
+"""The gradient of a step: what the trainer, the user's own loop and verification have in common."""
 
 import logging
 import math
@@ -27,13 +27,13 @@ class StepGradient:
     """What a pass over the lanes of a step found; the gradient itself is in every `param.grad`."""
 
     turn: LaneTurn
-    """The last one of this process."""
+    """The last turn of this process in the step."""
     totals: StepTotals
     """Loss and weight."""
     norm: torch.Tensor
     """L2 norm of the gradient, a scalar on the device."""
     allows_update: bool
-    """Whether there is a gradient, otherwise None: the step has weight, and in fp16 no overflow."""
+    """Whether the weights may be updated: the step has weight, and no fp16 overflow. Else `grad` is None."""
 
 
 class LaneGradients:
@@ -199,7 +199,7 @@ class LaneGradients:
         return StepGradient(self._turn, totals, norm, allows_update)
 
     def check(self) -> None:
-        """Look at what the last step left to check, after the last one of a run.
+        """Raise what was found in the last step of a run, after it.
 
         Raises:
             TaskError: if it broke the contract of buffers.

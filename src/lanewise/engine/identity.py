@@ -1,4 +1,4 @@
-"""What a run is of: that by which a checkpoint of another run is told."""
+"""What identifies a run, so that a checkpoint of another run is recognised."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from lanewise.world.world import World
 
 
 def identify(config: RunConfig, dataset: Fingerprint, world: World) -> dict[str, Any]:
-    """Say what a run is of: with another value of these, its checkpoints mean something else."""
+    """Return what identifies a run: with another value of these, checkpoints belong to another run."""
     best = config.evaluate.best
     return {
         "lanes": asdict(config.batch),
@@ -53,17 +53,17 @@ def identify_exact(distributed: DistributedConfig, world: World) -> dict[str, An
 
 
 def compare(
-    own: Mapping[str, Any], saved: Mapping[str, Any], allow: Collection[str]
+    current: Mapping[str, Any], saved: Mapping[str, Any], allow: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Compare what a run and a checkpoint are of; return the differences, those that are allowed apart.
+    """Compare a run's identity with a checkpoint's; return the differences, allowed ones separately.
 
     Some are always allowed, and only told: the best value is looked for anew where it is another one, and of
     a task's arguments nobody knows which change the model and which say where the data are.
     """
     mistakes: list[str] = []
     allowed: list[str] = []
-    for name in sorted(own.keys() | saved.keys()):
-        mine, theirs = own.get(name), saved.get(name)
+    for name in sorted(current.keys() | saved.keys()):
+        mine, theirs = current.get(name), saved.get(name)
         if mine != theirs:
             (allowed if name in (*allow, *_ONLY_TOLD) else mistakes).append(
                 f"{name} was {theirs}, and is {mine} now"

@@ -27,7 +27,7 @@ class TaskLane:
     precision: Precision
     batch: LaneBatch
     seed: int
-    """Of the random numbers that forward and loss draw."""
+    """Seed of the random numbers that forward and loss draw."""
 
     @property
     def turn(self) -> LaneTurn:
@@ -63,7 +63,7 @@ class LaneLoss:
 
     @classmethod
     def from_returned(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
-        """Make it of what user code returned, if that can be trained on.
+        """Make one of what the user's code returned, if that can be trained on.
 
         Args:
             returned: what the user's code made of a lane's micro-batch.
@@ -104,7 +104,7 @@ def _is_scalar(value: object) -> bool:
 
 @contextmanager
 def named_lane(batch: LaneBatch) -> Iterator[None]:
-    """Add to an error of the user's code where it arose, and where the remedy is known, that.
+    """Add to an error of the user's code where it arose, and the remedy if one is known.
 
     Raises:
         TaskError: instead of an error of torch whose remedy is known.

@@ -31,7 +31,7 @@ class StepLosses:
         self._loss_scale = loss_scale
 
     def begin(self) -> None:
-        """Forget the step before."""
+        """Begin a step: forget the one before."""
         self._local: list[LocalTotals] = []
         self._samples: dict[int, tuple[int, ...]] = {}
 

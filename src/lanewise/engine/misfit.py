@@ -15,17 +15,17 @@ EXTRA_STATE = "_extra_state"
 """How the names end under which `get_extra_state` is in a state dict."""
 
 
-def module_misfits(own: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
+def module_misfits(current: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
     """Say in what the states of two modules differ: their names, shapes and dtypes."""
     if not isinstance(saved, Mapping):
         yield f"{what} is {_show(saved)} in it"
         return
-    for name in own.keys() - saved.keys():
+    for name in current.keys() - saved.keys():
         yield f"{what} {name} is not in it"
-    for name in saved.keys() - own.keys():
+    for name in saved.keys() - current.keys():
         yield f"{what} {name} is not in this run"
-    for name in own.keys() & saved.keys():
-        mine, theirs = own[name], saved[name]
+    for name in current.keys() & saved.keys():
+        mine, theirs = current[name], saved[name]
         if name.endswith(EXTRA_STATE):
             continue
         if isinstance(mine, torch.Tensor) != isinstance(theirs, torch.Tensor):
@@ -34,43 +34,47 @@ def module_misfits(own: Mapping[str, Any], saved: object, what: str) -> Iterator
             yield f"{what} {name} is {_size(theirs)} in it and {_size(mine)} in this run"
 
 
-def scheduler_misfits(own: Mapping[str, Any], saved: object, what: str) -> list[str]:
+def scheduler_misfits(current: Mapping[str, Any], saved: object, what: str) -> list[str]:
     """Say in what two schedulers differ: their class, and the kinds of their values."""
-    if not isinstance(saved, Mapping) or own[CLASS] != saved.get(CLASS):
+    if not isinstance(saved, Mapping) or current[CLASS] != saved.get(CLASS):
         theirs = saved.get(CLASS) if isinstance(saved, Mapping) else _show(saved)
-        return [f"the {what} was a {theirs}, and is a {own[CLASS]} now"]
-    return list(kind_misfits(own, saved, what))
+        return [f"the {what} was a {theirs}, and is a {current[CLASS]} now"]
+    return list(kind_misfits(current, saved, what))
 
 
 def optimizer_misfits(
-    optimizer: Optimizer, own: Mapping[str, Any], saved: object, names: Mapping[torch.Tensor, str], what: str
+    optimizer: Optimizer,
+    current: Mapping[str, Any],
+    saved: object,
+    names: Mapping[torch.Tensor, str],
+    what: str,
 ) -> Iterator[str]:
     """Say in what two optimizers differ: class, groups, kinds of options, and what there is of a parameter.
 
     Args:
         optimizer: of this run.
-        own: its state, as `take_optimizer` gives it.
+        current: its state, as `take_optimizer` gives it.
         saved: what should be such a state.
         names: of the parameters.
         what: how to name the optimizer.
     """
-    if not isinstance(saved, Mapping) or own[CLASS] != saved.get(CLASS):
+    if not isinstance(saved, Mapping) or current[CLASS] != saved.get(CLASS):
         theirs = saved.get(CLASS) if isinstance(saved, Mapping) else _show(saved)
-        yield f"the {what} was a {theirs}, and is a {own[CLASS]} now"
+        yield f"the {what} was a {theirs}, and is a {current[CLASS]} now"
         return
     groups, states = saved.get("groups"), saved.get("state")
-    if saved.keys() != own.keys() or not isinstance(groups, list) or not isinstance(states, Mapping):
+    if saved.keys() != current.keys() or not isinstance(groups, list) or not isinstance(states, Mapping):
         yield f"{what} is not in it as a save writes it"
         return
-    if len(own["groups"]) != len(groups):
-        yield f"{what} has {len(groups)} groups in it and {len(own['groups'])} in this run"
+    if len(current["groups"]) != len(groups):
+        yield f"{what} has {len(groups)} groups in it and {len(current['groups'])} in this run"
         return
-    for name in sorted(own["state"].keys() - states.keys()):
+    for name in sorted(current["state"].keys() - states.keys()):
         yield f"{what} has no state of {name} in it"
-    for name in states.keys() - own["state"].keys():
+    for name in states.keys() - current["state"].keys():
         yield f"{what} has a state of {name} in it, which is no parameter of its"
     for number, (group, mine, theirs) in enumerate(
-        zip(optimizer.param_groups, own["groups"], groups, strict=True)
+        zip(optimizer.param_groups, current["groups"], groups, strict=True)
     ):
         misfits = list(_group_misfits(mine, theirs, f"group {number} of the {what}"))
         yield from misfits
@@ -80,63 +84,63 @@ def optimizer_misfits(
                 yield f"the state of {names[parameter]} in {what} {reason}"
 
 
-def kind_misfits(own: Any, saved: Any, path: str) -> Iterator[str]:
+def kind_misfits(current: Any, saved: Any, path: str) -> Iterator[str]:
     """Say where a value is of another kind than the present one: a number, a text, a list of as many, ...
 
     A present value that is None or empty tells no kind; a number must be finite where the present one is.
     """
-    kind = _kind(own)
-    if own is None or (kind is bool and saved is None):  # foreach and fused are not chosen, or are
+    kind = _kind(current)
+    if current is None or (kind is bool and saved is None):  # foreach and fused are not chosen, or are
         return
     if kind is not _kind(saved):
-        yield _differs(path, saved, own)
-    elif kind is Mapping and own:
-        if own.keys() != saved.keys():
-            yield f"{path} has other parts: {', '.join(sorted(map(str, own.keys() ^ saved.keys())))}"
-        for key in own.keys() & saved.keys():
+        yield _differs(path, saved, current)
+    elif kind is Mapping and current:
+        if current.keys() != saved.keys():
+            yield f"{path} has other parts: {', '.join(sorted(map(str, current.keys() ^ saved.keys())))}"
+        for key in current.keys() & saved.keys():
             misfits = _function_misfits if key == _USER_FUNCTIONS else kind_misfits
-            yield from misfits(own[key], saved[key], f"{path} {key}")
-    elif kind in (list, tuple) and own:
-        if len(own) != len(saved):
-            yield f"{path} has {len(saved)} items in it and {len(own)} in this run"
-        for number, (mine, theirs) in enumerate(zip(own, saved, strict=False)):
+            yield from misfits(current[key], saved[key], f"{path} {key}")
+    elif kind in (list, tuple) and current:
+        if len(current) != len(saved):
+            yield f"{path} has {len(saved)} items in it and {len(current)} in this run"
+        for number, (mine, theirs) in enumerate(zip(current, saved, strict=False)):
             yield from kind_misfits(mine, theirs, f"{path} {number}")
-    elif not _is_alike(kind, own, saved):
-        yield _differs(path, saved, own)
+    elif not _is_alike(kind, current, saved):
+        yield _differs(path, saved, current)
 
 
-def _function_misfits(own: Any, saved: Any, path: str) -> Iterator[str]:
+def _function_misfits(current: Any, saved: Any, path: str) -> Iterator[str]:
     """Say where the attributes of a user's functions are not there; there may be more than now."""
-    is_good = isinstance(saved, list) and len(saved) == len(own)
-    for mine, theirs in zip(own, saved if is_good else own, strict=True):
+    is_good = isinstance(saved, list) and len(saved) == len(current)
+    for mine, theirs in zip(current, saved if is_good else current, strict=True):
         is_good &= _kind(mine) is _kind(theirs) and (mine is None or mine.keys() <= theirs.keys())
     if not is_good:
         yield f"{path} are not of as many functions, or lack attributes"
 
 
-def _is_alike(kind: object, own: Any, saved: Any) -> bool:
+def _is_alike(kind: object, current: Any, saved: Any) -> bool:
     """Tell whether a value can take the place of another one of its kind."""
     if kind is Counter:
         return all(_kind(one) is float for pair in saved.items() for one in pair)
-    if kind is torch.Tensor and own.dim():
-        return (own.shape, own.dtype) == (saved.shape, saved.dtype)
+    if kind is torch.Tensor and current.dim():
+        return (current.shape, current.dtype) == (saved.shape, saved.dtype)
     if kind in (float, torch.Tensor):
-        return _is_finite(saved) or not _is_finite(own)
+        return _is_finite(saved) or not _is_finite(current)
     return True
 
 
-def _group_misfits(own: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
+def _group_misfits(current: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
     """Say in what a parameter group differs: its parameters, and the kinds of its options."""
     if not isinstance(saved, Mapping):
         yield f"{what} is {_show(saved)} in it"
         return
-    if not isinstance(saved.get("params"), list) or own["params"] != saved["params"]:
+    if not isinstance(saved.get("params"), list) or current["params"] != saved["params"]:
         yield f"{what} has other parameters"
-    if own.keys() != saved.keys():
-        differing = ", ".join(sorted(map(str, own.keys() ^ saved.keys())))
+    if current.keys() != saved.keys():
+        differing = ", ".join(sorted(map(str, current.keys() ^ saved.keys())))
         yield f"{what} has other options: {differing}"
-    for name in (own.keys() & saved.keys()) - {"params"}:
-        yield from kind_misfits(own[name], saved[name], f"{what}: {name}")
+    for name in (current.keys() & saved.keys()) - {"params"}:
+        yield from kind_misfits(current[name], saved[name], f"{what}: {name}")
 
 
 def _state_misfits(
@@ -208,8 +212,8 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def _differs(what: str, saved: object, own: object) -> str:
-    return f"{what} is {_show(saved)} in it and {_show(own)} in this run"
+def _differs(what: str, saved: object, current: object) -> str:
+    return f"{what} is {_show(saved)} in it and {_show(current)} in this run"
 
 
 def _size(tensor: torch.Tensor) -> str:

@@ -22,9 +22,9 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> Optimize
     is_on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     section = choose_implementation(config, is_on_cpu=is_on_cpu)
     optimizer: Optimizer = build_section("optimizer", section, task.parameter_groups(model))
-    own = set(model.parameters())
+    parameters = set(model.parameters())
     for parameter in (one for group in optimizer.param_groups for one in group["params"]):
-        if parameter not in own:
+        if parameter not in parameters:
             raise TaskError(
                 f"a parameter of the optimizer, of shape {tuple(parameter.shape)}, is not in the model: "
                 "its gradient would not be summed over the lanes, and it would not be saved. Make it part of "

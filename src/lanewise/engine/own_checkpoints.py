@@ -1,4 +1,4 @@
-"""Checkpoints for a loop of one's own: files like the trainer's, saved and verified in the same way."""
+"""Checkpoints for the user's own loop: files like the trainer's, saved and verified in the same way."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class OwnCheckpoints:
     Args:
         folder: where the checkpoints are, on a file system that all ranks share.
         world: the processes.
-        identity: what the run is of: with another one, its checkpoints mean something else.
+        identity: what identifies the run; checkpoints with another identity belong to another run.
         objects: modules, optimizers of their parameters, and whatever has `state_dict` and `load_state_dict`.
         loss_scales: of fp16, for each prepared model.
         keep_last: how many of the newest checkpoints to keep.

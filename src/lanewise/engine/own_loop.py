@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Lanes:
-    """The lanes of a run, for a loop of your own.
+    """The lanes of a run, for your own training loop.
 
         lanes = Lanes(global_batch_size=64, micro_batch_size=16)
         model = lanes.prepare(build_model())
@@ -262,7 +262,7 @@ class Lanes:
             print(*values, flush=True)  # noqa: T201 - what the user asks for
 
     def close(self) -> None:
-        """Look at what the last step left to check, and leave the world; at exit this happens by itself."""
+        """Raise what was found in the last step, and leave the world; at exit this happens by itself."""
         if self._is_closed:
             return
         self._is_closed = True

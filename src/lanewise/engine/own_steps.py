@@ -1,4 +1,4 @@
-"""The optimizer steps of a loop of the user's own, and the micro-batches in each."""
+"""The optimizer steps of the user's own loop, and the micro-batches in each."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -65,7 +65,7 @@ def restore(
 
     Args:
         state: changed only if everything fits.
-        identity: what the run is of.
+        identity: what identifies the run.
         path: the checkpoint.
         manifest: its manifest, verified.
         allow: which of `MAY_DIFFER` may be other than what the checkpoint is of; None: the user has no say.

@@ -36,7 +36,7 @@ class Run:
     last_step: int
     """The step before which training ends."""
     identity: Mapping[str, Any]
-    """What the run is of: a checkpoint with another one belongs to another run."""
+    """What identifies the run: a checkpoint with another identity belongs to another run."""
 
     @property
     def schedule(self) -> Schedule:

@@ -19,7 +19,7 @@ class Saving:
         state: what to save.
         config: how often.
         schedule: knows where epochs end.
-        identity: what the run is of, for the manifest.
+        identity: what identifies the run, for the manifest.
         rank: rank 0 has the clock.
         last_step: the step before which the run ends; its end is always saved.
         wants_stop: tells whether this process was asked to save and stop.

@@ -66,11 +66,13 @@ class RunState:
 
     def compare(self, state: Mapping[str, Any]) -> list[str]:
         """Say what does not fit in what `take` returned in another process, maybe on other devices."""
-        own = self.take()
-        mistakes = [f"{key} is not in it" for key in own.keys() - state.keys()]
-        mistakes += [f"it has a state of {key}, and this run has none" for key in state.keys() - own.keys()]
-        for key in own.keys() & state.keys():
-            mistakes += self._compare(key, own[key], state[key])
+        current = self.take()
+        mistakes = [f"{key} is not in it" for key in current.keys() - state.keys()]
+        mistakes += [
+            f"it has a state of {key}, and this run has none" for key in state.keys() - current.keys()
+        ]
+        for key in current.keys() & state.keys():
+            mistakes += self._compare(key, current[key], state[key])
         return sorted(mistakes)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -93,17 +95,17 @@ class RunState:
             elif isinstance(value, Optimizer):
                 restore_optimizer(value, state[key])
 
-    def _compare(self, key: str, own: Mapping[str, Any], saved: object) -> Iterable[str]:
+    def _compare(self, key: str, current: Mapping[str, Any], saved: object) -> Iterable[str]:
         value = self._objects[key]
         if isinstance(value, nn.Module):
             grown = grown_buffers(value, saved) if isinstance(saved, Mapping) else {}
-            return module_misfits({**own, **grown}, saved, key)
+            return module_misfits({**current, **grown}, saved, key)
         if isinstance(value, Optimizer):
-            return optimizer_misfits(value, own, saved, self._names, key)
+            return optimizer_misfits(value, current, saved, self._names, key)
         if isinstance(value, LRScheduler):
-            return scheduler_misfits(own, saved, key)
+            return scheduler_misfits(current, saved, key)
         if isinstance(value, LossScale):
-            return kind_misfits(own, saved, key)
+            return kind_misfits(current, saved, key)
         return () if isinstance(saved, Mapping) else (f"{key} is a {type(saved)} in it",)
 
     def _take(self, value: Any) -> dict[str, Any]:
@@ -168,7 +170,7 @@ def _class_of(value: object) -> str:
 
 
 def _loads(key: str, value: Any, saved: Mapping[str, Any]) -> Iterator[_Load]:
-    """Give what of an object's state is loaded by code that may refuse it, with the present state."""
+    """Yield the parts of an object's state whose loading may be refused, with their present state."""
     if isinstance(value, nn.Module):
         if extra := _extra(saved):
             yield (

@@ -1,4 +1,4 @@
-"""Sinks of what a run reports."""
+"""Where the numbers and messages of a run go."""
 
 from lanewise.loggers.audit import AuditLog
 from lanewise.loggers.jsonl import JsonlLogger

@@ -94,7 +94,7 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def find_buffers(modules: Sequence[nn.Module]) -> Iterator[Buffer]:
-    """Find every buffer of the modules; of several, with the module's number in its name.
+    """Find every buffer of the modules; if there are several modules, names begin with the module's number.
 
     Sparse buffers are left alone: they have no elements that could be averaged.
     """

@@ -151,7 +151,7 @@ class LaneBuffers:
         self.discard()
 
     def check(self) -> None:
-        """Look at what `merge` found; apart from it, so that a GPU need not be waited for at once.
+        """Raise what `merge` found; a call of its own, so that `merge` need not wait for a GPU.
 
         Raises:
             TaskError: if an integer buffer differed between lanes.

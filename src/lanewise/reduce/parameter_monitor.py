@@ -41,7 +41,7 @@ class ParameterMonitor:
                 )
 
     def begin_step(self) -> None:
-        """Learn that no parameter has a gradient."""
+        """Begin a step, in which no parameter has a gradient yet."""
         self._left = [None] * len(self._trained)
 
     def before_backward(self, turn: LaneTurn) -> None:

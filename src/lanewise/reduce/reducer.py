@@ -48,7 +48,7 @@ class Reducer(Protocol):
         losses(lane 0)  backward(lane 0)  losses(lane 1)  backward(lane 1)         finish
                                                           |- buckets travel ...... |
 
-    A loop of the user's own computes the losses by itself.
+    The user's own loop computes the losses by itself.
     """
 
     replicas: Sequence[nn.Module]

@@ -35,7 +35,7 @@ class AuditReport:
     num_epochs: int
     """Complete epochs."""
     num_samples: int
-    """Of all steps together."""
+    """Samples of all steps together."""
 
     @property
     def is_good(self) -> bool:

@@ -35,7 +35,7 @@ class Result:
     trace: Trace | None = None
     """None where the steps were not run, or failed on every rank."""
     error: str = ""
-    """Why they failed."""
+    """Why the steps failed."""
     close: CloseResult | None = None
     updates: Updates | None = None
     cut: CutProbe | None = None
@@ -50,9 +50,9 @@ class VerifyJob(Job):
     """
 
     folder: Path
-    """Temporary; for logs, checkpoints and what layouts are compared with."""
+    """A temporary folder for logs, checkpoints and what layouts are compared with."""
     name: str
-    """Of this layout, for its files."""
+    """Name of this layout, for its files."""
     num_steps: int
     judges_close: bool
     """Whether the bound of `close` is checked as well."""
@@ -71,10 +71,10 @@ class VerifyJob(Job):
         """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
         subject = Subject(self.config, world.device)
-        own = probe(self.config, subject, is_reference=self.is_reference, is_repeat=self.is_repeat)
-        result = Result(own)
-        is_communicating = world.world_size > 1 and own.passes.collectives
-        if not is_communicating and not own.passes.changed_parameters:  # which training refuses
+        found = probe(self.config, subject, is_reference=self.is_reference, is_repeat=self.is_repeat)
+        result = Result(found)
+        is_communicating = world.world_size > 1 and found.passes.collectives
+        if not is_communicating and not found.passes.changed_parameters:  # which training refuses
             with _failing_together(world, result):
                 lane = (self.first_lane + world.rank) % self.config.batch.num_lanes
                 begin_with(subject, lane, self.folder / f"compiled-{self.name}-{world.rank}")
@@ -85,7 +85,7 @@ class VerifyJob(Job):
             batch = self.config.batch
             # In 16 bits the rounding of a forward would look like an influence of the cut.
             precise = replace(self.config, precision="float32")
-            result.cut = probe_cut(Subject(precise, world.device), own.passes.changed_buffers)
+            result.cut = probe_cut(Subject(precise, world.device), found.passes.changed_buffers)
             result.unmerged_metrics = probe_metrics(
                 Subject(self.config, world.device), batch.micro_batch_size, batch.global_batch_size
             )

@@ -30,19 +30,19 @@ class StepTrace:
     loss: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Loss sum and weight of each lane."""
     gradients: dict[str, str] = field(default_factory=dict)
-    """By parameter, after clipping."""
+    """Digest of each parameter's gradient, after clipping."""
     weights: dict[str, str] = field(default_factory=dict)
-    """After the update."""
+    """Digest of each parameter after the update."""
     buffers: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
-    """Of the optimizer's groups, the learning rate among them, as the update used them."""
+    """Options of the optimizer's groups, the learning rate among them, as the update used them."""
     changed_outside: list[str] = field(default_factory=list)
     """Parameters that something other than the optimizer changed."""
 
 
 @dataclass
 class Trace:
-    """Some steps and what came of them; equal for equal runs."""
+    """Some steps and what they computed; equal for equal runs."""
 
     steps: list[StepTrace] = field(default_factory=list)
     evaluation: dict[str, float] = field(default_factory=dict)
@@ -61,11 +61,11 @@ class Trace:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two traces first part in one check."""
+    """Where two traces first differ in one check."""
 
     check: str
     place: str
-    """As `step 2, lane 1` or `step 0, head.weight`."""
+    """Where it is, as `step 2, lane 1` or `step 0, head.weight`."""
     values: tuple[Any, Any]
     num_others: int = 0
     """How many more of the same kind there are at this place."""
