@@ -27,10 +27,10 @@ class EvaluateJob(Job):
     untrusted: tuple[str, ...] = ()
     """Folders that no code may come from."""
 
-    def check(self, place: Environment) -> None:
+    def check(self, environment: Environment) -> None:
         """See `Job`. Every class is imported here, before any worker starts."""
         with refusing_imports_from(self.untrusted):
-            super().check(place)
+            super().check(environment)
 
     def run(self, world: "World") -> Any:
         """See `Job`."""

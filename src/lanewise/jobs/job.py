@@ -39,11 +39,11 @@ class Job(ABC):
         """Return where a rank logs."""
         return Path(os.devnull)
 
-    def check(self, place: Environment) -> None:
+    def check(self, environment: Environment) -> None:
         """Find what is wrong with the classes and the devices, before any worker starts.
 
         Args:
-            place: one process of the world that is meant to be.
+            environment: one process of the world that is meant to be.
 
         Raises:
             ConfigError: lists every mistake that was found.
@@ -53,24 +53,26 @@ class Job(ABC):
         from lanewise.world.device import choose_backend, choose_devices
 
         distributed = self.config.distributed
-        if distributed.is_one_process and place.world_size > 1:
+        if distributed.is_one_process and environment.world_size > 1:
             raise ConfigError(
                 f"distributed.reducer {distributed.reducer} drives all its devices from one process: got "
-                f"{place.world_size} processes. Start one, or use distributed.reducer=ddp."
+                f"{environment.world_size} processes. Start one, or use distributed.reducer=ddp."
             )
-        if distributed.num_processes not in (None, place.local_world_size):
+        if distributed.num_processes not in (None, environment.local_world_size):
             raise ConfigError(
                 f"distributed.devices contradicts the launcher: got {distributed.num_devices}, and "
-                f"{place.local_world_size} processes were started on this machine. "
+                f"{environment.local_world_size} processes were started on this machine. "
                 "Leave the key out under a launcher."
             )
-        num_workplaces = (distributed.num_devices if distributed.is_one_process else None) or place.world_size
+        num_workplaces = (
+            distributed.num_devices if distributed.is_one_process else None
+        ) or environment.world_size
         lane_ranges(self.config.batch.num_lanes, num_workplaces)  # raises where one would have no lane
         check_classes(self.config, has_task=self.task is not None)
         devices = choose_devices(
             distributed.device_type,
-            distributed.num_devices or place.local_world_size,
+            distributed.num_devices or environment.local_world_size,
             distributed.device_names,
         )
-        choose_backend(distributed.backend, devices, place.world_size)
+        choose_backend(distributed.backend, devices, environment.world_size)
         check_optimizer(self.config, devices)

@@ -37,32 +37,32 @@ def start(job: Job, *, is_fresh: bool) -> Any:
         LaunchError: what the first failing worker said.
     """
     distributed = job.config.distributed
-    place = Environment.from_env(os.environ)
-    if place is not None or not is_fresh:
+    environment = Environment.from_env(os.environ)
+    if environment is not None or not is_fresh:
         pin_environment(distributed.threads, distributed.equality)
     add_search_path(job.config)
-    if place is not None:
+    if environment is not None:
         with ExitStack() as stack:
-            with refusing_exit(place.rank):
-                job.check(place)
-            if place.rank == 0:
+            with refusing_exit(environment.rank):
+                job.check(environment)
+            if environment.rank == 0:
                 stack.enter_context(job.claim())
             keep_sockets_until_exit()
-            return run_in_world(job, place)
+            return run_in_world(job, environment)
     num_processes = distributed.num_processes or 1
-    place = Environment(world_size=num_processes, local_world_size=num_processes)
+    environment = Environment(world_size=num_processes, local_world_size=num_processes)
     starts_workers = num_processes > 1 or is_fresh
     if starts_workers:
         prepare_workers(distributed.threads, distributed.equality)
     with refusing_exit(rank=0):  # it imports the user's modules
-        job.check(place)
+        job.check(environment)
     if starts_workers:
         server = fork_server(pinned_variables(distributed.threads, distributed.equality))
         server.preload(*(name for name in _LIBRARIES if name in sys.modules))
     with job.claim():
         if num_processes == 1 and not is_fresh:
             keep_sockets_until_exit()
-            return run_in_world(job, place)
+            return run_in_world(job, environment)
         with signals.watching() if job.can_stop else nullcontext():
             return _launch(job, num_processes)
 
@@ -78,23 +78,23 @@ def prepare_workers(threads: int, equality: Equality) -> None:
 
 def run_command(job: Job, show: Callable[[Any], None]) -> None:
     """Start a job for the command line, and show its result once; after an error, leave a prepared world."""
-    place = Environment.from_env(os.environ)
-    if job.can_stop and place is None:
+    environment = Environment.from_env(os.environ)
+    if job.can_stop and environment is None:
         signals.watch_until_exit()
     elif job.can_stop:
         signals.ignore_at_exit()
-    if place is None:
+    if environment is None:
         show(start(job, is_fresh=False))
         return
     try:
         result = start(job, is_fresh=False)
-        if place.rank == 0:
+        if environment.rank == 0:
             show(result)
     except BaseException as error:  # noqa: BLE001 - this process ends here
-        leave_after(error, place.rank)
+        leave_after(error, environment.rank)
 
 
-def run_in_world(job: Job, place: Environment) -> Any:
+def run_in_world(job: Job, environment: Environment) -> Any:
     """Be one process of the world in which a job runs. Collective: every rank must call this."""
     from lanewise.loggers import RankLog
     from lanewise.world.determinism import set_determinism
@@ -102,14 +102,14 @@ def run_in_world(job: Job, place: Environment) -> Any:
     from lanewise.world.world import join_world
 
     distributed = job.config.distributed
-    log = RankLog(job.log_file(place.rank), place.rank)
+    log = RankLog(job.log_file(environment.rank), environment.rank)
     set_determinism(distributed.equality, distributed.threads)
-    devices = choose_devices(distributed.device_type, place.local_world_size, distributed.device_names)
-    backend = choose_backend(distributed.backend, devices, place.world_size)
-    world = join_world(place, devices, backend)
+    devices = choose_devices(distributed.device_type, environment.local_world_size, distributed.device_names)
+    backend = choose_backend(distributed.backend, devices, environment.world_size)
+    world = join_world(environment, devices, backend)
     log.share_warnings(world.is_first)
     try:
-        with refusing_exit(place.rank):
+        with refusing_exit(environment.rank):
             result = job.run(world)
     except PreemptedError:  # on every rank, in good order
         world.close()
@@ -124,22 +124,22 @@ def work(file: Path) -> None:
     Args:
         file: what `_launch` wrote; rank 0 writes the result beside it.
     """
-    place = Environment.from_env(os.environ)
-    assert place is not None
-    name_process(f"lanewise-{place.rank}")
+    environment = Environment.from_env(os.environ)
+    assert environment is not None
+    name_process(f"lanewise-{environment.rank}")
     try:
         written = pickle.loads(file.read_bytes())  # noqa: S301 - from our own parent
         sys.path[:] = written["sys.path"]
         keep_sockets_in(file.parent)
         job = pickle.loads(written["job"])  # noqa: S301 - likewise
         try:
-            result = run_in_world(job, place)
+            result = run_in_world(job, environment)
         except PreemptedError as error:  # no failure: the agent must not start the processes again
             result = error
-        if place.rank == 0:
+        if environment.rank == 0:
             _result_of(file).write_bytes(pickle.dumps(result))
     except BaseException as error:  # noqa: BLE001 - this process ends here
-        leave_after(error, place.rank)
+        leave_after(error, environment.rank)
 
 
 def _launch(job: Job, num_processes: int) -> Any:
