@@ -166,6 +166,7 @@ class ForkServer:
         if self._process is not None and os.getpid() == self._parent_pid:
             self._process.kill()
             self._process.wait()
+            self._channel.close()
 
 
 class Fork:
