@@ -9,11 +9,11 @@ from lanewise.engine.engine import Engine
 from lanewise.engine.evaluation import build_evaluation, build_evaluator
 from lanewise.engine.identity import identify
 from lanewise.engine.model import build_average, build_model, build_task
+from lanewise.engine.model_transforms import transform
 from lanewise.engine.optimizer import build_optimizer
 from lanewise.engine.run import Run
 from lanewise.engine.scheduler import build_scheduler, require_enough_steps
 from lanewise.engine.step import Training
-from lanewise.engine.transforms import transform
 from lanewise.lanes import Schedule
 from lanewise.precision import Precision
 from lanewise.reduce import build_reducer

@@ -13,9 +13,10 @@ from lanewise.engine.observers import Observers
 from lanewise.engine.run import Run
 from lanewise.engine.saving import Saving
 from lanewise.engine.step import StepReport, TrainStep
+from lanewise.engine.step_metrics import step_metrics
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.run_dir import RunDir
-from lanewise.world.accelerator import has_streams, peak_bytes
+from lanewise.world.accelerator import has_streams
 
 logger = logging.getLogger(__name__)
 
@@ -200,16 +201,4 @@ class Engine:
         )
 
     def _name_metrics(self, report: StepReport) -> Mapping[str, float]:
-        """Name what a step found; times and memory are those of this process."""
-        seconds = {f"time/{phase}_seconds": spent for phase, spent in report.phase_seconds().items()}
-        metrics = {
-            "train/loss": report.totals.loss,
-            "train/grad_norm": float(report.grad_norm()),
-            "train/learning_rate": report.learning_rate,
-            "perf/samples_per_second": self.schedule.num_samples_in(report.step) / sum(seconds.values()),
-            **seconds,
-            "memory/peak_gib": peak_bytes(self._world.device) / 2**30,
-        }
-        if self.training.precision.loss_scale is not None:
-            metrics["train/skipped_steps"] = report.skipped_steps
-        return metrics
+        return step_metrics(report, self.schedule.num_samples_in(report.step), self._world.device)

@@ -58,8 +58,8 @@ class StepReport:
     """Of the first parameter group, as this step used it."""
     grad_norm: Callable[[], torch.Tensor]
     """Norm of the gradient before clipping."""
-    skipped_steps: int
-    """Steps so far that updated nothing since an fp16 gradient overflowed."""
+    skipped_steps: int | None
+    """Steps so far that updated nothing since an fp16 gradient overflowed; None in other formats."""
     phase_seconds: Callable[[], dict[str, float]]
     """What the time went to."""
 
@@ -183,6 +183,6 @@ class TrainStep:
             totals=gradient.totals,
             learning_rate=learning_rate,
             grad_norm=start_copy_to_host(gradient.norm),
-            skipped_steps=0 if loss_scale is None else loss_scale.skipped_steps,
+            skipped_steps=None if loss_scale is None else loss_scale.skipped_steps,
             phase_seconds=self._clock.take(),
         )
