@@ -222,4 +222,4 @@ def test_a_world_that_is_described_in_part_is_refused(tmp_path):
     done = train(write_config(tmp_path), variables={"RANK": "0", "WORLD_SIZE": "2"})
     assert done.code == 1
     assert len(done.errors) == 1
-    assert "LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set" in done.errors[0]
+    assert "without LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT." in done.errors[0]
