@@ -49,7 +49,8 @@ def verify(given: Given) -> int:
 
     from lanewise.jobs.start import prepare_workers
 
-    prepare_workers(config.distributed.threads, "exact")  # while this process imports as well
+    # While this process imports as well.
+    prepare_workers(config.distributed.threads, "exact", "lanewise.verify.job", "torchmetrics")
 
     from rich.console import Console
 

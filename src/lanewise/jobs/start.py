@@ -17,7 +17,7 @@ from lanewise.jobs import signals
 from lanewise.jobs.job import Job
 from lanewise.jobs.leave import leave_after, refusing_exit
 from lanewise.jobs.scratch import keep_sockets_in, keep_sockets_until_exit, scratch_folder
-from lanewise.launch import Host, Launcher, LocalLauncher, Workers, fork_server
+from lanewise.launch import Host, Launcher, LocalLauncher, Workers, fork_server, preload
 from lanewise.lifeline import name_process
 from lanewise.world.environment import Environment
 
@@ -57,8 +57,7 @@ def start(job: Job, *, is_fresh: bool) -> Any:
     with refusing_exit(rank=0):  # it imports the user's modules
         job.check(environment)
     if starts_workers:
-        server = fork_server(pinned_variables(distributed.threads, distributed.equality))
-        server.preload(*(name for name in _LIBRARIES if name in sys.modules))
+        preload(*(name for name in _LIBRARIES if name in sys.modules))
     with job.claim():
         if num_processes == 1 and not is_fresh:
             keep_sockets_until_exit()
@@ -71,9 +70,12 @@ _LIBRARIES = ("torchmetrics", "torchvision", "transformers")
 """Users' modules import parts of them, which takes seconds; they compute nothing when they are imported."""
 
 
-def prepare_workers(threads: int, equality: Equality) -> None:
-    """Begin to import, in another process, what workers will need. Does nothing the second time."""
-    fork_server(pinned_variables(threads, equality))
+def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:
+    """Begin to import, in another process, what workers will need, and modules which they may need besides.
+
+    Does nothing the second time.
+    """
+    fork_server(pinned_variables(threads, equality)).preload(*modules)
 
 
 def run_command(job: Job, show: Callable[[Any], None]) -> None:

@@ -1,7 +1,7 @@
 """Starts processes; the contract with those it starts is torchrun's environment."""
 
 from lanewise.launch.failure import has_agent, record_failure
-from lanewise.launch.fork_server import Fork, fork_server
+from lanewise.launch.fork_server import Fork, fork_server, preload
 from lanewise.launch.launcher import LAUNCHER_PID_VARIABLE, Host, Launcher, Workers
 from lanewise.launch.local import LocalLauncher
 
@@ -14,5 +14,6 @@ __all__ = [
     "Workers",
     "fork_server",
     "has_agent",
+    "preload",
     "record_failure",
 ]

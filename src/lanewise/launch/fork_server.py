@@ -59,6 +59,13 @@ def fork_server(variables: Mapping[str, str]) -> "ForkServer":
         return server
 
 
+def preload(*modules: str) -> None:
+    """Let every server that this process started import modules; see `ForkServer.preload`."""
+    with _lock:
+        for server in _servers.values():
+            server.preload(*modules)
+
+
 def _read_at_start(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset((name, value) for name, value in environment.items() if name.startswith(READ_AT_START))
 

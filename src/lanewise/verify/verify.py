@@ -73,7 +73,7 @@ def verify(
             for number, count in enumerate(counts)
         ]
         with _environment(**_variables_of(jobs[1])):  # it has a server of its own
-            prepare_workers(config.distributed.threads, "exact")
+            prepare_workers(config.distributed.threads, "exact", "lanewise.verify.job", "torchmetrics")
         layouts: list[Layout] = []
         for name, job in zip(names, jobs, strict=True):
             show(name)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lanewise.config import RunConfig
-from lanewise.engine import build_run, transforms
+from lanewise.engine import build_run, model_transforms
 from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import Smooth, configure
 
@@ -42,7 +42,7 @@ def build():
 
 
 def test_the_reducer_and_the_average_get_what_the_last_one_returned(monkeypatch):
-    monkeypatch.setattr(transforms, "TRANSFORMS", (replace, freeze_the_first))
+    monkeypatch.setattr(model_transforms, "TRANSFORMS", (replace, freeze_the_first))
     run = build()
     assert isinstance(run.training.model, Outer)
     assert isinstance(run.training.average.module, Outer)
@@ -52,6 +52,6 @@ def test_the_reducer_and_the_average_get_what_the_last_one_returned(monkeypatch)
 
 
 def test_one_that_renames_is_our_mistake(monkeypatch):
-    monkeypatch.setattr(transforms, "TRANSFORMS", (rename,))
+    monkeypatch.setattr(model_transforms, "TRANSFORMS", (rename,))
     with pytest.raises(AssertionError, match="rename renamed parameters or buffers"):
         build()
