@@ -2,11 +2,12 @@
 
 import os
 import runpy
-import socket
 import sys
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
+
+from torch.distributed import TCPStore
 
 from lanewise.testing import run_distributed
 from lanewise.world.world import World
@@ -20,10 +21,9 @@ def run_script(script: Path, cwd: Path, num_processes: int = 1) -> str:
         cwd: its working directory; gets the file `stdout`.
         num_processes: more than one find the environment that torchrun prepares.
     """
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    run_distributed(_run, num_processes, str(script), str(cwd), port)
+    # It outlives the processes, as that of torchrun's agent does: rank 0's would go when rank 0 ends.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    run_distributed(_run, num_processes, str(script), str(cwd), store.port)
     return (cwd / "stdout").read_text()
 
 
@@ -34,7 +34,8 @@ def _run(world: World, script: str, cwd: str, port: int) -> None:
         place = {"RANK": world.rank, "LOCAL_RANK": world.rank}
         sizes = {"WORLD_SIZE": world.world_size, "LOCAL_WORLD_SIZE": world.world_size}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        os.environ.update({name: str(value) for name, value in (place | sizes | meeting).items()})
+        agent = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+        os.environ.update({name: str(value) for name, value in (place | sizes | meeting | agent).items()})
     os.chdir(cwd)
     sys.argv = [script]
     sys.path.insert(0, str(Path(script).parent))
