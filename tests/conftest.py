@@ -24,7 +24,7 @@ settings.load_profile("tests")
 # What is not installed is left out.
 _PRELOAD = (
     "pytest",
-    "lanewise.testing.worker",
+    "lanewise.testing",
     "lanewise.cli.train",
     "lanewise.config.classes",
     "lanewise.launch.agent",

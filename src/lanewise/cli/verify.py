@@ -48,9 +48,10 @@ def verify(given: Given) -> int:
     config = load_config(given[_CONFIG], [*given.overrides, Override("distributed.devices", "null")])
 
     from lanewise.jobs.start import prepare_workers
+    from lanewise.verify import MODULES
 
     # While this process imports as well.
-    prepare_workers(config.distributed.threads, "exact", "lanewise.verify.job", "torchmetrics")
+    prepare_workers(config.distributed.threads, "exact", *MODULES)
 
     from rich.console import Console
 

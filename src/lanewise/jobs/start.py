@@ -56,18 +56,14 @@ def start(job: Job, *, is_fresh: bool) -> Any:
         prepare_workers(distributed.threads, distributed.equality)
     with refusing_exit(rank=0):  # it imports the user's modules
         job.check(environment)
-    if starts_workers:
-        preload(*(name for name in _LIBRARIES if name in sys.modules))
+    if starts_workers and "torchmetrics" in sys.modules:  # which takes seconds to import
+        preload("torchmetrics")
     with job.claim():
         if num_processes == 1 and not is_fresh:
             keep_sockets_until_exit()
             return run_in_world(job, environment)
         with signals.watching() if job.can_stop else nullcontext():
             return _launch(job, num_processes)
-
-
-_LIBRARIES = ("torchmetrics", "torchvision", "transformers")
-"""Users' modules import parts of them, which takes seconds; they compute nothing when they are imported."""
 
 
 def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:

@@ -11,7 +11,7 @@ DDP is told of all parameters when the backward is over, and nothing overlaps.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, final
 
@@ -21,30 +21,19 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from lanewise.config import Equality
 from lanewise.lanes import LaneTurn, Node, TreeSum
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.pending import PendingGradients, add_into_right, is_dense
-from lanewise.reduce.reducer import (
-    Lane,
-    LaneWork,
-    T,
-    divide_gradients,
-    evaluate_lanes,
-    loss_of,
-    norm_of_gradients,
-    register_parameter_hooks,
-    trained_parameters,
-    without_loss,
-)
+from lanewise.reduce.reducer import divide_gradients, without_loss
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
+from lanewise.reduce.whole_model import WholeModel
 from lanewise.world.world import World
 
 
 @final
-class DDPReducer:
+class DDPReducer(WholeModel):
     """Stock DDP does the bucketing and the overlap with backward; its communication hook adds.
 
     The task never meets a wrapper: DDP wraps a module that holds the user's parameters and whose forward
@@ -70,8 +59,7 @@ class DDPReducer:
         *,
         on_bucket: Callable[[], None],
     ) -> None:
-        self.replicas: Sequence[nn.Module] = [model]
-        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)
+        super().__init__(model)
         self._num_lanes = num_lanes
         self._on_bucket = on_bucket
         self._turn: LaneTurn | None = None
@@ -100,22 +88,6 @@ class DDPReducer:
         else:
             self._ddp.register_comm_hook(None, self._sum_processes)
 
-    def adopt(self, module: nn.Module) -> None:
-        """See `Reducer`."""
-        module.to(self.parameters[0].device)
-
-    def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
-        """See `Reducer`."""
-        return register_parameter_hooks(self.replicas, note)
-
-    def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """See `Reducer`."""
-        return batches
-
-    def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
-        """See `Reducer`."""
-        return [loss_of(lane, self.replicas[0]) for lane in lanes]
-
     def backward(
         self, turn: LaneTurn, loss_sum: torch.Tensor | None, exchange_totals: Callable[[], None]
     ) -> None:
@@ -143,21 +115,6 @@ class DDPReducer:
     def finish(self, weight: float) -> None:
         """See `Reducer`."""
         divide_gradients(self.parameters, weight)
-
-    def grad_norm(self) -> torch.Tensor:
-        """See `Reducer`."""
-        return norm_of_gradients(self.parameters)
-
-    def evaluate(
-        self,
-        module: nn.Module,
-        lanes: Iterable[Lane],
-        num_lanes: int,
-        compute: Callable[[Lane, Any], T],
-        wants_stop: Callable[[], bool],
-    ) -> Iterator[tuple[Lane, T]]:
-        """See `Reducer`."""
-        return evaluate_lanes(lanes, compute, wants_stop)
 
     def _enter_ddp(self, loss_sum: torch.Tensor) -> torch.Tensor:
         """Make a loss whose backward reduces. DDP need not see the forward.

@@ -129,23 +129,6 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def register_parameter_hooks(
-    modules: Iterable[nn.Module], note: Callable[[str, torch.Tensor], None]
-) -> list[RemovableHandle]:
-    """Do what `Reducer.register_hooks` does, for modules whose parameters autograd sees."""
-    return [
-        parameter.register_post_accumulate_grad_hook(lambda one, name=name: note(name, one))
-        for module in modules
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    ]
-
-
-def loss_of(lane: LaneWork, model: nn.Module) -> Any:
-    """Return a lane's loss on a module; None where it has no samples."""
-    return lane.loss(lane.forward(model, lane.data), lane.data) if lane.turn.positions else None
-
-
 def without_loss(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     """Return a scalar whose backward gives no parameter a gradient."""
     return torch.zeros((), device=parameters[0].device, requires_grad=True)
@@ -161,11 +144,6 @@ def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:
             gradients.append(parameter.grad)
     if gradients:
         torch._foreach_div_(gradients, weight)
-
-
-def norm_of_gradients(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Return the L2 norm of all gradients together, a scalar."""
-    return nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
 
 
 def evaluate_lanes(

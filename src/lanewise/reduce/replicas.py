@@ -17,33 +17,23 @@ DataParallelCriterion did (H. Zhang), but with each lane's own weight instead of
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, final
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from lanewise.config import Equality
 from lanewise.lanes import LaneTurn
 from lanewise.reduce.pending import PendingGradients
-from lanewise.reduce.reducer import (
-    Lane,
-    LaneWork,
-    T,
-    divide_gradients,
-    evaluate_lanes,
-    norm_of_gradients,
-    register_parameter_hooks,
-    trained_parameters,
-    without_loss,
-)
+from lanewise.reduce.reducer import LaneWork, divide_gradients, trained_parameters, without_loss
+from lanewise.reduce.whole_model import WholeModel
 from lanewise.world.accelerator import generator_state, move, set_current_device, set_generator_state
 
 
 @final
-class ReplicaReducer:
+class ReplicaReducer(WholeModel):
     """Lanes on several devices of one process; their gradients meet on the first one.
 
     On GPUs each lane of a group has a thread, and draws from its device's generator. On the CPU, or where a
@@ -67,8 +57,8 @@ class ReplicaReducer:
         *,
         balanced: bool,
     ) -> None:
-        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)
-        self.replicas: Sequence[nn.Module] = [model, *(_copy(model, device) for device in devices[1:])]
+        super().__init__(model)
+        self.replicas = [model, *(_copy(model, device) for device in devices[1:])]
         self._devices = devices
         self._trained = [self.parameters, *map(trained_parameters, self.replicas[1:])]
         self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
@@ -78,18 +68,6 @@ class ReplicaReducer:
         self._threads: ThreadPoolExecutor | None = None
         if devices[0].type != "cpu" and len(set(devices)) == len(devices):
             self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="replica")
-
-    def adopt(self, module: nn.Module) -> None:
-        """See `Reducer`."""
-        module.to(self.parameters[0].device)
-
-    def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
-        """See `Reducer`."""
-        return register_parameter_hooks(self.replicas, note)
-
-    def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """See `Reducer`."""
-        return batches
 
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """See `Reducer`."""
@@ -129,21 +107,6 @@ class ReplicaReducer:
                 self._add(trained)
         divide_gradients(self.parameters, weight)
         self._is_stale = True
-
-    def grad_norm(self) -> torch.Tensor:
-        """See `Reducer`."""
-        return norm_of_gradients(self.parameters)
-
-    def evaluate(
-        self,
-        module: nn.Module,
-        lanes: Iterable[Lane],
-        num_lanes: int,
-        compute: Callable[[Lane, Any], T],
-        wants_stop: Callable[[], bool],
-    ) -> Iterator[tuple[Lane, T]]:
-        """See `Reducer`."""
-        return evaluate_lanes(lanes, compute, wants_stop)
 
     def close(self) -> None:
         """See `Reducer`."""

@@ -10,6 +10,7 @@ from lanewise.errors import ConfigError, LaunchError
 from lanewise.jobs.scratch import scratch_folder
 from lanewise.jobs.start import prepare_workers, start
 from lanewise.lanes import lane_ranges
+from lanewise.verify import MODULES
 from lanewise.verify.diagnose import diagnose
 from lanewise.verify.evidence import Evidence
 from lanewise.verify.job import Result, ResumeJob, VerifyJob
@@ -73,7 +74,7 @@ def verify(
             for number, count in enumerate(counts)
         ]
         with _environment(**_variables_of(jobs[1])):  # it has a server of its own
-            prepare_workers(config.distributed.threads, "exact", "lanewise.verify.job", "torchmetrics")
+            prepare_workers(config.distributed.threads, "exact", *MODULES)
         layouts: list[Layout] = []
         for name, job in zip(names, jobs, strict=True):
             show(name)
