@@ -34,6 +34,10 @@ _stop_file: Path | None = None
 _is_watched = False
 
 
+class _Stopped(BaseException):
+    """Raised by a handler, wherever its process is: in a library that takes any `Exception` for its own."""
+
+
 def wants_stop() -> bool:
     """Tell whether this process was asked to save and stop."""
     return _noted.is_set() or (_stop_file is not None and _stop_file.exists())
@@ -67,10 +71,13 @@ def watch_as_worker() -> None:
     threading.Thread(target=_take_signals, name="signals", daemon=True).start()
 
 
-def watch_until_exit() -> None:
-    """Do what `watching` does until this process ends."""
-    _install()
-    ignore_at_exit()
+@contextmanager
+def watching_until_exit() -> Iterator[None]:
+    """Do what `watching` does, and leave the handlers until this process ends."""
+    with _stop_as_error():
+        _install()
+        ignore_at_exit()
+        yield
 
 
 def ignore_at_exit() -> None:
@@ -91,7 +98,8 @@ def watching() -> Iterator[None]:
         return
     before = _install()
     try:
-        yield
+        with _stop_as_error():
+            yield
     finally:
         _is_watched = False
         for sign, handler in before.items():
@@ -117,10 +125,18 @@ def _install() -> dict[signal.Signals, Any]:
         signal.signal(sign, before[signal.Signals(sign)])
         _note()
         if not _has_begun():
-            raise PreemptedError("a signal stopped the run before its first step. Start it again.")
+            raise _Stopped
 
     before = {sign: signal.signal(sign, handle) or signal.SIG_DFL for sign in _SIGNALS}
     return before
+
+
+@contextmanager
+def _stop_as_error() -> Iterator[None]:
+    try:
+        yield
+    except _Stopped:
+        raise PreemptedError("a signal stopped the run before its first step. Start it again.") from None
 
 
 def _ignore() -> None:

@@ -77,13 +77,12 @@ def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:
 def run_command(job: Job, show: Callable[[Any], None]) -> None:
     """Start a job for the command line, and show its result once; after an error, leave a prepared world."""
     environment = Environment.from_env(os.environ)
-    if job.can_stop and environment is None:
-        signals.watch_until_exit()
-    elif job.can_stop:
-        signals.ignore_at_exit()
     if environment is None:
-        show(start(job, is_fresh=False))
+        with signals.watching_until_exit() if job.can_stop else nullcontext():
+            show(start(job, is_fresh=False))
         return
+    if job.can_stop:
+        signals.ignore_at_exit()
     try:
         result = start(job, is_fresh=False)
         if environment.rank == 0:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 
@@ -31,6 +32,16 @@ def test_before_training_a_signal_ends_a_process_that_is_alone(sign):
         signals.watching(),
     ):
         os.kill(os.getpid(), sign)
+
+
+def test_before_training_a_signal_is_not_lost_in_a_library_that_catches_every_exception():
+    """A run whose configuration was being read at that moment went on, or ended with another error."""
+    with (
+        pytest.raises(PreemptedError),
+        signals.watching(),
+        suppress(Exception),
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_one_of_several_takes_the_signals_only_while_it_trains(seen):
