@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from lanewise.config import pin_environment
-from lanewise.launch import fork_server
+from tests.server import warm_up
 
 pin_environment(threads=1, equality="exact")
 # Warnings are errors in the processes that tests start as well; pytest's own setting ends at this process.
@@ -20,26 +20,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
-# Worlds and command lines are forks of a server: what it has imported, none of them imports again.
-# What is not installed is left out.
-_PRELOAD = (
-    "pytest",
-    "lanewise.testing",
-    "lanewise.cli.train",
-    "lanewise.config.classes",
-    "lanewise.launch.agent",
-    "lanewise.loggers",
-    "lanewise.verify.verify",
-    "torch.utils.tensorboard",
-    "torchmetrics.classification",  # three seconds, since it imports transformers and matplotlib
-    "torchmetrics.retrieval",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.gpt2.modeling_gpt2",
-    "docstring_parser",
-)
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the server, unless this process only hands the tests to others."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        fork_server({}).preload(*_PRELOAD)
+        warm_up({})

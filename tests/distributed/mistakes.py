@@ -6,8 +6,8 @@ A mistake that only one of the two models can make is made by that one.
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -374,9 +374,9 @@ class Within(nn.Module):
             case "size":
                 return result / world_size()
             case "kernel":
-                return unsteady(result)
+                return custom_operator(wrong=True)(result)
             case "steady kernel":
-                return steady(result)
+                return custom_operator(wrong=False)(result)
             case "level in training":
                 self.level = 0.9 * self.level + 0.1 * spread
                 return result * (1 + self.level)
@@ -412,18 +412,21 @@ def within(what: str, twin: str) -> Any:
     return Computing
 
 
-@torch.library.custom_op("mistakes::unsteady", mutates_args=())
-def unsteady(given: torch.Tensor) -> torch.Tensor:
-    return given * (1 + int.from_bytes(os.urandom(1)) / 2560)
+@cache
+def custom_operator(wrong: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Register an operator; torch then looks through every module that is imported, so only who needs it."""
 
+    def unsteady(given: torch.Tensor) -> torch.Tensor:
+        return given * (1 + int.from_bytes(os.urandom(1)) / 2560)
 
-@torch.library.custom_op("mistakes::steady", mutates_args=())
-def steady(given: torch.Tensor) -> torch.Tensor:
-    return given * 1.5
+    def steady(given: torch.Tensor) -> torch.Tensor:
+        return given * 1.5
 
-
-unsteady.register_autograd(lambda _, gradient: gradient)
-steady.register_autograd(lambda _, gradient: gradient * 1.5)
+    operator = torch.library.custom_op(
+        f"mistakes::{'unsteady' if wrong else 'steady'}", unsteady if wrong else steady, mutates_args=()
+    )
+    operator.register_autograd(lambda _, gradient: gradient if wrong else gradient * 1.5)
+    return operator
 
 
 class KnowsTheSize(LRScheduler):

@@ -23,6 +23,7 @@ from tests.distributed import mistakes, strangers
 from tests.distributed.mistakes import CAUSES, GENERATOR, MODELS, NAMES
 from tests.distributed.tasks import Language, configure
 from tests.distributed.test_exact import Compiled
+from tests.server import warm_up
 
 
 def run_job(world: World, job: VerifyJob) -> Any:
@@ -34,9 +35,15 @@ def run_job(world: World, job: VerifyJob) -> Any:
 
 
 def start(job: VerifyJob, *, is_fresh: bool) -> Any:
-    """Start processes in a fraction of the time that `jobs.start` needs, from a server that has torch."""
+    """Start processes in a fraction of the time that `jobs.start` needs, from servers that have torch."""
     assert is_fresh
     return run_distributed(run_job, job.config.distributed.num_devices or 1, job)[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server_of_the_repeat() -> None:
+    """Of another order of sets; without this each of its forks would import everything."""
+    warm_up({"PYTHONHASHSEED": "1"})
 
 
 @pytest.fixture(autouse=True)
@@ -196,8 +203,10 @@ def test_the_repeat_has_another_order_of_sets(monkeypatch):
     seeds = []
 
     def noting(job: VerifyJob, *, is_fresh: bool) -> Any:
-        seeds.append(os.environ.get("PYTHONHASHSEED"))
-        return start(job, is_fresh=is_fresh)
+        seeds.append(os.environ["PYTHONHASHSEED"])
+        with monkeypatch.context() as patch:  # whether it is the repeat shows already
+            patch.setenv("PYTHONHASHSEED", "1")
+            return start(job, is_fresh=is_fresh)
 
     monkeypatch.setattr(module, "start", noting)
     monkeypatch.setenv("PYTHONHASHSEED", "1")

@@ -11,8 +11,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from lanewise.testing import run_distributed
-from tests.docs.script import run_script
 from tests.integration.command import BIN, TORCHRUN, run, train
+from tests.script import run_script
 
 PAGES = Path(__file__).parents[2] / "docs" / "coming_from"
 CODE = PAGES / "code"
@@ -46,7 +46,7 @@ def is_installed(module: str) -> bool:
 def run_loop(script: Path, folder: Path, num_processes: int) -> bytes:
     """Run a script in a new folder, and return the weights that it leaves there."""
     folder.mkdir()
-    run_script(script, folder, num_processes)
+    run_script(script, cwd=folder, num_processes=num_processes)
     return (folder / "model.safetensors").read_bytes()
 
 
@@ -74,6 +74,7 @@ def test_our_loop_leaves_the_same_weights_on_one_and_on_two_processes(tmp_path, 
     assert run_loop(script, tmp_path / "two", 2) == alone(script)
 
 
+@pytest.mark.slow
 def test_torchrun_starts_our_loop_too(tmp_path, alone):
     script = CODE / "data_parallel_ours.py"
     run(*TORCHRUN, 2, script, cwd=tmp_path).require_success()
@@ -86,8 +87,7 @@ def test_our_config_leaves_the_same_weights_on_one_and_on_two_processes(tmp_path
 
 
 def test_training_from_python_leaves_the_same_weights_as_from_a_config(tmp_path, alone):
-    done = run(BIN / "python", CODE / "lightning_ours.py", cwd=tmp_path).require_success()
-    assert "test/accuracy" in done.stdout
+    assert "test/accuracy" in run_script(CODE / "lightning_ours.py", cwd=tmp_path)
     model = tmp_path / "runs" / "points" / "model.safetensors"
     assert model.read_bytes() == alone(CODE / "lightning_ours.yaml")
 
@@ -109,13 +109,13 @@ def test_their_script_runs_where_its_library_is_installed(tmp_path, script):
         if not is_installed(module):
             pytest.skip(f"{module} is not installed: {script.name} was only parsed")
     if script.stem == "ddp_theirs":
-        printed = run_script(script, tmp_path, num_processes=2)
+        printed = run_script(script, cwd=tmp_path, num_processes=2)
         assert printed.count("over 58 samples") == 3  # one of the 57 is counted twice, as the page says
         assert (tmp_path / "model.pt").exists()
     elif script.stem in THEIR_LIBRARIES:  # which may start processes in a way of its own
         run(BIN / "python", script, cwd=tmp_path, variables={"PYTHONWARNINGS": None}).require_success()
     else:
-        run_script(script, tmp_path)
+        run_script(script, cwd=tmp_path)
 
 
 def past_the_wrapper(world):

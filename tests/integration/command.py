@@ -1,9 +1,9 @@
 """Runs the command line, cold as a user would or warm in a fork, and finds what a run leaves.
 
-Warm is what most tests need: `lanewise` and `train` fork a process that has everything imported and nothing
-computed, and its workers are forks as well. `run` and `Command` start a program from nothing; that is for
-tests of signals, of how processes end, of other programs, and of variables that an interpreter reads when it
-starts.
+Warm is what most tests need: `lanewise`, `train` and `Warm` fork a process that has everything imported and
+nothing computed, and its workers are forks as well. `run` and `Cold` start a program from nothing; that is
+for other programs, for variables that an interpreter reads when it starts, and for what becomes of the
+server from which workers are forked.
 """
 
 import os
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -63,40 +64,11 @@ class Done:
         return self
 
 
-class Command:
-    """A running command, in a session of its own.
+class Command(ABC):
+    """A running command, in a session of its own; the end of the `with` block kills what is left of it."""
 
-    Args:
-        arguments: program and arguments.
-        variables: added to the environment; None removes a variable.
-        cwd: the working directory.
-        patience_seconds: how long `finish` waits for its end.
-        options: further arguments of `subprocess.Popen`.
-    """
-
-    def __init__(
-        self,
-        *arguments: object,
-        variables: Mapping[str, str | None] | None = None,
-        cwd: Path | None = None,
-        patience_seconds: float = PATIENCE_SECONDS,
-        **options: Any,
-    ) -> None:
-        self._patience_seconds = patience_seconds
-        self._id = uuid.uuid4().hex
-        # The tests' own process is pinned; what the command pins by itself is what counts here.
-        environment = {name: value for name, value in os.environ.items() if name not in _PINS}
-        given = {**environment, _MARKER: self._id, **(variables or {})}
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        self.process = subprocess.Popen(
-            list(map(str, arguments)),
-            env={name: value for name, value in given.items() if value is not None},
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-            **streams,
-        )
+    pid: int
+    """Of the process that the command line became: of the launcher, where there are several processes."""
 
     def __enter__(self) -> Self:
         return self
@@ -106,21 +78,32 @@ class Command:
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
+            time.sleep(0.01)
+        self._close()
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """Return the exit code, negative after a signal; None while the process runs."""
+
+    @abstractmethod
+    def _finish(self) -> tuple[str, str]:
+        """Wait for the end, and return what was written to the standard output and error."""
+
+    @abstractmethod
+    def _is_ours(self, folder: Path) -> bool:
+        """Tell by its folder in /proc whether a process belongs to this run."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close what reads from the command, which has ended."""
 
     def pids(self) -> dict[int, str]:
         """Find all processes of this run, workers of workers included; zombies don't count."""
-        marker = f"{_MARKER}={self._id}".encode()
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if marker in (folder / "environ").read_bytes().split(b"\0"):
+            with suppress(OSError):  # it ended meanwhile, or is another user's
+                if self._is_ours(folder):
                     found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue  # it ended meanwhile, or is another user's
         return found
 
     def worker(self, rank: int) -> int:
@@ -131,14 +114,57 @@ class Command:
                 with suppress(OSError):
                     name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
                     variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                    is_torchruns = (
-                        f"RANK={rank}".encode() in variables and int(fields.split()[1]) == self.process.pid
-                    )
+                    is_torchruns = f"RANK={rank}".encode() in variables and int(fields.split()[1]) == self.pid
                     if is_torchruns or name == f"lanewise-{rank}":
                         return pid
             return None
 
         return wait_for(find)
+
+    def interrupt(self) -> None:
+        """Do what Ctrl-C does: the signal goes to every process in the terminal's foreground."""
+        os.killpg(self.pid, signal.SIGINT)
+
+    def finish(self) -> Done:
+        """Wait until the command ends, and then for what it leaves behind."""
+        stdout, stderr = self._finish()
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (left := self.pids()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        code = self.poll()
+        assert code is not None, f"it did not end in time\n{stdout}\n{stderr}"
+        return Done(code, stdout, stderr, list(left.values()))
+
+
+class Cold(Command):
+    """A program that starts from nothing.
+
+    Args:
+        arguments: program and arguments.
+        variables: added to the environment; None removes a variable.
+        cwd: the working directory.
+        options: further arguments of `subprocess.Popen`.
+    """
+
+    def __init__(
+        self,
+        *arguments: object,
+        variables: Mapping[str, str | None] | None = None,
+        cwd: Path | None = None,
+        **options: Any,
+    ) -> None:
+        marker = uuid.uuid4().hex
+        self._marker = f"{_MARKER}={marker}".encode()
+        self._process = subprocess.Popen(
+            list(map(str, arguments)),
+            env=_environment({_MARKER: marker, **(variables or {})}),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+        )
+        self.pid = self._process.pid
 
     def server(self) -> int:
         """Return the process id of what the ranks are forked from."""
@@ -146,99 +172,112 @@ class Command:
         def find() -> int | None:
             for pid, command_line in self.pids().items():
                 parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-                if int(parent) == self.process.pid and "-m lanewise.launch " in command_line:
+                if int(parent) == self.pid and "-m lanewise.launch " in command_line:
                     return pid
             return None
 
         return wait_for(find)
 
-    def interrupt(self) -> None:
-        """Do what Ctrl-C does: the signal goes to every process in the terminal's foreground."""
-        os.killpg(self.process.pid, signal.SIGINT)
+    def poll(self) -> int | None:
+        """See `Command`."""
+        return self._process.poll()
 
-    def finish(self) -> Done:
-        """Wait until the command ends, and then for what it leaves behind."""
-        stdout, stderr = self.process.communicate(timeout=self._patience_seconds)
-        deadline = time.monotonic() + GRACE_SECONDS
-        while (left := self.pids()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return Done(self.process.returncode, stdout or "", stderr or "", list(left.values()))
+    def _finish(self) -> tuple[str, str]:
+        stdout, stderr = self._process.communicate(timeout=PATIENCE_SECONDS)
+        return stdout or "", stderr or ""
+
+    def _is_ours(self, folder: Path) -> bool:
+        return self._marker in (folder / "environ").read_bytes().split(b"\0")
+
+    def _close(self) -> None:
+        self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
 
 
-def run(*arguments: object, **options: Any) -> Done:
-    """Run a command to its end."""
-    with Command(*arguments, **options) as command:
-        return command.finish()
-
-
-def lanewise(
-    *arguments: object, variables: Mapping[str, str | None] | None = None, cwd: Path | None = None
-) -> Done:
-    """Run `lanewise ARGUMENTS` to its end in a fork of the tests' server.
-
-    Variables that an interpreter reads when it starts make it a cold start.
+class Warm(Command):
+    """`lanewise ARGUMENTS` in a fork of the tests' server, which has everything imported.
 
     Args:
         arguments: those of the command line.
         variables: added to the environment; None removes a variable.
         cwd: the working directory.
     """
-    if any(name.startswith(READ_AT_START) for name in variables or {}):
-        return run(*LANEWISE, *arguments, variables=variables, cwd=cwd)
-    environment = {name: value for name, value in os.environ.items() if name not in _PINS}
-    given = {**environment, **(variables or {})}
-    pipes = [os.pipe(), os.pipe()]
-    with Path(os.devnull).open() as nothing:
-        fork = fork_server({}).run(
+
+    def __init__(
+        self,
+        *arguments: object,
+        variables: Mapping[str, str | None] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        read_at_start = [name for name in variables or {} if name.startswith(READ_AT_START)]
+        assert not read_at_start, f"a fork has read {read_at_start} already"
+        streams = stdin, stdout, stderr = [os.pipe() for _ in range(3)]
+        # An empty input of its own, which every process of the run holds as long as it lives.
+        os.close(stdin[1])
+        self._stdin = Path(f"/proc/self/fd/{stdin[0]}").readlink()
+        self._fork = fork_server({}).run(
             "lanewise",
             [str(argument) for argument in arguments],
-            environment={name: value for name, value in given.items() if value is not None},
+            environment=_environment(variables or {}),
             cwd=None if cwd is None else str(cwd),
-            streams=(nothing.fileno(), pipes[0][1], pipes[1][1]),
+            streams=(stdin[0], stdout[1], stderr[1]),
         )
-    for _, write in pipes:
-        os.close(write)
-    try:
-        texts, still_open = _read([read for read, _ in pipes], fork)
-        code = fork.poll()
-        assert code is not None, f"it did not end in time\n{texts[0]}\n{texts[1]}"
-        return Done(code, texts[0], texts[1], _holders(still_open))
-    finally:
-        fork.send_signal(signal.SIGKILL)
-        for read, _ in pipes:
+        for number in (stdin[0], stdout[1], stderr[1]):
+            os.close(number)
+        self._outputs = [read for read, _ in streams[1:]]
+        self.pid = self._fork.pid
+
+    def poll(self) -> int | None:
+        """See `Command`."""
+        return self._fork.poll()
+
+    def _finish(self) -> tuple[str, str]:
+        texts = dict.fromkeys(self._outputs, b"")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with selectors.DefaultSelector() as selector:
+            for readable in self._outputs:
+                selector.register(readable, selectors.EVENT_READ)
+            if self.poll() is None:
+                selector.register(self._fork.connection, selectors.EVENT_READ)
+            while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    if key.fileobj is self._fork.connection:
+                        selector.unregister(self._fork.connection)
+                        deadline = time.monotonic() + GRACE_SECONDS
+                    elif chunk := os.read(key.fd, 65536):
+                        texts[key.fd] += chunk
+                    else:
+                        selector.unregister(key.fd)
+        stdout, stderr = (text.decode() for text in texts.values())
+        return stdout, stderr
+
+    def _is_ours(self, folder: Path) -> bool:
+        return (folder / "fd" / "0").readlink() == self._stdin
+
+    def _close(self) -> None:
+        self._fork.wait(GRACE_SECONDS)
+        for read in self._outputs:
             os.close(read)
 
 
-def _read(pipes: list[int], fork: Any) -> tuple[list[str], list[int]]:
-    """Read what a fork and its workers write; return it, and the pipes that somebody holds after its end."""
-    texts = dict.fromkeys(pipes, b"")
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    with selectors.DefaultSelector() as selector:
-        for readable in (*pipes, fork.connection):
-            selector.register(readable, selectors.EVENT_READ)
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                if key.fileobj is fork.connection:
-                    selector.unregister(fork.connection)
-                    deadline = time.monotonic() + GRACE_SECONDS
-                elif chunk := os.read(key.fd, 65536):
-                    texts[key.fd] += chunk
-                else:
-                    selector.unregister(key.fd)
-        still_open = [key.fd for key in selector.get_map().values() if key.fileobj is not fork.connection]
-    return [texts[pipe].decode() for pipe in pipes], still_open
+def _environment(variables: Mapping[str, str | None]) -> dict[str, str]:
+    """Add variables to those of this process but for its pins, since what a command pins is what counts."""
+    given = {**{name: value for name, value in os.environ.items() if name not in _PINS}, **variables}
+    return {name: value for name, value in given.items() if value is not None}
 
 
-def _holders(pipes: list[int]) -> list[str]:
-    """Return the command lines of the processes that hold the other end of a pipe."""
-    found = {}
-    names = {Path(f"/proc/self/fd/{pipe}").readlink() for pipe in pipes}
-    for link in Path("/proc").glob("[0-9]*/fd/*") if pipes else ():
-        pid = int(link.parts[2])
-        with suppress(OSError):
-            if pid != os.getpid() and link.readlink() in names:
-                found[pid] = f"{pid}: " + Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return list(found.values())
+def run(*arguments: object, **options: Any) -> Done:
+    """Run a program to its end; see `Cold`."""
+    with Cold(*arguments, **options) as command:
+        return command.finish()
+
+
+def lanewise(*arguments: object, **options: Any) -> Done:
+    """Run `lanewise ARGUMENTS` to its end; see `Warm`."""
+    with Warm(*arguments, **options) as command:
+        return command.finish()
 
 
 def train(config: Path, *overrides: object, **options: Any) -> Done:
@@ -261,7 +300,7 @@ def write_config(folder: Path, task: str = "tasks.Line", **sections: Any) -> Pat
     Args:
         folder: gets `config.yaml`; the run writes to `run` in it.
         task: the class, of a module that lies beside this file or in `search_path`.
-        sections: whole sections that replace the ones here.
+        sections: whole sections that replace the ones here; `distributed` says `exact` if nothing else.
     """
     tree = {
         "search_path": str(Path(__file__).parent),
@@ -269,8 +308,8 @@ def write_config(folder: Path, task: str = "tasks.Line", **sections: Any) -> Pat
         "batch": {"global_batch_size": 8, "micro_batch_size": 2},
         "train": {"epochs": 2, "run_dir": str(folder / "run")},
         "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01}},
-        "distributed": {"equality": "exact"},
         **sections,
+        "distributed": {"equality": "exact", **sections.get("distributed", {})},
     }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(tree))

@@ -1,11 +1,15 @@
 """The MNIST example, with a file for each process of the samples that it reads."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
-from mnist import Mnist
 from torch.utils.data import Dataset
+
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "mnist"))
+
+from mnist import Mnist
 
 
 class RecordingMnist(Mnist):

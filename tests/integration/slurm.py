@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.integration.command import BIN, Command, Done, run, wait_for
+from tests.integration.command import BIN, Cold, Done, run, wait_for
 
 # The nodes' names resolve in here only. Its /proc has its own pids: Slurm looks there for a task's children.
 NAMESPACE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -30,6 +30,8 @@ SelectType=select/cons_tres
 # The nodes have as many CPUs as is said here, not as the machine has.
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0
+# Seconds from SIGTERM to SIGKILL; Slurm's default is 30.
+KillWait=2
 NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
 NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
 PartitionName=all Nodes=ALL Default=YES
@@ -106,7 +108,7 @@ def running_slurm(folder: Path) -> Iterator[Slurm]:
     with (folder / "daemons.log").open("w") as log:
         program = ("setpriv", "--pdeathsig", "KILL", *NAMESPACE, "sh", "-ec", DAEMONS)
         variables = {"SLURM_CONF": str(folder / "slurm.conf")}
-        with Command(*program, variables=variables, cwd=folder, stdout=log, stderr=log):
+        with Cold(*program, variables=variables, cwd=folder, stdout=log, stderr=log):
             slurm = Slurm(folder)
             try:
                 wait_for(slurm.is_ready)

@@ -4,10 +4,9 @@ import pytest
 
 from lanewise.lanes import FeistelOrder
 from tests.integration.command import (
-    LANEWISE,
     TORCHRUN,
-    Command,
     Done,
+    Warm,
     lanewise,
     run,
     train,
@@ -109,7 +108,7 @@ def test_gpus_that_are_not_there_are_refused(tmp_path, devices):
     ],
 )
 def test_what_training_cannot_work_with_is_refused(tmp_path, devices, task, overrides, mistake):
-    path = write_config(tmp_path, task, distributed={"devices": devices, "equality": "exact"})
+    path = write_config(tmp_path, task, distributed={"devices": devices})
     done = train(path, *overrides)
     refuses(done, mistake)
     assert done.stderr.count(mistake) == 1
@@ -161,10 +160,10 @@ def test_a_run_dir_that_holds_a_run_is_refused_and_left_as_it_was(tmp_path):
 
 def test_a_run_dir_that_is_in_use_is_refused_and_the_first_run_goes_on(tmp_path):
     path = write_config(tmp_path, "tasks.Stuck")
-    with Command(*LANEWISE, "train", path) as first:
+    with Warm("train", path) as first:
         wait_for((tmp_path / "run" / ".lock").exists)
         refuses(train(path), f"run_dir {tmp_path / 'run'} is in use by another process")
-        assert first.process.poll() is None
+        assert first.poll() is None
 
 
 def test_the_same_command_works_in_the_same_run_dir_once_it_is_corrected(tmp_path):
@@ -200,7 +199,7 @@ def test_several_devices_train_as_one_device_does(tmp_path, reducer):
     for name, distributed in (("one", {}), ("two", {"devices": ["cpu", "cpu"], "reducer": reducer})):
         folder = tmp_path / name
         folder.mkdir()
-        path = write_config(folder, distributed={"equality": "exact", **distributed})
+        path = write_config(folder, distributed=distributed)
         done = train(path).require_success()
         models.append((folder / "run" / "model.safetensors").read_bytes())
     assert models[0] == models[1]

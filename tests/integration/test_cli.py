@@ -4,13 +4,15 @@ import json
 import os
 import pty
 import re
+import shutil
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.integration.command import LANEWISE, ROOT, Command, lanewise, run, train, write_config
+from tests.integration.command import LANEWISE, Cold, lanewise, run, train, write_config
 
 TOML = """
 search_path = "{search_path}"
@@ -115,8 +117,8 @@ def test_any_key_can_be_overridden(tmp_path):
             ],
         ),
         (
-            ["--distributed.devices=3", "--distributed.equality=close"],
-            ["3 processes on cpu", "reducer ddp (close)", "1 or 2 lanes each", "accumulation x1 or 2"],
+            ["--distributed.devices=3"],
+            ["3 processes on cpu", "reducer ddp (exact)", "1 or 2 lanes each", "accumulation x1 or 2"],
         ),
     ],
 )
@@ -143,8 +145,8 @@ def test_a_console_that_is_no_terminal_gets_plain_lines(plain):
 def test_a_terminal_gets_one_progress_bar(tmp_path):
     terminal, end = pty.openpty()
     variables = {"TERM": "xterm", "COLUMNS": "120", "NO_COLOR": None, "TTY_COMPATIBLE": None}
-    path = write_config(tmp_path, distributed={"devices": 2, "equality": "exact"})
-    with Command(*LANEWISE, "train", path, stdout=end, stderr=end, variables=variables) as command:
+    path = write_config(tmp_path, distributed={"devices": 2})
+    with Cold(*LANEWISE, "train", path, stdout=end, stderr=end, variables=variables) as command:
         os.close(end)
         shown = read_to_end(terminal)
         os.close(terminal)
@@ -176,10 +178,7 @@ def test_modules_are_found_beside_the_configuration_and_run_dir_in_the_working_d
     folder, cwd = tmp_path / "project", tmp_path / "elsewhere"
     folder.mkdir()
     cwd.mkdir()
-    (folder / "digits.py").write_text(
-        "from tests.integration.tasks import Line\n\n\nclass Digits(Line):\n    pass\n"
-    )
-    path = write_config(folder, "digits.Digits", search_path=None)
-    variables = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    train(path, "--train.run_dir=here", "--train.max_steps=1", cwd=cwd, variables=variables).require_success()
+    shutil.copy(Path(__file__).with_name("tasks.py"), folder / "digits.py")
+    path = write_config(folder, "digits.Line", search_path=None)
+    train(path, "--train.run_dir=here", "--train.max_steps=1", cwd=cwd).require_success()
     assert (cwd / "here" / "model.safetensors").exists()

@@ -8,9 +8,20 @@ import time
 import pytest
 import yaml
 
-from tests.integration.command import LANEWISE, TORCHRUN, Command, Done, run, train, wait_for, write_config
+from tests.integration.command import (
+    LANEWISE,
+    TORCHRUN,
+    Cold,
+    Command,
+    Done,
+    Warm,
+    run,
+    train,
+    wait_for,
+    write_config,
+)
 
-TWO = {"devices": 2, "equality": "exact"}
+TWO = {"devices": 2}
 
 ONE_MORE = pytest.mark.slow
 """Of a case that `make test` leaves to `make test-all`: another pair of what other cases show."""
@@ -94,8 +105,8 @@ def test_an_exception_in_a_loader_worker_is_shown_once(tmp_path):
 def test_ranks_that_were_busy_elsewhere_do_not_hide_the_exception_of_another(tmp_path):
     path = write_config(tmp_path, "tasks.RaisesInForward", distributed=TWO)
     start = time.monotonic()
-    with Command(*LANEWISE, "train", path, "--task.init_args.others_sleep_seconds", 300) as command:
-        shows_only(command.finish(), "ValueError: the image is upside down")
+    done = train(path, "--task.init_args.others_sleep_seconds", 300)
+    shows_only(done, "ValueError: the image is upside down")
     assert time.monotonic() - start < 100
 
 
@@ -148,7 +159,7 @@ def test_a_task_cannot_end_a_run_as_if_it_were_done(tmp_path, how, code, said, d
     assert done.leftover == []
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=ONE_MORE), 2])
 def test_a_run_without_standard_streams_trains(tmp_path, devices):
     path = write_config(tmp_path, "tasks.Chatty", distributed={"devices": devices})
     without_streams = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
@@ -156,21 +167,20 @@ def test_a_run_without_standard_streams_trains(tmp_path, devices):
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
-def end(folder, devices: int, num_workers: int, act) -> Done:
+def end(folder, devices: int, num_workers: int, act, *, is_cold: bool = False) -> Done:
     """Begin a run, end it from outside in the middle of a step, and see what is left."""
     path = write_config(
         folder,
         "tasks.Slow",
         train={"max_steps": 100_000, "run_dir": str(folder / "run")},
-        distributed={"devices": devices, "equality": "exact"},
+        distributed={"devices": devices},
         data={"num_workers": num_workers},
     )
-    with Command(*LANEWISE, "train", path) as command:
+    with Cold(*LANEWISE, "train", path) if is_cold else Warm("train", path) as command:
         wait_for((folder / "run" / "metrics.jsonl").exists)
-        num_trainers = (
-            devices if devices == 1 else devices + 2
-        )  # with the launcher, and what ranks are forked from
-        assert len(command.pids()) == num_trainers + devices * num_workers
+        # Several ranks have a launcher, and a cold one a process of its own from which it forks them.
+        num_others = 0 if devices == 1 else 1 + is_cold
+        assert len(command.pids()) == devices + num_others + devices * num_workers
         act(command)
         done = command.finish()
     assert done.leftover == []
@@ -183,7 +193,7 @@ def end(folder, devices: int, num_workers: int, act) -> Done:
     [pytest.param(1, 0, marks=ONE_MORE), (1, 1), (2, 0), pytest.param(2, 1, marks=ONE_MORE)],
 )
 def test_ctrl_c_ends_every_process(tmp_path, devices, num_workers):
-    done = end(tmp_path, devices, num_workers, Command.interrupt)
+    done = end(tmp_path, devices, num_workers, Command.interrupt, is_cold=devices == 2)
     assert done.code == 130
     assert done.stderr.splitlines()[-1] == "interrupted"
     assert "Traceback" not in done.stderr
@@ -199,14 +209,15 @@ def test_ctrl_c_ends_every_process(tmp_path, devices, num_workers):
     ],
 )
 def test_a_signal_to_the_launcher_ends_every_process(tmp_path, num_workers, sign, code):
-    done = end(tmp_path, 2, num_workers, lambda command: os.kill(command.process.pid, sign))
+    is_cold = sign == signal.SIGKILL  # it takes the process along from which it forks the ranks
+    done = end(tmp_path, 2, num_workers, lambda command: os.kill(command.pid, sign), is_cold=is_cold)
     assert done.code == code
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("sign", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -9)])
 def test_a_signal_to_a_single_process_ends_its_loader_workers(tmp_path, sign, code):
-    done = end(tmp_path, 1, 1, lambda command: os.kill(command.process.pid, sign))
+    done = end(tmp_path, 1, 1, lambda command: os.kill(command.pid, sign))
     assert done.code == code
 
 
@@ -220,7 +231,7 @@ def test_a_killed_rank_ends_every_process_and_is_named(tmp_path, rank, num_worke
 
 
 def test_without_the_process_that_ranks_are_forked_from_every_process_ends(tmp_path):
-    done = end(tmp_path, 2, 1, lambda command: os.kill(command.server(), signal.SIGKILL))
+    done = end(tmp_path, 2, 1, lambda command: os.kill(command.server(), signal.SIGKILL), is_cold=True)
     assert done.code == 1
     assert done.errors == ["error: the process that workers are forked from was killed."]
     assert "gloo" not in done.stderr

@@ -3,11 +3,12 @@
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.integration.command import MNIST, train
+from tests.integration.command import LANEWISE, MNIST, lanewise, run
 
 DATA = Path(os.environ.get("LANEWISE_DATA", "/nonexistent")) / "mnist"
 
@@ -31,8 +32,8 @@ class Trained:
     """Of each step and evaluation, but for what is measured."""
 
 
-def train_mnist(run_dir: Path, *overrides: object, **options) -> Trained:
-    train(MNIST, f"--train.run_dir={run_dir}", *overrides, **options).require_success()
+def train_mnist(run_dir: Path, *overrides: object, program=lanewise) -> Trained:
+    program("train", MNIST, f"--train.run_dir={run_dir}", *overrides).require_success()
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return Trained(
         (run_dir / "model.safetensors").read_bytes(),
@@ -59,14 +60,14 @@ def test_the_model_has_the_same_bytes_and_losses_on_any_number_of_processes(
     assert train_mnist(tmp_path, *EPOCH, f"--distributed.devices={devices}") == on_one_process
 
 
-@pytest.mark.parametrize(
-    ("devices", "num_threads"), [pytest.param(1, "1", marks=ONE_MORE), (1, "2"), (2, "2")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "num_threads"), [(1, "1"), (1, "2"), (2, "2")])
 def test_the_threads_that_the_environment_asks_for_change_nothing(
     tmp_path, on_one_process, devices, num_threads
 ):
     variables = {"OMP_NUM_THREADS": num_threads, "MKL_NUM_THREADS": num_threads}
-    trained = train_mnist(tmp_path, *EPOCH, f"--distributed.devices={devices}", variables=variables)
+    program = partial(run, *LANEWISE, variables=variables)
+    trained = train_mnist(tmp_path, *EPOCH, f"--distributed.devices={devices}", program=program)
     assert trained == on_one_process
 
 
@@ -84,8 +85,7 @@ def test_each_process_reads_its_own_lanes_and_nothing_else(tmp_path, on_one_proc
         f"--task={{class_path: recording.RecordingMnist, init_args: {{folder: {folder}}}}}",
         "--distributed.devices=3",
     )
-    variables = {"PYTHONPATH": os.pathsep.join([str(MNIST.parent), os.environ.get("PYTHONPATH", "")])}
-    trained = train_mnist(tmp_path / "run", *EPOCH, *overrides, variables=variables)
+    trained = train_mnist(tmp_path / "run", *EPOCH, *overrides)
     assert trained.model == on_one_process.model
 
     read = {int(path.name.partition("-")[0]): path.read_text().splitlines() for path in folder.iterdir()}

@@ -2,15 +2,19 @@
 
 import os
 import signal
+from contextlib import suppress
+from functools import partial
 
 import pytest
 
-from tests.integration.command import LANEWISE, TORCHRUN, Command, Done, train, wait_for, write_config
+from tests.integration.command import TORCHRUN, Cold, Command, Done, Warm, train, wait_for, write_config
 from tests.soak.kill_and_resume import losses, result, write_noisy
 
 ONE_MORE = pytest.mark.slow
 """Of a case that `make test` leaves to `make test-all`: the other of two signals to the same processes."""
 SLOWLY = ("--task.init_args.sleep_seconds", 0.1)
+
+under_torchrun = partial(Cold, *TORCHRUN, 2, "-m", "lanewise")
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +25,10 @@ def whole(tmp_path_factory):
     return folder
 
 
-def stop(folder, act, *arguments: object, program=LANEWISE) -> Done:
+def stop(folder, act, *arguments: object, start=Warm) -> Done:
     """Begin a run, tell it to stop in the middle of a step, and check that it saved and left nothing."""
     config = write_noisy(folder, checkpoint={})  # only what the signal makes it save
-    with Command(*program, "train", config, *SLOWLY, *arguments) as command:
+    with start("train", config, *SLOWLY, *arguments) as command:
         wait_for((folder / "run" / "metrics.jsonl").exists)
         act(command)
         done = command.finish()
@@ -54,7 +58,7 @@ def go_on(folder, devices: int) -> None:
 )
 def test_a_signal_to_the_launcher_saves_and_stops(tmp_path, whole, sign, num_workers):
     arguments = ("--distributed.devices", 2, "--data.num_workers", num_workers)
-    says_so(stop(tmp_path, lambda command: os.kill(command.process.pid, sign), *arguments))
+    says_so(stop(tmp_path, lambda command: os.kill(command.pid, sign), *arguments))
     go_on(tmp_path, 3)
     assert result(tmp_path) == result(whole)
 
@@ -64,7 +68,7 @@ def test_a_signal_to_the_launcher_saves_and_stops(tmp_path, whole, sign, num_wor
 )
 def test_a_signal_to_a_single_process_saves_and_stops(tmp_path, whole, sign, num_workers):
     arguments = ("--data.num_workers", num_workers)
-    says_so(stop(tmp_path, lambda command: os.kill(command.process.pid, sign), *arguments))
+    says_so(stop(tmp_path, lambda command: os.kill(command.pid, sign), *arguments))
     go_on(tmp_path, 2)
     assert result(tmp_path) == result(whole)
 
@@ -98,17 +102,16 @@ def test_a_signal_to_every_process_with_its_loader_workers_saves_and_stops(tmp_p
 
 
 def test_sigterm_to_torchrun_saves_and_stops(tmp_path, whole):
-    program = (*TORCHRUN, 2, "-m", "lanewise")
-    done = stop(tmp_path, lambda command: os.kill(command.process.pid, signal.SIGTERM), program=program)
+    done = stop(tmp_path, lambda command: os.kill(command.pid, signal.SIGTERM), start=under_torchrun)
     assert done.code != 0
     assert "error:" not in done.stderr
     go_on(tmp_path, 1)
     assert result(tmp_path) == result(whole)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_under_torchrun_saves_and_stops_all(tmp_path, whole):
-    program = (*TORCHRUN, 2, "-m", "lanewise")
-    stop(tmp_path, lambda command: os.kill(command.worker(1), signal.SIGUSR1), program=program)
+    stop(tmp_path, lambda command: os.kill(command.worker(1), signal.SIGUSR1), start=under_torchrun)
     go_on(tmp_path, 3)
     assert result(tmp_path) == result(whole)
 
@@ -116,9 +119,9 @@ def test_a_signal_to_one_rank_under_torchrun_saves_and_stops_all(tmp_path, whole
 @pytest.mark.parametrize("devices", [1, 2])
 def test_before_the_first_step_a_signal_ends_the_run_at_once(tmp_path, devices):
     config = write_config(tmp_path, "tasks.Stuck", distributed={"devices": devices})
-    with Command(*LANEWISE, "train", config) as command:
-        wait_for((tmp_path / "run" / ".lock").exists if devices == 1 else lambda: len(command.pids()) == 4)
-        command.process.terminate()
+    with Warm("train", config) as command:
+        wait_for((tmp_path / "run" / ".lock").exists if devices == 1 else lambda: len(command.pids()) == 3)
+        os.kill(command.pid, signal.SIGTERM)
         says_so(command.finish())
 
 
@@ -132,10 +135,11 @@ def test_after_the_last_step_a_signal_changes_nothing(tmp_path, when, devices):
 
 def test_a_second_signal_ends_a_single_process_at_once(tmp_path):
     config = write_noisy(tmp_path)
-    with Command(*LANEWISE, "train", config, "--task.init_args.sleep_seconds", 5) as command:
+    with Warm("train", config, "--task.init_args.sleep_seconds", 5) as command:
         wait_for((tmp_path / "run" / "config.yaml").exists)
-        while command.process.poll() is None:
-            command.process.terminate()
+        with suppress(ProcessLookupError):  # it is gone a moment before `poll` knows
+            while command.poll() is None:
+                os.kill(command.pid, signal.SIGTERM)
         assert command.finish().code == -signal.SIGTERM
 
 

@@ -6,11 +6,11 @@ import re
 import shutil
 import sys
 import threading
-import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import nbclient
-import nbformat
 import pytest
 import torch
 from jupyter_client.manager import start_new_kernel
@@ -19,8 +19,9 @@ from torch.utils.data import TensorDataset
 import lanewise
 from lanewise.errors import CheckpointError, ConfigError, LaunchError
 from tests.integration import curve
-from tests.integration.command import TORCHRUN, Command, run, train, write_config
+from tests.integration.command import TORCHRUN, Cold, run, train, wait_for, write_config
 from tests.integration.command import lanewise as command_line
+from tests.script import run_script
 
 SCRIPT = Path(curve.__file__)
 SECTIONS = {
@@ -48,21 +49,27 @@ def last_evaluation(run_dir: Path) -> dict[str, float]:
     return {name: value for name, value in line.items() if name.startswith("held_out/")}
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_plain_script_leaves_what_the_command_line_leaves(tmp_path, finished, devices):
-    done = run(sys.executable, SCRIPT, tmp_path / "run", devices).require_success()
+def python(*arguments: object, cwd: Path) -> str:
+    """Run `python ARGUMENTS`, cold, and return what it prints."""
+    return run(sys.executable, *arguments, cwd=cwd).require_success().stdout
+
+
+@pytest.mark.parametrize(("program", "devices"), [(run_script, 1), (python, 2)])
+def test_a_plain_script_leaves_what_the_command_line_leaves(tmp_path, finished, program, devices):
+    stdout = program(SCRIPT, tmp_path / "run", devices, cwd=tmp_path)
     assert model_of(tmp_path / "run") == model_of(finished)
     assert last_evaluation(tmp_path / "run") == last_evaluation(finished)
-    error, _ = done.stdout.split()
+    error, _ = stdout.split()
     assert float(error) == last_evaluation(finished)["held_out/error"]
 
 
 def test_what_a_script_leaves_can_be_trained_again_from_its_configuration(tmp_path, finished):
-    run(sys.executable, SCRIPT, tmp_path / "run", 2).require_success()
+    run_script(SCRIPT, tmp_path / "run", 2, cwd=tmp_path)
     train(tmp_path / "run" / "config.yaml", "--train.run_dir", tmp_path / "again").require_success()
     assert model_of(tmp_path / "again") == model_of(finished)
 
 
+@pytest.mark.slow
 def test_a_script_joins_the_processes_of_torchrun(tmp_path, finished):
     pins = {"MKL_CBWR": "AUTO", "OMP_NUM_THREADS": "1"}
     done = run(*TORCHRUN, 2, SCRIPT, tmp_path / "run", 2, variables=pins).require_success()
@@ -70,10 +77,10 @@ def test_a_script_joins_the_processes_of_torchrun(tmp_path, finished):
     assert len(done.stdout.split()) == 2  # of rank 0; the other one's is in its log
 
 
+@pytest.mark.slow
 def test_an_interrupted_script_leaves_no_process(tmp_path):
-    with Command(sys.executable, SCRIPT, tmp_path / "run", 2, 0.5) as command:
-        while not (tmp_path / "run" / "metrics.jsonl").exists():
-            time.sleep(0.05)
+    with Cold(sys.executable, SCRIPT, tmp_path / "run", 2, 0.5) as command:
+        wait_for((tmp_path / "run" / "metrics.jsonl").exists)
         command.interrupt()
         done = command.finish()
     assert "KeyboardInterrupt" in done.stderr
@@ -86,8 +93,13 @@ def test_evaluating_a_run_gives_the_values_of_its_last_evaluation(finished, devi
     done = command_line("evaluate", finished, *chosen).require_success()
     values = dict(line.split() for line in done.stdout.splitlines())
     assert {name: float(value) for name, value in values.items()} == last_evaluation(finished)
+
+
+@pytest.mark.slow
+def test_evaluating_under_torchrun_shows_the_values_once(finished):
     done = run(*TORCHRUN, 2, "-m", "lanewise", "evaluate", finished / "model.safetensors").require_success()
-    assert dict(line.split() for line in done.stdout.splitlines()) == values
+    values = dict(line.split() for line in done.stdout.splitlines())
+    assert {name: float(value) for name, value in values.items()} == last_evaluation(finished)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -189,54 +201,75 @@ def test_there_is_no_model_before_a_run_has_ended(tmp_path):
         lanewise.evaluate(tmp_path)
 
 
-def notebook(run_dir: Path, seconds_a_lane: float = 0.0) -> nbformat.NotebookNode:
-    """The script as a notebook: the class in one cell, its training in another."""
-    source, _, _ = SCRIPT.read_text().partition('if __name__ == "__main__"')
-    cells = [source, f"main({str(run_dir)!r}, 2, {seconds_a_lane})"]
-    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-
-
-# A kernel that is tested itself does not show what its child processes write.
-HIDING = ("PYTEST_CURRENT_TEST", "PYTHONWARNINGS")
-
-
 # Of the kernel's own clients.
 quiet_kernel = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 
 
+class Notebook:
+    """The script as a notebook: the class in one cell, its training in others."""
+
+    MARKER = f"LANEWISE_TEST_NOTEBOOK={uuid.uuid4().hex}"
+    # A kernel that is tested itself does not show what its child processes write.
+    HIDING = ("PYTEST_CURRENT_TEST", "PYTHONWARNINGS")
+
+    def __init__(self) -> None:
+        as_a_user = {name: value for name, value in os.environ.items() if name not in self.HIDING}
+        self.manager, self.client = start_new_kernel(env=as_a_user | dict([self.MARKER.split("=")]))
+        source, _, _ = SCRIPT.read_text().partition('if __name__ == "__main__"')
+        self.run(source)
+
+    def begin(self, source: str) -> None:
+        """Run a cell without waiting for its end."""
+        self.client.execute(source)
+
+    def run(self, source: str) -> list[dict[str, Any]]:
+        """Run a cell, and return the messages that it leads to."""
+        messages: list[dict[str, Any]] = []
+        reply = self.client.execute_interactive(source, timeout=120, output_hook=messages.append)
+        assert reply["content"]["status"] == "ok", messages
+        return messages
+
+    def interrupt(self) -> str:
+        """Interrupt the cell that is running, and return the name of the exception that ends it."""
+        self.manager.interrupt_kernel()
+        while (message := self.client.get_iopub_msg(timeout=60))["msg_type"] != "error":
+            pass
+        return message["content"]["ename"]
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    opened = Notebook()
+    yield opened
+    opened.close()
+
+
 @quiet_kernel
-def test_a_notebook_leaves_what_the_command_line_leaves_and_shows_one_bar(tmp_path, finished):
-    as_a_user = {name: value for name, value in os.environ.items() if name not in HIDING}
-    book = nbclient.NotebookClient(notebook(tmp_path / "run"), timeout=120).execute(env=as_a_user)
+def test_a_notebook_leaves_what_the_command_line_leaves_and_shows_one_bar(tmp_path, finished, notebook):
+    messages = notebook.run(f"main({str(tmp_path / 'run')!r}, 2)")
     assert model_of(tmp_path / "run") == model_of(finished)
-    outputs = book.cells[1].outputs
-    stdout = "".join(output.text for output in outputs if output.get("name") == "stdout")
+    streams = [message["content"] for message in messages if message["msg_type"] == "stream"]
+    stdout, stderr = (
+        "".join(stream["text"] for stream in streams if stream["name"] == name)
+        for name in ("stdout", "stderr")
+    )
     assert float(stdout.split()[0]) == last_evaluation(finished)["held_out/error"]
-    stderr = "".join(output.text for output in outputs if output.get("name") == "stderr")
     lines = [line.rpartition("\x1b[2K")[2] for line in stderr.split("\n")]  # of which the rest was erased
     bars = [line for line in lines if "12/12" in line]
     assert len(bars) == 1, stderr  # one line, drawn over and over
 
 
 @quiet_kernel
-def test_interrupting_a_cell_leaves_no_process(tmp_path):
-    marker = f"LANEWISE_TEST_NOTEBOOK={tmp_path}"
-    manager, client = start_new_kernel(env={**os.environ, **dict([marker.split("=", 1)])})
-    try:
-        define, train_it = notebook(tmp_path / "run", 0.5).cells
-        client.execute_interactive(define.source, timeout=60)
-        client.execute(train_it.source)
-        while not (tmp_path / "run" / "metrics.jsonl").exists():
-            time.sleep(0.05)
-        assert len(pids(marker)) >= 3  # the kernel and two workers
-        manager.interrupt_kernel()
-        while (message := client.get_iopub_msg(timeout=60))["msg_type"] != "error":
-            pass
-        assert message["content"]["ename"] == "KeyboardInterrupt"
-        assert len(pids(marker)) == 2  # the kernel, and what it forks workers from
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
+def test_interrupting_a_cell_leaves_no_process(tmp_path, notebook):
+    notebook.begin(f"main({str(tmp_path / 'run')!r}, 2, 0.5)")
+    wait_for((tmp_path / "run" / "metrics.jsonl").exists)
+    assert len(pids(Notebook.MARKER)) >= 3  # the kernel and two workers
+    assert notebook.interrupt() == "KeyboardInterrupt"
+    assert len(pids(Notebook.MARKER)) == 2  # the kernel, and what it forks workers from
 
 
 def pids(marker: str) -> list[int]:

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.integration.command import train
+from tests.integration.command import Warm, train
 from tests.soak.kill_and_resume import KINDS, check_lineage, kill_and_resume, result, write_noisy
 
 
@@ -61,7 +61,7 @@ def test_a_run_that_is_killed_again_and_again_ends_like_one_that_never_was(
 ):
     random = Random(seed)
     kinds = random.sample(KINDS, 3)
-    kill_and_resume(write_noisy(tmp_path, every_steps=every_steps), random, kinds, print, num_steps=12)
+    kill_and_resume(write_noisy(tmp_path, every_steps=every_steps), random, kinds, print, 12, Warm)
     assert result(tmp_path) == result(whole)
 
 

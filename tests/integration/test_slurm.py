@@ -52,6 +52,7 @@ def documented(pattern: str) -> str:
     return found
 
 
+@pytest.mark.slow  # the batch script below contains the same command
 def test_four_processes_on_two_nodes_leave_the_model_of_one(slurm, digits, on_one_process):
     command = shlex.split(documented(r"^    (srun [^\n]*)$"))
     assert command[:3] == ["srun", *FOUR]
@@ -78,7 +79,11 @@ def test_a_batch_script_without_srun_trains_alone(slurm, digits, on_one_process)
 
 
 @pytest.mark.parametrize(
-    ("options", "others_sleep_seconds"), [((), 0), ((KILL,), 300)], ids=["in-a-sum", "busy-elsewhere"]
+    ("options", "others_sleep_seconds"),
+    [
+        pytest.param((), 0, id="in-a-sum", marks=pytest.mark.slow),
+        pytest.param((KILL,), 300, id="busy-elsewhere"),
+    ],
 )
 def test_a_rank_that_raises_ends_all_of_them(slurm, tmp_path, options, others_sleep_seconds):
     (tmp_path / "ranked.py").write_text(RANKED)

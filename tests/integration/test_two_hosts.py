@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.command import BIN, Command, train, write_config
+from tests.integration.command import BIN, Cold, train, write_config
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None,
@@ -38,13 +38,13 @@ def hosts():
         yield ends
 
 
-def start(host, store_address: str, is_store: bool, *arguments: object) -> Command:
+def start(host, store_address: str, is_store: bool, *arguments: object) -> Cold:
     namespace, address, interface = host
     torchrun = [str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     torchrun += ["--rdzv-id", "two-hosts", "--rdzv-endpoint", f"{store_address}:29400"]
     torchrun += ["--rdzv-conf", f"is_host={int(is_store)}", "--local-addr", address]
     command = ["ip", "netns", "exec", namespace, *torchrun, "-m", "lanewise", "train", *arguments]
-    return Command(*command, variables={"GLOO_SOCKET_IFNAME": interface})
+    return Cold(*command, variables={"GLOO_SOCKET_IFNAME": interface})
 
 
 def test_four_processes_on_two_hosts_leave_the_model_of_one(hosts, tmp_path):

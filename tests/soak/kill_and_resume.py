@@ -21,7 +21,7 @@ from random import Random, SystemRandom
 from typing import Any
 
 from lanewise.lanes import Schedule, lane_seed
-from tests.integration.command import LANEWISE, Command, lanewise, wait_for, write_config
+from tests.integration.command import LANEWISE, Cold, Command, lanewise, wait_for, write_config
 
 SCHEDULE = Schedule(num_samples=30, global_batch_size=8, micro_batch_size=2)
 """Of `tasks.Noisy`: four steps an epoch, the last with three lanes."""
@@ -54,7 +54,12 @@ def result(folder: Path) -> tuple[bytes, list[tuple[int, int, float]]]:
 
 
 def kill_and_resume(
-    config: Path, random: Random, kinds: list[str], say: Callable[[str], None], num_steps: int
+    config: Path,
+    random: Random,
+    kinds: list[str],
+    say: Callable[[str], None],
+    num_steps: int,
+    start: Callable[..., Command],
 ) -> None:
     """Start a run, kill it once for each kind, and let the last attempt end; check what it was trained on."""
     folder = config.parent / "trained"
@@ -74,8 +79,8 @@ def kill_and_resume(
         if kind is None:
             lanewise(*arguments, variables=variables).require_success()
             break
-        with Command(*LANEWISE, *arguments, variables=variables) as command:
-            pids = [command.process.pid]
+        with start(*arguments, variables=variables) as command:
+            pids = [command.pid]
             if kind == "worker" and devices > 1:
                 pids = [command.worker(random.randrange(devices))]
             # By what was trained, so that a slow machine is not killed before it begins; 0 is in its start.
@@ -100,7 +105,7 @@ def kill_and_resume(
 def has_trained(command: Command, folder: Path, attempt: int, num_lanes: int) -> bool:
     """Tell whether an attempt has gone through so many lanes, over all processes, or has ended."""
     lines = sum(path.read_text().count("\n") for path in folder.glob(f"{attempt}-*"))
-    return lines >= num_lanes or command.process.poll() is not None
+    return lines >= num_lanes or command.poll() is not None
 
 
 def check_lineage(folder: Path, num_steps: int) -> None:
@@ -140,7 +145,9 @@ def main() -> None:
             for folder in ("whole", "parts")
         )
         lanewise("train", whole).require_success()
-        kill_and_resume(parts, random, kinds, lambda line: print(line, flush=True), num_steps)
+        kill_and_resume(
+            parts, random, kinds, lambda line: print(line, flush=True), num_steps, partial(Cold, *LANEWISE)
+        )
         is_same = result(whole.parent) == result(parts.parent)
     if not is_same:
         sys.exit("the killed run ended with another model or other losses")

@@ -13,21 +13,23 @@ from lanewise.testing import run_distributed
 from lanewise.world.world import World
 
 
-def run_script(script: Path, cwd: Path, num_processes: int = 1) -> str:
+def run_script(script: Path, *arguments: object, cwd: Path, num_processes: int = 1) -> str:
     """Run a script to its end and return what rank 0 printed.
 
     Args:
         script: modules beside it can be imported.
+        arguments: those of its command line.
         cwd: its working directory; gets the file `stdout`.
         num_processes: more than one find the environment that torchrun prepares.
     """
     # It outlives the processes, as that of torchrun's agent does: rank 0's would go when rank 0 ends.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    run_distributed(_run, num_processes, str(script), str(cwd), store.port)
+    command_line = [str(script), *map(str, arguments)]
+    run_distributed(_run, num_processes, command_line, str(cwd), store.port)
     return (cwd / "stdout").read_text()
 
 
-def _run(world: World, script: str, cwd: str, port: int) -> None:
+def _run(world: World, command_line: list[str], cwd: str, port: int) -> None:
     world.close()  # the script joins one by itself
     world.close = lambda: None  # type: ignore[method-assign]
     if world.world_size > 1:
@@ -37,8 +39,8 @@ def _run(world: World, script: str, cwd: str, port: int) -> None:
         agent = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
         os.environ.update({name: str(value) for name, value in (place | sizes | meeting | agent).items()})
     os.chdir(cwd)
-    sys.argv = [script]
-    sys.path.insert(0, str(Path(script).parent))
+    sys.argv = command_line
+    sys.path.insert(0, str(Path(command_line[0]).parent))
     warnings.resetwarnings()  # those of other libraries are not ours to mend
     with Path("stdout" if world.rank == 0 else os.devnull).open("w") as file, redirect_stdout(file):
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(command_line[0], run_name="__main__")
