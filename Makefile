@@ -37,7 +37,7 @@ demo: $(STAMP) ## train the MNIST example on two processes, printing its accurac
 	$(BIN)/lanewise train examples/mnist/mnist.yaml --distributed.devices 2 \
 	    --train.run_dir runs/mnist-$$(date +%Y%m%d-%H%M%S)
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP) ## run the tests that need no GPU, but for the slow ones
 	$(PYTEST) -m "not gpu and not slow" $(PYTEST_ARGS)

@@ -29,6 +29,11 @@ def run_script(script: Path, *arguments: object, cwd: Path, num_processes: int =
     return (cwd / "stdout").read_text()
 
 
+_kept: list[dict[str, object]] = []
+"""What scripts defined. A model in DDP that goes right after a collective may wait for ever: it holds the GIL
+while it ends gloo's threads, and one of them wants it in order to let go of a tensor (torch 2.13)."""
+
+
 def _run(world: World, command_line: list[str], cwd: str, port: int) -> None:
     world.close()  # the script joins one by itself
     world.close = lambda: None  # type: ignore[method-assign]
@@ -43,4 +48,4 @@ def _run(world: World, command_line: list[str], cwd: str, port: int) -> None:
     sys.path.insert(0, str(Path(command_line[0]).parent))
     warnings.resetwarnings()  # those of other libraries are not ours to mend
     with Path("stdout" if world.rank == 0 else os.devnull).open("w") as file, redirect_stdout(file):
-        runpy.run_path(command_line[0], run_name="__main__")
+        _kept.append(runpy.run_path(command_line[0], run_name="__main__"))

@@ -135,8 +135,9 @@ def test_after_the_last_step_a_signal_changes_nothing(tmp_path, when, devices):
 
 def test_a_second_signal_ends_a_single_process_at_once(tmp_path):
     config = write_noisy(tmp_path)
-    with Warm("train", config, "--task.init_args.sleep_seconds", 5) as command:
-        wait_for((tmp_path / "run" / "config.yaml").exists)
+    slowly = ("--task.init_args.sleep_seconds", 5, "--task.init_args.folder", tmp_path)
+    with Warm("train", config, *slowly, variables={"ATTEMPT": "first"}) as command:
+        wait_for(lambda: [*tmp_path.glob("first-*")])  # it is in the first lane
         with suppress(ProcessLookupError):  # it is gone a moment before `poll` knows
             while command.poll() is None:
                 os.kill(command.pid, signal.SIGTERM)
