@@ -1,13 +1,25 @@
-"""Sets the random state under which a lane computes or a sample is read."""
+"""Sets the random state under which a lane computes or a sample is read.
 
+[Note: seeding what draws]
+Seeding torch's generator takes 1 us, numpy's 2 and python's 4, and most samples and forwards draw from
+torch's alone. So python's and numpy's are left as they are as long as nobody draws from them. A call that
+does is seen by their state, and made once more under its seed; from then on they are seeded for every call of
+its kind. What a call returns is the same either way.
+"""
+
+import ctypes
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
 from lanewise.world.accelerator import kept_generator, seed_accelerator
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def set_random_state(seed: int) -> None:
@@ -16,11 +28,46 @@ def set_random_state(seed: int) -> None:
     Args:
         seed: 64 bits; python uses all of them, numpy and torch's CPU generator the lower 32.
     """
+    global _seeded  # noqa: PLW0603 - the generators are the process's
     random.seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)  # noqa: NPY002 - the user's code may draw from the global state
+    _seeded = _words()
+    seed_torch(seed)
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's default generators alone: the CPU's and the current accelerator's."""
     # Seeding the generator itself takes 1 us; torch.manual_seed also asks every other backend, 60 us.
     torch.default_generator.manual_seed(seed)
     seed_accelerator(seed)
+
+
+def was_drawn_from() -> bool:
+    """Tell whether python's or numpy's generator is other than `set_random_state` left it."""
+    return _words() != _seeded or _seeded is None
+
+
+class SeededCalls:
+    """Makes calls of one kind, each under random state of its own. See [Note: seeding what draws]."""
+
+    def __init__(self) -> None:
+        self._draws = True  # as far as is known before the first call
+        self._has_drawn = False
+
+    def __call__(self, seed: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function under the random state of a seed; a second time where it is the first to draw."""
+        if self._draws or was_drawn_from():
+            set_random_state(seed)
+            result = function(*args, **kwargs)
+            self._draws = self._has_drawn = self._has_drawn or was_drawn_from()
+            return result
+        seed_torch(seed)
+        result = function(*args, **kwargs)
+        if was_drawn_from():
+            self._draws = self._has_drawn = True
+            set_random_state(seed)
+            return function(*args, **kwargs)
+        return result
 
 
 @contextmanager
@@ -35,3 +82,28 @@ def kept_random_state() -> Iterator[None]:
             random.setstate(of_python)
             np.random.set_state(of_numpy)  # noqa: NPY002
             torch.set_rng_state(of_torch)
+
+
+def _find_words() -> Callable[[], tuple[int, ...] | None]:
+    """Return a function that returns two words of each generator's state; None where they cannot be found.
+
+    Both generators are Mersenne Twisters, of 624 words and a position. A draw moves the position, and each
+    624th one makes new words. CPython keeps the position and the words behind the object's header.
+    """
+    numpys = np.random.get_bit_generator().ctypes.state_address  # type: ignore[attr-defined]
+    pythons = id(random.seed.__self__) + object.__basicsize__  # type: ignore[attr-defined]
+    first_numpy, position_numpy = (ctypes.c_uint32.from_address(numpys + offset) for offset in (0, 4 * 624))
+    position_python, first_python = (ctypes.c_uint32.from_address(pythons + offset) for offset in (0, 4))
+
+    def words() -> tuple[int, ...] | None:
+        return position_python.value, first_python.value, position_numpy.value, first_numpy.value
+
+    _, of_python, _ = random.getstate()
+    of_numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+    expected = (of_python[-1], of_python[0], of_numpy["state"]["pos"], of_numpy["state"]["key"][0])
+    return words if words() == expected else lambda: None
+
+
+_words = _find_words()
+_seeded: tuple[int, ...] | None = None
+"""What `_words` returned after the last `set_random_state`."""

@@ -1,9 +1,11 @@
 """`exact`: the same bytes on any number of processes."""
 
 import dataclasses
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -35,6 +37,36 @@ def test_bf16_ends_with_the_same_bytes_too(alone, world_size):
     assert single[0] != alone[0]
     for result in run_distributed(train, world_size, config):
         assert result == single
+
+
+def count(model: nn.Module, _inputs: Any, _outputs: Any) -> None:
+    model.seen.add_(8)
+
+
+class DrawsLate(Language):
+    """Draws from numpy's and python's generators in some lanes only, and not in the first steps."""
+
+    def forward(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        if int(batch.sum()) % 3 == 0 and model.seen > 20:
+            model.noise.add_(np.random.random_sample())  # noqa: NPY002
+            return super().forward(model, batch) * (1 + 0.1 * random.random())
+        return super().forward(model, batch)
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.register_buffer("noise", torch.zeros(()))
+        model.register_buffer("seen", torch.zeros(()))
+        model.register_forward_hook(count)
+        return model
+
+
+def test_a_forward_that_draws_from_numpy_late_and_in_some_lanes_only_ends_with_the_same_bytes():
+    """Such a generator is not seeded until something draws from it; then that forward runs once more."""
+    single = run_distributed(train, 1, configure(DrawsLate))[0]
+    assert single[0]["noise"] != bytes(4)
+    for world_size in (2, 3):
+        for result in run_distributed(train, world_size, configure(DrawsLate)):
+            assert result == single
 
 
 def test_close_gives_other_bytes_so_the_comparison_can_fail(alone):

@@ -67,6 +67,8 @@ class Done:
 class Command(ABC):
     """A running command, in a session of its own; the end of the `with` block kills what is left of it."""
 
+    patience_seconds = PATIENCE_SECONDS
+    """How long `finish` waits for its end."""
     pid: int
     """Of the process that the command line became: of the launcher, where there are several processes."""
 
@@ -183,7 +185,7 @@ class Cold(Command):
         return self._process.poll()
 
     def _finish(self) -> tuple[str, str]:
-        stdout, stderr = self._process.communicate(timeout=PATIENCE_SECONDS)
+        stdout, stderr = self._process.communicate(timeout=self.patience_seconds)
         return stdout or "", stderr or ""
 
     def _is_ours(self, folder: Path) -> bool:
@@ -235,7 +237,7 @@ class Warm(Command):
 
     def _finish(self) -> tuple[str, str]:
         texts = dict.fromkeys(self._outputs, b"")
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + self.patience_seconds
         with selectors.DefaultSelector() as selector:
             for readable in self._outputs:
                 selector.register(readable, selectors.EVENT_READ)
@@ -274,9 +276,10 @@ def run(*arguments: object, **options: Any) -> Done:
         return command.finish()
 
 
-def lanewise(*arguments: object, **options: Any) -> Done:
-    """Run `lanewise ARGUMENTS` to its end; see `Warm`."""
+def lanewise(*arguments: object, patience_seconds: float = PATIENCE_SECONDS, **options: Any) -> Done:
+    """Run `lanewise ARGUMENTS` to its end, which may take so long; see `Warm`."""
     with Warm(*arguments, **options) as command:
+        command.patience_seconds = patience_seconds
         return command.finish()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lanewise import random_state
-from lanewise.random_state import kept_random_state, set_random_state
+from lanewise.random_state import SeededCalls, kept_random_state, set_random_state, was_drawn_from
 
 
 def draw(seed: int) -> tuple[float, float, float]:
@@ -59,3 +59,44 @@ def test_a_kept_state_goes_on_where_it_was():
     with kept_random_state():
         draw(8)
     assert (random.random(), float(np.random.random_sample()), torch.rand(()).item()) == first  # noqa: NPY002
+
+
+def test_a_call_that_draws_late_is_made_again_under_its_seed():
+    """Until then nothing but torch is seeded; afterwards everything is."""
+    drawn = []
+
+    def call(number: int) -> float:
+        drawn.append(number)
+        return random.random() if number > 1 else torch.rand(()).item()
+
+    calls = SeededCalls()
+    values = [calls(seed, call, number) for number, seed in enumerate((3, 4, 5, 6))]
+    assert drawn == [0, 1, 2, 2, 3]
+    for value, seed in zip(values[2:], (5, 6), strict=True):
+        set_random_state(seed)
+        assert value == random.random()
+
+
+@pytest.mark.parametrize(
+    "draw_from",
+    [
+        random.random,
+        lambda: random.gauss(0, 1),
+        np.random.random_sample,
+        lambda: [random.getrandbits(32) for _ in range(624)],
+        lambda: np.random.random_sample(312),  # noqa: NPY002
+    ],
+)
+def test_a_draw_is_seen_even_of_as_many_words_as_a_generator_makes_at_once(draw_from):
+    set_random_state(7)
+    torch.rand(3)
+    assert not was_drawn_from()
+    draw_from()
+    assert was_drawn_from()
+
+
+def test_generators_whose_state_is_not_where_it_is_expected_are_always_seeded(monkeypatch):
+    monkeypatch.setattr(random_state, "_words", lambda: None)
+    set_random_state(7)
+    assert was_drawn_from()
+    assert SeededCalls()(7, random.random) == SeededCalls()(7, random.random)

@@ -111,7 +111,7 @@ class Saver:
     def _write(self, tree: Any, manifest: Manifest) -> None:
         """Write this process's part, and on rank 0 the rest; every rank learns how it ended."""
         temporary = self._folder.temporary(manifest.step, self._token)
-        key = f"checkpoint/{self._number}"
+        key = f"checkpoint/{self._token}/{self._number}"  # another saver of this world told other things
         told: dict[str, Any] = {}
         error: BaseException | None = None
         try:

@@ -72,6 +72,8 @@ def read_turns(
         num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
         pin_memory: whether batches lie in page-locked memory, for a GPU.
     """
+    if not num_workers and not pin_memory:
+        return map(reader.__getitem__, turns)  # a DataLoader would take as long as a small step
     loader: DataLoader[LaneBatch] = DataLoader(
         reader,
         batch_size=None,  # a turn is a batch already

@@ -1,7 +1,6 @@
 """Reads the samples of a lane's turn, each under its own random state, and collates them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch.utils.data import Dataset, Subset
 from lanewise.errors import noting
 from lanewise.lanes import LaneTurn, collate_seed, sample_seed
 from lanewise.nested import map_leaves
-from lanewise.random_state import set_random_state
+from lanewise.random_state import SeededCalls
 
 
 @dataclass(frozen=True)
@@ -67,30 +66,31 @@ class LaneReader(Dataset[LaneBatch]):
         self._dataset = dataset
         self._collate = collate
         self._seed = seed
+        self._reads_many = _reads_many(dataset)
+        self._seeded_read, self._seeded_collate = SeededCalls(), SeededCalls()
 
     def __getitem__(self, index: tuple[LaneTurn, tuple[int, ...]]) -> LaneBatch:
         """Read and collate one lane's samples."""
         turn, indices = index
-        empty = LaneBatch(turn, indices, None, self.eval_dataset)
         if not indices:
-            return empty
-        with _one_thread(), noting(lambda: empty.place):
+            return LaneBatch(turn, indices, None, self.eval_dataset)
+        with _OneThread(), noting(lambda: LaneBatch(turn, indices, None, self.eval_dataset).place):
             samples = self.read(turn.epoch, indices)
-            set_random_state(collate_seed(self._seed, turn.step, turn.lane))
-            data = self._collate(samples)
-        return replace(empty, data=data)
+            data = self._seeded_collate(
+                collate_seed(self._seed, turn.step, turn.lane), self._collate, samples
+            )
+        return LaneBatch(turn, indices, data, self.eval_dataset)
 
     def read(self, epoch: int, indices: tuple[int, ...]) -> list[Any]:
         """Return the samples at these dataset indices, as the epoch sees them."""
-        if _reads_many(self._dataset):
-            set_random_state(sample_seed(self._seed, epoch, indices[0]))
-            return list(self._dataset.__getitems__(list(indices)))  # type: ignore[attr-defined]
+        if self._reads_many:
+            seed = sample_seed(self._seed, epoch, indices[0])
+            return list(self._seeded_read(seed, self._dataset.__getitems__, list(indices)))  # type: ignore[attr-defined]
         return [self._read_one(epoch, index) for index in indices]
 
     def _read_one(self, epoch: int, index: int) -> Any:
-        set_random_state(sample_seed(self._seed, epoch, index))
         with noting(lambda: f"in sample {index}"):
-            return self._dataset[index]
+            return self._seeded_read(sample_seed(self._seed, epoch, index), self._dataset.__getitem__, index)
 
 
 def _reads_many(dataset: Dataset[Any]) -> bool:
@@ -104,15 +104,14 @@ def _pin(leaf: Any) -> Any:
     return leaf.pin_memory() if callable(getattr(leaf, "pin_memory", None)) else leaf
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread, as DataLoader workers do, so that `num_workers` doesn't change the samples."""
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+class _OneThread:
+    """Computes with one thread, as DataLoader workers do, so that `num_workers` changes no sample."""
+
+    def __enter__(self) -> None:
+        self._threads = torch.get_num_threads()
+        if self._threads != 1:
+            torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        if self._threads != 1:
+            torch.set_num_threads(self._threads)

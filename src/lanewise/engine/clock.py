@@ -1,11 +1,13 @@
 """Splits the time of a step into phases, without waiting for the device."""
 
+import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
 
-from lanewise.world.accelerator import Moment, moment, seconds_between
+from lanewise.world.accelerator import Moment, has_streams, moment, seconds_between
 
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 """What a step's time goes to; `communication` is what no computation hides."""
@@ -19,16 +21,18 @@ class StepClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._now: Callable[[], Moment] = (
+            partial(moment, device) if has_streams(device) else time.perf_counter
+        )
         self.restart()
 
     def restart(self) -> None:
         """Begin the next lap now, and forget the time before."""
-        self._laps: list[tuple[str, Moment]] = [("", moment(self._device))]
+        self._laps: list[tuple[str, Moment]] = [("", self._now())]
 
     def lap(self, phase: str) -> None:
         """End a stretch of a phase."""
-        self._laps.append((phase, moment(self._device)))
+        self._laps.append((phase, self._now()))
 
     def take(self) -> Callable[[], dict[str, float]]:
         """Restart.

@@ -30,8 +30,8 @@ class StepGradient:
     """The last turn of this process in the step."""
     totals: StepTotals
     """Loss and weight."""
-    norm: torch.Tensor
-    """L2 norm of the gradient, a scalar on the device."""
+    norm: torch.Tensor | None
+    """L2 norm of the gradient, a scalar on the device; None where nobody needs it."""
     allows_update: bool
     """Whether the weights may be updated: the step has weight, and no fp16 overflow. Else `grad` is None."""
 
@@ -161,30 +161,44 @@ class LaneGradients:
         turn = batch.turn
         if loss is not None and self._unit is None:
             self._unit = "samples" if loss.is_sample_mean else "units that its Loss counts"
-        loss_sum = self._losses.add(batch, loss)
+        value, factor = self._losses.add(batch, loss)
 
         def exchange_totals() -> None:
             self._losses.start_exchange(turn, self._vote(), self._buffers.changes())
 
-        self.reducer.backward(turn, loss_sum, exchange_totals)
+        self.reducer.backward(turn, value, factor, exchange_totals)
 
-    def divide(self) -> StepGradient:
+    @property
+    def runs_forwards_once(self) -> bool:
+        """Whether a process must not run a forward again alone, or whether that is not known yet."""
+        return self._is_first_step or self._crosstalk.is_expected
+
+    def restart(self) -> None:
+        """Give the lanes of the group their starting buffers back, for another forward."""
+        for replica in range(len(self._open)):
+            self._buffers.reset(replica)
+
+    def divide(self, *, needs_norm: bool = True) -> StepGradient:
         """Make the gradient of the step whole: the weighted mean over the global batch.
 
         Collective: every rank must call this.
+
+        Args:
+            needs_norm: whether the caller needs the norm of the gradient; alike on all ranks.
 
         Raises:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         totals = self._losses.finish()
         self.reducer.finish(totals.weight * self._losses.factor)
-        norm = self.reducer.grad_norm()
+        norm = self.reducer.grad_norm() if needs_norm or self.loss_scale is not None else None
         allows_update = totals.allow_update
         if allows_update:
             self._buffers.merge(totals.buffer_changes)
         else:
             self._buffers.discard()
         if allows_update and self.loss_scale is not None:
+            assert norm is not None
             allows_update = math.isfinite(norm)
             self.loss_scale.update(is_finite=allows_update)
         if not allows_update:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from lanewise.errors import TaskError, noting, text_of
 from lanewise.lanes import LaneTurn
 from lanewise.nested import map_leaves
 from lanewise.precision import Precision
-from lanewise.random_state import set_random_state
+from lanewise.random_state import seed_torch, set_random_state
 from lanewise.task import Loss, Task
 from lanewise.world.accelerator import new_stream, on_stream
 
@@ -27,7 +26,9 @@ class TaskLane:
     precision: Precision
     batch: LaneBatch
     seed: int
-    """Seed of the random numbers that forward and loss draw."""
+    """Of the random numbers that forward and loss draw."""
+    seeds_all: bool = True
+    """Whether python's and numpy's generators are seeded beside torch's."""
 
     @property
     def turn(self) -> LaneTurn:
@@ -41,7 +42,7 @@ class TaskLane:
 
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""
-        set_random_state(self.seed)
+        (set_random_state if self.seeds_all else seed_torch)(self.seed)
         with named_lane(self.batch), self.precision.forward():
             return self.task.forward(model, data)
 
@@ -53,10 +54,12 @@ class TaskLane:
 
 @dataclass(frozen=True)
 class LaneLoss:
-    """A loss of one lane that can be trained on."""
+    """A loss of one lane that can be trained on: `factor * value` is the sum over its units."""
 
-    sum: torch.Tensor | None
+    value: torch.Tensor | None
     """Scalar, in training with a gradient; None where the weight is 0 and the lane contributes nothing."""
+    factor: float
+    """The weight of a mean, and 1 of a sum. Kept apart, as a backward multiplies by it without a node."""
     weight: float
     is_sample_mean: bool
     """Whether the task returned a bare mean, which weighs as many units as there are samples."""
@@ -74,7 +77,7 @@ class LaneLoss:
             TaskError: if it is not a scalar with a weight of 0 or more, and in training a gradient.
         """
         is_sample_mean = isinstance(returned, torch.Tensor)
-        loss: object = Loss.mean(returned, num_samples) if isinstance(returned, torch.Tensor) else returned
+        loss: object = Loss(returned, num_samples) if isinstance(returned, torch.Tensor) else returned
         if not isinstance(loss, Loss) or not _is_scalar(loss.sum):
             shape = getattr(getattr(loss, "sum", None), "shape", None)
             got = f"{returned!r:.60}" if shape is None else f"a tensor of shape {tuple(shape)}"
@@ -95,28 +98,39 @@ class LaneLoss:
                 f"{what} has no gradient: nothing would be trained. "
                 "Compute it from the model's outputs, without detach(), item() or torch.no_grad()."
             )
-        return cls(loss.sum.reshape(()) if weight else None, weight, is_sample_mean)
+        value = loss.sum if loss.sum.dim() == 0 else loss.sum.reshape(())
+        return cls(value if weight else None, weight if is_sample_mean else 1.0, weight, is_sample_mean)
+
+    @property
+    def sum(self) -> torch.Tensor | None:
+        """The loss added up over its units."""
+        return None if self.value is None else self.value * self.factor
 
 
 def _is_scalar(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
-@contextmanager
-def named_lane(batch: LaneBatch) -> Iterator[None]:
-    """Add to an error of the user's code where it arose, and the remedy if one is known.
+class named_lane(noting):  # noqa: N801 - see `noting`
+    """Adds to an error of the user's code where it arose, and the remedy if one is known.
 
     Raises:
         TaskError: instead of an error of torch whose remedy is known.
     """
-    with noting(lambda: batch.place):
-        try:
-            yield
-        except Exception as error:
+
+    __slots__ = ()
+
+    def __init__(self, batch: LaneBatch) -> None:
+        super().__init__(lambda: batch.place)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
             for text, remedy in _REMEDIES.items():
                 if text in f"{type(error).__name__}: {text_of(error)}":
-                    raise TaskError(f"{error}. {remedy}") from error
-            raise
+                    explained = TaskError(f"{error}. {remedy}")
+                    explained.add_note(self._place())
+                    raise explained from error
+        super().__exit__(kind, error, traceback)
 
 
 _REMEDIES = {

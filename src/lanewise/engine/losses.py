@@ -1,6 +1,7 @@
 """The losses of a step's lanes: their scale in the backward, their exchange, those that are not finite."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -10,7 +11,6 @@ from lanewise.errors import NonFiniteLossError
 from lanewise.lanes import LaneTurn
 from lanewise.precision import LossScale
 from lanewise.reduce import LocalTotals, StepTotals, start_totals
-from lanewise.world.accelerator import float64_device
 from lanewise.world.world import World
 
 
@@ -35,7 +35,7 @@ class StepLosses:
         self._local: list[LocalTotals] = []
         self._samples: dict[int, tuple[int, ...]] = {}
 
-    def add(self, batch: LaneBatch, loss: LaneLoss | None) -> torch.Tensor | None:
+    def add(self, batch: LaneBatch, loss: LaneLoss | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Take the loss of a lane.
 
         Collective in the first lane of each process, where a loss scale has no unit yet.
@@ -45,18 +45,21 @@ class StepLosses:
             loss: None where the lane has no samples.
 
         Returns:
-            The scalar for its backward; None where the lane contributes nothing.
+            What `Reducer.backward` takes: the scalar, and its factor.
         """
         if self._loss_scale is not None and not self._loss_scale.has_unit:
             weight = 0.0 if loss is None else loss.weight
             weight_of_lane_0 = self._world.all_gather_object(weight)[0]
             self._loss_scale.set_unit(self._num_lanes * weight_of_lane_0)
         if loss is None:
-            return None
-        known = torch.zeros((), device=self._world.device) if loss.sum is None else loss.sum.detach()
-        self._local.append(LocalTotals(known.to(float64_device(self._world.device)).double(), loss.weight))
+            return None, None
+        value = None if loss.value is None else loss.value.detach()
+        self._local.append(LocalTotals(value, loss.factor, loss.weight))
         self._samples[batch.turn.lane] = batch.indices
-        return loss.sum if loss.sum is None or self.factor == 1.0 else loss.sum * self.factor
+        factor = loss.factor * self.factor
+        if loss.value is None or factor == 1.0:
+            return loss.value, None
+        return loss.value, _scalar(factor, loss.value.dtype, loss.value.device)
 
     @property
     def factor(self) -> float:
@@ -94,3 +97,8 @@ class StepLosses:
             f"the loss is not finite in step {turn.step} (epoch {turn.epoch}), so the update was "
             f"not completed.\n{described}\nLook at these samples, or lower the learning rate."
         )
+
+
+@lru_cache(maxsize=64)
+def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor(value, dtype=dtype, device=device)

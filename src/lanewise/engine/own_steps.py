@@ -159,7 +159,9 @@ class Step:
     @property
     def grad_norm(self) -> torch.Tensor:
         """L2 norm of the gradient before any clipping, a scalar on the device."""
-        return self._done().norm
+        norm = self._done().norm
+        assert norm is not None
+        return norm
 
     def _done(self) -> StepGradient:
         if self._gradient is None:

@@ -1,7 +1,8 @@
 """One optimizer step over all lanes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from lanewise.engine.scheduler import Plateau
 from lanewise.engine.step_batches import StepBatches
 from lanewise.lanes import lane_seed, update_seed
 from lanewise.precision import Precision
-from lanewise.random_state import set_random_state
+from lanewise.random_state import seed_torch, set_random_state, was_drawn_from
 from lanewise.reduce import StepTotals
 from lanewise.task import Task
 from lanewise.world.accelerator import start_copy_to_host
@@ -56,8 +57,8 @@ class StepReport:
     totals: StepTotals
     learning_rate: float
     """Of the first parameter group, as this step used it."""
-    grad_norm: Callable[[], torch.Tensor]
-    """Norm of the gradient before clipping."""
+    grad_norm: Callable[[], torch.Tensor] | None
+    """Norm of the gradient before clipping; None where nobody needs it."""
     skipped_steps: int | None
     """Steps so far that updated nothing since an fp16 gradient overflowed; None in other formats."""
     phase_seconds: Callable[[], dict[str, float]]
@@ -91,8 +92,12 @@ class TrainStep:
         self._max_grad_norm = max_grad_norm
         self._needs_closure = needs_closure(type(training.optimizer))
         self._what = f"the loss of {type(training.task).__name__}"
+        # See [Note: seeding what draws].
+        self._lanes_draw = False
+        is_of_torch = type(training.optimizer).__module__.startswith("torch.optim.")
+        self._update_draws = training.scheduler is not None or not is_of_torch
 
-    def run(self, batches: Iterator[LaneBatch]) -> StepReport:
+    def run(self, batches: Iterator[LaneBatch], *, needs_norm: bool = True) -> StepReport:
         """Take the next step's batches and update the model, alike on any number of processes.
 
         Where the global weight is 0, or an fp16 gradient overflowed, the weights stay.
@@ -101,6 +106,7 @@ class TrainStep:
 
         Args:
             batches: consumed for one step.
+            needs_norm: whether the report must have the norm of the gradient; alike on all ranks.
 
         Raises:
             TaskError: if the task breaks its contract.
@@ -111,46 +117,74 @@ class TrainStep:
         if self._needs_closure:
             gradient = self._update_by_closure(batches)
         else:
-            gradient = self.compute_gradient(batches)
+            gradient = self.compute_gradient(batches, needs_norm=needs_norm)
             self._clip(gradient)
             optimizer.step()  # does nothing where there is no gradient
-        set_random_state(update_seed(self._seed, gradient.turn.step))  # shards may have drawn unequally
+        self._seed_update(gradient.turn.step)  # shards may have drawn unequally
         learning_rate = float(optimizer.param_groups[0]["lr"])
         if training.scheduler is not None:
             training.scheduler.step()
-        optimizer.zero_grad()
+        for parameter in self.gradients.reducer.parameters:
+            parameter.grad = None
         if training.average is not None and gradient.allows_update:
             grow_buffers(training.average.module, dict(training.model.named_buffers()))
             training.average.update_parameters(training.model)
         self._clock.lap("optimizer")
         return self._report(gradient, learning_rate)
 
-    def compute_gradient(self, batches: Iterator[LaneBatch]) -> StepGradient:
+    def compute_gradient(self, batches: Iterator[LaneBatch], *, needs_norm: bool = True) -> StepGradient:
         """Leave the gradient of a step in every `param.grad`, and the random state of its update.
 
         Collective: every rank must call this, with the batches of its own lanes.
 
         Args:
             batches: consumed for one step.
+            needs_norm: see `run`.
 
         Raises:
             TaskError: if the task breaks its contract.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        task, precision = self._training.task, self._training.precision
         for group in self.gradients.groups(batches):  # those that this process carries
-            lanes = [
-                TaskLane(task, precision, batch, lane_seed(self._seed, batch.turn.step, batch.turn.lane))
-                for batch in group
-            ]
-            losses = self.gradients.reducer.losses(lanes)  # forward and loss, under each lane's random state
+            losses = self._losses(group)  # forward and loss, under each lane's random state
             self.gradients.add(losses, self._what)  # backward; the last one overlaps the reduction
-        gradient = self.gradients.divide()  # one sum over all lanes, one divisor
-        set_random_state(update_seed(self._seed, gradient.turn.step))
+        needs_norm |= self._max_grad_norm is not None
+        gradient = self.gradients.divide(needs_norm=needs_norm)  # one sum over all lanes, one divisor
+        self._seed_update(gradient.turn.step)
         return gradient
+
+    def _losses(self, group: Sequence[LaneBatch]) -> list[Any]:
+        """Run the forwards of a group of lanes; twice where they are the first that draw from numpy, say."""
+        is_certain = self._lanes_draw or self.gradients.runs_forwards_once or was_drawn_from()
+        losses = self._run_lanes(group, seeds_all=is_certain)
+        if was_drawn_from():
+            self._lanes_draw = True
+            if not is_certain:
+                self.gradients.restart()
+                losses = self._run_lanes(group, seeds_all=True)
+        return losses
+
+    def _run_lanes(self, group: Sequence[LaneBatch], *, seeds_all: bool) -> list[Any]:
+        task, precision = self._training.task, self._training.precision
+        lanes = [
+            TaskLane(
+                task, precision, batch, lane_seed(self._seed, batch.turn.step, batch.turn.lane), seeds_all
+            )
+            for batch in group
+        ]
+        return self.gradients.reducer.losses(lanes)
+
+    def _seed_update(self, step: int) -> None:
+        """Set the random state of what follows the lanes."""
+        seed = update_seed(self._seed, step)
+        if self._update_draws or was_drawn_from():
+            set_random_state(seed)
+        else:
+            seed_torch(seed)
 
     def _clip(self, gradient: StepGradient) -> None:
         if self._max_grad_norm is not None:
+            assert gradient.norm is not None
             parameters = self._training.model.parameters()
             nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, gradient.norm)
 
@@ -182,7 +216,7 @@ class TrainStep:
             step=gradient.turn.step,
             totals=gradient.totals,
             learning_rate=learning_rate,
-            grad_norm=start_copy_to_host(gradient.norm),
+            grad_norm=None if gradient.norm is None else start_copy_to_host(gradient.norm),
             skipped_steps=None if loss_scale is None else loss_scale.skipped_steps,
             phase_seconds=self._clock.take(),
         )

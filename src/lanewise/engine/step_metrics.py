@@ -1,5 +1,6 @@
 """The columns of metrics.jsonl that a step fills; callbacks and TensorBoard get the same."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -19,7 +20,7 @@ def step_metrics(report: StepReport, num_samples: int, device: torch.device) -> 
     seconds = {f"time/{phase}_seconds": spent for phase, spent in report.phase_seconds().items()}
     metrics = {
         "train/loss": report.totals.loss,
-        "train/grad_norm": float(report.grad_norm()),
+        "train/grad_norm": float(report.grad_norm()) if report.grad_norm is not None else math.nan,
         "train/learning_rate": report.learning_rate,
         "perf/samples_per_second": num_samples / sum(seconds.values()),
         **seconds,

@@ -70,10 +70,18 @@ class FeistelOrder:
         # The latest chunk, as (epoch, chunk, its samples): a caller reads on, a few positions at a time. It
         # is replaced as a whole, so that threads sharing an order never see one chunk under another's key.
         self._latest: tuple[int, int, npt.NDArray[np.int64]] | None = None
+        self._listed: tuple[int, int, list[int]] | None = None
 
     def samples(self, turn: LaneTurn) -> tuple[int, ...]:
         """See `SampleOrder`."""
-        return tuple(self.indices(turn.epoch, turn.positions.start, turn.positions.stop).tolist())
+        start, stop = turn.positions.start, turn.positions.stop
+        chunk, first = divmod(start, _CHUNK)
+        if first + stop - start > _CHUNK or stop > self._num_samples:
+            return tuple(self.indices(turn.epoch, start, stop).tolist())
+        listed = self._listed
+        if listed is None or listed[:2] != (turn.epoch, chunk):
+            listed = self._listed = (turn.epoch, chunk, self._chunk(turn.epoch, chunk).tolist())
+        return tuple(listed[2][first : first + stop - start])
 
     def indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Sample indices at positions [start, stop) of the epoch.

@@ -70,9 +70,13 @@ class LaneBuffers:
         """Give a lane, on one of the replicas, the starting values."""
         if replica == 0 and not self._lanes:
             self._begin_step()
-        elif self._buffers:
-            for buffers in self._buffers:
-                buffers[replica].reset()
+        else:
+            self.reset(replica)
+
+    def reset(self, replica: int = 0) -> None:
+        """Give a lane the starting values back, for another forward."""
+        for buffers in self._buffers or ():
+            buffers[replica].reset()
 
     def _begin_step(self) -> None:
         self.check()
@@ -80,7 +84,8 @@ class LaneBuffers:
             self._buffers = list(zip(*map(find_buffers, self._modules), strict=True))
             num_buffers = len(self._buffers)
             self._changes = torch.zeros(num_buffers, dtype=torch.float64, device=self._float64_device)
-        self._changes.zero_()
+        if self._buffers:
+            self._changes.zero_()
         for first, *others in self._buffers:  # the user may have written them between the steps
             first.note_start()
             for other in others:

@@ -36,8 +36,14 @@ class Crosstalk:
         self._world = world
         self._lane_ranges = lane_ranges(num_lanes, world.world_size)
         self._equality = equality
-        self._is_counting = not isinstance(reducer, FSDPReducer)
+        self._is_fsdp = isinstance(reducer, FSDPReducer)
+        self._is_counting = not self._is_fsdp
         self._has_collectives = False
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether forwards communicate, as far as is known."""
+        return self._is_fsdp or self._has_collectives
 
     def begin_step(self, turn: LaneTurn) -> None:
         """Raise TaskError where forwards communicate and processes have unequally many lanes in this step."""

@@ -89,15 +89,19 @@ class DDPReducer(WholeModel):
             self._ddp.register_comm_hook(None, self._sum_processes)
 
     def backward(
-        self, turn: LaneTurn, loss_sum: torch.Tensor | None, exchange_totals: Callable[[], None]
+        self,
+        turn: LaneTurn,
+        loss: torch.Tensor | None,
+        factor: torch.Tensor | None,
+        exchange_totals: Callable[[], None],
     ) -> None:
         """See `Reducer`. See [Note: who tells DDP]."""
-        if loss_sum is None:
-            loss_sum = without_loss(self.parameters)
+        if loss is None:
+            loss = without_loss(self.parameters)
         if self._hooks:
-            loss_sum = _call_in_backward(loss_sum, self._note_graph_task)
+            loss = _call_in_backward(loss, self._note_graph_task)
         if not turn.is_last:
-            loss_sum.backward()
+            loss.backward(factor)
             if self._pending is not None:
                 self._pending.push(turn)
             return
@@ -106,11 +110,11 @@ class DDPReducer(WholeModel):
         if self._pending is not None:
             self._earlier = self._pending.take()
         if self._hooks:
-            loss_sum.backward()
+            loss.backward(factor)
             self._enter_ddp(without_loss(self.parameters)).backward()
             self._end_first_step()
         else:
-            self._enter_ddp(loss_sum).backward()
+            self._enter_ddp(loss).backward(factor)
 
     def finish(self, weight: float) -> None:
         """See `Reducer`."""

@@ -170,7 +170,11 @@ class FSDPReducer:
         return losses
 
     def backward(
-        self, turn: LaneTurn, loss_sum: torch.Tensor | None, exchange_totals: Callable[[], None]
+        self,
+        turn: LaneTurn,
+        loss: torch.Tensor | None,
+        factor: torch.Tensor | None,
+        exchange_totals: Callable[[], None],
     ) -> None:
         """See `Reducer`. Collective for every lane."""
         anchor, self._anchor = self._anchor, None
@@ -179,8 +183,8 @@ class FSDPReducer:
             checksum = torch.tensor([zlib.crc32(" ".join(self._order).encode())])
             self._wait_for_checksums = self._world.start_all_gather_to_host(checksum.to(self._world.device))
             exchange_totals()
-        self._contributes = loss_sum is not None
-        reach_all(loss_sum, [anchor]).backward()
+        self._contributes = loss is not None
+        reach_all(loss, [anchor]).backward(factor)
         for sums in self._sums or ():
             sums.push(turn.num_present_lanes)
         self._on_backward()

@@ -80,13 +80,18 @@ class Reducer(Protocol):
         ...
 
     def backward(
-        self, turn: LaneTurn, loss_sum: torch.Tensor | None, exchange_totals: Callable[[], None]
+        self,
+        turn: LaneTurn,
+        loss: torch.Tensor | None,
+        factor: torch.Tensor | None,
+        exchange_totals: Callable[[], None],
     ) -> None:
         """Add the gradients of a lane. Collective for the last lane of a step.
 
         Args:
             turn: the lane's turn; one without samples takes part with nothing.
-            loss_sum: scalar, the sum of the lane's loss; None where the lane contributes nothing.
+            loss: scalar, of which the lane contributes `factor` times the gradient; None for nothing.
+            factor: scalar, given to the backward, where it costs no node of the graph; None for 1.
             exchange_totals: begins a collective; called once, in the last lane, at the same place among the
                 collectives of every rank.
         """

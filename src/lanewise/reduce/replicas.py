@@ -64,7 +64,7 @@ class ReplicaReducer(WholeModel):
         self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
         self._balanced = balanced
         self._is_stale = True
-        self._group: list[tuple[LaneTurn, torch.Tensor]] = []
+        self._group: list[tuple[LaneTurn, torch.Tensor, torch.Tensor | None]] = []
         self._threads: ThreadPoolExecutor | None = None
         if devices[0].type != "cpu" and len(set(devices)) == len(devices):
             self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="replica")
@@ -84,18 +84,23 @@ class ReplicaReducer(WholeModel):
         ]
 
     def backward(
-        self, turn: LaneTurn, loss_sum: torch.Tensor | None, exchange_totals: Callable[[], None]
+        self,
+        turn: LaneTurn,
+        loss: torch.Tensor | None,
+        factor: torch.Tensor | None,
+        exchange_totals: Callable[[], None],
     ) -> None:
         """See `Reducer`. The lanes of a group have one backward, which runs on all devices at once."""
         if turn.is_last:
             exchange_totals()
-        self._group.append((turn, without_loss(self.parameters) if loss_sum is None else loss_sum))
+        self._group.append((turn, without_loss(self.parameters) if loss is None else loss, factor))
         if len(self._group) < len(self.replicas) and not turn.is_last:
             return
         group, self._group = self._group, []
-        torch.autograd.backward([one for _, one in group])
+        _, losses, factors = zip(*group, strict=True)
+        torch.autograd.backward(losses, factors)
         if self._pending is not None:
-            for (lane_turn, _), trained in zip(group, self._trained, strict=False):
+            for (lane_turn, _, _), trained in zip(group, self._trained, strict=False):
                 self._pending.push(lane_turn, trained)
 
     def finish(self, weight: float) -> None:

@@ -29,12 +29,16 @@ class SingleReducer(WholeModel):
         self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
 
     def backward(
-        self, turn: LaneTurn, loss_sum: torch.Tensor | None, exchange_totals: Callable[[], None]
+        self,
+        turn: LaneTurn,
+        loss: torch.Tensor | None,
+        factor: torch.Tensor | None,
+        exchange_totals: Callable[[], None],
     ) -> None:
         """See `Reducer`."""
         if turn.is_last:
             exchange_totals()
-        (without_loss(self.parameters) if loss_sum is None else loss_sum).backward()
+        (without_loss(self.parameters) if loss is None else loss).backward(factor)
         if self._pending is not None:
             self._pending.push(turn)
 
