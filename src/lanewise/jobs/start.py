@@ -94,6 +94,7 @@ def run_command(job: Job, show: Callable[[Any], None]) -> None:
 def run_in_world(job: Job, environment: Environment) -> Any:
     """Be one process of the world in which a job runs. Collective: every rank must call this."""
     from lanewise.loggers import RankLog
+    from lanewise.world.allocator import keep_freed_memory
     from lanewise.world.determinism import set_determinism
     from lanewise.world.device import choose_backend, choose_devices
     from lanewise.world.world import join_world
@@ -102,6 +103,8 @@ def run_in_world(job: Job, environment: Environment) -> Any:
     log = RankLog(job.log_file(environment.rank), environment.rank)
     set_determinism(distributed.equality, distributed.threads)
     devices = choose_devices(distributed.device_type, environment.local_world_size, distributed.device_names)
+    if devices[environment.local_rank] == "cpu":
+        keep_freed_memory()
     backend = choose_backend(distributed.backend, devices, environment.world_size)
     world = join_world(environment, devices, backend)
     log.share_warnings(world.is_first)
