@@ -69,6 +69,7 @@ def test_the_documented_batch_script_leaves_the_model_of_one(slurm, digits, on_o
     assert (digits / "run" / "model.safetensors").read_bytes() == on_one_process
 
 
+@pytest.mark.slow
 def test_a_batch_script_without_srun_trains_alone(slurm, digits, on_one_process):
     (digits / "alone.sh").write_text("#!/bin/bash\necho task $SLURM_PROCID\nlanewise train digits.yaml\n")
     assert slurm.run_batch(*FOUR, "--output=alone.log", "alone.sh", cwd=digits) == "COMPLETED"
