@@ -51,22 +51,19 @@ class SeededCalls:
     """Makes calls of one kind, each under random state of its own. See [Note: seeding what draws]."""
 
     def __init__(self) -> None:
-        self._draws = True  # as far as is known before the first call
-        self._has_drawn = False
+        self._draws: bool | None = None
+        """Whether some call drew from python's or numpy's generator; None before the first one."""
 
     def __call__(self, seed: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function under the random state of a seed; a second time where it is the first to draw."""
-        if self._draws or was_drawn_from():
-            set_random_state(seed)
+        if self._draws is False and not was_drawn_from():
+            seed_torch(seed)
             result = function(*args, **kwargs)
-            self._draws = self._has_drawn = self._has_drawn or was_drawn_from()
-            return result
-        seed_torch(seed)
+            if not was_drawn_from():
+                return result
+        set_random_state(seed)
         result = function(*args, **kwargs)
-        if was_drawn_from():
-            self._draws = self._has_drawn = True
-            set_random_state(seed)
-            return function(*args, **kwargs)
+        self._draws = self._draws or was_drawn_from()
         return result
 
 

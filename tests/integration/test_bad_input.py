@@ -173,8 +173,12 @@ def test_the_same_command_works_in_the_same_run_dir_once_it_is_corrected(tmp_pat
 
 
 WORLD = {
-    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
 }
 """What torchrun tells rank 0 of two processes on one machine."""
 

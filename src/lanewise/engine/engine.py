@@ -68,6 +68,7 @@ class Engine:
             run.training,
             self._gradients,
             run.clock,
+            read_again=self._read_again,
             seed=config.train.seed,
             max_grad_norm=config.train.max_grad_norm,
         )
@@ -124,6 +125,11 @@ class Engine:
     def close(self) -> None:
         """Stop what runs in the background."""
         self.reducer.close()
+
+    def _read_again(self, batch: LaneBatch) -> LaneBatch:
+        """Return a batch as it was before its forward, on the device."""
+        (again,) = to_device([self.loader.reader[batch.turn, batch.indices]], self._world.device)
+        return again
 
     def _evaluates_after(self, step: int) -> bool:
         if self.evaluation is None:

@@ -72,6 +72,7 @@ class TrainStep:
         training: the task, the module, the optimizer and the scheduler.
         gradients: makes the gradient.
         clock: the one that `gradients` has.
+        read_again: reads a batch once more, as a forward may have changed it.
         seed: seed of the run.
         max_grad_norm: clip the gradient to this norm.
     """
@@ -82,12 +83,14 @@ class TrainStep:
         gradients: LaneGradients,
         clock: StepClock,
         *,
+        read_again: Callable[[LaneBatch], LaneBatch],
         seed: int,
         max_grad_norm: float | None = None,
     ) -> None:
         self.gradients = gradients
         self._training = training
         self._clock = clock
+        self._read_again = read_again
         self._seed = seed
         self._max_grad_norm = max_grad_norm
         self._needs_closure = needs_closure(type(training.optimizer))
@@ -161,7 +164,7 @@ class TrainStep:
             self._lanes_draw = True
             if not is_certain:
                 self.gradients.restart()
-                losses = self._run_lanes(group, seeds_all=True)
+                losses = self._run_lanes([self._read_again(batch) for batch in group], seeds_all=True)
         return losses
 
     def _run_lanes(self, group: Sequence[LaneBatch], *, seeds_all: bool) -> list[Any]:
