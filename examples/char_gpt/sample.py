@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_model
 
-from lanewise.config import load_config
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import build
+from lanewise.config.load import load_config
 
 run_dir = Path(sys.argv[1])
 config = load_config(str(run_dir / "config.yaml"))

@@ -8,7 +8,7 @@ class Callback:
     """Observes a run on rank 0. It is given numbers and changes nothing; every event may be left out.
 
         on_start        before the first step
-        on_step         after each step
+        on_step         after each logged step: step 0, the multiples of log.every_steps, and the last one
         on_evaluation   after each evaluation, which follows its step
         on_best         after the best model so far was written, which follows its evaluation
         on_end          after the last step, or after the error that ends the run
@@ -20,7 +20,10 @@ class Callback:
         """Take where the run writes, and which steps it will take: `first_step` to `last_step - 1`."""
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step. Names are `group/name` with the unit: `perf/samples_per_second`."""
+        """Take the metrics of a logged step, and of those since the one before.
+
+        Names are `group/name` with the unit: `perf/samples_per_second`. docs/guide.md lists them.
+        """
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Take what an evaluation after this step gave, by `set/metric`."""

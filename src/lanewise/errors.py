@@ -16,7 +16,8 @@ A user's mistake is shown as its message alone, without a traceback; an `Asserti
 """
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 _MAX_LENGTH = 600
 _MAX_MISTAKES = 10
@@ -117,33 +118,34 @@ _TORCHS_SIGNAL_HANDLER = "torch/utils/data/_utils/signal_handling.py"
 """Raises an error over whatever code is running, when a loader process was killed."""
 
 
-class noting:  # noqa: N801 - used as a function; a generator would take five times as long in every lane
-    """Adds to an error of the user's code where it arose.
-
-    Args:
-        place: asked if there is an error.
+def note_place(error: BaseException, place: str) -> None:
+    """Add to an error of the user's code where it arose.
 
     Raises:
         TaskError: instead of a SystemExit.
     """
+    if isinstance(error, SystemExit):
+        refused = refuse_exit(f"sys.exit({error.code!r})", traceback.extract_tb(error.__traceback__)[-1])
+        refused.add_note(place)
+        raise refused from error
+    if isinstance(error, Exception):
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        if not where.filename.endswith(_TORCHS_SIGNAL_HANDLER):
+            error.add_note(place)
 
-    __slots__ = ("_place",)
 
-    def __init__(self, place: Callable[[], str]) -> None:
-        self._place = place
+@contextmanager
+def noting(place: Callable[[], str]) -> Iterator[None]:
+    """Do `note_place` for errors of a block. Takes 1.2 us: in what a lane does, catch them yourself.
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, SystemExit):
-            refused = refuse_exit(f"sys.exit({error.code!r})", traceback.extract_tb(error.__traceback__)[-1])
-            refused.add_note(self._place())
-            raise refused from error
-        if isinstance(error, Exception):
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            if not where.filename.endswith(_TORCHS_SIGNAL_HANDLER):
-                error.add_note(self._place())
+    Args:
+        place: asked if there is an error.
+    """
+    try:
+        yield
+    except BaseException as error:
+        note_place(error, place())
+        raise
 
 
 def refuse_exit(call: str, where: traceback.FrameSummary) -> TaskError:

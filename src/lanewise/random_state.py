@@ -11,14 +11,13 @@ import ctypes
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from lanewise.world.accelerator import kept_generator, seed_accelerator
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -48,22 +47,35 @@ def was_drawn_from() -> bool:
 
 
 class SeededCalls:
-    """Makes calls of one kind, each under random state of its own. See [Note: seeding what draws]."""
+    """Makes calls of one kind, which seed as they go on. See [Note: seeding what draws]."""
 
     def __init__(self) -> None:
-        self._draws: bool | None = None
+        self._draw: bool | None = None
         """Whether some call drew from python's or numpy's generator; None before the first one."""
 
-    def __call__(self, seed: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function under the random state of a seed; a second time where it is the first to draw."""
-        if self._draws is False and not was_drawn_from():
-            seed_torch(seed)
-            result = function(*args, **kwargs)
+    def __call__(self, call: Callable[[Callable[[int], None]], T]) -> T:
+        """Call a function with what it must seed by; a second time where it is the first to draw."""
+        if self._draw is None:
+            return self._call_first(call)
+        if not self._draw and not was_drawn_from():
+            result = call(seed_torch)
             if not was_drawn_from():
                 return result
-        set_random_state(seed)
-        result = function(*args, **kwargs)
-        self._draws = self._draws or was_drawn_from()
+            self._draw = True
+        return call(set_random_state)
+
+    def _call_first(self, call: Callable[[Callable[[int], None]], T]) -> T:
+        """Seed everything, and look each time whether something drew before."""
+        drew = False
+
+        def seed(number: int) -> None:
+            nonlocal drew
+            drew |= was_drawn_from()
+            set_random_state(number)
+
+        set_random_state(0)  # what others drew does not count
+        result = call(seed)
+        self._draw = drew or was_drawn_from()
         return result
 
 
@@ -87,12 +99,15 @@ def _find_words() -> Callable[[], tuple[int, ...] | None]:
     Both generators are Mersenne Twisters, of 624 words and a position. A draw moves the position, and each
     624th one makes new words. CPython keeps the position and the words behind the object's header.
     """
-    numpys = np.random.get_bit_generator().ctypes.state_address  # type: ignore[attr-defined]
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    numpys = generator.ctypes.state_address
     pythons = id(random.seed.__self__) + object.__basicsize__  # type: ignore[attr-defined]
     first_numpy, position_numpy = (ctypes.c_uint32.from_address(numpys + offset) for offset in (0, 4 * 624))
     position_python, first_python = (ctypes.c_uint32.from_address(pythons + offset) for offset in (0, 4))
 
     def words() -> tuple[int, ...] | None:
+        if np.random.get_bit_generator() is not generator:  # type: ignore[attr-defined]  # replaced by the user
+            return None
         return position_python.value, first_python.value, position_numpy.value, first_numpy.value
 
     _, of_python, _ = random.getstate()

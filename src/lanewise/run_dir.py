@@ -16,7 +16,7 @@ class RunDir:
 
     run_dir/
         config.yaml               the resolved configuration
-        metrics.jsonl             one line for each step
+        metrics.jsonl             a line for each logged step and for each evaluation
         logs/rank-00000.log       one file for each rank
         model.safetensors         the trained model
         averaged.safetensors      the moving average of its weights, if train.ema_decay is set
@@ -35,7 +35,7 @@ class RunDir:
 
     @property
     def metrics(self) -> Path:
-        """One JSON object for each step."""
+        """One JSON object for each logged step and for each evaluation."""
         return self.path / "metrics.jsonl"
 
     @property

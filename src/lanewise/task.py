@@ -26,7 +26,10 @@ class Loss:
     sum: torch.Tensor
     """Scalar with a gradient: the loss added up over the micro-batch."""
     weight: torch.Tensor | float
-    """How many units were added up; not negative. A micro-batch of weight 0 contributes nothing."""
+    """How many units were added up; not negative. A micro-batch of weight 0 contributes nothing.
+
+    A tensor on an accelerator is waited for before each backward: count on the CPU, as in `collate`.
+    """
 
     @classmethod
     def mean(cls, value: torch.Tensor, weight: torch.Tensor | float) -> "Loss":

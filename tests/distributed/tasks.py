@@ -9,7 +9,15 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from lanewise import Loss, Task
-from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, PrecisionName, RunConfig, TrainConfig
+from lanewise.config import (
+    BatchConfig,
+    ClassConfig,
+    DistributedConfig,
+    LogConfig,
+    PrecisionName,
+    RunConfig,
+    TrainConfig,
+)
 from lanewise.engine import build_engine
 from lanewise.world.determinism import set_determinism
 from lanewise.world.shards import whole
@@ -110,6 +118,7 @@ def configure(
     optimizer: str = "torch.optim.AdamW",
     lr: float = 1e-2,
     precision: PrecisionName = "float32",
+    log_every_steps: int = 1,
     **init_args: Any,
 ) -> RunConfig:
     path = task if isinstance(task, str) else f"{task.__module__}.{task.__qualname__}"
@@ -121,6 +130,7 @@ def configure(
         ),
         optimizer=ClassConfig(class_path=optimizer, init_args={"lr": lr}),
         precision=precision,
+        log=LogConfig(every_steps=log_every_steps),
         distributed=DistributedConfig(equality=equality),
     )
 

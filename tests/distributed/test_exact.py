@@ -23,9 +23,11 @@ def alone():
     return run_distributed(train, 1, configure(Language))[0]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5, 8])
-def test_a_transformer_ends_with_the_same_bytes_and_losses(alone, world_size):
-    for state, losses in run_distributed(train, world_size, configure(Language)):
+@pytest.mark.parametrize(
+    ("world_size", "one_machine"), [(2, True), (2, False), (3, True), (3, False), (5, True), (8, True)]
+)
+def test_a_transformer_ends_with_the_same_bytes_and_losses(alone, world_size, one_machine):
+    for state, losses in run_distributed(train, world_size, configure(Language), one_machine=one_machine):
         assert losses == alone[1]
         assert state == alone[0]
 
@@ -69,6 +71,41 @@ def test_a_forward_that_draws_from_numpy_late_and_in_some_lanes_only_ends_with_t
     for world_size in (2, 3):
         for result in run_distributed(train, world_size, configure(DrawsLate)):
             assert result == single
+
+
+class DrawsInBackward(Language):
+    """Adds noise from numpy's generator to gradients, from a lane on."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first = first
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        self.num_calls = 0
+
+        def add_noise(gradient: torch.Tensor) -> torch.Tensor | None:
+            self.num_calls += 1
+            return gradient * np.random.random_sample() if self.num_calls > self.first else None  # noqa: NPY002
+
+        model.block.linear1.weight.register_hook(add_noise)
+        return model
+
+
+def test_a_backward_that_draws_from_numpy_ends_with_the_same_bytes():
+    """The forward draws nothing, so its lane would not be seeded for it."""
+    config = configure(DrawsInBackward, first=0)
+    single = run_distributed(train, 1, config)[0]
+    for world_size in (2, 3):
+        for result in run_distributed(train, world_size, config):
+            assert result == single
+
+
+def test_a_backward_that_begins_to_draw_from_numpy_later_is_an_error():
+    with pytest.raises(
+        RuntimeError, match=r"TaskError: the backward of a lane drew from .* in step 1, lane 2"
+    ):
+        run_distributed(train, 1, configure(DrawsInBackward, first=10))
 
 
 def test_close_gives_other_bytes_so_the_comparison_can_fail(alone):

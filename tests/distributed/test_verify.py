@@ -171,7 +171,7 @@ def test_state_that_does_not_survive_is_named(section, model):
     ],
 )
 def test_models_that_nobody_here_wrote_verify(task):
-    report = verify(configure(task, num_lanes=4, equality="close"), 2, 3, resumes=True)
+    report = verify(configure(task, num_lanes=5, equality="close"), 2, 3, resumes=True)
     assert (report.is_verified, list(report.findings)) == (True, [])
     for layout in report.layouts[2:]:
         assert 0 < layout.results[0].close.worst < 1

@@ -311,6 +311,7 @@ def write_config(folder: Path, task: str = "tasks.Line", **sections: Any) -> Pat
         "batch": {"global_batch_size": 8, "micro_batch_size": 2},
         "train": {"epochs": 2, "run_dir": str(folder / "run")},
         "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01}},
+        "log": {"every_steps": 1},
         **sections,
         "distributed": {"equality": "exact", **sections.get("distributed", {})},
     }

@@ -18,6 +18,7 @@ NUM_STEPS = 42
 MEASURED = ("perf/", "time/", "memory/")
 EPOCH = (
     "--train.epochs=1",
+    "--log.every_steps=1",
     f"--batch.global_batch_size={GLOBAL_BATCH_SIZE}",
     f"--batch.micro_batch_size={MICRO_BATCH_SIZE}",
 )

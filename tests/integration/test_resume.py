@@ -80,6 +80,16 @@ def test_resume_in_an_empty_run_dir_starts(tmp_path, whole):
     assert result(tmp_path) == result(whole)
 
 
+def test_a_run_that_is_killed_between_two_lines_of_metrics_writes_the_same_lines(tmp_path):
+    """Checkpoints are after 3, 6 and 9 steps, lines after 1, 6, 11 and 12."""
+    folders = [tmp_path / name for name in ("whole", "killed")]
+    whole, killed = (write_noisy(folder, log={"every_steps": 5}) for folder in folders)
+    train(whole).require_success()
+    kill_and_resume(killed, Random(4), ["worker"], print, 12, Warm)
+    assert [step for _, step, _ in result(folders[0])[1]] == [0, 5, 10, 11]
+    assert result(folders[1]) == result(folders[0])
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_resume_of_a_run_that_has_ended_ends_with_the_same_bytes(tmp_path, whole, devices):
     shutil.copytree(whole / "run", tmp_path / "run")

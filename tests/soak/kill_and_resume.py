@@ -23,8 +23,8 @@ from typing import Any
 from lanewise.lanes import Schedule, lane_seed
 from tests.integration.command import LANEWISE, Cold, Command, lanewise, wait_for, write_config
 
-SCHEDULE = Schedule(num_samples=30, global_batch_size=8, micro_batch_size=2)
-"""Of `tasks.Noisy`: four steps an epoch, the last with three lanes."""
+SCHEDULE = Schedule(num_samples=30, global_batch_size=16, micro_batch_size=2)
+"""Of `tasks.Noisy`: two steps an epoch, the second with seven lanes."""
 KINDS = ("launcher", "worker", "all")
 NUM_KILLS = 20
 
@@ -34,6 +34,7 @@ def write_noisy(folder: Path, *, num_steps: int = 12, every_steps: int = 3, **se
     folder.mkdir(exist_ok=True)
     given = {
         "task": "tasks.Noisy",
+        "batch": {"global_batch_size": 16, "micro_batch_size": 2},
         "train": {"max_steps": num_steps, "run_dir": str(folder / "run")},
         "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}},
         "scheduler": {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 5}},
@@ -73,7 +74,7 @@ def kill_and_resume(
         0.01,
     ]
     for attempt, kind in enumerate([*kinds, None]):
-        devices = random.choice([1, 2, 3, 4])
+        devices = random.choice([1, 2, 3, 4, 8])
         arguments = ["train", config, *options, "--distributed.devices", devices]
         variables = {"ATTEMPT": str(attempt)}
         if kind is None:
@@ -141,7 +142,7 @@ def main() -> None:
     num_steps = 200
     with tempfile.TemporaryDirectory(prefix="lanewise-soak-") as name:
         whole, parts = (
-            write_noisy(Path(name, folder), num_steps=num_steps, every_steps=1)
+            write_noisy(Path(name, folder), num_steps=num_steps, every_steps=1, log={"every_steps": 7})
             for folder in ("whole", "parts")
         )
         lanewise("train", whole).require_success()

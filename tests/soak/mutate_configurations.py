@@ -21,7 +21,7 @@ import yaml
 
 from lanewise.cli.arguments import read_arguments
 from lanewise.cli.train import COMMAND
-from lanewise.config import dump_config, load_config
+from lanewise.config.load import dump_config, load_config
 from lanewise.errors import ConfigError
 
 NUM_MUTATIONS = 5000

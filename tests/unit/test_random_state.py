@@ -1,6 +1,8 @@
 """One seed sets the default generators of python, numpy and torch."""
 
 import random
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -65,12 +67,13 @@ def test_a_call_that_draws_late_is_made_again_under_its_seed():
     """Until then nothing but torch is seeded; afterwards everything is."""
     drawn = []
 
-    def call(number: int) -> float:
+    def call(seed: Callable[[int], None], number: int) -> float:
+        seed(number + 3)
         drawn.append(number)
         return random.random() if number > 1 else torch.rand(()).item()
 
     calls = SeededCalls()
-    values = [calls(seed, call, number) for number, seed in enumerate((3, 4, 5, 6))]
+    values = [calls(partial(call, number=number)) for number in range(4)]
     assert drawn == [0, 1, 2, 2, 3]
     for value, seed in zip(values[2:], (5, 6), strict=True):
         set_random_state(seed)
@@ -99,4 +102,38 @@ def test_generators_whose_state_is_not_where_it_is_expected_are_always_seeded(mo
     monkeypatch.setattr(random_state, "_words", lambda: None)
     set_random_state(7)
     assert was_drawn_from()
-    assert SeededCalls()(7, random.random) == SeededCalls()(7, random.random)
+    calls = SeededCalls()
+
+    def call(seed: Callable[[int], None]) -> float:
+        seed(7)
+        return random.random()
+
+    assert len({calls(call) for _ in range(3)}) == 1
+
+
+def test_a_draw_before_the_last_seed_of_the_first_call_is_seen_too():
+    """As of the first sample of a micro-batch: only a look at the end would miss it."""
+
+    def call(seed: Callable[[int], None], number: int) -> float:
+        seed(number)
+        value = random.random()
+        seed(number + 100)
+        return value
+
+    calls = SeededCalls()
+    num_calls = []
+    for number in range(3):
+        calls(lambda seed, number=number: (num_calls.append(number), call(seed, number)))
+    assert num_calls == [0, 1, 2]
+
+
+def test_a_generator_that_the_user_gave_numpy_is_always_seeded():
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.MT19937(1))
+        set_random_state(7)
+        assert was_drawn_from()
+    finally:
+        np.random.set_bit_generator(before)
+    set_random_state(7)
+    assert not was_drawn_from()

@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Sequence
 
 from lanewise.cli.syntax import REQUIRED, Command, Flag, Given, Operand, Option
-from lanewise.config import Override
+from lanewise.config.override import Override
 from lanewise.errors import ConfigError
 
 _HELP = ("-h", "--help")

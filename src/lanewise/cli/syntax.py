@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from lanewise.config import Override
 from lanewise.config.check import expand_user
+from lanewise.config.override import Override
 
 T = TypeVar("T")
 

@@ -2,8 +2,9 @@
 
 from lanewise.cli.help import write_keys
 from lanewise.cli.syntax import Command, Flag, Given, Operand, Option
-from lanewise.config import MAY_DIFFER, load_config
+from lanewise.config import MAY_DIFFER
 from lanewise.config.class_path import add_search_path
+from lanewise.config.load import load_config
 from lanewise.errors import ConfigError
 
 

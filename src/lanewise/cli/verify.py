@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lanewise.cli.syntax import Command, Flag, Given, Operand, Option, read_path
-from lanewise.config import Override, load_config
+from lanewise.config.load import load_config
+from lanewise.config.override import Override
 from lanewise.errors import ConfigError
 from lanewise.world.environment import Environment
 

@@ -1,7 +1,7 @@
 """What the user asked for: the configuration, read and checked without torch.
 
-Stage two, which imports the user's classes, is `lanewise.config.classes`. It is left out here because its
-parser takes longer to import than all of stage one.
+What reads files (`load`, `override`) and imports the user's classes (`classes`) is left out here: an own loop
+needs neither, and their parsers take longer to import than all of this.
 """
 
 from lanewise.config.distributed import (
@@ -11,8 +11,6 @@ from lanewise.config.distributed import (
     FSDPConfig,
     ReducerName,
 )
-from lanewise.config.load import dump_config, load_config
-from lanewise.config.override import Override
 from lanewise.config.pins import pin_environment, pinned_variables
 from lanewise.config.run import (
     MAY_DIFFER,
@@ -22,6 +20,7 @@ from lanewise.config.run import (
     DataConfig,
     EvaluateConfig,
     EveryConfig,
+    LogConfig,
     Mode,
     PrecisionName,
     RunConfig,
@@ -40,14 +39,12 @@ __all__ = [
     "EvaluateConfig",
     "EveryConfig",
     "FSDPConfig",
+    "LogConfig",
     "Mode",
-    "Override",
     "PrecisionName",
     "ReducerName",
     "RunConfig",
     "TrainConfig",
-    "dump_config",
-    "load_config",
     "pin_environment",
     "pinned_variables",
 ]

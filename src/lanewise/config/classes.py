@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
-from jsonargparse import ArgumentParser
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from lanewise.config.check import read_section, show, suggest
 from lanewise.config.class_path import resolve_class
 from lanewise.config.optimizer import refuse_optimizer
 from lanewise.config.run import ClassConfig, RunConfig
 from lanewise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 _HELP_WIDTH = 100
 _YAML_TYPES = (NoneType, bool, int, float, list, dict)
@@ -204,8 +205,10 @@ class _Constructor:
             return False
         return True
 
-    def _parser(self, only: str | None = None) -> ArgumentParser:
+    def _parser(self, only: str | None = None) -> "ArgumentParser":
         """Make a parser of all arguments, or of one alone."""
+        from jsonargparse import ArgumentParser  # takes a tenth of torch's time, and an own loop needs none
+
         parser = ArgumentParser(exit_on_error=False, print_config=None)
         others = set() if only is None else self.arguments.keys() - {only}
         parser.add_class_arguments(self.cls, fail_untyped=False, skip={self._num_runtime_args, *others})

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
@@ -79,17 +80,28 @@ def follows_evaluation(scheduler: ClassConfig) -> bool:
     return _is_a(resolve_class("scheduler", scheduler), "torch.optim.lr_scheduler.ReduceLROnPlateau")
 
 
-def choose_implementation(config: RunConfig, *, is_on_cpu: bool) -> ClassConfig:
-    """Return the optimizer's section, in `exact` with the implementation that every reducer can have.
+def choose_implementation(
+    config: RunConfig, device_types: AbstractSet[str], *, are_floats: bool
+) -> ClassConfig:
+    """Return the optimizer's section, on an accelerator with the implementation that suits the grade.
 
-    On an accelerator torch by default updates plain parameters with other kernels than sharded ones.
+    In `close` on CUDA that is the fused one, the fastest. In `exact` it is the one that every reducer can
+    have: by default torch updates plain parameters with other kernels than sharded ones.
+
+    Args:
+        config: of the run.
+        device_types: of the parameters.
+        are_floats: whether all parameters are real; fused optimizers take no others.
     """
     section = config.optimizer
-    if config.distributed.equality != "exact" or is_on_cpu or {"foreach", "fused"} & section.init_args.keys():
+    if "cpu" in device_types or {"foreach", "fused"} & section.init_args.keys():
         return section
-    if "foreach" not in inspect.signature(resolve_class("optimizer", section)).parameters:
+    chosen = "foreach" if config.distributed.equality == "exact" else "fused"
+    if chosen == "fused" and not (device_types == {"cuda"} and are_floats):
         return section
-    return replace(section, init_args={**section.init_args, "foreach": True})
+    if chosen not in inspect.signature(resolve_class("optimizer", section)).parameters:
+        return section
+    return replace(section, init_args={**section.init_args, chosen: True})
 
 
 def _plateau_mistake(config: RunConfig, scheduler: ClassConfig) -> str | None:

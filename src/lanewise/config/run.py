@@ -102,6 +102,14 @@ class DataConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogConfig(Section):
+    """How often metrics are written and shown, besides after the first step and the last one."""
+
+    every_steps: Annotated[int, AtLeast(1)] = 10
+    """Optimizer steps from one line to the next; progress is shown as often, so set 1 for slow steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(Section):
     """When the task's eval datasets are evaluated, besides at the end, and which model is the best."""
 
@@ -196,6 +204,8 @@ class RunConfig(Section):
     """Number format of forward and loss; weights and gradients are float32."""
     data: DataConfig = field(default_factory=DataConfig)
     """Order and loading of the samples."""
+    log: LogConfig = field(default_factory=LogConfig)
+    """Metrics and progress."""
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     """Evaluation during training."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

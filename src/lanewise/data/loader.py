@@ -73,7 +73,7 @@ def read_turns(
         pin_memory: whether batches lie in page-locked memory, for a GPU.
     """
     if not num_workers and not pin_memory:
-        return map(reader.__getitem__, turns)  # a DataLoader would take as long as a small step
+        return map(reader.__getitem__, turns)  # a DataLoader adds 8 to 11 us to each
     loader: DataLoader[LaneBatch] = DataLoader(
         reader,
         batch_size=None,  # a turn is a batch already

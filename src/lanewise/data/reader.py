@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
-from lanewise.errors import noting
+from lanewise.errors import note_place, noting
 from lanewise.lanes import LaneTurn, collate_seed, sample_seed
 from lanewise.nested import map_leaves
 from lanewise.random_state import SeededCalls
+
+_Seed = Callable[[int], None]
+"""Sets the random state of what is read next."""
 
 
 @dataclass(frozen=True)
@@ -67,30 +70,39 @@ class LaneReader(Dataset[LaneBatch]):
         self._collate = collate
         self._seed = seed
         self._reads_many = _reads_many(dataset)
-        self._seeded_read, self._seeded_collate = SeededCalls(), SeededCalls()
+        self._seeded = SeededCalls()
 
     def __getitem__(self, index: tuple[LaneTurn, tuple[int, ...]]) -> LaneBatch:
         """Read and collate one lane's samples."""
         turn, indices = index
         if not indices:
             return LaneBatch(turn, indices, None, self.eval_dataset)
+
+        def read(seed: _Seed) -> Any:
+            samples = self._read(turn.epoch, indices, seed)
+            seed(collate_seed(self._seed, turn.step, turn.lane))
+            return self._collate(samples)
+
         with _OneThread(), noting(lambda: LaneBatch(turn, indices, None, self.eval_dataset).place):
-            samples = self.read(turn.epoch, indices)
-            data = self._seeded_collate(
-                collate_seed(self._seed, turn.step, turn.lane), self._collate, samples
-            )
-        return LaneBatch(turn, indices, data, self.eval_dataset)
+            return LaneBatch(turn, indices, self._seeded(read), self.eval_dataset)
 
     def read(self, epoch: int, indices: tuple[int, ...]) -> list[Any]:
         """Return the samples at these dataset indices, as the epoch sees them."""
-        if self._reads_many:
-            seed = sample_seed(self._seed, epoch, indices[0])
-            return list(self._seeded_read(seed, self._dataset.__getitems__, list(indices)))  # type: ignore[attr-defined]
-        return [self._read_one(epoch, index) for index in indices]
+        return self._seeded(lambda seed: self._read(epoch, indices, seed))
 
-    def _read_one(self, epoch: int, index: int) -> Any:
-        with noting(lambda: f"in sample {index}"):
-            return self._seeded_read(sample_seed(self._seed, epoch, index), self._dataset.__getitem__, index)
+    def _read(self, epoch: int, indices: tuple[int, ...], seed: _Seed) -> list[Any]:
+        if self._reads_many:
+            seed(sample_seed(self._seed, epoch, indices[0]))
+            return list(self._dataset.__getitems__(list(indices)))  # type: ignore[attr-defined]
+        samples = []
+        for index in indices:
+            seed(sample_seed(self._seed, epoch, index))
+            try:
+                samples.append(self._dataset[index])
+            except BaseException as error:
+                note_place(error, f"in sample {index}")
+                raise
+        return samples
 
 
 def _reads_many(dataset: Dataset[Any]) -> bool:

@@ -8,6 +8,7 @@ from lanewise.engine.dataset import build_loader
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluation import build_evaluation, build_evaluator
 from lanewise.engine.identity import identify
+from lanewise.engine.log_interval import LogInterval
 from lanewise.engine.model import build_average, build_model, build_task
 from lanewise.engine.model_transforms import transform
 from lanewise.engine.optimizer import build_optimizer
@@ -63,8 +64,9 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     require_enough_steps(config, scheduler, last_step)
     evaluator = build_evaluator(config, task, training.evaluated_model, precision, world, reducer)
     evaluation = build_evaluation(config, evaluator, loader.schedule, last_step)
+    interval = LogInterval(config.log.every_steps, last_step)
     identity = identify(config, dataset, world)
-    run = Run(config, world, training, reducer, clock, loader, evaluation, last_step, identity)
+    run = Run(config, world, training, reducer, clock, loader, evaluation, interval, last_step, identity)
     if world.rank == 0:
         run.describe()
     return run

@@ -12,6 +12,9 @@ from lanewise.world.accelerator import Moment, has_streams, moment, seconds_betw
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 """What a step's time goes to; `communication` is what no computation hides."""
 
+_MOST_LAPS = 1000
+"""Of more laps, the older half is added up: a device has reached it by then, or has much to do still."""
+
 
 class StepClock:
     """Attributes the time since the last lap to a phase; on a device with streams this is the device's time.
@@ -28,7 +31,16 @@ class StepClock:
 
     def restart(self) -> None:
         """Begin the next lap now, and forget the time before."""
+        self._seconds = dict.fromkeys(("", *PHASES), 0.0)
         self._laps: list[tuple[str, Moment]] = [("", self._now())]
+
+    def skip(self) -> None:
+        """Begin the next lap now: the time since the last one belongs to no phase."""
+        if len(self._laps) > _MOST_LAPS:
+            half = len(self._laps) // 2
+            _add_up(self._laps[: half + 1], self._seconds)
+            del self._laps[:half]
+        self.lap("")
 
     def lap(self, phase: str) -> None:
         """End a stretch of a phase."""
@@ -38,15 +50,20 @@ class StepClock:
         """Restart.
 
         Returns:
-            A function that returns the seconds of each phase up to now; it waits for the device to get there.
+            A function that returns the seconds of each phase since the last restart, up to now; it waits for
+            the device to get there.
         """
-        laps = self._laps
+        laps, before = self._laps, self._seconds
         self.restart()
 
         def read() -> dict[str, float]:
-            seconds = dict.fromkeys(PHASES, 0.0)
-            for (_, start), (phase, end) in pairwise(laps):
-                seconds[phase] += seconds_between(start, end)
-            return seconds
+            seconds = dict(before)
+            _add_up(laps, seconds)
+            return {phase: seconds[phase] for phase in PHASES}
 
         return read
+
+
+def _add_up(laps: list[tuple[str, Moment]], seconds: dict[str, float]) -> None:
+    for (_, start), (phase, end) in pairwise(laps):
+        seconds[phase] += seconds_between(start, end)

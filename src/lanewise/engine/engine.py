@@ -12,7 +12,7 @@ from lanewise.engine.lane import to_device
 from lanewise.engine.observers import Observers
 from lanewise.engine.run import Run
 from lanewise.engine.saving import Saving
-from lanewise.engine.step import StepReport, TrainStep
+from lanewise.engine.step import Line, StepReport, TrainStep
 from lanewise.engine.step_metrics import step_metrics
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.run_dir import RunDir
@@ -68,6 +68,7 @@ class Engine:
             run.training,
             self._gradients,
             run.clock,
+            interval=run.log_interval,
             read_again=self._read_again,
             seed=config.train.seed,
             max_grad_norm=config.train.max_grad_norm,
@@ -98,7 +99,7 @@ class Engine:
             for report in self.steps():
                 stops = report.totals.wants_stop
                 saves = self._saves_after(report)
-                observers.show(report)
+                observers.show(report.line)
                 if self._evaluates_after(report.step) and not stops:
                     stops = self._evaluate_or_stop(report.step, run_dir, observers)
                 if saves or stops:
@@ -206,5 +207,8 @@ class Engine:
             num_samples / seconds,
         )
 
-    def _name_metrics(self, report: StepReport) -> Mapping[str, float]:
-        return step_metrics(report, self.schedule.num_samples_in(report.step), self._world.device)
+    def _name_metrics(self, line: Line) -> Mapping[str, float]:
+        stop = line.step + 1
+        start = max(stop - line.totals.num_steps, self.first_step)  # an earlier attempt may have begun it
+        before = self.schedule.num_samples_before
+        return step_metrics(line, stop - start, before(stop) - before(start), self._world.device)

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,12 +12,13 @@ from torch import nn
 from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
-from lanewise.engine.lane import LaneLoss, named_lane
+from lanewise.engine.lane import LaneLoss, note_lane
 from lanewise.engine.losses import StepLosses
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.precision import LossScale
 from lanewise.reduce import Crosstalk, LaneBuffers, ParameterMonitor, Reducer, StepTotals
+from lanewise.world.accelerator import start_copy_to_host
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ class StepGradient:
     totals: StepTotals
     """Loss and weight."""
     norm: torch.Tensor | None
-    """L2 norm of the gradient, a scalar on the device; None where nobody needs it."""
+    """L2 norm of the gradient, a scalar on the device; None where nothing needs it."""
     allows_update: bool
     """Whether the weights may be updated: the step has weight, and no fp16 overflow. Else `grad` is None."""
 
@@ -144,14 +146,17 @@ class LaneGradients:
             )
         first = group[0].turn
         self._crosstalk.after_forward(first)
-        checked = [_check(loss, batch, what) for loss, batch in zip(losses, group, strict=True)]
+        checked = list(map(partial(_check, what), group, losses))
         self._clock.lap("forward")
         for replica, batch in enumerate(group):
             self._buffers.end(batch.turn, replica)
         self._monitor.before_backward(first)
         for batch, loss in zip(group, checked, strict=True):
-            with named_lane(batch):
+            try:
                 self._backward(batch, loss)
+            except BaseException as error:
+                note_lane(error, batch)
+                raise
         self._monitor.after_backward(first)
         self._turn = group[-1].turn
         is_reduced = self._turn.is_last and self._world.world_size > 1
@@ -181,16 +186,16 @@ class LaneGradients:
     def divide(self, *, needs_norm: bool = True) -> StepGradient:
         """Make the gradient of the step whole: the weighted mean over the global batch.
 
-        Collective: every rank must call this.
+        Collective: every rank must call this, with the same argument.
 
         Args:
-            needs_norm: whether the caller needs the norm of the gradient; alike on all ranks.
+            needs_norm: whether to compute the norm even if no loss scale needs it.
 
         Raises:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         totals = self._losses.finish()
-        self.reducer.finish(totals.weight * self._losses.factor)
+        self.reducer.finish(self._losses.divisor(totals, self._turn))
         norm = self.reducer.grad_norm() if needs_norm or self.loss_scale is not None else None
         allows_update = totals.allow_update
         if allows_update:
@@ -199,7 +204,7 @@ class LaneGradients:
             self._buffers.discard()
         if allows_update and self.loss_scale is not None:
             assert norm is not None
-            allows_update = math.isfinite(norm)
+            allows_update = math.isfinite(start_copy_to_host(norm)())
             self.loss_scale.update(is_finite=allows_update)
         if not allows_update:
             for parameter in self.reducer.parameters:
@@ -243,8 +248,11 @@ class LaneGradients:
             )
 
 
-def _check(loss: object, batch: LaneBatch, what: str) -> LaneLoss | None:
+def _check(what: str, batch: LaneBatch, loss: object) -> LaneLoss | None:
     if not batch.indices:
         return None
-    with named_lane(batch):
+    try:
         return LaneLoss.from_returned(loss, len(batch.indices), what)
+    except BaseException as error:  # a weight may be an object of the user's
+        note_lane(error, batch)
+        raise

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,13 +10,13 @@ import torch
 from torch import nn
 
 from lanewise.data import LaneBatch
-from lanewise.errors import TaskError, noting, text_of
+from lanewise.errors import TaskError, note_place, text_of
 from lanewise.lanes import LaneTurn
 from lanewise.nested import map_leaves
 from lanewise.precision import Precision
 from lanewise.random_state import seed_torch, set_random_state
 from lanewise.task import Loss, Task
-from lanewise.world.accelerator import new_stream, on_stream
+from lanewise.world.accelerator import new_stream, on_stream, start_copy_to_host
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,21 @@ class TaskLane:
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""
         (set_random_state if self.seeds_all else seed_torch)(self.seed)
-        with named_lane(self.batch), self.precision.forward():
-            return self.task.forward(model, data)
+        try:
+            with self.precision.forward():
+                return self.task.forward(model, data)
+        except BaseException as error:
+            note_lane(error, self.batch)
+            raise
 
     def loss(self, outputs: Any, data: Any) -> Any:
         """See `LaneWork`."""
-        with named_lane(self.batch), self.precision.forward():
-            return self.task.loss(outputs, data)
+        try:
+            with self.precision.forward():
+                return self.task.loss(outputs, data)
+        except BaseException as error:
+            note_lane(error, self.batch)
+            raise
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,8 @@ class LaneLoss:
                 f"{what} must be a scalar tensor or a Loss: got {got}. "
                 "Give the mean over the micro-batch, or Loss(sum, weight) with the number of its units."
             )
-        weight = float(loss.weight)
+        given = loss.weight
+        weight = float(start_copy_to_host(given)() if isinstance(given, torch.Tensor) else given)
         if not 0 <= weight < math.inf:
             raise TaskError(
                 f"{what} has the weight {weight}: need a finite number that is not negative. "
@@ -111,26 +121,29 @@ def _is_scalar(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
-class named_lane(noting):  # noqa: N801 - see `noting`
-    """Adds to an error of the user's code where it arose, and the remedy if one is known.
+def note_lane(error: BaseException, batch: LaneBatch) -> None:
+    """Add to an error of the user's code in which lane it arose, and the remedy if one is known.
 
     Raises:
-        TaskError: instead of an error of torch whose remedy is known.
+        TaskError: instead of an error of torch whose remedy is known, and of a SystemExit.
     """
+    if isinstance(error, Exception):
+        for text, remedy in _REMEDIES.items():
+            if text in f"{type(error).__name__}: {text_of(error)}":
+                explained = TaskError(f"{error}. {remedy}")
+                explained.add_note(batch.place)
+                raise explained from error
+    note_place(error, batch.place)
 
-    __slots__ = ()
 
-    def __init__(self, batch: LaneBatch) -> None:
-        super().__init__(lambda: batch.place)
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Exception):
-            for text, remedy in _REMEDIES.items():
-                if text in f"{type(error).__name__}: {text_of(error)}":
-                    explained = TaskError(f"{error}. {remedy}")
-                    explained.add_note(self._place())
-                    raise explained from error
-        super().__exit__(kind, error, traceback)
+@contextmanager
+def named_lane(batch: LaneBatch) -> Iterator[None]:
+    """Do `note_lane` for errors of a block."""
+    try:
+        yield
+    except BaseException as error:
+        note_lane(error, batch)
+        raise
 
 
 _REMEDIES = {

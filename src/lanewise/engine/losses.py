@@ -56,7 +56,7 @@ class StepLosses:
         value = None if loss.value is None else loss.value.detach()
         self._local.append(LocalTotals(value, loss.factor, loss.weight))
         self._samples[batch.turn.lane] = batch.indices
-        factor = loss.factor * self.factor
+        factor = loss.factor * self.factor / (loss.weight if batch.turn.num_present_lanes == 1 else 1.0)
         if loss.value is None or factor == 1.0:
             return loss.value, None
         return loss.value, _scalar(factor, loss.value.dtype, loss.value.device)
@@ -66,7 +66,16 @@ class StepLosses:
         """What the sums of losses, and so of gradients, are multiplied by."""
         return 1.0 if self._loss_scale is None else self._loss_scale.factor
 
-    def start_exchange(self, turn: LaneTurn, votes: tuple[bool, bool], buffer_changes: torch.Tensor) -> None:
+    def divisor(self, totals: StepTotals, turn: LaneTurn) -> float:
+        """Return what the sums of gradients are divided by to be means over the global batch.
+
+        A step of one lane has that in the factor of its backward: a division less for each gradient.
+        """
+        return self.factor * (1.0 if turn.num_present_lanes == 1 else totals.weight)
+
+    def start_exchange(
+        self, turn: LaneTurn, votes: tuple[bool, bool], buffer_changes: torch.Tensor | None
+    ) -> None:
         """Begin to exchange. Collective: every rank must call this, when all its lanes were added.
 
         Args:
@@ -101,4 +110,4 @@ class StepLosses:
 
 @lru_cache(maxsize=64)
 def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.tensor(value, dtype=dtype, device=device)
+    return torch.full((), value, dtype=dtype, device=device)  # a kernel's argument: no copy to wait for

@@ -19,8 +19,9 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> Optimize
         ConfigError: if the class is not an optimizer, or cannot be used for training here.
         TaskError: if a parameter of the optimizer is not in the model.
     """
-    is_on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    section = choose_implementation(config, is_on_cpu=is_on_cpu)
+    device_types = {parameter.device.type for parameter in model.parameters()}
+    are_floats = all(parameter.is_floating_point() for parameter in model.parameters())
+    section = choose_implementation(config, device_types, are_floats=are_floats)
     optimizer: Optimizer = build_section("optimizer", section, task.parameter_groups(model))
     parameters = set(model.parameters())
     for parameter in (one for group in optimizer.param_groups for one in group["params"]):

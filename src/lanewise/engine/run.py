@@ -9,6 +9,7 @@ from lanewise.config import RunConfig
 from lanewise.data import LaneLoader
 from lanewise.engine.clock import StepClock
 from lanewise.engine.evaluation import Evaluation
+from lanewise.engine.log_interval import LogInterval
 from lanewise.engine.state import RunState
 from lanewise.engine.step import Training
 from lanewise.lanes import Schedule, lane_ranges
@@ -33,6 +34,8 @@ class Run:
     """Gives the batches of this process's lanes."""
     evaluation: Evaluation | None
     """When and on what to evaluate; None where the task has no eval datasets."""
+    log_interval: LogInterval
+    """Which steps are logged."""
     last_step: int
     """The step before which training ends."""
     identity: Mapping[str, Any]
@@ -56,7 +59,9 @@ class Run:
                 "loss_scale": training.precision.loss_scale,
                 "average": training.average,
                 "best": self.evaluation,
-            }
+                "log": self.log_interval,
+            },
+            may_lack=("log",),
         )
 
     def describe(self) -> None:

@@ -1,6 +1,6 @@
 """What a run is besides its configuration: all that a checkpoint holds, by the names of parameters."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -37,10 +37,12 @@ class RunState:
     Args:
         objects: modules, optimizers of their parameters, schedulers, and whatever else has `state_dict` and
             `load_state_dict`; those that are None are left out.
+        may_lack: which of them older checkpoints lack; they stay as they are then.
     """
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
+    def __init__(self, objects: Mapping[str, Any], may_lack: Collection[str] = ()) -> None:
         self._objects = {key: value for key, value in objects.items() if value is not None}
+        self._may_lack = frozenset(may_lack)
         self._names: dict[torch.Tensor, str] = {
             parameter: f"{key}.{name}"
             for key, value in self._objects.items()
@@ -67,7 +69,7 @@ class RunState:
     def compare(self, state: Mapping[str, Any]) -> list[str]:
         """Say what does not fit in what `take` returned in another process, maybe on other devices."""
         current = self.take()
-        mistakes = [f"{key} is not in it" for key in current.keys() - state.keys()]
+        mistakes = [f"{key} is not in it" for key in current.keys() - state.keys() - self._may_lack]
         mistakes += [
             f"it has a state of {key}, and this run has none" for key in state.keys() - current.keys()
         ]
@@ -81,7 +83,8 @@ class RunState:
         Raises:
             CheckpointError: if an object does not accept its state; nothing is changed then.
         """
-        loads = [load for key, value in self._objects.items() for load in _loads(key, value, state[key])]
+        objects = {key: value for key, value in self._objects.items() if key in state}
+        loads = [load for key, value in objects.items() for load in _loads(key, value, state[key])]
         for number, (key, load, _, saved) in enumerate(loads):
             try:
                 load(saved)
@@ -89,7 +92,7 @@ class RunState:
                 for _, load_back, before, _ in loads[: number + 1]:
                     load_back(before)
                 raise CheckpointError(f"{key} does not accept its state: {error!r:.200}.") from error
-        for key, value in self._objects.items():
+        for key, value in objects.items():
             if isinstance(value, nn.Module):
                 _copy(value, state[key])
             elif isinstance(value, Optimizer):

@@ -16,8 +16,10 @@ from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
 from lanewise.engine.gradient import LaneGradients, StepGradient
 from lanewise.engine.lane import TaskLane
+from lanewise.engine.log_interval import IntervalTotals, LogInterval
 from lanewise.engine.scheduler import Plateau
 from lanewise.engine.step_batches import StepBatches
+from lanewise.errors import TaskError
 from lanewise.lanes import lane_seed, update_seed
 from lanewise.precision import Precision
 from lanewise.random_state import seed_torch, set_random_state, was_drawn_from
@@ -49,20 +51,33 @@ class Training:
 
 
 @dataclass(frozen=True)
-class StepReport:
-    """What a step did; the same on every rank but for the times. Reading a number may wait for the device."""
+class Line:
+    """What a line of metrics says of the steps since the line before, and of the last of them.
+
+    The same on every rank but for the times. Reading a number may wait for the device.
+    """
 
     epoch: int
     step: int
-    totals: StepTotals
+    totals: IntervalTotals
     learning_rate: float
-    """Of the first parameter group, as this step used it."""
-    grad_norm: Callable[[], torch.Tensor] | None
-    """Norm of the gradient before clipping; None where nobody needs it."""
+    """Of the first parameter group, as the last step used it."""
+    grad_norm: Callable[[], torch.Tensor]
+    """Norm of the last step's gradient before clipping."""
     skipped_steps: int | None
     """Steps so far that updated nothing since an fp16 gradient overflowed; None in other formats."""
     phase_seconds: Callable[[], dict[str, float]]
-    """What the time went to."""
+    """What the time went to that this process spent in these steps."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step did."""
+
+    step: int
+    totals: StepTotals
+    line: Line | None
+    """None where the step is not logged."""
 
 
 class TrainStep:
@@ -72,6 +87,7 @@ class TrainStep:
         training: the task, the module, the optimizer and the scheduler.
         gradients: makes the gradient.
         clock: the one that `gradients` has.
+        interval: the steps since the last line of metrics; knows which steps are logged.
         read_again: reads a batch once more, as a forward may have changed it.
         seed: seed of the run.
         max_grad_norm: clip the gradient to this norm.
@@ -83,6 +99,7 @@ class TrainStep:
         gradients: LaneGradients,
         clock: StepClock,
         *,
+        interval: LogInterval,
         read_again: Callable[[LaneBatch], LaneBatch],
         seed: int,
         max_grad_norm: float | None = None,
@@ -90,6 +107,7 @@ class TrainStep:
         self.gradients = gradients
         self._training = training
         self._clock = clock
+        self._interval = interval
         self._read_again = read_again
         self._seed = seed
         self._max_grad_norm = max_grad_norm
@@ -98,9 +116,9 @@ class TrainStep:
         # See [Note: seeding what draws].
         self._lanes_draw = False
         is_of_torch = type(training.optimizer).__module__.startswith("torch.optim.")
-        self._update_draws = training.scheduler is not None or not is_of_torch
+        self._update_may_draw = training.scheduler is not None or not is_of_torch
 
-    def run(self, batches: Iterator[LaneBatch], *, needs_norm: bool = True) -> StepReport:
+    def run(self, batches: Iterator[LaneBatch]) -> StepReport:
         """Take the next step's batches and update the model, alike on any number of processes.
 
         Where the global weight is 0, or an fp16 gradient overflowed, the weights stay.
@@ -109,18 +127,17 @@ class TrainStep:
 
         Args:
             batches: consumed for one step.
-            needs_norm: whether the report must have the norm of the gradient; alike on all ranks.
 
         Raises:
             TaskError: if the task breaks its contract.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         training, optimizer = self._training, self._training.optimizer
-        self._clock.restart()  # an evaluation may have come between
+        self._clock.skip()  # an evaluation may have come between
         if self._needs_closure:
             gradient = self._update_by_closure(batches)
         else:
-            gradient = self.compute_gradient(batches, needs_norm=needs_norm)
+            gradient = self.compute_gradient(batches)
             self._clip(gradient)
             optimizer.step()  # does nothing where there is no gradient
         self._seed_update(gradient.turn.step)  # shards may have drawn unequally
@@ -133,16 +150,18 @@ class TrainStep:
             grow_buffers(training.average.module, dict(training.model.named_buffers()))
             training.average.update_parameters(training.model)
         self._clock.lap("optimizer")
-        return self._report(gradient, learning_rate)
+        step = gradient.turn.step
+        self._interval.add(gradient.totals)
+        line = self._line(gradient, learning_rate) if self._interval.ends_with(step) else None
+        return StepReport(step, gradient.totals, line)
 
-    def compute_gradient(self, batches: Iterator[LaneBatch], *, needs_norm: bool = True) -> StepGradient:
+    def compute_gradient(self, batches: Iterator[LaneBatch]) -> StepGradient:
         """Leave the gradient of a step in every `param.grad`, and the random state of its update.
 
         Collective: every rank must call this, with the batches of its own lanes.
 
         Args:
             batches: consumed for one step.
-            needs_norm: see `run`.
 
         Raises:
             TaskError: if the task breaks its contract.
@@ -151,21 +170,35 @@ class TrainStep:
         for group in self.gradients.groups(batches):  # those that this process carries
             losses = self._losses(group)  # forward and loss, under each lane's random state
             self.gradients.add(losses, self._what)  # backward; the last one overlaps the reduction
-        needs_norm |= self._max_grad_norm is not None
+            self._note_draws(group)
+        needs_norm = self._max_grad_norm is not None or self._interval.ends_with(group[-1].turn.step)
         gradient = self.gradients.divide(needs_norm=needs_norm)  # one sum over all lanes, one divisor
         self._seed_update(gradient.turn.step)
         return gradient
 
     def _losses(self, group: Sequence[LaneBatch]) -> list[Any]:
         """Run the forwards of a group of lanes; twice where they are the first that draw from numpy, say."""
-        is_certain = self._lanes_draw or self.gradients.runs_forwards_once or was_drawn_from()
-        losses = self._run_lanes(group, seeds_all=is_certain)
+        seeds_all = self._lanes_draw or self.gradients.runs_forwards_once or was_drawn_from()
+        losses = self._run_lanes(group, seeds_all=seeds_all)
         if was_drawn_from():
             self._lanes_draw = True
-            if not is_certain:
+            if not seeds_all:
                 self.gradients.restart()
                 losses = self._run_lanes([self._read_again(batch) for batch in group], seeds_all=True)
+        self._is_seeded = seeds_all or self._lanes_draw
         return losses
+
+    def _note_draws(self, group: Sequence[LaneBatch]) -> None:
+        """Note what a backward drew. It cannot run again: its gradients were added, maybe sent."""
+        if self._lanes_draw or not was_drawn_from():
+            return
+        if not self._is_seeded:
+            raise TaskError(
+                f"the backward of a lane drew from python's or numpy's generator {group[0].place}, and "
+                "nothing in the lanes of this process did before, so these were not seeded for it. "
+                "Draw from torch's generator in a hook, or in every step from the first one on."
+            )
+        self._lanes_draw = True
 
     def _run_lanes(self, group: Sequence[LaneBatch], *, seeds_all: bool) -> list[Any]:
         task, precision = self._training.task, self._training.precision
@@ -179,11 +212,8 @@ class TrainStep:
 
     def _seed_update(self, step: int) -> None:
         """Set the random state of what follows the lanes."""
-        seed = update_seed(self._seed, step)
-        if self._update_draws or was_drawn_from():
-            set_random_state(seed)
-        else:
-            seed_torch(seed)
+        seed_all = self._update_may_draw or was_drawn_from()
+        (set_random_state if seed_all else seed_torch)(update_seed(self._seed, step))
 
     def _clip(self, gradient: StepGradient) -> None:
         if self._max_grad_norm is not None:
@@ -212,14 +242,16 @@ class TrainStep:
         self._training.optimizer.step(closure)  # type: ignore[arg-type]  # torch's says that it gives a float
         return found[0]
 
-    def _report(self, gradient: StepGradient, learning_rate: float) -> StepReport:
+    def _line(self, gradient: StepGradient, learning_rate: float) -> Line:
+        """End the interval."""
+        assert gradient.norm is not None
         loss_scale = self._training.precision.loss_scale
-        return StepReport(
+        return Line(
             epoch=gradient.turn.epoch,
             step=gradient.turn.step,
-            totals=gradient.totals,
+            totals=self._interval.take(),
             learning_rate=learning_rate,
-            grad_norm=None if gradient.norm is None else start_copy_to_host(gradient.norm),
+            grad_norm=start_copy_to_host(gradient.norm),
             skipped_steps=None if loss_scale is None else loss_scale.skipped_steps,
             phase_seconds=self._clock.take(),
         )

@@ -1,31 +1,32 @@
-"""The columns of metrics.jsonl that a step fills; callbacks and TensorBoard get the same."""
+"""The columns of metrics.jsonl that steps fill; callbacks and TensorBoard get the same."""
 
-import math
 from collections.abc import Mapping
 
 import torch
 
-from lanewise.engine.step import StepReport
+from lanewise.engine.step import Line
 from lanewise.world.accelerator import peak_bytes
 
 
-def step_metrics(report: StepReport, num_samples: int, device: torch.device) -> Mapping[str, float]:
-    """Name what a step found. Waits for the device; times and memory are those of this process.
+def step_metrics(line: Line, num_steps: int, num_samples: int, device: torch.device) -> Mapping[str, float]:
+    """Name what steps found. Waits for the device; times and memory are those of this process.
 
     Args:
-        report: of the step.
-        num_samples: of all lanes in the step.
+        line: of the steps.
+        num_steps: those of them that this process took.
+        num_samples: of all lanes in those.
         device: of this process.
     """
-    seconds = {f"time/{phase}_seconds": spent for phase, spent in report.phase_seconds().items()}
+    seconds = line.phase_seconds()
     metrics = {
-        "train/loss": report.totals.loss,
-        "train/grad_norm": float(report.grad_norm()) if report.grad_norm is not None else math.nan,
-        "train/learning_rate": report.learning_rate,
+        "train/loss": line.totals.loss,
+        "train/weight": line.totals.mean_weight,
+        "train/grad_norm": float(line.grad_norm()),
+        "train/learning_rate": line.learning_rate,
         "perf/samples_per_second": num_samples / sum(seconds.values()),
-        **seconds,
+        **{f"time/{phase}_seconds": spent / num_steps for phase, spent in seconds.items()},
         "memory/peak_gib": peak_bytes(device) / 2**30,
     }
-    if report.skipped_steps is not None:
-        metrics["train/skipped_steps"] = report.skipped_steps
+    if line.skipped_steps is not None:
+        metrics["train/skipped_steps"] = line.skipped_steps
     return metrics

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lanewise.config import Override, RunConfig
+from lanewise.config import RunConfig
 from lanewise.config.check import read_section
+from lanewise.config.override import Override
 from lanewise.errors import ConfigError
 from lanewise.jobs.evaluate import OBJECT, EvaluateJob, PredictJob, find_model
 from lanewise.jobs.start import start
@@ -54,6 +55,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
     scheduler: Section | None = None,
     precision: str = "float32",
     data: Section | None = None,
+    log: Section | None = None,
     evaluate: Section | None = None,
     checkpoint: Section | None = None,
     distributed: Section | None = None,
@@ -73,6 +75,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         scheduler: likewise.
         precision: `float32`, `tf32`, `bf16` or `fp16`.
         data: how samples are ordered and loaded.
+        log: how often metrics are written.
         evaluate: when to evaluate.
         checkpoint: how often to save, and how many checkpoints to keep.
         distributed: which devices to use; `devices` unset: all GPUs, or one process on a CPU.
@@ -96,6 +99,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         "scheduler": scheduler,
         "precision": precision,
         "data": data,
+        "log": log,
         "evaluate": evaluate,
         "checkpoint": checkpoint,
         "distributed": distributed,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from lanewise.config import dump_config
+from lanewise.config.load import dump_config
 from lanewise.jobs.job import Job
 from lanewise.jobs.signals import training, wants_stop
 from lanewise.run_dir import RunDir

@@ -70,7 +70,6 @@ class FeistelOrder:
         # The latest chunk, as (epoch, chunk, its samples): a caller reads on, a few positions at a time. It
         # is replaced as a whole, so that threads sharing an order never see one chunk under another's key.
         self._latest: tuple[int, int, npt.NDArray[np.int64]] | None = None
-        self._listed: tuple[int, int, list[int]] | None = None
 
     def samples(self, turn: LaneTurn) -> tuple[int, ...]:
         """See `SampleOrder`."""
@@ -78,10 +77,7 @@ class FeistelOrder:
         chunk, first = divmod(start, _CHUNK)
         if first + stop - start > _CHUNK or stop > self._num_samples:
             return tuple(self.indices(turn.epoch, start, stop).tolist())
-        listed = self._listed
-        if listed is None or listed[:2] != (turn.epoch, chunk):
-            listed = self._listed = (turn.epoch, chunk, self._chunk(turn.epoch, chunk).tolist())
-        return tuple(listed[2][first : first + stop - start])
+        return tuple(self._chunk(turn.epoch, chunk)[first : first + stop - start].tolist())
 
     def indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Sample indices at positions [start, stop) of the epoch.

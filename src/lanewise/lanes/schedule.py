@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,12 @@ class Schedule:
                 f"got {self.global_batch_size} and {self.micro_batch_size}."
             )
 
-    @property
+    @cached_property
     def num_lanes(self) -> int:
         """Lanes of the run."""
         return self.global_batch_size // self.micro_batch_size
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one epoch; 0 where the dataset is empty, or too small and `drop_last` is set."""
         full_steps, rest = divmod(self.num_samples, self.global_batch_size)
@@ -54,8 +56,7 @@ class Schedule:
 
     def num_samples_in(self, step: int) -> int:
         """Count the samples of all lanes in a step."""
-        start = step % self.steps_per_epoch * self.global_batch_size
-        return min(self.global_batch_size, self.num_samples - start)
+        return min(self.global_batch_size, self.num_samples - self._start(step))
 
     def num_samples_before(self, step: int) -> int:
         """Count the samples of all steps before this one, over all epochs."""
@@ -69,15 +70,10 @@ class Schedule:
 
     def positions(self, step: int, lane: int) -> range:
         """Return the positions in the epoch's order that a lane reads in a step; empty for an absent lane."""
-        start = step % self.steps_per_epoch * self.global_batch_size
         num_present = self.num_present_lanes(step)
         if lane >= num_present:
             return range(0)
-        size, larger = divmod(self.num_samples_in(step), num_present)
-        return range(
-            start + lane * size + min(lane, larger),
-            start + (lane + 1) * size + min(lane + 1, larger),
-        )
+        return _share(self.num_samples_in(step), num_present, lane, self._start(step))
 
     def turns(self, lanes: range, first_step: int, last_step: int) -> Iterator["LaneTurn"]:
         """Yield what a process that carries `lanes` does in steps `first_step` to `last_step - 1`, in order.
@@ -86,17 +82,20 @@ class Schedule:
         positions, under its first lane.
         """
         for step in range(first_step, last_step):
-            num_present = self.num_present_lanes(step)
-            present = [lane for lane in lanes if lane < num_present] or [lanes.start]
-            for lane in present:
-                yield LaneTurn(
-                    epoch=step // self.steps_per_epoch,
-                    step=step,
-                    lane=lane,
-                    positions=self.positions(step, lane),
-                    num_present_lanes=num_present,
-                    is_last=lane == present[-1],
-                )
+            epoch, start, num_samples = (
+                step // self.steps_per_epoch,
+                self._start(step),
+                self.num_samples_in(step),
+            )
+            num_present = -(-num_samples // self.micro_batch_size)
+            last = max(lanes.start, min(lanes.stop, num_present) - 1)
+            for lane in range(lanes.start, last + 1):
+                positions = _share(num_samples, num_present, lane, start) if lane < num_present else range(0)
+                yield LaneTurn(epoch, step, lane, positions, num_present, lane == last)
+
+    def _start(self, step: int) -> int:
+        """Return the first position of a step."""
+        return step % self.steps_per_epoch * self.global_batch_size
 
 
 @dataclass(frozen=True)
@@ -127,16 +126,21 @@ class SequentialSchedule:
         if lanes.start >= num_present:
             yield LaneTurn(0, 0, lanes.start, range(0), num_present, is_last=True)
             return
-        size, larger = divmod(self.num_samples, self.num_lanes)
         for lane in lanes:
-            start, stop = (index * size + min(index, larger) for index in (lane, lane + 1))
-            for step, first in enumerate(range(start, stop, self.micro_batch_size)):
-                last = min(first + self.micro_batch_size, stop)
-                yield LaneTurn(0, step, lane, range(first, last), num_present, is_last=last == stop)
+            share = _share(self.num_samples, self.num_lanes, lane)
+            for step, first in enumerate(share[:: self.micro_batch_size]):
+                last = min(first + self.micro_batch_size, share.stop)
+                yield LaneTurn(0, step, lane, range(first, last), num_present, is_last=last == share.stop)
 
 
-@dataclass(frozen=True)
-class LaneTurn:
+def _share(num_samples: int, num_lanes: int, lane: int, start: int = 0) -> range:
+    """Return the positions of a lane where samples from `start` on are shared as evenly as possible."""
+    size, larger = divmod(num_samples, num_lanes)
+    first = start + lane * size + min(lane, larger)
+    return range(first, first + size + (lane < larger))
+
+
+class LaneTurn(NamedTuple):
     """What one lane reads in one step."""
 
     epoch: int

@@ -4,12 +4,12 @@ Each seed is the BLAKE2b digest (RFC 7693) of a purpose and a few integers: stre
 lanes, steps and samples are unrelated, and neighbouring numbers give unrelated seeds.
 """
 
-import hashlib
+from hashlib import blake2b
 
 
 def model_seed(seed: int) -> int:
     """Return the seed under which every rank builds the task and its model."""
-    return _digest(b"model", seed)
+    return _digest(f"model {seed}")
 
 
 def lane_seed(seed: int, step: int, lane: int, repeat: int = 0) -> int:
@@ -17,7 +17,7 @@ def lane_seed(seed: int, step: int, lane: int, repeat: int = 0) -> int:
 
     Where a step goes through its lanes several times, for one model after the other, `repeat` counts them.
     """
-    return _digest(b"lane", seed, step, lane, *([repeat] if repeat else []))
+    return _digest(f"lane {seed} {step} {lane} {repeat}" if repeat else f"lane {seed} {step} {lane}")
 
 
 def update_seed(seed: int, step: int, repeat: int = 0) -> int:
@@ -25,25 +25,24 @@ def update_seed(seed: int, step: int, repeat: int = 0) -> int:
 
     `repeat` as in `lane_seed`.
     """
-    return _digest(b"update", seed, step, *([repeat] if repeat else []))
+    return _digest(f"update {seed} {step} {repeat}" if repeat else f"update {seed} {step}")
 
 
 def evaluation_seed(seed: int, step: int, lane: int) -> int:
     """Return the seed of a lane's forward on its micro-batch number `step` of an evaluation."""
-    return _digest(b"evaluation", seed, step, lane)
+    return _digest(f"evaluation {seed} {step} {lane}")
 
 
 def sample_seed(seed: int, epoch: int, sample_index: int) -> int:
     """Return the seed under which a sample is read in an epoch: augmentation and the like."""
-    return _digest(b"sample", seed, epoch, sample_index)
+    return _digest(f"sample {seed} {epoch} {sample_index}")
 
 
 def collate_seed(seed: int, step: int, lane: int) -> int:
     """Return the seed under which a lane's samples are collated in a step: masking and the like."""
-    return _digest(b"collate", seed, step, lane)
+    return _digest(f"collate {seed} {step} {lane}")
 
 
-def _digest(purpose: bytes, *numbers: int) -> int:
+def _digest(text: str) -> int:
     """Hash to 64 bits. Decimal text keeps it well defined for an integer of any size."""
-    text = b"%s %s" % (purpose, " ".join(map(str, numbers)).encode())
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""Writes metrics.jsonl: one JSON object for each step and for each evaluation."""
+"""Writes metrics.jsonl: one JSON object for each logged step and for each evaluation."""
 
 import json
 import logging
@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lanewise.callback import Callback
 from lanewise.run_file import open_log, open_regular, replacing, writing
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class JsonlLogger(Callback):
-    """Appends a line for each step; a number that JSON lacks (NaN, infinity) becomes null.
+    """Appends a line for each logged step; a number that JSON lacks (NaN, infinity) becomes null.
 
     Args:
         path: the file, made with the first line, so that a run which fails before leaves none.
@@ -59,18 +59,17 @@ def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
         evaluates_first: whether to remove the evaluation after the step before as well.
     """
     num_damaged, first_damaged = 0, 0
-    last_step = -1
     with replacing(path) as new, open_regular(path) as lines, new.open("wb") as kept:
         for number, line in enumerate(lines, start=1):
-            step = _step_of(line)
-            if step is None and line.endswith(b"\n"):
+            columns = _columns_of(line)
+            if columns is None and line.endswith(b"\n"):
                 num_damaged += 1
                 first_damaged = first_damaged or number
-            if step is None:
+            if columns is None:
                 continue
-            is_evaluation = step == last_step  # its line comes after that of its step
-            last_step = step
-            if step < first_step and not (evaluates_first and is_evaluation and step == first_step - 1):
+            is_evaluation = "train/learning_rate" not in columns
+            is_repeated = evaluates_first and is_evaluation and columns["step"] == first_step - 1
+            if columns["step"] < first_step and not is_repeated:
                 kept.write(line if line.endswith(b"\n") else line + b"\n")
     if num_damaged:
         logger.warning(
@@ -81,10 +80,11 @@ def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
         )
 
 
-def _step_of(line: bytes) -> int | None:
-    """Return the step of a line; None if it has none."""
+def _columns_of(line: bytes) -> Mapping[str, Any] | None:
+    """Return what a line has; None if that is no step."""
     try:
-        step = json.loads(line)["step"]
+        columns: Any = json.loads(line)
+        has_step = type(columns["step"]) is int
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
-    return step if type(step) is int else None
+    return columns if has_step else None

@@ -13,7 +13,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressLogger(Callback):
-    """Follows the steps of a run."""
+    """Follows the logged steps of a run."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)

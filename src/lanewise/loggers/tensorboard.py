@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from lanewise.callback import Callback
@@ -28,8 +29,11 @@ class TensorBoardLogger(Callback):
         with writing(self._folder):
             if self._writer is None:
                 self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step)
-            for name, value in metrics.items():
-                self._writer.add_scalar(name, value, step)
+            # What `add_scalar` writes, but all in one event: that takes a tenth of the time.
+            summary = Summary(
+                value=[Summary.Value(tag=tag, simple_value=one) for tag, one in metrics.items()]
+            )
+            self._writer.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]  # None when closed
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `Callback`."""

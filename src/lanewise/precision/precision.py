@@ -7,6 +7,7 @@ import torch
 from lanewise.precision.loss_scale import LossScale
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AS_IT_IS = nullcontext()
 
 
 class Precision:
@@ -30,4 +31,4 @@ class Precision:
         """Enter the format, for a forward or a loss, or both: weights are cast once in it."""
         if self._autocast is not None:
             return torch.autocast(self._device_type, self._autocast)
-        return nullcontext()
+        return _AS_IT_IS

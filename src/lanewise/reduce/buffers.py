@@ -97,7 +97,7 @@ class LaneBuffers:
         for lane in self._lanes[-1:]:  # whose forward is done by now
             lane.drop_unchanged()
         if not turn.positions or not self._buffers:
-            self._lanes.append(_Lane(turn, {}, self.changes))
+            self._lanes.append(_Lane(turn, {}, lambda: self._changes))
             return
         device = self._world.device
         looks = [buffers[replica].look() for buffers in self._buffers]
@@ -110,9 +110,12 @@ class LaneBuffers:
         }
         self._lanes.append(_Lane(turn, values, start_copy_to_host(changes)))
 
-    def changes(self) -> torch.Tensor:
-        """Return what the lanes of this process tell of each buffer, for `merge`: float64 [num_buffers]."""
-        return self._changes
+    def changes(self) -> torch.Tensor | None:
+        """Return what the lanes of this process tell of each buffer, for `merge`: float64 [num_buffers].
+
+        None where there are no buffers.
+        """
+        return self._changes if self._buffers else None
 
     def discard(self) -> None:
         """Forget what the lanes of the step made of the buffers."""

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd.graph import get_gradient_edge
@@ -24,10 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lanewise.config import Equality
 from lanewise.lanes import LaneTurn, Node, TreeSum
+from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.pending import PendingGradients, add_into_right, is_dense
 from lanewise.reduce.reducer import divide_gradients, without_loss
-from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.reduce.whole_model import WholeModel
 from lanewise.world.world import World
 
@@ -45,8 +44,8 @@ class DDPReducer(WholeModel):
         model: the user's module; equal on all ranks.
         num_lanes: lanes of the run.
         world: the processes; more than one.
-        equality: `exact` adds in the tree, through `TreeAllReduce`; in `close` autograd adds the lanes of a
-            process, and the backend's all-reduce adds the processes.
+        equality: `exact` adds in the tree over lanes; in `close` autograd adds the lanes of a process, and an
+            all-reduce adds the processes.
         on_bucket: called inside the last lane's backward, when the gradients of a bucket are complete.
     """
 
@@ -61,6 +60,7 @@ class DDPReducer(WholeModel):
     ) -> None:
         super().__init__(model)
         self._num_lanes = num_lanes
+        self._world_size = world.world_size
         self._on_bucket = on_bucket
         self._turn: LaneTurn | None = None
         self._earlier: list[tuple[Node, dict[torch.Tensor, torch.Tensor]]] = []
@@ -79,14 +79,9 @@ class DDPReducer(WholeModel):
             parameter.register_post_accumulate_grad_hook(partial(self._note_use, index))
             for index, parameter in enumerate(self.parameters)
         ]
-        self._pending: PendingGradients | None = None
-        self._tree: TreeAllReduce | None = None
-        if equality == "exact":
-            self._pending = PendingGradients(self.parameters, num_lanes)
-            self._tree = TreeAllReduce(world, num_lanes)
-            self._ddp.register_comm_hook(None, self._sum_in_tree)
-        else:
-            self._ddp.register_comm_hook(None, self._sum_processes)
+        self._all_reduce = open_all_reduce(world, num_lanes, equality)
+        self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
+        self._ddp.register_comm_hook(None, self._sum_lanes if equality == "exact" else self._sum_processes)
 
     def backward(
         self,
@@ -151,22 +146,20 @@ class DDPReducer(WholeModel):
 
     def close(self) -> None:
         """See `Reducer`."""
-        if self._tree is not None:
-            self._tree.close()
+        self._all_reduce.close()
         for hook in self._hooks:
             hook.remove()
         # DDP holds its hook, which holds this object: a cycle through C++, which python does not see. Freed
         # with the interpreter, it aborted the process (seen: SIGABRT after a good run, 1 in 15).
         del self._ddp
 
-    def _sum_in_tree(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _sum_lanes(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Add the pending sums to a bucket of the last lane's gradients and send it on its way.
 
         Runs inside backward, for each bucket as soon as its gradients exist.
         """
         self._on_bucket()
         assert self._turn is not None
-        assert self._tree is not None
         turn, flat, parameters = self._turn, bucket.buffer(), bucket.parameters()
         tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(
             self._num_lanes, turn.num_present_lanes, add_into_right
@@ -174,19 +167,18 @@ class DDPReducer(WholeModel):
         for node, sums in self._earlier:
             tree_sum.push(node, [sums.pop(parameter) for parameter in parameters])
         if not turn.positions:
-            return self._tree.start([], turn.num_present_lanes, flat)
+            return self._all_reduce.start([], turn.num_present_lanes, flat)
         # As the right operand of every addition, the bucket itself holds the last sum.
         tree_sum.push((turn.lane, turn.lane + 1), _views(flat, bucket))
         *others, _ = tree_sum.pending
         subtree_sums = [_flatten(sums, bucket) for _, sums in others] + [flat]
-        return self._tree.start(subtree_sums, turn.num_present_lanes, flat)
+        return self._all_reduce.start(subtree_sums, turn.num_present_lanes, flat)
 
     def _sum_processes(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Add up a bucket over the processes, where DDP's own hook would make a mean."""
         self._on_bucket()
-        work = dist.all_reduce(bucket.buffer(), async_op=True)
-        summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
-        return summed
+        flat = bucket.buffer()
+        return self._all_reduce.start([flat], self._world_size, flat)
 
 
 def _call_in_backward(loss_sum: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:

@@ -149,9 +149,9 @@ class FSDPReducer:
             is_last = number == most - 1
             if number < own:
                 batch = next(batches) if number else batch
-                yield replace(batch, turn=replace(batch.turn, is_last=is_last))
+                yield replace(batch, turn=batch.turn._replace(is_last=is_last))
             else:
-                turn = replace(batch.turn, positions=range(0), is_last=is_last)
+                turn = batch.turn._replace(positions=range(0), is_last=is_last)
                 yield replace(batch, turn=turn, indices=(), data=copied(spare))
 
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:

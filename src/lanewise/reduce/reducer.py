@@ -140,14 +140,14 @@ def without_loss(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
 
 
 def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:
-    """Divide every gradient by the weight of the global batch; a step's divisor is applied only here."""
+    """Divide every gradient, and give zeros to parameters that no lane used."""
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:  # no lane used it
             parameter.grad = zero_gradient(parameter)
         else:
             gradients.append(parameter.grad)
-    if gradients:
+    if gradients and weight != 1.0:
         torch._foreach_div_(gradients, weight)
 
 

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -12,8 +12,7 @@ from lanewise.world.accelerator import float64_device
 from lanewise.world.world import World
 
 
-@dataclass(frozen=True)
-class LocalTotals:
+class LocalTotals(NamedTuple):
     """What a lane of this process tells the others in a step."""
 
     loss: torch.Tensor | None
@@ -22,8 +21,7 @@ class LocalTotals:
     weight: float
 
 
-@dataclass(frozen=True)
-class LaneTotals:
+class LaneTotals(NamedTuple):
     """What one lane told all processes in a step."""
 
     lane: int
@@ -31,41 +29,54 @@ class LaneTotals:
     weight: float
 
 
-@dataclass(frozen=True)
 class StepTotals:
-    """What all lanes together say of a step; the same on every rank, for any number of processes."""
+    """What all lanes together say of a step; the same on every rank, for any number of processes.
 
-    lanes: tuple[LaneTotals, ...]
-    """The lanes with samples, in order."""
-    wants_save: bool = False
-    """Whether some rank voted to save a checkpoint after this step."""
-    wants_stop: bool = False
-    """Whether some rank voted to stop the run after this step."""
-    buffer_changes: tuple[float, ...] = ()
-    """For `LaneBuffers.merge`: what the lanes did to each buffer."""
+    Args:
+        lanes: the lanes with samples, in order.
+        wants_save: whether some rank voted to save a checkpoint after this step.
+        wants_stop: whether some rank voted to stop the run after this step.
+        buffer_changes: for `LaneBuffers.merge`: what the lanes did to each buffer.
+    """
 
-    @property
-    def weight(self) -> float:
+    def __init__(
+        self,
+        lanes: Sequence[LaneTotals],
+        *,
+        wants_save: bool = False,
+        wants_stop: bool = False,
+        buffer_changes: Sequence[float] = (),
+    ) -> None:
+        self.lanes = lanes
+        self.wants_save = wants_save
+        self.wants_stop = wants_stop
+        self.buffer_changes = buffer_changes
+        self.loss_sum = _sum([lane.loss_sum for lane in lanes])
+        """NaN where some lane's loss is not finite."""
+        self.weight = _sum([lane.weight for lane in lanes])
         """Weight of the global batch."""
-        return math.fsum(lane.weight for lane in self.lanes)
 
     @property
     def loss(self) -> float:
         """Weighted mean of the loss over the global batch; NaN where the weight is 0."""
-        loss_sums = [lane.loss_sum for lane in self.lanes]
-        if not self.weight or not all(map(math.isfinite, loss_sums)):
-            return math.nan
-        return math.fsum(loss_sums) / self.weight
+        return self.loss_sum / self.weight if self.weight else math.nan
 
     @property
     def allow_update(self) -> bool:
         """Whether the model may be updated: some weight, and no lane whose loss is not finite."""
-        return self.weight > 0 and not self.non_finite_lanes
+        return self.weight > 0 and not math.isnan(self.loss_sum)
 
     @property
     def non_finite_lanes(self) -> list[LaneTotals]:
         """The lanes whose loss is NaN or infinite."""
         return [lane for lane in self.lanes if not math.isfinite(lane.loss_sum)]
+
+
+def _sum(values: Sequence[float]) -> float:
+    """Add up without rounding in between, so that the order makes no difference; NaN if one is not finite."""
+    if len(values) == 1:
+        return values[0] if math.isfinite(values[0]) else math.nan
+    return math.fsum(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def start_totals(
@@ -86,7 +97,7 @@ def start_totals(
         num_present_lanes: lanes that have samples in this step.
         local: the rows of this process's lanes that have samples.
         votes: whether this process wants to save, and to stop the run, after this step.
-        buffer_changes: what `LaneBuffers.changes` tells: float64 [num_buffers], equally many on every rank.
+        buffer_changes: what `LaneBuffers.changes` tells, alike on every rank: float64 [num_buffers], or None.
 
     Returns:
         A function that waits and returns the totals.
@@ -95,31 +106,31 @@ def start_totals(
         return partial(_totals_of_one_process, local, votes, buffer_changes)
     ranges = lane_ranges(num_lanes, world.world_size)
     # A row for each lane, the votes, the buffers.
-    device = float64_device(world.device)
-    rows = torch.zeros(len(ranges[0]) + 1, 2, dtype=torch.float64)
-    rows[-1] = torch.tensor(votes)
-    rows = rows.to(device, non_blocking=True)
-    if local:
-        zero = torch.zeros((), device=world.device)
-        losses = [zero if row.loss is None else row.loss for row in local]
-        known = torch.tensor([(row.factor, row.weight) for row in local], dtype=torch.float64)
-        rows[: len(local)] = known.to(device, non_blocking=True)
-        rows[: len(local), 0] *= torch.stack([loss.to(device).double() for loss in losses])
+    is_on_cpu = world.device.type == "cpu"
+    absent = [(0.0, 0.0)] * (len(ranges[0]) - len(local))
+    known = [(_loss_sum(row) if is_on_cpu else row.factor, row.weight) for row in local]
+    rows = torch.tensor([*known, *absent, votes], dtype=torch.float64)
+    if not is_on_cpu:
+        rows = rows.to(device := float64_device(world.device), non_blocking=True)
+        if local:
+            zero = torch.zeros((), device=world.device)
+            losses = [zero if row.loss is None else row.loss for row in local]
+            rows[: len(local), 0] *= torch.stack([loss.to(device).double() for loss in losses])
     flat = rows.flatten() if buffer_changes is None else torch.cat([rows.flatten(), buffer_changes])
     wait = world.start_all_gather_to_host(flat)
 
     def finish() -> StepTotals:
         gathered = wait()
         rank_rows = gathered[:, : rows.numel()].view(world.world_size, *rows.shape).tolist()
-        lanes = tuple(
+        lanes = [
             LaneTotals(lane, *row)
             for lanes_of_rank, rank_row in zip(ranges, rank_rows, strict=True)
             for lane, row in zip(lanes_of_rank, rank_row, strict=False)
             if lane < num_present_lanes
-        )
+        ]
         saves, stops = zip(*(rank_row[-1] for rank_row in rank_rows), strict=True)
         changes = gathered[:, rows.numel() :].amax(0).tolist()
-        return StepTotals(lanes, any(saves), any(stops), tuple(changes))
+        return StepTotals(lanes, wants_save=any(saves), wants_stop=any(stops), buffer_changes=changes)
 
     return finish
 
@@ -128,9 +139,11 @@ def _totals_of_one_process(
     local: Sequence[LocalTotals], votes: tuple[bool, bool], buffer_changes: torch.Tensor | None
 ) -> StepTotals:
     """Return the same without a tensor: a small step takes no longer than those would."""
-    lanes = tuple(
-        LaneTotals(lane, 0.0 if row.loss is None else row.loss.item() * row.factor, row.weight)
-        for lane, row in enumerate(local)
-    )
-    changes = () if buffer_changes is None else tuple(buffer_changes.tolist())
-    return StepTotals(lanes, *votes, changes)
+    lanes = [LaneTotals(lane, _loss_sum(row), row.weight) for lane, row in enumerate(local)]
+    saves, stops = votes
+    changes = () if buffer_changes is None else buffer_changes.tolist()
+    return StepTotals(lanes, wants_save=saves, wants_stop=stops, buffer_changes=changes)
+
+
+def _loss_sum(row: LocalTotals) -> float:
+    return 0.0 if row.loss is None else row.loss.item() * row.factor

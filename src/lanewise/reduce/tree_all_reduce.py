@@ -35,10 +35,7 @@ from lanewise.world.world import World, all_gather_single
 
 
 class TreeAllReduce:
-    """Sums flat tensors over all lanes.
-
-    Collective: every rank must construct it, and call `start` equally often, with tensors of equal sizes.
-    """
+    """Sums flat tensors over all lanes, whoever carries them and on whichever machine; an `AllReduce`."""
 
     def __init__(self, world: World, num_lanes: int) -> None:
         self._rank = world.rank
@@ -58,16 +55,7 @@ class TreeAllReduce:
     def start(
         self, subtree_sums: list[torch.Tensor], num_present_lanes: int, bucket: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
-        """Begin to sum a bucket over all lanes; returns at once.
-
-        Args:
-            subtree_sums: this rank's flat subtree sums, in lane order; none if all its lanes are absent.
-            num_present_lanes: lanes of all ranks that have samples in this step.
-            bucket: flat tensor that may be overwritten; gives size and dtype where there are no sums.
-
-        Returns:
-            A future of the flat sum over all lanes.
-        """
+        """See `AllReduce`."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[self._device] if self._stream is not None else None
         )

@@ -20,6 +20,7 @@ def run_distributed(
     world_size: int,
     *args: Any,
     device: str = "cpu",
+    one_machine: bool = True,
     timeout_seconds: float = 120.0,
 ) -> list[Any]:
     """Call `function(world, *args)` in `world_size` new processes.
@@ -32,6 +33,7 @@ def run_distributed(
         world_size: how many processes; with 1 the function gets a `LocalWorld`.
         args: picklable.
         device: the device of every process; gloo lets several share one GPU.
+        one_machine: whether the processes share memory; False: as if each were on a machine of its own.
         timeout_seconds: after this the processes are killed.
 
     Returns:
@@ -49,7 +51,7 @@ def run_distributed(
         forks: list[Fork] = []
         try:
             for rank in range(world_size):
-                arguments = [str(folder), str(rank), str(world_size), device]
+                arguments = [str(folder), str(rank), str(world_size), device, str(int(one_machine))]
                 forks.append(server.run("lanewise.testing.worker", arguments, environment=os.environ))
             return _collect(forks, folder, timeout_seconds)
         finally:

@@ -1,4 +1,4 @@
-"""`python -m lanewise.testing.worker FOLDER RANK WORLD_SIZE DEVICE`: a process of `run_distributed`."""
+"""`python -m lanewise.testing.worker FOLDER RANK WORLD_SIZE DEVICE ONE_MACHINE`: one of `run_distributed`."""
 
 import os
 import pickle
@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from lanewise.world.shared_memory import share_memory
 from lanewise.world.world import GroupWorld, LocalWorld, World
 
 
-def work(folder: Path, rank: int, world_size: int, device: torch.device) -> None:
+def work(folder: Path, rank: int, world_size: int, device: torch.device, *, one_machine: bool) -> None:
     """Join the world, call the function, and write what it returned or why it failed."""
     torch.set_num_threads(1)
     try:
@@ -25,7 +26,8 @@ def work(folder: Path, rank: int, world_size: int, device: torch.device) -> None
         if world_size > 1:
             meeting = FileStore(f"{folder}/store", world_size)
             dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world_size)
-            world = GroupWorld(device, meeting)
+            memory = share_memory() if one_machine and device.type == "cpu" else None
+            world = GroupWorld(device, meeting, memory)
             dist.barrier()  # else a rank that ends at once hangs up on one that is still connecting
         result = pickle.dumps((time.monotonic(), False, function(world, *args)))
         world.close()
@@ -36,4 +38,10 @@ def work(folder: Path, rank: int, world_size: int, device: torch.device) -> None
 
 
 if __name__ == "__main__":
-    work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), torch.device(sys.argv[4]))
+    work(
+        Path(sys.argv[1]),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        torch.device(sys.argv[4]),
+        one_machine=sys.argv[5] == "1",
+    )

@@ -148,6 +148,8 @@ def side_stream(device: torch.device) -> Iterator[None]:
 def start_copy_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Begin to copy a tensor to the CPU; one that is there is not copied.
 
+    A step reads values of the device in no other way, so what waits for the device waits here.
+
     Returns:
         A function that waits for the copy, and so for the work that was enqueued before it, and returns it.
     """

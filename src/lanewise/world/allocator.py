@@ -6,8 +6,7 @@ import os
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
 _NEVER = 2**31 - 1
-_LARGEST = (2**30, 2**25)
-"""The second is the most that older versions of glibc take."""
+_LARGEST = 2**30
 _OF_USERS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -22,4 +21,4 @@ def keep_freed_memory() -> None:
     if mallopt is None or any(name in os.environ for name in _OF_USERS):
         return
     mallopt(_M_TRIM_THRESHOLD, _NEVER)
-    any(mallopt(_M_MMAP_THRESHOLD, size) for size in _LARGEST)
+    mallopt(_M_MMAP_THRESHOLD, _LARGEST)

@@ -15,6 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from lanewise.errors import WorldError
 from lanewise.world.accelerator import set_current_device, side_stream, start_copy_to_host
 from lanewise.world.environment import Environment
+from lanewise.world.shared_memory import SharedMemory, share_memory
 
 # torch 2.13 renamed the collective; the old name warns there, the new one does not exist before.
 all_gather_single: Callable[..., dist.Work | None] = getattr(
@@ -30,6 +31,8 @@ class World(Protocol):
     rank: int
     world_size: int
     device: torch.device
+    shared_memory: SharedMemory | None
+    """Of CPU processes that are all on one machine; None elsewhere, and where the system refuses it."""
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Send a tensor to every rank. Collective: every rank must call this, with equal shapes and dtypes.
@@ -92,6 +95,7 @@ class LocalWorld:
 
     rank = 0
     world_size = 1
+    shared_memory: SharedMemory | None = None
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -149,12 +153,14 @@ class GroupWorld:
     Args:
         device: of this process.
         store: the one that the group was initialised with.
+        shared_memory: of its processes, if they have one.
     """
 
-    def __init__(self, device: torch.device, store: Store) -> None:
+    def __init__(self, device: torch.device, store: Store, shared_memory: SharedMemory | None) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.device = device
+        self.shared_memory = shared_memory
         self._first = PrefixStore("lanewise/first", store)
         self._told = PrefixStore("lanewise/told", store)
         self._is_on_host = dist.get_backend() == "gloo"
@@ -174,6 +180,8 @@ class GroupWorld:
 
     def start_all_gather_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """See `World`."""
+        if self.shared_memory is not None and self.shared_memory.can_gather(tensor):
+            return self.shared_memory.start_all_gather(tensor)
         if self._is_on_host:
             return self.start_all_gather(tensor.cpu())
         with side_stream(tensor.device):
@@ -236,6 +244,8 @@ class GroupWorld:
 
     def close(self) -> None:
         """See `World`."""
+        if self.shared_memory is not None:
+            self.shared_memory.close()
         dist.destroy_process_group()
         gc.collect()  # what belongs to a process group must not be left to the end of the interpreter
 
@@ -254,7 +264,8 @@ def join_world(environment: Environment, devices: Sequence[str], backend: str) -
     set_current_device(device)
     if environment.world_size == 1:
         return LocalWorld(device)
-    if environment.world_size == environment.local_world_size:
+    is_one_machine = environment.world_size == environment.local_world_size
+    if is_one_machine:
         # All on one machine: gloo need not look up a host name that may not resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # torch reads from there where the processes meet, and Slurm does not tell it.
@@ -264,4 +275,5 @@ def join_world(environment: Environment, devices: Sequence[str], backend: str) -
     # An agent keeps its store when it starts the processes again, with the addresses of those that are gone.
     store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
-    return GroupWorld(device, store)
+    memory = share_memory() if is_one_machine and backend == "gloo" and device.type == "cpu" else None
+    return GroupWorld(device, store, memory)

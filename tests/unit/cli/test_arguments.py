@@ -7,7 +7,7 @@ import pytest
 from lanewise.cli.arguments import read_arguments
 from lanewise.cli.main import main
 from lanewise.cli.syntax import Command, Flag, Given, Operand, Option, read_path
-from lanewise.config import Override
+from lanewise.config.override import Override
 from lanewise.errors import ConfigError
 
 

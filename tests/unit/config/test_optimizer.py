@@ -44,18 +44,27 @@ def test_a_fused_optimizer_updates_shards_in_close_only():
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "distributed", "is_on_cpu", "chosen"),
+    ("optimizer", "distributed", "device_type", "chosen"),
     [
-        (section("AdamW"), EXACT, False, {"foreach": True}),
-        (section("AdamW", fused=True), EXACT, False, {"fused": True}),
-        (section("AdamW"), EXACT, True, {}),
-        (section("AdamW"), DistributedConfig(), False, {}),
-        (section("LBFGS"), EXACT, False, {}),  # has one implementation
+        (section("AdamW"), EXACT, "cuda", {"foreach": True}),
+        (section("AdamW", fused=True), EXACT, "cuda", {"fused": True}),
+        (section("AdamW"), EXACT, "cpu", {}),
+        (section("AdamW"), DistributedConfig(), "cuda", {"fused": True}),
+        (section("AdamW", foreach=False), DistributedConfig(), "cuda", {"foreach": False}),
+        (section("AdamW"), DistributedConfig(), "mps", {}),
+        (section("AdamW"), DistributedConfig(), "cpu", {}),
+        (section("NAdam"), DistributedConfig(), "cuda", {}),  # has no fused one
+        (section("LBFGS"), EXACT, "cuda", {}),  # has one implementation
     ],
 )
-def test_exact_fixes_the_implementation_on_an_accelerator(optimizer, distributed, is_on_cpu, chosen):
+def test_the_grade_chooses_the_implementation_on_an_accelerator(optimizer, distributed, device_type, chosen):
     config = run_config(optimizer=optimizer, distributed=distributed)
-    assert choose_implementation(config, is_on_cpu=is_on_cpu).init_args == chosen
+    assert choose_implementation(config, {device_type}, are_floats=True).init_args == chosen
+
+
+def test_fused_optimizers_are_for_real_parameters():
+    config = run_config(optimizer=section("AdamW"))
+    assert choose_implementation(config, {"cuda"}, are_floats=False).init_args == {}
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,26 @@ REQUIRED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0, "must be at least 1: got 0."),
+        (-1, "must be at least 1: got -1."),
+        (
+            "often",
+            'must be a whole number: got "often", which is text. Write a whole number, without quotes.',
+        ),
+    ],
+)
+def test_a_bad_interval_of_metrics_is_one_mistake(value, said):
+    (mistake,) = mistakes_of(lambda: read_section(RunConfig, {**REQUIRED, "log": {"every_steps": value}}))
+    assert mistake == f"log.every_steps {said}"
+
+
+def test_metrics_have_a_line_every_ten_steps_by_default():
+    assert read_section(RunConfig, REQUIRED).log.every_steps == 10
+
+
 def test_callbacks_are_a_list_of_classes():
     sections = [{"class_path": "mine.First"}, {"class_path": "mine.Second", "init_args": {"size": 3}}]
     assert read_section(RunConfig, {**REQUIRED, "callbacks": sections}) == run_config(

@@ -51,6 +51,26 @@ def test_what_was_taken_begins_anew(now):
     assert second() == seconds(data=2.0, forward=4.0)
 
 
+def test_what_is_skipped_belongs_to_no_phase_and_the_time_before_is_kept(now):
+    clock = StepClock(CPU)
+    run(clock, now, ("data", 1.0))
+    now[0] += 100
+    clock.skip()
+    run(clock, now, ("data", 2.0), ("optimizer", 4.0))
+    assert clock.take()() == seconds(data=3.0, optimizer=4.0)
+    assert clock.take()() == seconds()
+
+
+def test_many_laps_are_added_up_so_that_they_take_no_memory(now):
+    clock = StepClock(CPU)
+    for _ in range(5000):
+        clock.skip()
+        run(clock, now, ("data", 1.0), ("forward", 2.0))
+    assert len(clock._laps) < 1500
+    assert clock.take()() == seconds(data=5000.0, forward=10000.0)
+    assert clock.take()() == seconds()
+
+
 @pytest.mark.parametrize("begin_anew", [StepClock.take, StepClock.restart])
 def test_what_lies_between_two_steps_belongs_to_neither(now, begin_anew):
     clock = StepClock(CPU)

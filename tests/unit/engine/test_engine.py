@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Callback, Task
 from lanewise.config import ClassConfig, EvaluateConfig, RunConfig
-from lanewise.engine import build_callbacks, build_engine
+from lanewise.engine import Engine, build_callbacks, build_engine, build_run
+from lanewise.engine.observers import Observers
 from lanewise.errors import ConfigError, NonFiniteLossError
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
@@ -85,6 +88,10 @@ def line(steps: int = 5, best_mode: str = "min", **init_args: Any) -> RunConfig:
     return dataclasses.replace(config, evaluate=evaluate)
 
 
+def without_evaluation(**options: Any) -> RunConfig:
+    return dataclasses.replace(line(**options), evaluate=EvaluateConfig(every_steps=1000))
+
+
 def fit(config: RunConfig, folder: Path) -> Remember:
     seen = Remember()
     build_engine(config, LocalWorld(torch.device("cpu"))).fit(RunDir(folder), [Silent(), seen, Callback()])
@@ -140,6 +147,7 @@ def test_a_steps_metrics_are_finite_and_named_with_their_units(tmp_path):
             "train/grad_norm",
             "train/learning_rate",
             "train/loss",
+            "train/weight",
         ]
         assert all(type(value) is float and math.isfinite(value) for value in metrics.values())
         phases = {name: value for name, value in metrics.items() if name.startswith("time/")}
@@ -150,6 +158,57 @@ def test_a_steps_metrics_are_finite_and_named_with_their_units(tmp_path):
         assert metrics["train/learning_rate"] == 1e-2
         assert metrics["train/grad_norm"] > 0
         assert metrics["train/loss"] > 0
+        assert metrics["train/weight"] == 4.0
+
+
+def test_a_line_has_the_mean_times_and_all_samples_of_its_steps(tmp_path, monkeypatch):
+    now = count(0.0, 1 / 64)  # each look at the clock takes so long
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    every, seldom = (
+        fit(without_evaluation(log_every_steps=every_steps), tmp_path).metrics for every_steps in (1, 3)
+    )
+    intervals = [every[0:1], every[1:4], every[4:5]]
+    for metrics, interval in zip(seldom, intervals, strict=True):
+        seconds = {name: sum(step[name] for step in interval) for name in metrics if name.startswith("time/")}
+        assert {name: metrics[name] for name in seconds} == pytest.approx(
+            {name: spent / len(interval) for name, spent in seconds.items()}
+        )
+        num_samples = 4 * len(interval)
+        assert metrics["perf/samples_per_second"] == pytest.approx(num_samples / sum(seconds.values()))
+
+
+def test_the_line_after_a_resume_has_the_times_of_this_process_alone(tmp_path, monkeypatch):
+    now = count(0.0, 1 / 64)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    run = build_run(without_evaluation(log_every_steps=4), LocalWorld(torch.device("cpu")))
+    run.log_interval.load_state_dict({"num_steps": 2, "loss_sum": 9.0, "weight": 8.0})
+    seen = Remember()
+    Engine(run, first_step=3).fit(RunDir(tmp_path), [seen])
+    (metrics,) = seen.metrics
+    spent = sum(value for name, value in metrics.items() if name.startswith("time/"))
+    assert metrics["perf/samples_per_second"] == pytest.approx(4 / spent)
+    assert metrics["train/weight"] == 4.0
+
+
+def test_callbacks_are_called_after_logged_steps_only(tmp_path):
+    steps = [
+        event[2] for event in fit(line(steps=9, log_every_steps=4), tmp_path).events if event[0] == "step"
+    ]
+    assert steps == [0, 4, 8]
+
+
+def test_a_line_is_shown_in_the_step_after_its_own_where_looking_at_it_would_wait(tmp_path):
+    """Not with the next line: that may be far away."""
+    seen = Remember()
+    engine = build_engine(line(steps=9, log_every_steps=4), LocalWorld(torch.device("cpu")))
+    observers = Observers([seen], engine._name_metrics, num_behind=1)
+    shown = []
+    for report in engine.steps():
+        observers.show(report.line)
+        shown.append([event[2] for event in seen.events])
+    observers.catch_up()
+    assert shown == [[], [0], [0], [0], [0], [0, 4], [0, 4], [0, 4], [0, 4]]
+    assert [event[2] for event in seen.events] == [0, 4, 8]
 
 
 def with_callbacks(*sections: ClassConfig) -> RunConfig:

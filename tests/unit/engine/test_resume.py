@@ -130,6 +130,24 @@ def test_exact_and_close_runs_do_not_mix(saved):
         go_on(configure(Line, equality="close"), saved)
 
 
+def test_a_checkpoint_from_before_there_were_sums_for_metrics_has_none(tmp_path):
+    world = LocalWorld(torch.device("cpu"))
+    run = build(configure(Line))
+    state = run.state.take()
+    del state["log"]
+    saver = Saver(CheckpointFolder(tmp_path), world, keep_last=1, keep_best=0, sign=1)
+    saver.save(state, Manifest(3, None, run.identity, ()))
+    assert saver.finish()
+    begun = build(configure(Line))
+    nothing = begun.log_interval.state_dict()
+    assert resume(begun, CheckpointFolder(tmp_path), ()) == 3
+    assert begun.log_interval.state_dict() == nothing
+
+
+def test_another_interval_of_metrics_is_no_other_run(saved):
+    assert go_on(configure(Line, log_every_steps=7), saved) == 3
+
+
 def test_a_model_that_does_not_fit_is_an_error(saved):
     with pytest.raises(CheckpointError, match=r"model weight is \(1, 1\) .* and \(1, 2\)"):
         go_on(configure(Line, width=2), saved, ("dataset",))

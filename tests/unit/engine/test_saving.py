@@ -94,17 +94,28 @@ def result(folder: Path) -> Any:
     return metrics, run_dir.model.read_bytes(), run_dir.best_model.read_bytes()
 
 
+def train_whole(folder: Path, config: RunConfig) -> Any:
+    """Return what a run leaves that gets no signal."""
+    run_distributed(stop_and_go_on, 1, config, str(folder), 0)
+    return result(folder)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    run_distributed(stop_and_go_on, 1, line(), str(folder), 0)
-    return result(folder)
+    return train_whole(tmp_path_factory.mktemp("whole"), line())
 
 
 def test_a_signal_saves_before_the_evaluation_that_is_due_then(tmp_path, whole):
     ((stop,),) = run_distributed(stop_and_go_on, 1, line(), str(tmp_path), 0, (7, True))
     assert stop == ("step-000002", True, 0)
     assert result(tmp_path) == whole
+
+
+def test_so_it_does_after_a_step_that_is_not_logged(tmp_path, tmp_path_factory):
+    config = line(log_every_steps=3)
+    ((stop,),) = run_distributed(stop_and_go_on, 1, config, str(tmp_path), 0, (7, True))
+    assert stop == ("step-000002", True, 0)
+    assert result(tmp_path) == train_whole(tmp_path_factory.mktemp("whole"), config)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

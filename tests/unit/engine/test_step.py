@@ -154,7 +154,7 @@ def learning_rates(config: RunConfig, name: str | None, init_args: Mapping[str, 
     if name is not None:
         section = ClassConfig(class_path=f"torch.optim.lr_scheduler.{name}", init_args=init_args)
         config = dataclasses.replace(config, scheduler=section)
-    return [report.learning_rate for report in engine_of(config).steps()]
+    return [report.line.learning_rate for report in engine_of(config).steps()]
 
 
 @SCHEDULERS
@@ -181,7 +181,7 @@ def first_gradient(max_grad_norm: float | None) -> tuple[float, list[torch.Tenso
         lambda *_: given.extend(parameter.grad.clone() for parameter in parameters)
     )
     (report,) = engine.steps()
-    return float(report.grad_norm()), given
+    return float(report.line.grad_norm()), given
 
 
 def test_the_norm_of_the_gradient_is_reported_and_clipped_to_as_torch_does():

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lanewise.config import ClassConfig, Override, dump_config, load_config
+from lanewise.config import ClassConfig
 from lanewise.config.class_path import add_search_path
+from lanewise.config.load import dump_config, load_config
+from lanewise.config.override import Override
 from lanewise.errors import ConfigError
 from lanewise.jobs.evaluate import EvaluateJob, find_model
 from lanewise.world.environment import Environment

@@ -95,12 +95,14 @@ def test_a_run_that_goes_on_cuts_the_lines_that_it_writes_again(tmp_path):
     assert lines_of(path) == [{"epoch": 0, "step": 0}]
 
 
+@pytest.mark.parametrize("is_logged", [True, False])
 @pytest.mark.parametrize("evaluates_first", [False, True])
-def test_a_run_that_evaluates_again_cuts_what_that_evaluation_gave(tmp_path, evaluates_first):
+def test_a_run_that_evaluates_again_cuts_what_that_evaluation_gave(tmp_path, evaluates_first, is_logged):
     path = tmp_path / "m"
-    steps = ['{"step": 0}\n', '{"step": 0, "test/loss": 3}\n', '{"step": 1}\n']
+    first, *later = (f'{{"step": {step}, "train/learning_rate": 0.1}}\n' for step in range(3))
+    steps = [first, '{"step": 0, "test/loss": 3}\n', *(later[:1] if is_logged else [])]
     evaluation = '{"step": 1, "test/loss": 2}\n'
-    path.write_text("".join([*steps, evaluation, '{"step": 2}\n']))
+    path.write_text("".join([*steps, evaluation, later[1]]))
     JsonlLogger(path, 2, evaluates_first=evaluates_first)
     assert path.read_text() == "".join(steps if evaluates_first else [*steps, evaluation])
 

@@ -201,7 +201,7 @@ def reduce_behind_a_gate(world):
 
 
 def test_the_first_bucket_travels_before_the_last_gradient_exists():
-    assert run_distributed(reduce_behind_a_gate, 2) == [True, True]
+    assert run_distributed(reduce_behind_a_gate, 2, one_machine=False) == [True, True]
 
 
 def bytes_sent(world) -> int:
@@ -234,7 +234,7 @@ def measure_traffic(world, num_lanes):
 @pytest.mark.parametrize("num_lanes", [2, 8, 30])
 def test_exact_sends_about_as_much_as_a_ring_all_reduce(num_lanes):
     """On two processes each sends half of the gradient in either stage, for any number of lanes."""
-    for ratio in run_distributed(measure_traffic, 2, num_lanes):
+    for ratio in run_distributed(measure_traffic, 2, num_lanes, one_machine=False):
         assert 0.95 < ratio < 1.1
 
 

@@ -6,26 +6,11 @@ from functools import partial
 import pytest
 import torch
 
-from lanewise.lanes import TreeSum, lane_ranges
-from lanewise.reduce.pending import add_into_right
+from lanewise.lanes import lane_ranges
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.testing import run_distributed
 from lanewise.world.world import World
-
-
-def lane_values(lane: int, size: int) -> torch.Tensor:
-    """Values of very different sizes: any other order of the additions gives other bytes."""
-    generator = torch.Generator().manual_seed(lane)
-    exponent = torch.randint(-8, 9, (size,), generator=generator)
-    return torch.randn(size, generator=generator) * 10.0**exponent
-
-
-def tree_of(lanes, num_lanes: int, num_present: int, size: int) -> TreeSum[list[torch.Tensor]]:
-    tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(num_lanes, num_present, add_into_right)
-    for lane in lanes:
-        if lane < num_present:
-            tree_sum.push((lane, lane + 1), [lane_values(lane, size)])
-    return tree_sum
+from tests.unit.reduce.lane_sums import lane_values, tree_of
 
 
 def reduce_buckets(world: World, num_lanes: int, num_present: int, sizes: list[int]) -> list[torch.Tensor]:

@@ -1,0 +1,65 @@
+"""How the gradients of one bucket are summed over the processes, and which way is taken where."""
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from lanewise.config import Equality
+from lanewise.reduce.shared_all_reduce import SharedAllReduce
+from lanewise.reduce.tree_all_reduce import TreeAllReduce
+from lanewise.world.world import World
+
+
+class AllReduce(Protocol):
+    """Sums flat tensors over nodes: the lanes of the run, or its processes.
+
+    Collective: every rank must construct it, and call `start` equally often, with tensors of equal sizes.
+    """
+
+    def start(
+        self, subtree_sums: list[torch.Tensor], num_present: int, bucket: torch.Tensor
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Begin to sum a bucket.
+
+        Args:
+            subtree_sums: this rank's flat sums, in the order of the nodes; none if all its lanes are absent.
+            num_present: nodes of all ranks that have samples in this step.
+            bucket: flat tensor that may be overwritten; gives size and dtype where there are no sums.
+
+        Returns:
+            A future of the flat sum over all nodes.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop what runs in the background."""
+        ...
+
+
+def open_all_reduce(world: World, num_lanes: int, equality: Equality) -> AllReduce:
+    """Choose how buckets are summed. Collective: every rank must call this.
+
+    In `exact` the nodes are lanes, in `close` processes, of which each has one sum.
+    """
+    num_nodes = num_lanes if equality == "exact" else world.world_size
+    if world.shared_memory is not None:
+        return SharedAllReduce(world.shared_memory, num_nodes)
+    if equality == "exact":
+        return TreeAllReduce(world, num_nodes)
+    return BackendAllReduce()
+
+
+class BackendAllReduce:
+    """Sums over processes as the backend likes best; an `AllReduce`."""
+
+    def start(
+        self, subtree_sums: list[torch.Tensor], num_present: int, bucket: torch.Tensor
+    ) -> torch.futures.Future[torch.Tensor]:
+        """See `AllReduce`."""
+        work = dist.all_reduce(bucket, async_op=True)
+        summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+        return summed
+
+    def close(self) -> None:
+        """See `AllReduce`."""

@@ -1,0 +1,80 @@
+"""Sums over lanes through memory that the processes of one machine share: nothing is sent.
+
+[Note: two meetings]
+Every process writes its subtree sums into its block. After a meeting each adds its slice of all of them, in
+place, so that the sums end up where the last subtree was; after another one all copy those out. What is too
+small to be worth the second meeting is added as a whole by every process. What is larger than a block goes
+through it in pieces.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from lanewise.lanes import Node, TreeSum, lane_ranges, subtrees
+from lanewise.reduce.pending import add_into_right
+from lanewise.world.shared_memory import SharedMemory
+
+_SMALL_BYTES = 2**14
+"""Of a piece that every process adds as a whole."""
+
+
+class SharedAllReduce:
+    """Sums flat tensors of the CPU over all lanes; an `AllReduce`. See [Note: two meetings].
+
+    It does so in the thread that calls it: no core is idle that could do it beside the backward.
+
+    Args:
+        memory: of all processes.
+        num_lanes: lanes of the run.
+    """
+
+    def __init__(self, memory: SharedMemory, num_lanes: int) -> None:
+        self._memory = memory
+        self._num_lanes = num_lanes
+        self._lane_ranges = lane_ranges(num_lanes, memory.world_size)
+
+    def start(
+        self, subtree_sums: list[torch.Tensor], num_present: int, bucket: torch.Tensor
+    ) -> torch.futures.Future[torch.Tensor]:
+        """See `AllReduce`."""
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        nodes = [subtrees(lanes, self._num_lanes, num_present) for lanes in self._lane_ranges]
+        size = self._memory.block_bytes // bucket.itemsize // max(map(len, nodes))
+        try:
+            for piece, *sums in zip(*(one.split(size) for one in (bucket, *subtree_sums)), strict=True):
+                self._reduce(sums, nodes, num_present, piece)
+            future.set_result(bucket)
+        except Exception as error:  # noqa: BLE001 - raised where DDP waits for the future
+            future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
+        return future
+
+    def close(self) -> None:
+        """See `AllReduce`."""
+
+    def _reduce(
+        self,
+        sums: Sequence[torch.Tensor],
+        nodes: Sequence[Sequence[Node]],
+        num_present: int,
+        piece: torch.Tensor,
+    ) -> None:
+        """Sum a piece over all lanes; `nodes` are each rank's."""
+        memory, size = self._memory, piece.numel()
+        blocks = memory.blocks(piece.dtype)
+        for index, one in enumerate(sums):
+            blocks[memory.rank, index * size : (index + 1) * size] = one
+        memory.meet()
+        is_small = piece.nbytes <= _SMALL_BYTES
+        start, stop = (size * rank // memory.world_size for rank in (memory.rank, memory.rank + 1))
+        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, num_present, add_into_right)
+        last = piece
+        for block, rank_nodes in zip(blocks, nodes, strict=True):
+            for index, node in enumerate(rank_nodes):
+                last = block[index * size : (index + 1) * size]
+                tree_sum.push(node, [last.clone() if is_small else last[start:stop]])
+        if is_small:
+            (last,) = tree_sum.root()
+        else:
+            memory.meet()
+        piece.copy_(last)

@@ -1,0 +1,235 @@
+"""Memory that the processes of one machine share, and meetings in which they wait for each other.
+
+[Note: blocks and meetings]
+Each process writes into a block of its own and reads those of all others. A meeting lies between: every
+process sends a byte to every other one and waits for theirs, through a socket for each pair. So a process
+that waits sleeps; the system calls order what was written before what is read after, on any CPU; and a
+process that ends closes its sockets, which the others see at once.
+
+There are two sets of blocks, used in turn. Whoever writes into a set again has come through the meeting of
+the other one, to which no process came before it had read the first:
+
+    process 0    write a   meet   read a   write b   meet   read b   write a ...
+    process 1    write a   meet     read a ........ write b   meet   read b ...
+
+The memory has no name (`memfd_create`): it counts for no file system, such as a container's /dev/shm of
+64 MiB, and is gone with the last process.
+"""
+
+import logging
+import mmap
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+
+from lanewise.errors import WorldError, text_of
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_BLOCK_BYTES = 2**22
+_SLOT_BYTES = 2**16
+_MAX_OPEN = 2
+_NUM_SLOTS = 2 * _MAX_OPEN
+_TOKEN_BYTES = 16
+_RANK, _TIME = struct.Struct("i"), struct.Struct("ll")
+
+
+class SharedMemory:
+    """One block of memory for each process, and meetings. See [Note: blocks and meetings].
+
+    Collective: every rank must call every method, in the same order.
+
+    Args:
+        rank: of this process.
+        sockets: for each other rank one that leads there.
+        memory: the same on all ranks, of `size(world_size)` bytes.
+    """
+
+    def __init__(self, rank: int, sockets: dict[int, socket.socket], memory: mmap.mmap) -> None:
+        self.rank = rank
+        self.world_size = len(sockets) + 1
+        self.block_bytes = _BLOCK_BYTES
+        self._sockets = sockets
+        self._num_meetings = self._num_exchanges = self._num_gathers = self._num_open = 0
+        num_slot_bytes = _NUM_SLOTS * self.world_size * _SLOT_BYTES
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        self._slots = whole[:num_slot_bytes].view(_NUM_SLOTS, self.world_size, _SLOT_BYTES)
+        self._blocks = whole[num_slot_bytes:].view(2, self.world_size, _BLOCK_BYTES)
+
+    @staticmethod
+    def size(world_size: int) -> int:
+        """Return how many bytes of memory so many processes need."""
+        return world_size * (_NUM_SLOTS * _SLOT_BYTES + 2 * _BLOCK_BYTES)
+
+    def blocks(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the blocks of the next exchange: [world_size, num_elements], each row for its rank to write.
+
+        At least one meeting must follow before another rank's row is read, and before the next exchange.
+        """
+        self._num_exchanges += 1
+        return self._blocks[self._num_exchanges % 2].view(dtype)
+
+    def meet(self) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            WorldError: if a rank has ended.
+        """
+        self._num_meetings += 1
+        for peer in self._sockets.values():
+            with suppress(ConnectionError):  # it may have sent its byte before it ended
+                peer.send(b"x")
+        for rank, peer in self._sockets.items():
+            try:
+                is_here = peer.recv(1)
+            except BlockingIOError:
+                limit = f"{default_pg_timeout.total_seconds():.0f} s"
+                raise WorldError(
+                    f"rank {rank} did not come to an exchange of gradients within {limit}."
+                ) from None
+            except ConnectionError:
+                is_here = b""
+            if not is_here:
+                raise WorldError(f"rank {rank} ended while this one waited for it. Its own error says why.")
+
+    def can_gather(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor is small enough for `start_all_gather`. No collective."""
+        return tensor.nbytes <= _SLOT_BYTES
+
+    def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Send a small tensor to every rank with the next meeting, whatever that is for.
+
+        Returns:
+            A function that waits and returns the ranks' tensors, stacked: [world_size, *tensor.shape].
+        """
+        slot = self._slots[self._num_gathers % _NUM_SLOTS, :, : tensor.nbytes].view(tensor.dtype)
+        rows = slot.view(-1, *tensor.shape)
+        rows[self.rank] = tensor
+        num_meetings = self._num_meetings
+        self._num_gathers += 1
+        self._num_open += 1
+        assert self._num_open <= _MAX_OPEN, "a slot could be written while a rank still reads it"
+
+        def wait() -> torch.Tensor:
+            if self._num_meetings == num_meetings:
+                self.meet()
+            self._num_open -= 1
+            return rows.clone()
+
+        return wait
+
+    def close(self) -> None:
+        """Hang up. The others need not do so at the same time."""
+        for peer in self._sockets.values():
+            peer.close()
+
+
+def share_memory() -> SharedMemory | None:
+    """Share memory among the processes of torch's default process group, which are all on this machine.
+
+    Collective: every rank must call this.
+
+    Returns:
+        None where the system refuses it on some rank, after a line that says why.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    sockets: dict[int, socket.socket] = {}
+    with ExitStack() as stack:
+
+        def listen() -> tuple[socket.socket, bytes, int]:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind("")  # Linux gives it a name of its own, which is no file
+            listener.listen(world_size)
+            file = os.memfd_create("lanewise")
+            stack.callback(os.close, file)
+            if rank == 0:
+                os.posix_fallocate(file, 0, SharedMemory.size(world_size))  # else a write to it may be fatal
+            return listener, secrets.token_bytes(_TOKEN_BYTES), file
+
+        def share() -> mmap.mmap:
+            _answer(sockets, listener, world_size, token)
+            shared = file
+            if rank == 0:
+                for peer in sockets.values():
+                    socket.send_fds(peer, [b"x"], [file])
+            else:
+                _, (shared,), *_ = socket.recv_fds(sockets[0], 1, 1)
+                stack.callback(os.close, shared)
+            return mmap.mmap(shared, SharedMemory.size(world_size))
+
+        try:
+            listener, token, file = _agree(listen)
+            names, tokens = zip(*_all_gather((listener.getsockname(), token)), strict=True)
+            token = tokens[0]
+            # Everybody has called before anybody answers, so no answer waits for one who could not call.
+            _agree(lambda: _call(sockets, names[:rank], token + _RANK.pack(rank)))
+            return SharedMemory(rank, sockets, _agree(share))
+        except _RefusedError as refused:
+            for peer in sockets.values():
+                peer.close()
+            if rank == 0:
+                logger.info("gradients travel through gloo: the system has no memory to share (%s)", refused)
+            return None
+
+
+class _RefusedError(Exception):
+    """The system refuses something on some rank."""
+
+
+def _agree(function: Callable[[], T]) -> T:
+    """Return what a function makes, if it succeeds on every rank. Collective.
+
+    Raises:
+        _RefusedError: if the system refuses it on some rank; on all of them.
+    """
+    made, error = None, ""
+    try:
+        made = function()
+    except (OSError, AttributeError, ValueError) as refused:
+        error = text_of(refused)
+    if refusals := list(filter(None, _all_gather(error))):
+        raise _RefusedError(refusals[0])
+    return cast("T", made)
+
+
+def _call(sockets: dict[int, socket.socket], names: Sequence[bytes], said: bytes) -> None:
+    """Open a socket to each rank before this one, and say who calls."""
+    for other, name in enumerate(names):
+        sockets[other] = socket.socket(socket.AF_UNIX)
+        sockets[other].connect(name)
+        sockets[other].sendall(said)
+
+
+def _answer(
+    sockets: dict[int, socket.socket], listener: socket.socket, world_size: int, token: bytes
+) -> None:
+    """Open a socket to each rank after this one, all of which have called."""
+    while len(sockets) < world_size - 1:
+        caller, _ = listener.accept()
+        said = b""
+        with suppress(BlockingIOError):
+            said = caller.recv(_TOKEN_BYTES + _RANK.size, socket.MSG_DONTWAIT)
+        if said[:_TOKEN_BYTES] == token:  # else a stranger: every user of the machine may call
+            sockets[_RANK.unpack(said[_TOKEN_BYTES:])[0]] = caller
+        else:
+            caller.close()
+    for peer in sockets.values():
+        # A time limit of the kernel's: python's own would take a further system call for each byte.
+        seconds = int(default_pg_timeout.total_seconds())
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(seconds, 0))
+
+
+def _all_gather(value: Any) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -1,0 +1,141 @@
+"""What a steady step does besides the model, counted, so that no noise hides what makes it slower."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import Dataset
+
+import lanewise
+from lanewise import Task
+from lanewise.engine import build_engine
+from lanewise.testing import run_distributed
+from lanewise.world.determinism import set_determinism
+from lanewise.world.world import World
+from tests.distributed.tasks import configure
+
+OWN_FILES = str(Path(lanewise.__file__).parent)
+WARM_STEPS, STEPS = 5, 4
+
+
+class Ready(Dataset[Any]):
+    """Micro-batches that lie in memory."""
+
+    def __init__(self) -> None:
+        self.batch = torch.ones(2, 16), torch.arange(2)
+
+    def __len__(self) -> int:
+        return 2**20
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self.batch]
+
+
+class Tiny(Task):
+    """Next to no work."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def train_dataset(self) -> Dataset[Any]:
+        return Ready()
+
+    def collate(self, samples: list[Any]) -> Any:
+        return samples[0]
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(outputs, batch[1])
+
+
+class Operators(TorchDispatchMode):
+    """Counts torch's operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def cost(world: World, equality: str, num_lanes: int) -> dict[str, float]:
+    """Return for a steady step: calls of lanewise's functions, operators, collectives, allocated bytes."""
+    set_determinism(equality, threads=1)
+    config = configure(
+        Tiny,
+        num_lanes=num_lanes,
+        steps=100,
+        equality=equality,
+        optimizer="torch.optim.SGD",
+        log_every_steps=1000,
+    )
+    steps = build_engine(config, world).steps()
+    for _ in range(WARM_STEPS):
+        next(steps)
+    calls = 0
+
+    def count(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(OWN_FILES)
+
+    num_collectives, num_meetings = world.num_collectives(), meetings(world)
+    sys.setprofile(count)
+    for _ in range(STEPS):
+        next(steps)
+    sys.setprofile(None)
+    num_collectives = world.num_collectives() - num_collectives
+    operators = Operators()
+    with operators:
+        for _ in range(STEPS):
+            next(steps)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        for _ in range(STEPS):
+            next(steps)
+    allocated = sum(max(0, event.self_cpu_memory_usage) for event in profiled.key_averages())
+    num_meetings = meetings(world) - num_meetings
+    total = {
+        "calls": calls,
+        "operators": operators.counts.total(),
+        "collectives": num_collectives,
+        "meetings": num_meetings / 3,  # of the three stretches
+        "bytes": allocated,
+    }
+    return {name: number / STEPS for name, number in total.items()}
+
+
+def meetings(world: World) -> int:
+    """Count the meetings in shared memory."""
+    return 0 if world.shared_memory is None else world.shared_memory._num_meetings
+
+
+COLUMNS = ("calls", "operators", "collectives", "meetings", "bytes")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "one_machine", "equality", "num_lanes", "most"),
+    [
+        (1, True, "close", 1, (143, 41, 0, 0, 3868)),
+        (1, True, "close", 4, (371, 143, 0, 0, 15472)),
+        (1, True, "exact", 4, (385, 146, 0, 0, 15472)),
+        (2, True, "close", 4, (258, 115, 0, 1, 13300)),
+        (2, True, "exact", 4, (277, 128, 0, 1, 13300)),
+        (2, False, "close", 4, (242, 97, 2, 0, 8084)),
+        (2, False, "exact", 4, (261, 109, 3, 0, 8200)),  # a thread adds, and a step may end before it
+    ],
+)
+def test_a_step_costs_no_more_than_before(world_size, one_machine, equality, num_lanes, most):
+    """Lower the numbers with what becomes cheaper, and raise them only for what is worth it."""
+    for counted in run_distributed(cost, world_size, equality, num_lanes, one_machine=one_machine):
+        assert {name: counted[name] for name in COLUMNS if counted[name] > most[COLUMNS.index(name)]} == {}

@@ -1,0 +1,81 @@
+"""A step reads values of the device through one function alone; any other read would wait for the device."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lanewise import Loss
+from lanewise.engine import build_engine
+from lanewise.world.world import LocalWorld
+from tests.distributed.tasks import Language, configure
+
+READ = "start_copy_to_host"
+
+
+class OnDevice(Language):
+    """With buffers, and a weight that only the device knows."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(30, 4), nn.Flatten(0, 1), nn.BatchNorm1d(4), nn.Linear(4, 30))
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> Loss:
+        total = F.cross_entropy(outputs, batch.flatten(), reduction="sum")
+        return Loss(total, (batch != 0).sum())
+
+
+class ReadsItself(OnDevice):
+    """Looks at a value in another way."""
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> Loss:
+        loss = super().loss(outputs, batch)
+        loss.sum.item()
+        return loss
+
+
+class Reads:
+    """Stands in for the function: a meta tensor has no values, so it makes some up."""
+
+    def __init__(self) -> None:
+        self.num_reads = 0
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        """See `lanewise.world.accelerator`."""
+        self.num_reads += 1
+        made_up = torch.zeros if tensor.dtype == torch.bool else torch.ones
+        there = made_up(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
+        return lambda: there
+
+
+def train_on_meta(
+    monkeypatch: pytest.MonkeyPatch, task: type[Language] = OnDevice, **options: Any
+) -> list[int]:
+    """Train on torch's meta device, where reading a value raises; return the reads of each step."""
+    monkeypatch.setattr(torch, "meta", ModuleType("meta"), raising=False)  # a device without streams
+    reads = Reads()
+    engine = build_engine(configure(task, **options), LocalWorld(torch.device("meta")))
+    for name, module in list(sys.modules.items()):
+        if name.startswith("lanewise.") and hasattr(module, READ):
+            monkeypatch.setattr(module, READ, reads)
+    counts = []
+    for _ in engine.steps():
+        counts.append(reads.num_reads)
+        reads.num_reads = 0
+    return counts
+
+
+@pytest.mark.parametrize("equality", ["exact", "close"])
+@pytest.mark.parametrize("optimizer", ["torch.optim.AdamW", "torch.optim.SGD"])
+def test_a_step_reads_values_through_one_function(monkeypatch, equality, optimizer):
+    """8 lanes: the weight and the buffers of each; one each for totals, norm, and the integer buffers."""
+    counts = train_on_meta(monkeypatch, equality=equality, optimizer=optimizer)
+    assert counts[:3] == [19, 19, 19]
+
+
+def test_any_other_read_is_found(monkeypatch):
+    with pytest.raises(RuntimeError, match=r"Tensor\.item\(\) cannot be called on meta tensors"):
+        train_on_meta(monkeypatch, ReadsItself)

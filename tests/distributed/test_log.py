@@ -1,0 +1,135 @@
+"""Lines of metrics: the same on any number of processes, also after a resume between two of them."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lanewise.checkpoint import CheckpointFolder, Saver
+from lanewise.config import CheckpointConfig, DistributedConfig, EveryConfig, RunConfig
+from lanewise.engine import Engine, Saving, build_engine, build_run, resume
+from lanewise.loggers import JsonlLogger
+from lanewise.run_dir import RunDir
+from lanewise.testing import run_distributed
+from lanewise.world.determinism import set_determinism
+from tests.distributed.tasks import Language, configure
+
+MEASURED = ("perf/", "time/", "memory/")
+
+
+def logged(every_steps: int, *, reducer: str = "ddp", clips: bool = False, **changes: Any) -> RunConfig:
+    """23 steps of ragged sentences, seven an epoch, the last of which has three of four lanes."""
+    config = configure(Language, num_lanes=4, steps=23, log_every_steps=every_steps, **changes)
+    train = dataclasses.replace(config.train, max_grad_norm=0.5 if clips else None)
+    distributed = DistributedConfig(equality="exact", reducer=reducer)
+    return dataclasses.replace(config, train=train, distributed=distributed)
+
+
+def fit(world, config, folder) -> int:
+    """Train, or go on, and save every four steps; return the first step."""
+    set_determinism("exact", 1)
+    run_dir = RunDir(Path(folder))
+    run = build_run(config, world)
+    checkpoints = CheckpointFolder(run_dir.checkpoints)
+    first_step = resume(run, checkpoints, ())
+    saver = Saver(checkpoints, world, keep_last=100, keep_best=0, sign=1)
+    every = CheckpointConfig(every=EveryConfig(steps=4))
+    saving = Saving(
+        saver, run.state, every, run.schedule, run.identity, world.rank, run.last_step, lambda: False
+    )
+    loggers = [JsonlLogger(run_dir.metrics, first_step)] if world.rank == 0 else []
+    Engine(run, first_step=first_step, saving=saving).fit(run_dir, loggers)
+    world.all_gather_object(None)
+    return first_step
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """What a run wrote, but for what is measured."""
+    lines = map(json.loads, RunDir(folder).metrics.read_text().splitlines())
+    return [{key: value for key, value in line.items() if not key.startswith(MEASURED)} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that nobody stopped, on one process, with a line every five steps."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_distributed(fit, 1, logged(5), str(folder))
+    assert [line["step"] for line in lines_of(folder)] == [0, 5, 10, 15, 20, 22]
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("saved", "world_size", "reducer"), [(8, 2, "ddp"), (12, 3, "ddp"), (16, 1, "ddp"), (8, 2, "fsdp")]
+)
+def test_a_run_that_was_killed_between_two_lines_goes_on_with_the_same_lines(
+    tmp_path, whole, saved, world_size, reducer
+):
+    """It was killed long after its last checkpoint, so it has written lines that it writes again."""
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    for checkpoint in RunDir(folder).checkpoints.iterdir():
+        if int(checkpoint.name[5:]) > saved:
+            shutil.rmtree(checkpoint)
+    first_steps = run_distributed(fit, world_size, logged(5, reducer=reducer), str(folder))
+    assert first_steps == [saved] * world_size
+    assert lines_of(folder) == lines_of(whole)
+
+
+def test_a_line_is_of_all_steps_since_the_one_before(tmp_path, whole):
+    run_distributed(fit, 1, logged(1), str(tmp_path))
+    steps = lines_of(tmp_path)
+    assert [line["step"] for line in steps] == list(range(23))
+    start = 0
+    for line in lines_of(whole):
+        interval = steps[start : line["step"] + 1]
+        start = line["step"] + 1
+        weight = sum(step["train/weight"] for step in interval)
+        loss_sum = sum(step["train/loss"] * step["train/weight"] for step in interval)
+        expected = {"train/loss": loss_sum / weight, "train/weight": weight / len(interval)}
+        assert line == pytest.approx({**interval[-1], **expected}, rel=1e-14)  # the rest is of the last step
+
+
+def norms(world, config) -> tuple[list[int], dict[int, float]]:
+    """Train; return the steps in which the norm was computed, and what the lines say."""
+    set_determinism("exact", 1)
+    engine = build_engine(config, world)
+    compute, calls = engine.reducer.grad_norm, []
+
+    def count() -> Any:
+        calls.append(None)
+        return compute()
+
+    engine.reducer.grad_norm = count
+    computed, written = [], {}
+    for report in engine.steps():
+        computed += [report.step] * len(calls)
+        calls.clear()
+        if report.line is not None:
+            written[report.step] = float(report.line.grad_norm())
+    return computed, written
+
+
+@pytest.fixture(scope="module")
+def every_norm():
+    computed, written = run_distributed(norms, 1, logged(1))[0]
+    assert computed == list(written) == list(range(23))
+    return written
+
+
+@pytest.mark.parametrize(("reducer", "world_size"), [("ddp", 1), ("ddp", 2), ("fsdp", 2)])
+def test_the_norm_is_computed_for_a_line_only(every_norm, reducer, world_size):
+    for computed, written in run_distributed(norms, world_size, logged(10, reducer=reducer)):
+        assert computed == [0, 10, 20, 22]
+        assert written == {step: every_norm[step] for step in computed}
+
+
+@pytest.mark.parametrize("needs", [{"clips": True}, {"precision": "fp16"}])
+@pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
+def test_clipping_and_a_loss_scale_need_the_norm_of_every_step(reducer, needs):
+    expected = run_distributed(norms, 1, logged(1, **needs))[0][1]
+    for computed, written in run_distributed(norms, 2, logged(10, reducer=reducer, **needs)):
+        assert computed == list(range(23))
+        assert written == {step: expected[step] for step in (0, 10, 20, 22)}
