@@ -5,6 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# The benchmarks compare with other libraries, which nothing else needs.
+BENCHMARKS_VENV := .venv-benchmarks
+BENCHMARKS_STAMP := $(BENCHMARKS_VENV)/.installed
+BENCHMARKS := tiny_step speed scaling exact start resume order checkpoint
+
 # The Python that runs the GPU tests. Give one that already has a CUDA build of torch, and no .venv is needed:
 #     make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
@@ -14,24 +19,32 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all soak check fmt gpu docs clean
+.PHONY: help venv demo test test-all soak check fmt gpu benchmarks docs clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 venv: $(STAMP) ## build .venv with the development dependencies (done once, and again when they change)
 
+# Builds the environment $(1) of what pip is told by $(2).
+define build
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+    { echo "lanewise needs Python 3.11 or newer: '$(PYTHON)' is older, or is not there." \
+           "Name another one: make $(or $(MAKECMDGOALS),venv) PYTHON=python3.12" >&2; exit 1; }
+@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+    { echo "'$(PYTHON)' cannot build a virtual environment: its ensurepip or venv module is missing." \
+           "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+@echo "building $(1)"
+@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+@$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(2)
+@touch $@
+endef
+
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	    { echo "lanewise needs Python 3.11 or newer: '$(PYTHON)' is older, or is not there." \
-	           "Name another one: make $(or $(MAKECMDGOALS),venv) PYTHON=python3.12" >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
-	    { echo "'$(PYTHON)' cannot build a virtual environment: its ensurepip or venv module is missing." \
-	           "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@echo "building $(VENV)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@
+	$(call build,$(VENV),-e '.[dev]')
+
+$(BENCHMARKS_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt
+	$(call build,$(BENCHMARKS_VENV),-r benchmarks/requirements.txt -e '.[examples]')
 
 demo: $(STAMP) ## train the MNIST example on two processes, printing its accuracy on held-out digits
 	$(BIN)/lanewise train examples/mnist/mnist.yaml --distributed.devices 2 \
@@ -64,9 +77,12 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP)) ## run what needs a GP
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
 	PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu.py
 
+benchmarks: $(BENCHMARKS_STAMP) ## compare with hand-written loops and other libraries, and write docs/benchmarks.md (half an hour)
+	@for name in $(BENCHMARKS); do $(BENCHMARKS_VENV)/bin/python benchmarks/$$name.py --write || exit 1; done
+
 docs: $(STAMP) ## build the docs as a site in docs/_build; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build
 
-clean: ## remove .venv, caches and built packages; runs/ stays
-	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove the environments, caches and built packages; runs/ stays
+	rm -rf $(VENV) $(BENCHMARKS_VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

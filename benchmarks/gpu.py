@@ -7,7 +7,6 @@ the section "GPU" of FILE, docs/benchmarks.md by default.
 """
 
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from section import PAGE, replace_section, table
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "examples" / "mnist" / "mnist.yaml"
@@ -26,7 +26,7 @@ PRECISIONS = ("float32", "bf16")
 def main() -> None:
     """Train, compare, and write the table."""
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
-    file = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs" / "benchmarks.md"
+    file = Path(sys.argv[2]) if len(sys.argv) > 2 else PAGE
     rows = []
     for precision in PRECISIONS:
         expected = b""
@@ -37,30 +37,21 @@ def main() -> None:
             expected = expected or model
             same = "same bytes" if model == expected else "other bytes"
             num_devices = len(devices(device, reducer))
-            rows.append(f"| {reducer} | {num_devices} | {precision} | {same} | {samples_per_second:,.0f} |")
-            print(rows[-1], flush=True)
+            rows.append([reducer, str(num_devices), precision, same, f"{samples_per_second:,.0f}"])
+            print(*rows[-1], flush=True)
     num_gpus = torch.cuda.device_count()
     hardware = f"{num_gpus} x {torch.cuda.get_device_name()}" if num_gpus else "CPU only"
     today = datetime.now(tz=UTC).date()
-    text = "\n".join(
-        [
-            "## GPU",
-            "",
-            "    make gpu",
-            "",
-            f"The MNIST example in `exact`, one epoch; {hardware}, torch {torch.__version__}, {today}.",
-            "Devices that outnumber the GPUs share one. Samples/s: the median over the steps.",
-            "",
-            "| reducer | devices | precision | model, against one device | samples/s |",
-            "|---|---|---|---|---|",
-            *rows,
-            "",
-        ]
-    )
-    written = file.read_text(encoding="utf-8")
-    file.write_text(
-        re.sub(r"## GPU\n.*?(?=\n## |\Z)", lambda _: text, written, flags=re.DOTALL), encoding="utf-8"
-    )
+    text = f"""## GPU
+
+    make gpu
+
+The MNIST example in `exact`, one epoch; {hardware}, torch {torch.__version__}, {today}.
+Devices that outnumber the GPUs share one. Samples/s: the median over the steps.
+
+{table(["reducer", "devices", "precision", "model, against one device", "samples/s"], rows)}
+"""
+    replace_section(file, "GPU", text)
 
 
 def devices(device: str, reducer: str) -> list[str]:

@@ -1,104 +1,94 @@
-"""What starting two processes costs: `lanewise train` for one step against a bare torchrun script with DDP.
+"""How long importing and starting take.
 
-    python benchmarks/start.py [ROUNDS]
+    python benchmarks/start.py
 
-Both start from nothing and take one step of the same model on the same batch. They take turns, so that a busy
-machine slows both; the ratio of each round counts.
+Importing: an interpreter that imports what a program needs of a library, beside one that imports torch.
+Starting: from the command to its end, two processes that take one step of a tiny model, beside a torchrun
+script with DistributedDataParallel. The others are started by torchrun as well, lanewise by `lanewise
+train`.
 """
 
+import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-BIN = Path(sys.executable).parent
+from section import publish, ratios, spread, table
+from sides import installed, lanewise_config
+from workload import Tiny
 
-BARE = """
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = DistributedDataParallel(nn.Linear(1, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-inputs = torch.arange(8.0).unsqueeze(1)[dist.get_rank() :: 2]
-nn.functional.mse_loss(model(inputs), 2 * inputs).backward()
-optimizer.step()
-dist.destroy_process_group()
-"""
-
-TASK = """
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-
-import lanewise
+IMPORTS = {
+    "lanewise": "from lanewise import Lanes, Task",
+    "Fabric": "from lightning.fabric import Fabric",
+    "Ignite": "import ignite.distributed; from ignite.engine import Engine",
+    "Accelerate": "from accelerate import Accelerator",
+    "Lightning": "from lightning import LightningModule, Trainer",
+    "HF Trainer": "from transformers import Trainer, TrainingArguments",
+}
+STARTED = ("hand-written", "lanewise train", "Fabric", "Ignite", "Accelerate", "Lightning", "HF Trainer")
+WORK = Tiny(num_micro_batches=2)
 
 
-class Line(lanewise.Task):
-    def build_model(self):
-        return nn.Linear(1, 1)
-
-    def train_dataset(self):
-        inputs = torch.arange(8.0).unsqueeze(1)
-        return TensorDataset(inputs, 2 * inputs)
-
-    def forward(self, model, batch):
-        return model(batch[0])
-
-    def loss(self, outputs, batch):
-        return nn.functional.mse_loss(outputs, batch[1])
-"""
-
-CONFIG = """
-task: {class_path: line.Line}
-batch: {global_batch_size: 8, micro_batch_size: 4}
-train: {epochs: 1, run_dir: run}
-optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.01}}
-distributed: {devices: 2}
-"""
+def measure(num_rounds: int) -> str:
+    """Return a table for each."""
+    statements = {"torch": "import torch", **{side: IMPORTS[side] for side in installed(IMPORTS)}}
+    imports = {side: [sys.executable, "-c", statement] for side, statement in statements.items()}
+    starts = {side: start(side) for side in installed(STARTED)}
+    return f"{compare('import', imports, num_rounds)}\n\n{compare('start', starts, num_rounds)}"
 
 
-def measure(*command: object, cwd: Path) -> tuple[float, float]:
+def start(side: str) -> list[str]:
+    """Return the command that starts a side on two processes."""
+    if side == "lanewise train":
+        return [sys.executable, "-m", "lanewise", "train", "work.json", "--distributed.devices", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return [*torchrun, str(Path(__file__).with_name("sides.py")), side, WORK.name, json.dumps(asdict(WORK))]
+
+
+def compare(title: str, commands: Mapping[str, Sequence[str]], num_rounds: int) -> str:
+    """Run commands in turns; return a row for each, the first being what the others are compared with."""
+    found: dict[str, list[tuple[float, float]]] = {side: [] for side in commands}
+    for _ in range(num_rounds + 1):
+        for side, command in commands.items():
+            found[side].append(run(command))
+    columns = {
+        side: list(zip(*pairs[1:], strict=True)) for side, pairs in found.items()
+    }  # the first warms up
+    base = next(iter(columns.values()))
+    rows = [
+        [side, spread(clock), spread(ratios(clock, base[0])), spread(ratios(cpu, base[1]))]
+        for side, (clock, cpu) in columns.items()
+    ]
+    first = next(iter(commands))
+    return table([title, "seconds", f"time / {first}", f"CPU time / {first}"], rows)
+
+
+def run(command: Sequence[str]) -> tuple[float, float]:
     """Run a command to its end; return its seconds, by the clock and of CPU time with all its processes."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    start = time.perf_counter()
-    subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        check=True,
-        capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    seconds = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "work.json").write_text(json.dumps(lanewise_config(WORK)), encoding="utf-8")
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        begin = time.perf_counter()
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            check=False,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        seconds = time.perf_counter() - begin
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-5000:]}")
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def main(num_rounds: int) -> None:
-    """Measure, and print every round and the medians."""
-    ratios = []
-    for number in range(num_rounds):
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            for file, text in (("bare.py", BARE), ("line.py", TASK), ("line.yaml", CONFIG)):
-                (folder / file).write_text(text)
-            bare = measure(BIN / "torchrun", "--standalone", "--nproc-per-node", 2, "bare.py", cwd=folder)
-            ours = measure(BIN / "lanewise", "train", "line.yaml", cwd=folder)
-        ratios.append((ours[0] / bare[0], ours[1] / bare[1]))
-        print(
-            f"round {number}: torchrun {bare[0]:.2f} s ({bare[1]:.2f} s CPU), "
-            f"lanewise {ours[0]:.2f} s ({ours[1]:.2f} s CPU), ratio {ratios[-1][0]:.2f} ({ratios[-1][1]:.2f})"
-        )
-    clock, cpu = (statistics.median(column) for column in zip(*ratios, strict=True))
-    print(f"median ratio {clock:.2f} ({cpu:.2f} of CPU time)")
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    publish("Starting", __doc__, measure, num_rounds=5)

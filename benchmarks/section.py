@@ -1,0 +1,83 @@
+"""Writes what a benchmark measured as its section of docs/benchmarks.md."""
+
+import argparse
+import os
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+LIBRARIES = ("torch", "lightning", "pytorch-ignite", "accelerate", "transformers")
+
+
+def publish(title: str, text: str | None, measure: Callable[[int], str], num_rounds: int) -> None:
+    """Measure and print; with `--write` on the command line, replace the section of this title in the docs.
+
+    Args:
+        title: heading of the section.
+        text: what was measured, and by which command: the docstring of the benchmark.
+        measure: takes the number of rounds, and returns tables.
+        num_rounds: how many there are unless the command line says otherwise.
+    """
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--rounds", type=int, default=num_rounds, help=f"{num_rounds} by default")
+    parser.add_argument("--write", action="store_true", help=f"write the section to {PAGE.name}")
+    options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("one round has no spread: use --rounds 2 or more")
+    tables = measure(options.rounds)
+    today = datetime.now(tz=UTC).date()
+    spreads = f"Medians with the middle half of {options.rounds} rounds."
+    facts = f"{today}, {machine()}.\n{', '.join(versions())}.\n{spreads}"
+    section = f"## {title}\n\n{(text or '').strip()}\n\n{facts}\n\n{tables}\n"
+    print(section)
+    if options.write:
+        replace_section(PAGE, title, section)
+
+
+def replace_section(page: Path, title: str, section: str) -> None:
+    """Put a section in the place of the one with its title; a new one comes last."""
+    pattern = rf"^## {re.escape(title)}\n.*?(?=^## |\Z)"
+    section = f"{section.strip()}\n\n"
+    written = page.read_text(encoding="utf-8")
+    replaced, num_found = re.subn(pattern, lambda _: section, written, flags=re.DOTALL | re.MULTILINE)
+    if not num_found:
+        replaced = f"{written.rstrip()}\n\n{section}"
+    page.write_text(f"{replaced.rstrip()}\n", encoding="utf-8")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """Write the median, and the middle half of the rounds."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{middle:{form}} ({low:{form}} to {high:{form}})"
+
+
+def ratios(times: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Divide round by round: what slowed the machine down slowed both."""
+    return [one / other for one, other in zip(times, base, strict=True)]
+
+
+def machine() -> str:
+    """Name the processor."""
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return f"{os.cpu_count()} CPU cores" + (f" ({found[1]})" if found else "")
+
+
+def versions() -> list[str]:
+    """Name the libraries that took part."""
+    found = []
+    for library in LIBRARIES:
+        try:
+            found.append(f"{library} {version(library)}")
+        except PackageNotFoundError:
+            continue
+    return found
