@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,7 +24,8 @@ from lanewise.world.world import World
 from tests.distributed.tasks import configure
 
 OWN_FILES = str(Path(lanewise.__file__).parent)
-WARM_STEPS, STEPS = 5, 4
+WARM_STEPS, STEPS, ROUNDS = 5, 4, 5
+COLUMNS = ("calls", "operators", "collectives", "meetings", "bytes")
 
 
 class Ready(Dataset[Any]):
@@ -71,7 +73,11 @@ class Operators(TorchDispatchMode):
 
 
 def cost(world: World, equality: str, num_lanes: int) -> dict[str, float]:
-    """Return for a steady step: calls of lanewise's functions, operators, collectives, allocated bytes."""
+    """Return the least that a steady step does, of some rounds.
+
+    Over gloo a thread tells that a collective ended, at any moment: a round may count a call, or a few hundred
+    bytes, that belong to the one before.
+    """
     set_determinism(equality, threads=1)
     config = configure(
         Tiny,
@@ -84,18 +90,25 @@ def cost(world: World, equality: str, num_lanes: int) -> dict[str, float]:
     steps = build_engine(config, world).steps()
     for _ in range(WARM_STEPS):
         next(steps)
+    rounds = [count(steps, world) for _ in range(ROUNDS)]
+    return {name: min(counted[name] for counted in rounds) for name in COLUMNS}
+
+
+def count(steps: Iterator[Any], world: World) -> dict[str, float]:
+    """Count what each of the next steps does on average."""
     calls = 0
 
-    def count(frame: FrameType, event: str, _argument: object) -> None:
+    def call(frame: FrameType, event: str, _argument: object) -> None:
         nonlocal calls
         calls += event == "call" and frame.f_code.co_filename.startswith(OWN_FILES)
 
     num_collectives, num_meetings = world.num_collectives(), meetings(world)
-    sys.setprofile(count)
+    sys.setprofile(call)
     for _ in range(STEPS):
         next(steps)
     sys.setprofile(None)
     num_collectives = world.num_collectives() - num_collectives
+    num_meetings = meetings(world) - num_meetings
     operators = Operators()
     with operators:
         for _ in range(STEPS):
@@ -104,23 +117,13 @@ def cost(world: World, equality: str, num_lanes: int) -> dict[str, float]:
         for _ in range(STEPS):
             next(steps)
     allocated = sum(max(0, event.self_cpu_memory_usage) for event in profiled.key_averages())
-    num_meetings = meetings(world) - num_meetings
-    total = {
-        "calls": calls,
-        "operators": operators.counts.total(),
-        "collectives": num_collectives,
-        "meetings": num_meetings / 3,  # of the three stretches
-        "bytes": allocated,
-    }
-    return {name: number / STEPS for name, number in total.items()}
+    total = calls, operators.counts.total(), num_collectives, num_meetings, allocated
+    return {name: number // STEPS for name, number in zip(COLUMNS, total, strict=True)}
 
 
 def meetings(world: World) -> int:
     """Count the meetings in shared memory."""
     return 0 if world.shared_memory is None else world.shared_memory._num_meetings
-
-
-COLUMNS = ("calls", "operators", "collectives", "meetings", "bytes")
 
 
 @pytest.mark.parametrize(
@@ -131,8 +134,8 @@ COLUMNS = ("calls", "operators", "collectives", "meetings", "bytes")
         (1, True, "exact", 4, (385, 146, 0, 0, 15472)),
         (2, True, "close", 4, (258, 115, 0, 1, 13300)),
         (2, True, "exact", 4, (277, 128, 0, 1, 13300)),
-        (2, False, "close", 4, (242, 97, 2, 0, 8084)),
-        (2, False, "exact", 4, (261, 109, 3, 0, 8200)),  # a thread adds, and a step may end before it
+        (2, False, "close", 4, (242, 97, 2, 0, 8200)),
+        (2, False, "exact", 4, (261, 109, 3, 0, 8200)),
     ],
 )
 def test_a_step_costs_no_more_than_before(world_size, one_machine, equality, num_lanes, most):
