@@ -75,8 +75,8 @@ class Operators(TorchDispatchMode):
 def cost(world: World, equality: str, num_lanes: int) -> dict[str, float]:
     """Return the least that a steady step does, of some rounds.
 
-    Over gloo a thread tells that a collective ended, at any moment: a round may count a call, or a few hundred
-    bytes, that belong to the one before.
+    Over gloo a thread tells that a collective ended, at any moment: a round may count a call, or a few
+    hundred bytes, that belong to the one before.
     """
     set_determinism(equality, threads=1)
     config = configure(
