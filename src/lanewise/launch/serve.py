@@ -188,9 +188,9 @@ class _Server:
 
     def _program(self, client: socket.socket) -> Program:
         """Read in a fork what it is to do."""
-        with client.makefile("r", encoding="utf-8") as lines:
+        line = ""
+        with client, client.makefile("r", encoding="utf-8") as lines, suppress(ConnectionResetError):
             line = lines.readline()
-        client.close()
         if not line:
             os._exit(1)  # the client is gone
         return Program.from_json(line)

@@ -3,16 +3,19 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
 
 from lanewise.errors import LaunchError
+from lanewise.launch import serve
 from lanewise.launch.fork_server import ForkServer, fork_server
 
 MODULES = {
@@ -125,6 +128,22 @@ def test_a_fork_ends_when_nobody_waits_for_it(server, environment):
     assert has_ended(fork.pid)
 
 
+def test_a_fork_whose_client_is_gone_before_it_said_what_to_run_ends_without_a_word(server, tmp_path):
+    """A signal to a launcher does that; a socket that is closed with something unread in it is reset."""
+    ours, theirs = socket.socketpair()
+    errors = tmp_path / "errors"
+    with errors.open("w") as stderr, ours, theirs:
+        socket.send_fds(server._channel, [serve.RUN], [theirs.fileno(), *[stderr.fileno()] * 3])
+        assert wait([ours], 60)
+        pid = serve.NUMBER.unpack(ours.recv(serve.NUMBER.size, socket.MSG_PEEK))[0]
+        os.kill(server.pid, signal.SIGSTOP)  # else it may kill the fork before that says a word
+    try:
+        assert has_ended(pid)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert errors.read_text() == ""
+
+
 def test_forks_end_with_their_server(environment):
     server = ForkServer.start(environment, [])
     fork = server.run("sleeping", [], environment=environment)
@@ -142,6 +161,7 @@ def test_forks_end_with_their_server(environment):
 def test_a_server_ends_with_its_parent_but_not_with_the_thread_that_started_it(environment, in_thread):
     script = f"""
 import os, threading, time
+from lanewise.launch import serve
 from lanewise.launch.fork_server import ForkServer
 def start():
     global server, fork
