@@ -25,7 +25,7 @@ def load(monkeypatch):
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("num_processes", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_sides_take_turns_and_come_to_the_same_loss(load, num_processes):
     rounds, workload = load("rounds"), load("workload")
     sides = ("hand-written", "lanewise", "lanewise train", "lanewise.Lanes")
@@ -36,6 +36,7 @@ def test_sides_take_turns_and_come_to_the_same_loss(load, num_processes):
     assert all(0 < one < 60 for times in seconds.values() for one in times)
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_talk_take_turns_too(load):
     rounds, workload = load("rounds"), load("workload")
     training = rounds.Training(
@@ -62,6 +63,7 @@ def test_other_work_is_no_comparison(load):
         rounds.require_equal_work(both, {"one": (2.0, float("nan")), "other": (2.0, 1.0)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["hand-written", "lanewise"])
 def test_the_first_batch_of_a_resumed_run_is_the_next_one(load, side, tmp_path):
     first_batch = load("first_batch")
