@@ -113,7 +113,7 @@ def lanewise_config(work: Workload) -> dict[str, Any]:
             "class_path": f"torch.optim.{work.optimizer.__name__}",
             "init_args": work.optimizer_options,
         },
-        "data": {"shuffle": work.shuffle},
+        "data": {"order": "shuffled" if work.shuffle else "sequential"},
         "distributed": {"equality": work.equality},
         "search_path": str(Path(__file__).parent),
     }
@@ -130,7 +130,9 @@ def lanewise_lanes(work: Workload) -> nn.Module:
     )
     model = lanes.prepare(work.build_model())
     optimizer = work.build_optimizer(model)
-    for step in lanes.steps(work.dataset(), collate=work.collate, shuffle=work.shuffle):
+    for step in lanes.steps(
+        work.dataset(), collate=work.collate, order="shuffled" if work.shuffle else "sequential"
+    ):
         for batch in step:
             step.backward(work.loss(model, batch))
         if work.max_grad_norm is not None:

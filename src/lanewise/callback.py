@@ -9,6 +9,7 @@ class Callback:
 
         on_start        before the first step
         on_step         after each logged step: step 0, the multiples of log.every_steps, and the last one
+        on_epoch        after the last step of an epoch, or of the run, where the dataset counts what it reads
         on_evaluation   after each evaluation, which follows its step
         on_best         after the best model so far was written, which follows its evaluation
         on_end          after the last step, or after the error that ends the run
@@ -23,6 +24,13 @@ class Callback:
         """Take the metrics of a logged step, and of those since the one before.
 
         Names are `group/name` with the unit: `perf/samples_per_second`. docs/guide.md lists them.
+        """
+
+    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """Take what all processes read of the dataset's files in an epoch, since this start of the run.
+
+        `data/read_bytes` is that, `data/total_bytes` what the files have, and `data/skipped_samples` counts
+        the samples that were left out, as they could not be read.
         """
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:

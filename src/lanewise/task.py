@@ -1,7 +1,7 @@
 """What the user writes: a Task, which says what one device does, and the Loss that it returns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -72,6 +72,21 @@ class Task(ABC):
         """Make a micro-batch of samples. Runs where the samples are read, under the lane's random state."""
         return default_collate(samples)
 
+    def sample_lengths(self, dataset: Dataset[Any]) -> Sequence[int]:
+        """Return the tokens of each sample of the training dataset, for `data.order: bucketed`.
+
+        Called once on every rank, which must all return the same numbers; a NumPy array is fine.
+        """
+        raise TaskError(_lacks(self, "sample_lengths", "bucketed"))
+
+    def sample_weights(self, dataset: Dataset[Any]) -> Sequence[float]:
+        """Return a weight for each sample of the training dataset, for `data.order: weighted`.
+
+        Called once on every rank, which must all return the same numbers; a NumPy array is fine. A sample
+        of weight 0 never comes.
+        """
+        raise TaskError(_lacks(self, "sample_weights", "weighted"))
+
     def parameter_groups(self, model: nn.Module) -> Iterable[Any]:
         """Return what the optimizer gets: named parameters, or groups of them with options of their own."""
         return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -97,3 +112,10 @@ class Task(ABC):
                 f"{type(self).__name__} builds metrics but does not update them: "
                 "give it update_metrics, which calls metric.update for each of them."
             )
+
+
+def _lacks(task: Task, method: str, order: str) -> str:
+    name = type(task).__name__
+    return (
+        f"data.order is {order}, and {name} has no {method}. Give {name} {method}(dataset), or another order."
+    )

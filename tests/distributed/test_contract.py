@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Loss, Task
 from lanewise.engine import build_engine
-from lanewise.lanes import FeistelOrder
+from lanewise.lanes import FeistelShuffle
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import Language, configure, train
@@ -54,8 +54,8 @@ def run_task(world, task, options):
 
 
 BAD_POSITION = 12  # in the second of three steps an epoch
-BAD_LANE = int(FeistelOrder(22, seed=0).indices(0, 7, 8)[0])  # the last sample of the first step
-BAD_SAMPLE = int(FeistelOrder(22, seed=0).indices(0, BAD_POSITION, BAD_POSITION + 1)[0])
+BAD_LANE = int(FeistelShuffle(22, seed=0).indices(0, 7, 8)[0])  # the last sample of the first step
+BAD_SAMPLE = int(FeistelShuffle(22, seed=0).indices(0, BAD_POSITION, BAD_POSITION + 1)[0])
 
 
 class NanAtOneSample(Line):
@@ -87,7 +87,7 @@ def test_a_nan_names_step_lane_and_samples_on_every_rank_and_updates_nothing(wor
     name, message, is_untouched = results[0]
     assert name == "NonFiniteLossError"
     assert is_untouched
-    lane = FeistelOrder(22, seed=0).indices(0, 12, 14).tolist()
+    lane = FeistelShuffle(22, seed=0).indices(0, 12, 14).tolist()
     assert "step 1 (epoch 0)" in message
     assert f"lane 2: loss nan, samples {lane}" in message
     assert message.count("  lane") == 1

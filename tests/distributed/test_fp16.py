@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Callback, Loss, Task
 from lanewise.engine import build_engine
-from lanewise.lanes import FeistelOrder
+from lanewise.lanes import FeistelShuffle
 from lanewise.precision import LossScale
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
@@ -93,7 +93,7 @@ def test_without_the_unit_it_would_not_be():
 
 
 NUM_STEPS, PLANTED_STEP = 4, 2
-PLANTED_SAMPLE = int(FeistelOrder(16, seed=0).indices(0, 10, 11)[0])  # of steps of four, lane 1 of step 2
+PLANTED_SAMPLE = int(FeistelShuffle(16, seed=0).indices(0, 10, 11)[0])  # of steps of four, lane 1 of step 2
 
 
 class Overflowing(Line):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lanewise.config import DistributedConfig
-from lanewise.lanes import FeistelOrder
+from lanewise.lanes import FeistelShuffle
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import MeanOfMeans, Smooth, configure, gradients
 
@@ -23,7 +23,7 @@ def full_batch_gradient(num_samples: int, global_batch_size: int) -> dict[str, t
     config = configure(Smooth, num_lanes=1, micro_batch_size=global_batch_size, num_samples=num_samples)
     model = build_engine(config, LocalWorld(torch.device("cpu"))).training.model
     samples = Smooth(num_samples).train_dataset()
-    indices = FeistelOrder(num_samples, seed=0).indices(0, 0, min(num_samples, global_batch_size))
+    indices = FeistelShuffle(num_samples, seed=0).indices(0, 0, min(num_samples, global_batch_size))
     batch = nn.utils.rnn.pad_sequence([samples[int(index)] for index in indices], batch_first=True)
     targets = batch[:, 1:].flatten()
     F.cross_entropy(model(batch)[:, :-1].flatten(0, 1), targets, ignore_index=0).backward()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lanewise.lanes import FeistelOrder
+from lanewise.lanes import FeistelShuffle
 from tests.integration.command import (
     Done,
     Warm,
@@ -37,8 +37,12 @@ def refuses(done: Done, *mistakes: str) -> None:
         ),
         (["--distributed.devices", "5"], ["got 5 devices and 4 lanes"]),
         (
-            ["--train.epoch", "3", "--data.shuffle", "maybe", "--batch.micro_batch_size", "0"],
-            ["train.epoch is not", "batch.micro_batch_size must be at least 1", "data.shuffle must be true"],
+            ["--train.epoch", "3", "--data.order", "maybe", "--batch.micro_batch_size", "0"],
+            [
+                "train.epoch is not",
+                "batch.micro_batch_size must be at least 1",
+                "data.order must be shuffled, sequential",
+            ],
         ),
     ],
     ids=["section", "key", "type", "micro-batch", "devices", "several"],
@@ -134,9 +138,9 @@ def test_another_dataset_on_each_rank_is_refused(tmp_path):
 @EITHER
 def test_a_loss_that_is_not_finite_is_traced_to_its_samples(tmp_path, devices):
     done = train(write_config(tmp_path, "tasks.NanAtSample13"), "--distributed.devices", devices)
-    position = FeistelOrder(22, seed=0).indices(0, 0, 22).tolist().index(13)
+    position = FeistelShuffle(22, seed=0).indices(0, 0, 22).tolist().index(13)
     first = position - position % 2  # micro-batches of 2
-    samples = FeistelOrder(22, seed=0).indices(0, first, first + 2).tolist()
+    samples = FeistelShuffle(22, seed=0).indices(0, first, first + 2).tolist()
     assert done.code == 1
     assert done.errors == [
         f"error: the loss is not finite in step {position // 8} (epoch 0), so the update was not completed."

@@ -14,6 +14,7 @@ from lanewise.config.distributed import (
 from lanewise.config.pins import pin_environment, pinned_variables
 from lanewise.config.run import (
     MAY_DIFFER,
+    ORDERS,
     BatchConfig,
     CheckpointConfig,
     ClassConfig,
@@ -22,6 +23,7 @@ from lanewise.config.run import (
     EveryConfig,
     LogConfig,
     Mode,
+    OrderConfig,
     PrecisionName,
     RunConfig,
     TrainConfig,
@@ -29,6 +31,7 @@ from lanewise.config.run import (
 
 __all__ = [
     "MAY_DIFFER",
+    "ORDERS",
     "Backend",
     "BatchConfig",
     "CheckpointConfig",
@@ -41,6 +44,7 @@ __all__ = [
     "FSDPConfig",
     "LogConfig",
     "Mode",
+    "OrderConfig",
     "PrecisionName",
     "ReducerName",
     "RunConfig",

@@ -86,6 +86,9 @@ class Section:
     """What fields must fulfil together: functions whose parameters are the names of fields. Each runs when
     its fields are valid by themselves, and returns the mistake or None."""
 
+    TEXT_KEY: ClassVar[str] = ""
+    """The key that a text stands for where the whole section is expected; none: a text is a mistake."""
+
     def __post_init__(self) -> None:
         values, mistakes = _read_fields(type(self), vars(self), key="")
         if mistakes:
@@ -106,6 +109,8 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
         ConfigError: lists every mistake of the tree.
     """
     names = [field.name for field in _fields(cls)]
+    if isinstance(tree, str) and cls.TEXT_KEY:
+        tree = {cls.TEXT_KEY: tree}
     if not isinstance(tree, Mapping):
         section = key or "the configuration"
         raise ConfigError(f"{section} must be a section with the keys {', '.join(names)}: got {show(tree)}.")

@@ -44,6 +44,7 @@ _KINDS = {
     "optimizer": _Kind("torch.optim.Optimizer", num_runtime_args=1, refuse=refuse_optimizer),
     "scheduler": _Kind("torch.optim.lr_scheduler.LRScheduler", num_runtime_args=1),
     "callbacks": _Kind("lanewise.Callback"),
+    "data": _Kind("lanewise.lanes.SampleOrder", num_runtime_args=1),
 }
 _OBJECT = _Kind("builtins.object")  # inside an argument, whose type hint says what it must be
 # Stands for a parameter of a parent class that `**kwargs` hides from the signature.
@@ -107,6 +108,8 @@ def _sections(config: RunConfig) -> list[tuple[str, ClassConfig]]:
     sections = [("task", config.task), ("optimizer", config.optimizer)]
     if config.scheduler is not None:
         sections.append(("scheduler", config.scheduler))
+    if config.data.order is not None:
+        sections.append(("data.order", config.data.order))
     return sections + [(f"callbacks.{number}", section) for number, section in enumerate(config.callbacks)]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from lanewise.config.check import Above, AtLeast, Below, PathLike, Section, expand_user
+from lanewise.config.check import Above, AtLeast, Below, PathLike, Section, expand_user, suggest
 from lanewise.config.distributed import DistributedConfig
 
 PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
@@ -22,6 +22,39 @@ class ClassConfig(Section):
     """The class, as `module.Class`."""
     init_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the constructor by name; those that only the running program knows are left out."""
+
+
+ORDERS = {
+    name: f"lanewise.lanes.{name.capitalize()}Order"
+    for name in ("shuffled", "sequential", "blocked", "bucketed", "weighted")
+}
+"""The sample orders that have a name, and their classes."""
+
+
+def _order_is_known(class_path: str) -> str | None:
+    if "." in class_path or class_path in ORDERS:
+        return None
+    return (
+        f"data.order must be {', '.join(ORDERS)}, or the class_path of a lanewise.lanes.SampleOrder: "
+        f"got {class_path}. {suggest(class_path, ORDERS)}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderConfig(ClassConfig):
+    """An order of samples. A text in its place is its name alone."""
+
+    RULES = (_order_is_known,)
+    TEXT_KEY = "class_path"
+
+    class_path: str
+    """shuffled, sequential, blocked, bucketed, weighted, or a class as `module.Class`."""
+    init_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the order by name, such as max_tokens of bucketed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "class_path", ORDERS.get(self.class_path, self.class_path))
 
 
 def _global_batch_is_whole_micro_batches(global_batch_size: int, micro_batch_size: int) -> str | None:
@@ -95,8 +128,8 @@ class DataConfig(Section):
 
     num_workers: Annotated[int, AtLeast(0)] = 0
     """Loader processes of each device; 0: samples are loaded in the training process."""
-    shuffle: bool = True
-    """Whether each epoch has an order of its own."""
+    order: OrderConfig | None = None
+    """In which order an epoch visits the samples; unset: blocked for a dataset in blocks, else shuffled."""
     drop_last: bool = False
     """Whether to drop the partial last step of an epoch instead of weighting it."""
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from lanewise.data.digest import digest
+from lanewise.data.file_dataset import FileDataset
 from lanewise.data.reader import LaneReader
 from lanewise.errors import noting
 
@@ -12,11 +13,16 @@ class Fingerprint(NamedTuple):
 
     num_samples: int
     samples_digest: str
-    """Hash of the first, the middle and the last sample, as epoch 0 sees them."""
+    """Hash of the first, the middle and the last sample, as epoch 0 sees them; of a `FileDataset` what it
+    says of its files."""
+    tables_digest: str = ""
+    """Hash of what the order was made from besides, such as the lengths of the samples."""
 
 
 def fingerprint(reader: LaneReader, num_samples: int) -> Fingerprint:
-    """Read three samples, each under its own random state, and hash them."""
+    """Read three samples, each under its own random state, and hash them; of files, ask what they are."""
+    if isinstance(reader.dataset, FileDataset):
+        return Fingerprint(num_samples, reader.dataset.fingerprint())
     indices = sorted({0, num_samples // 2, num_samples - 1})
     of = f"eval dataset {reader.eval_dataset}" if reader.eval_dataset else "the training dataset"
     with noting(lambda: f"when samples {indices} of {of} were read, to compare the processes"):

@@ -6,13 +6,19 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 from torch.utils.data import DataLoader
 
 from lanewise.data.reader import LaneBatch, LaneReader
-from lanewise.lanes import LaneTurn, SampleOrder, Schedule
+from lanewise.lanes import LaneTurn, SampleOrder
 from lanewise.lifeline import die_with_parent
+
+_Request: TypeAlias = tuple[LaneTurn, tuple[int, ...]]
+"""A turn with its sample indices."""
+_GAP: _Request = LaneTurn(0, -1, 0, range(0), 0, is_last=False), ()
+"""Asks a worker for nothing."""
 
 
 class LaneLoader:
@@ -24,8 +30,7 @@ class LaneLoader:
 
     Args:
         reader: reads and collates the samples of a turn.
-        schedule: cuts epochs into steps and steps into lanes.
-        order: gives the samples of a turn.
+        order: gives the samples of a turn, and cuts epochs into steps and steps into lanes.
         lanes: the lanes to serve.
         num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
         pin_memory: whether batches lie in page-locked memory, for a GPU.
@@ -34,7 +39,6 @@ class LaneLoader:
     def __init__(
         self,
         reader: LaneReader,
-        schedule: Schedule,
         order: SampleOrder,
         lanes: range,
         *,
@@ -42,7 +46,7 @@ class LaneLoader:
         pin_memory: bool = False,
     ) -> None:
         self.reader = reader
-        self.schedule = schedule
+        self.schedule = order.schedule
         self.order = order
         self._lanes = lanes
         self._num_workers = num_workers
@@ -54,12 +58,31 @@ class LaneLoader:
             (turn, self.order.samples(turn))
             for turn in self.schedule.turns(self._lanes, first_step, last_step)
         )
-        return read_turns(self.reader, turns, self._num_workers, pin_memory=self._pin_memory)
+        if not self.order.reads_blocks or self._num_workers < 2:
+            return read_turns(self.reader, turns, self._num_workers, pin_memory=self._pin_memory)
+        num_workers = min(self._num_workers, len(self._lanes))
+        dealt = _deal(turns, num_workers)
+        batches = read_turns(self.reader, dealt, num_workers, pin_memory=self._pin_memory)
+        return (batch for batch in batches if batch.turn.step >= 0)
+
+
+def _deal(turns: Iterable[_Request], num_workers: int) -> Iterator[_Request]:
+    """Put gaps between turns, so that a DataLoader, which deals in rounds, gives a lane to one worker.
+
+    Else each worker would read every block of the process.
+    """
+    place = 0
+    for turn, indices in turns:
+        while place % num_workers != turn.lane % num_workers:
+            place += 1
+            yield _GAP
+        place += 1
+        yield turn, indices
 
 
 def read_turns(
     reader: LaneReader,
-    turns: Iterable[tuple[LaneTurn, tuple[int, ...]]],
+    turns: Iterable[_Request],
     num_workers: int,
     *,
     pin_memory: bool = False,

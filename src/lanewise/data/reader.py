@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
+from lanewise.data.file_dataset import FileDataset
 from lanewise.errors import note_place, noting
 from lanewise.lanes import LaneTurn, collate_seed, sample_seed
 from lanewise.nested import map_leaves
@@ -25,6 +26,10 @@ class LaneBatch:
     """Dataset indices of the samples; empty where the process has none in this step."""
     data: Any
     """What `collate` returned; None where there are no samples."""
+    num_samples: int
+    """Samples in it. Less than there are indices where a dataset leaves out what it cannot read."""
+    read_bytes: int = 0
+    """What a `FileDataset` read of its files for this batch, in bytes."""
     eval_dataset: str = ""
     """Name of the dataset that is evaluated; empty in training."""
 
@@ -66,25 +71,46 @@ class LaneReader(Dataset[LaneBatch]):
         eval_dataset: str = "",
     ) -> None:
         self.eval_dataset = eval_dataset
-        self._dataset = dataset
+        self.dataset = dataset
         self._collate = collate
         self._seed = seed
         self._reads_many = _reads_many(dataset)
+        inner = _without_subsets(dataset)
+        self._files = inner if isinstance(inner, FileDataset) else None
         self._seeded = SeededCalls()
 
     def __getitem__(self, index: tuple[LaneTurn, tuple[int, ...]]) -> LaneBatch:
         """Read and collate one lane's samples."""
         turn, indices = index
+        batch = LaneBatch(turn, indices, None, 0, eval_dataset=self.eval_dataset)
         if not indices:
-            return LaneBatch(turn, indices, None, self.eval_dataset)
+            return batch
+        num_samples = len(indices)
 
         def read(seed: _Seed) -> Any:
+            nonlocal num_samples
             samples = self._read(turn.epoch, indices, seed)
+            if self._files is not None:
+                num_samples = len(samples)  # others may hand out what stands for several samples
+            if not num_samples:
+                return None
             seed(collate_seed(self._seed, turn.step, turn.lane))
             return self._collate(samples)
 
-        with _OneThread(), noting(lambda: LaneBatch(turn, indices, None, self.eval_dataset).place):
-            return LaneBatch(turn, indices, self._seeded(read), self.eval_dataset)
+        before = self.read_bytes
+        with _OneThread(), noting(lambda: batch.place):
+            data = self._seeded(read)
+        return replace(batch, data=data, num_samples=num_samples, read_bytes=self.read_bytes - before)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that this copy of the dataset has read, where it counts them."""
+        return 0 if self._files is None else self._files.read_bytes
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes of all samples; None where the dataset does not count them."""
+        return None if self._files is None else self._files.total_bytes
 
     def read(self, epoch: int, indices: tuple[int, ...]) -> list[Any]:
         """Return the samples at these dataset indices, as the epoch sees them."""
@@ -93,12 +119,12 @@ class LaneReader(Dataset[LaneBatch]):
     def _read(self, epoch: int, indices: tuple[int, ...], seed: _Seed) -> list[Any]:
         if self._reads_many:
             seed(sample_seed(self._seed, epoch, indices[0]))
-            return list(self._dataset.__getitems__(list(indices)))  # type: ignore[attr-defined]
+            return list(self.dataset.__getitems__(list(indices)))  # type: ignore[attr-defined]
         samples = []
         for index in indices:
             seed(sample_seed(self._seed, epoch, index))
             try:
-                samples.append(self._dataset[index])
+                samples.append(self.dataset[index])
             except BaseException as error:
                 note_place(error, f"in sample {index}")
                 raise
@@ -107,9 +133,13 @@ class LaneReader(Dataset[LaneBatch]):
 
 def _reads_many(dataset: Dataset[Any]) -> bool:
     """Tell whether a dataset reads several samples at once; a Subset only passes the question on."""
-    if isinstance(dataset, Subset):
-        return _reads_many(dataset.dataset)
-    return hasattr(dataset, "__getitems__")
+    return hasattr(_without_subsets(dataset), "__getitems__")
+
+
+def _without_subsets(dataset: Dataset[Any]) -> Dataset[Any]:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
 
 
 def _pin(leaf: Any) -> Any:

@@ -1,7 +1,7 @@
 """The loop: from a configuration to a trained model."""
 
-from lanewise.engine.build import build_callbacks, build_engine, build_run
-from lanewise.engine.dataset import build_loader, count_samples
+from lanewise.engine.build import build_callbacks, build_engine, build_run, build_run_loader
+from lanewise.engine.dataset import count_samples
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluate import EvalSet, Evaluator, read_in_order
 from lanewise.engine.evaluation import build_evaluator
@@ -25,9 +25,9 @@ __all__ = [
     "build_callbacks",
     "build_engine",
     "build_evaluator",
-    "build_loader",
     "build_model",
     "build_run",
+    "build_run_loader",
     "build_task",
     "count_samples",
     "read_in_order",

@@ -1,17 +1,22 @@
 """Puts a run together from a configuration and the user's Task."""
 
+from functools import partial
+from typing import Any
+
 from lanewise.callback import Callback
 from lanewise.config import RunConfig
 from lanewise.config.classes import build
+from lanewise.data import LaneLoader
 from lanewise.engine.clock import StepClock
 from lanewise.engine.dataset import build_loader
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluation import build_evaluation, build_evaluator
-from lanewise.engine.identity import identify
+from lanewise.engine.identity import identify, plain
 from lanewise.engine.log_interval import LogInterval
 from lanewise.engine.model import build_average, build_model, build_task
 from lanewise.engine.model_transforms import transform
 from lanewise.engine.optimizer import build_optimizer
+from lanewise.engine.order import OrderChoice
 from lanewise.engine.run import Run
 from lanewise.engine.scheduler import build_scheduler, require_enough_steps
 from lanewise.engine.step import Training
@@ -52,14 +57,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     scheduler, plateau = build_scheduler(config, optimizer)
     precision = Precision(config.precision, world.device.type)
     training = Training(task, model, optimizer, scheduler, precision, average, plateau)
-    loader, dataset = build_loader(
-        task.train_dataset(),
-        task.collate,
-        config.batch,
-        config.data,
-        world,
-        seed,
-    )
+    loader, dataset = build_run_loader(config, task, world)
     last_step = _last_step(config, loader.schedule)
     require_enough_steps(config, scheduler, last_step)
     evaluator = build_evaluator(config, task, training.evaluated_model, precision, world, reducer)
@@ -87,6 +85,36 @@ def build_callbacks(config: RunConfig) -> list[Callback]:
         ConfigError: if a class is not a Callback.
     """
     return [build(f"callbacks.{number}", section) for number, section in enumerate(config.callbacks)]
+
+
+def build_run_loader(
+    config: RunConfig, task: Task, world: World, dataset: Any = None
+) -> tuple[LaneLoader, dict[str, Any]]:
+    """Build what feeds the lanes of a run on this process; see `build_loader`.
+
+    Collective: every rank must call this, with the same configuration.
+
+    Args:
+        config: the run.
+        task: the user's task.
+        world: the processes.
+        dataset: its training dataset; None: built by the task.
+    """
+    dataset = task.train_dataset() if dataset is None else dataset
+    section = config.data.order
+    return build_loader(
+        dataset,
+        task.collate,
+        config.batch,
+        config.data,
+        world,
+        config.train.seed,
+        order=None if section is None else OrderChoice(partial(build, "data.order", section), plain(section)),
+        tables={
+            "sample_lengths": lambda: task.sample_lengths(dataset),
+            "sample_weights": lambda: task.sample_weights(dataset),
+        },
+    )
 
 
 def _last_step(config: RunConfig, schedule: Schedule) -> int:

@@ -1,16 +1,25 @@
 """What feeds the lanes of a process: datasets are counted, compared between ranks, and read by a loader."""
 
-from collections.abc import Callable, Sized
+import logging
+from collections.abc import Callable, Mapping, Sized
+from types import MappingProxyType
 from typing import Any
 
 from lanewise.config import BatchConfig, DataConfig
-from lanewise.data import Fingerprint, LaneLoader, LaneReader, fingerprint
+from lanewise.data import FileDataset, Fingerprint, LaneLoader, LaneReader, digest, fingerprint
+from lanewise.engine.order import OrderChoice, require_block_sizes
 from lanewise.errors import DataError, TaskError
-from lanewise.lanes import Schedule, choose_order, lane_ranges
+from lanewise.lanes import BlockedOrder, OrderInputs, SampleOrder, Schedule, lane_ranges
 from lanewise.world.accelerator import has_streams
 from lanewise.world.world import World
 
+logger = logging.getLogger(__name__)
+
 Collate = Callable[[list[Any]], Any]
+Tables = Mapping[str, Callable[[], Any]]
+
+_READ_FACTOR = 1.15
+"""A lane reads its first and last block in part; more than this is worth a word."""
 
 
 def build_loader(
@@ -20,25 +29,33 @@ def build_loader(
     data: DataConfig,
     world: World,
     seed: int,
-) -> tuple[LaneLoader, Fingerprint]:
+    *,
+    order: OrderChoice | None = None,
+    tables: Tables = MappingProxyType({}),
+) -> tuple[LaneLoader, dict[str, Any]]:
     """Build what feeds the lanes of this process. Collective: every rank must call this.
 
     Args:
         dataset: map-style; equal on every rank.
         collate: makes a micro-batch of samples.
         batch: sizes.
-        data: order and loading.
+        data: loading, and whether to drop the partial last step.
         world: the processes.
         seed: seed of the run.
+        order: in which the samples come; None: what suits the dataset.
+        tables: what orders may ask for, by name; see `OrderInputs`.
 
     Returns:
-        The loader, and what its dataset is known by.
+        The loader, and what identifies the samples of a run and their order.
 
     Raises:
-        DataError: if not one step can be made of the dataset, or it differs between ranks.
+        ConfigError: if an argument of the order is out of its range.
+        DataError: if not one step can be made of the dataset, it differs between ranks, or it lacks what the
+            order needs.
         TaskError: if it is not map-style.
     """
     num_samples = count_samples(dataset)
+    choice = order or OrderChoice.default(dataset)
     schedule = Schedule(num_samples, batch.global_batch_size, batch.micro_batch_size, data.drop_last)
     if not schedule.steps_per_epoch:
         raise DataError(
@@ -47,15 +64,32 @@ def build_loader(
         )
     reader = LaneReader(dataset, collate, seed)
     lanes = lane_ranges(schedule.num_lanes, world.world_size)[world.rank]
+    inputs = OrderInputs(schedule, seed, {"block_sizes": require_block_sizes(dataset), **tables})
     loader = LaneLoader(
         reader,
-        schedule,
-        choose_order(num_samples, seed=seed, shuffle=data.shuffle),
+        choice.make(inputs),
         lanes,
         num_workers=data.num_workers,
         pin_memory=has_streams(world.device),
     )
-    return loader, compare_datasets(reader, num_samples, world)
+    found = compare_datasets(reader, num_samples, world, inputs.used)
+    if world.rank == 0:
+        _describe(loader.order, data.num_workers, len(lanes))
+    return loader, {**found._asdict(), "order": choice.spec, "drop_last": data.drop_last}
+
+
+def _describe(order: SampleOrder, num_workers: int, num_lanes: int) -> None:
+    """Say what reading blocks costs, where it costs more than reading each once."""
+    if order.reads_blocks and num_workers > num_lanes:
+        logger.info("%d of %d loader workers are used: one for each lane", num_lanes, num_workers)
+    if isinstance(order, BlockedOrder) and (factor := order.read_factor()) > _READ_FACTOR:
+        logger.warning(
+            "each byte is read %.1f times where every lane has a process of its own: %d blocks are few for "
+            "%d lanes. Smaller blocks, such as row groups, are read once.",
+            factor,
+            order.num_blocks,
+            order.schedule.num_lanes,
+        )
 
 
 def count_samples(dataset: Any) -> int:
@@ -68,17 +102,31 @@ def count_samples(dataset: Any) -> int:
     return len(dataset)
 
 
-def compare_datasets(reader: LaneReader, num_samples: int, world: World) -> Fingerprint:
+def compare_datasets(
+    reader: LaneReader, num_samples: int, world: World, tables: Mapping[str, Any] = MappingProxyType({})
+) -> Fingerprint:
     """Return what a dataset is known by; raise where ranks see other ones.
 
     A difference would otherwise show as a hang or a wrong model. Collective: every rank must call this.
+
+    Args:
+        reader: reads the dataset.
+        num_samples: its length.
+        world: the processes.
+        tables: what the order was made from.
     """
-    local = fingerprint(reader, num_samples)
+    local = fingerprint(reader, num_samples)._replace(tables_digest=digest(tables) if tables else "")
+    of = "the files" if isinstance(reader.dataset, FileDataset) else "three samples"
+    of_tables = f" and of {', '.join(tables)}" if tables else ""
     for rank, other in enumerate(world.all_gather_object(local)):
         if other != local:
             raise DataError(
                 f"ranks {world.rank} and {rank} see different datasets: {local.num_samples} and "
-                f"{other.num_samples} samples, digests of three samples {local.samples_digest} and "
-                f"{other.samples_digest}. A dataset must be whole on every rank."
+                f"{other.num_samples} samples, digests of {of}{of_tables} "
+                f"{_digests(local)} and {_digests(other)}. A dataset must be whole on every rank."
             )
     return local
+
+
+def _digests(one: Fingerprint) -> str:
+    return f"{one.samples_digest} {one.tables_digest}".strip()

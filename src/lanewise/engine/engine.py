@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from lanewise.callback import Callback
 from lanewise.checkpoint import save_model
 from lanewise.data import LaneBatch
+from lanewise.engine.epoch_reads import EpochReads
 from lanewise.engine.gradient import LaneGradients
 from lanewise.engine.lane import to_device
 from lanewise.engine.observers import Observers
@@ -53,6 +54,7 @@ class Engine:
         self._world = run.world
         self._saving = saving
         self._record = record
+        self._reads = EpochReads(run.world, run.loader.reader.total_bytes)
         config = run.config
         self._gradients = LaneGradients(
             run.reducer,
@@ -100,6 +102,8 @@ class Engine:
                 stops = report.totals.wants_stop
                 saves = self._saves_after(report)
                 observers.show(report.line)
+                if self._ends_epoch(report.step):
+                    self._show_epoch(report.step, observers)
                 if self._evaluates_after(report.step) and not stops:
                     stops = self._evaluate_or_stop(report.step, run_dir, observers)
                 if saves or stops:
@@ -113,9 +117,8 @@ class Engine:
 
     def steps(self) -> Iterator[StepReport]:
         """Take one step after the other. Collective for each step."""
-        batches = self._record(
-            to_device(self.loader.batches(self.first_step, self.last_step), self._world.device)
-        )
+        batches = self._reads.count(self.loader.batches(self.first_step, self.last_step))
+        batches = self._record(to_device(batches, self._world.device))
         try:
             for _ in range(self.first_step, self.last_step):
                 yield self.train_step.run(batches)
@@ -131,6 +134,16 @@ class Engine:
         """Return a batch as it was before its forward, on the device."""
         (again,) = to_device([self.loader.reader[batch.turn, batch.indices]], self._world.device)
         return again
+
+    def _ends_epoch(self, step: int) -> bool:
+        return (step + 1) % self.schedule.steps_per_epoch == 0 or step + 1 == self.last_step
+
+    def _show_epoch(self, step: int, observers: Observers) -> None:
+        """Show what the epoch read. Collective where the dataset counts that."""
+        epoch = step // self.schedule.steps_per_epoch
+        if values := self._reads.take(epoch):
+            observers.catch_up()
+            observers.show_epoch(epoch, step, values)
 
     def _evaluates_after(self, step: int) -> bool:
         if self.evaluation is None:

@@ -11,8 +11,8 @@ from torch import nn
 
 from lanewise.data import LaneBatch, LaneReader, read_turns
 from lanewise.engine.lane import LaneLoss, TaskLane, named_lane, to_device
-from lanewise.errors import PreemptedError, TaskError, noting
-from lanewise.lanes import SequentialSchedule, evaluation_seed, lane_ranges
+from lanewise.errors import DataError, PreemptedError, TaskError, noting
+from lanewise.lanes import LaneTurn, SequentialSchedule, evaluation_seed, lane_ranges
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.nested import map_leaves
 from lanewise.precision import Precision
@@ -129,6 +129,7 @@ class Evaluator:
 
         Raises:
             TaskError: if there is no such dataset, or an output has not one entry for each sample.
+            DataError: if a sample was left out, as it cannot be read.
         """
         sets = {eval_set.name: eval_set for eval_set in self._sets}
         if name not in sets:
@@ -137,7 +138,13 @@ class Evaluator:
         with _eval_mode(self._model), torch.no_grad():
             for lane, outputs in self._compute(sets[name], self._outputs):
                 with named_lane(lane.batch):
-                    local += _split(outputs, len(lane.batch.indices))
+                    local += _split(outputs, lane.batch.num_samples)
+        due = sum(len(turn.positions) for turn in self._turns(sets[name]))
+        if len(local) != due:
+            raise DataError(
+                f"{due - len(local)} of {due} samples of the eval dataset {name} cannot be read, and a "
+                "prediction is for every sample. Mend the files."
+            )
         gathered = self._world.gather_object(local)
         # The samples of a lane are contiguous, and so are the lanes of a process.
         return [] if gathered is None else [output for outputs in gathered for output in outputs]
@@ -145,26 +152,34 @@ class Evaluator:
     def _run_lanes(self, eval_set: EvalSet, wants_stop: Callable[[], bool]) -> dict[int, _LaneResult] | None:
         """Evaluate what this process's lanes read; None if it was asked to stop before the end."""
         results: dict[int, _LaneResult] = {}
-        num_done = 0
+        of_lanes: dict[int, Mapping[str, Metric]] = {}
+        was_stopped = False
+
+        def stops() -> bool:
+            nonlocal was_stopped
+            was_stopped = was_stopped or wants_stop()
+            return was_stopped
+
         what = f"the loss of {type(self._task).__name__}"
-        for lane, (outputs, returned) in self._compute(eval_set, self._outputs_and_loss, wants_stop):
-            num_done += 1
+        for lane, (outputs, returned) in self._compute(eval_set, self._outputs_and_loss, stops):
             with named_lane(lane.batch):
                 number = lane.turn.lane
                 if number not in results:
                     results[number] = _LaneResult()
-                    metrics = {
+                    of_lanes[number] = {
                         key: m.to(self._world.device) for key, m in self._metrics_for(eval_set).items()
                     }
-                loss = LaneLoss.from_returned(returned, len(lane.batch.indices), what)
+                loss = LaneLoss.from_returned(returned, lane.batch.num_samples, what)
                 if eval_set.has_metrics:
-                    self._task.update_metrics(metrics, outputs, lane.data)
+                    self._task.update_metrics(of_lanes[number], outputs, lane.data)
                 result = results[number]
                 result.loss_sums.append(0.0 if loss.sum is None else loss.sum.item())
                 result.weights.append(loss.weight)
                 if lane.turn.is_last:
-                    result.states = take_states(metrics)
-        return results if num_done == self._num_micro_batches(eval_set) else None
+                    result.states = take_states(of_lanes.pop(number))
+        for number, metrics in of_lanes.items():  # whose last micro-batch has no samples that can be read
+            results[number].states = take_states(metrics)
+        return None if was_stopped else results
 
     def _compute(
         self,
@@ -187,16 +202,16 @@ class Evaluator:
         )
         if self._reducer is None:
             return evaluate_lanes(lanes, compute, wants_stop)
-        num_lanes = self._num_micro_batches(eval_set)
+        num_lanes = sum(1 for turn in self._turns(eval_set) if turn.positions)
         return self._reducer.evaluate(self._model, lanes, num_lanes, compute, wants_stop)
 
     def _metrics_for(self, eval_set: EvalSet) -> Mapping[str, "Metric"]:
         return self._task.build_metrics() if eval_set.has_metrics else {}
 
-    def _num_micro_batches(self, eval_set: EvalSet) -> int:
-        """Count the micro-batches of this process that have samples."""
+    def _turns(self, eval_set: EvalSet) -> Iterator[LaneTurn]:
+        """Yield what this process reads."""
         lanes = lane_ranges(eval_set.schedule.num_lanes, self._world.world_size)[self._world.rank]
-        return sum(1 for turn in eval_set.schedule.turns(lanes) if turn.positions)
+        return eval_set.schedule.turns(lanes)
 
     def _outputs(self, lane: TaskLane, data: Any) -> Any:
         return lane.forward(self._model, data)
@@ -226,8 +241,10 @@ def read_in_order(
         reader: reads the dataset.
         schedule: cuts it into one range for each lane.
         world: the processes; batches are put on its device.
-        num_workers: loader processes.
+        num_workers: loader processes; of a dataset in blocks at most one is used, or each would read all.
     """
+    if hasattr(reader.dataset, "block_sizes"):
+        num_workers = min(num_workers, 1)
     lanes = lane_ranges(schedule.num_lanes, world.world_size)[world.rank]
     turns = ((turn, tuple(turn.positions)) for turn in schedule.turns(lanes))
     batches = read_turns(reader, turns, num_workers, pin_memory=has_streams(world.device))

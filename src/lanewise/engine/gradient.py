@@ -149,7 +149,7 @@ class LaneGradients:
         checked = list(map(partial(_check, what), group, losses))
         self._clock.lap("forward")
         for replica, batch in enumerate(group):
-            self._buffers.end(batch.turn, replica)
+            self._buffers.end(batch.turn, batch.num_samples, replica)
         self._monitor.before_backward(first)
         for batch, loss in zip(group, checked, strict=True):
             try:
@@ -249,10 +249,10 @@ class LaneGradients:
 
 
 def _check(what: str, batch: LaneBatch, loss: object) -> LaneLoss | None:
-    if not batch.indices:
-        return None
+    if not batch.num_samples:
+        return LaneLoss(None, 1.0, 0.0, is_sample_mean=False) if batch.turn.positions else None
     try:
-        return LaneLoss.from_returned(loss, len(batch.indices), what)
+        return LaneLoss.from_returned(loss, batch.num_samples, what)
     except BaseException as error:  # a weight may be an object of the user's
         note_lane(error, batch)
         raise

@@ -5,44 +5,44 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from lanewise.config import ClassConfig, DataConfig, DistributedConfig, RunConfig
+from lanewise.config import ClassConfig, DistributedConfig, RunConfig
 from lanewise.config.optimizer import follows_evaluation
-from lanewise.data import Fingerprint
 from lanewise.world.determinism import exact_pins
 from lanewise.world.world import World
 
 
-def identify(config: RunConfig, dataset: Fingerprint, world: World) -> dict[str, Any]:
-    """Return what identifies a run: with another value of these, checkpoints belong to another run."""
+def identify(config: RunConfig, dataset: Mapping[str, Any], world: World) -> dict[str, Any]:
+    """Return what identifies a run: with another value of these, checkpoints belong to another run.
+
+    Args:
+        config: the run.
+        dataset: what identifies its samples and their order.
+        world: the processes.
+    """
     best = config.evaluate.best
     return {
         "lanes": asdict(config.batch),
-        "dataset": identify_dataset(dataset, config.data),
+        "dataset": dataset,
         "seed": config.train.seed,
         "exact": identify_exact(config.distributed, world),
         "precision": config.precision,
         # Their state replaces their arguments, so other arguments would have no effect.
-        "optimizer": _plain(config.optimizer),
+        "optimizer": plain(config.optimizer),
         "scheduler": None if config.scheduler is None else _identify_scheduler(config, config.scheduler),
         "warmup_steps": config.train.warmup_steps,
         "max_grad_norm": config.train.max_grad_norm,
         "ema_decay": config.train.ema_decay,
         "best": None if best is None else {"value": best, "mode": config.evaluate.best_mode},
-        "task": _plain(config.task),
+        "task": plain(config.task),
     }
 
 
 def _identify_scheduler(config: RunConfig, scheduler: ClassConfig) -> dict[str, Any]:
     """Say which scheduler a run has, and which value it follows, if it follows one."""
-    plain = _plain(scheduler)
+    identity = plain(scheduler)
     if follows_evaluation(scheduler):
-        plain["follows"] = {"value": config.evaluate.best, "mode": config.evaluate.best_mode}
-    return plain
-
-
-def identify_dataset(dataset: Fingerprint, data: DataConfig) -> dict[str, Any]:
-    """Say which samples a run sees, in which order."""
-    return {**dataset._asdict(), "shuffle": data.shuffle, "drop_last": data.drop_last}
+        identity["follows"] = {"value": config.evaluate.best, "mode": config.evaluate.best_mode}
+    return identity
 
 
 def identify_exact(distributed: DistributedConfig, world: World) -> dict[str, Any] | None:
@@ -74,7 +74,7 @@ def compare(
 _ONLY_TOLD = ("best", "task")
 
 
-def _plain(config: ClassConfig) -> dict[str, Any]:
+def plain(config: ClassConfig) -> dict[str, Any]:
     """Return a class and its arguments as JSON gives them back."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
     return plain

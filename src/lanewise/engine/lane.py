@@ -41,6 +41,11 @@ class TaskLane:
         """See `LaneWork`."""
         return self.batch.data
 
+    @property
+    def has_samples(self) -> bool:
+        """See `LaneWork`."""
+        return self.batch.num_samples > 0
+
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""
         (set_random_state if self.seeds_all else seed_torch)(self.seed)

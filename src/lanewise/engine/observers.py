@@ -51,6 +51,11 @@ class Observers:
         """Show the lines that were not shown yet."""
         self._show_all_but(0)
 
+    def show_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """Show what an epoch read."""
+        for callback in self._callbacks:
+            callback.on_epoch(epoch, step, values)
+
     def show_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Show what an evaluation gave."""
         for callback in self._callbacks:

@@ -2,12 +2,14 @@
 
 import atexit
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 
@@ -26,11 +28,19 @@ from lanewise.engine.clock import StepClock
 from lanewise.engine.dataset import Collate, build_loader, compare_datasets, count_samples
 from lanewise.engine.evaluate import read_in_order
 from lanewise.engine.gradient import LaneGradients
-from lanewise.engine.identity import identify_dataset, identify_exact
+from lanewise.engine.identity import identify_exact
+from lanewise.engine.order import OrderChoice
 from lanewise.engine.own_checkpoints import OwnCheckpoints
 from lanewise.engine.own_steps import Prepared, Steps
 from lanewise.errors import DataError
-from lanewise.lanes import SequentialSchedule, evaluation_seed, lane_ranges, model_seed
+from lanewise.lanes import (
+    OrderInputs,
+    SampleOrder,
+    SequentialSchedule,
+    evaluation_seed,
+    lane_ranges,
+    model_seed,
+)
 from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
 from lanewise.precision import LossScale, Precision
 from lanewise.random_state import kept_random_state, set_random_state
@@ -143,7 +153,9 @@ class Lanes:
         *,
         collate: Collate = default_collate,
         num_workers: int = 0,
-        shuffle: bool = True,
+        order: str | Callable[[OrderInputs], SampleOrder] | None = None,
+        sample_lengths: Any = None,
+        sample_weights: Any = None,
         drop_last: bool = False,
         first_step: int = 0,
     ) -> Steps:
@@ -153,17 +165,32 @@ class Lanes:
             dataset: the same on every rank.
             collate: makes a micro-batch of samples.
             num_workers: processes that read ahead.
-            shuffle: whether each epoch has an order of its own.
+            order: in which an epoch visits the samples: a name as in `data.order`, a `SampleOrder` class, or
+                one with further arguments: `functools.partial(BucketedOrder, max_tokens=4096)`. None: blocked
+                for a dataset in blocks, else shuffled.
+            sample_lengths: the tokens of each sample, for the order bucketed.
+            sample_weights: the weight of each sample, for the order weighted.
             drop_last: whether to drop the partial last step of an epoch instead of weighting it.
             first_step: where to go on; reached at once, in the middle of an epoch as well.
 
         Raises:
-            DataError: if the dataset is too small, or differs between ranks.
+            ConfigError: if there is no such order, or an argument of it is out of its range.
+            DataError: if the dataset is too small, differs between ranks, or lacks what the order needs.
             CheckpointError: if `checkpoints` went on with a run of another dataset.
         """
-        data = DataConfig(num_workers=num_workers, shuffle=shuffle, drop_last=drop_last)
-        loader, found = build_loader(dataset, collate, self._batch, data, self._world, self._seed)
-        identity = identify_dataset(found, data)
+        data = DataConfig(num_workers=num_workers, drop_last=drop_last)
+        given = {"sample_lengths": sample_lengths, "sample_weights": sample_weights}
+        tables = {name: partial(np.asarray, table) for name, table in given.items() if table is not None}
+        loader, identity = build_loader(
+            dataset,
+            collate,
+            self._batch,
+            data,
+            self._world,
+            self._seed,
+            order=None if order is None else OrderChoice.of(order),
+            tables=tables,
+        )
         self._datasets.append(identity)
         for checkpoints in self._checkpoints:
             checkpoints.use_dataset(identity)
@@ -203,11 +230,12 @@ class Lanes:
                 turn = batch.turn
                 if not turn.positions:
                     continue
-                set_random_state(evaluation_seed(self._seed, turn.step, turn.lane))
                 if turn.step == 0:
                     for metric in metrics:
                         metric.reset()
-                yield batch.data
+                if batch.num_samples:
+                    set_random_state(evaluation_seed(self._seed, turn.step, turn.lane))
+                    yield batch.data
                 if turn.is_last:
                     local[turn.lane] = take_states(named)
         lanes: dict[int, MetricStates] = {}

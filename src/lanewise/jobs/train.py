@@ -109,13 +109,15 @@ class TrainJob(Job):
         """Begin the audit, or go on with it."""
         from lanewise.loggers import AuditLog
 
-        schedule = run.schedule
+        schedule = run.loader.order.inputs.schedule
         plan = {
             "num_samples": schedule.num_samples,
             "global_batch_size": schedule.global_batch_size,
             "micro_batch_size": schedule.micro_batch_size,
             "drop_last": schedule.drop_last,
-            "shuffle": self.config.data.shuffle,
+            "order": run.identity["dataset"]["order"],
+            "repeats": run.loader.order.repeats,
             "seed": self.config.train.seed,
         }
-        return AuditLog(self.run_dir.audit, run.world.rank, run.world.world_size, first_step, plan)
+        tables = run.loader.order.inputs.used
+        return AuditLog(self.run_dir.audit, run.world.rank, run.world.world_size, first_step, plan, tables)

@@ -1,8 +1,10 @@
 """Lanes as pure integers: who carries them, what they read, how their sums meet, which seeds they use."""
 
-from lanewise.lanes.feistel import FeistelOrder
+from lanewise.lanes.blocked import BlockedOrder
+from lanewise.lanes.bucketed import BucketedOrder
+from lanewise.lanes.feistel import FeistelShuffle
 from lanewise.lanes.layout import lane_ranges
-from lanewise.lanes.order import SampleOrder, SequentialOrder, choose_order
+from lanewise.lanes.order import OrderInputs, SampleOrder, SequentialOrder, ShuffledOrder
 from lanewise.lanes.schedule import LaneTurn, Schedule, SequentialSchedule
 from lanewise.lanes.seed import (
     collate_seed,
@@ -13,17 +15,22 @@ from lanewise.lanes.seed import (
     update_seed,
 )
 from lanewise.lanes.tree import Node, TreeSum, subtrees
+from lanewise.lanes.weighted import WeightedOrder
 
 __all__ = [
-    "FeistelOrder",
+    "BlockedOrder",
+    "BucketedOrder",
+    "FeistelShuffle",
     "LaneTurn",
     "Node",
+    "OrderInputs",
     "SampleOrder",
     "Schedule",
     "SequentialOrder",
     "SequentialSchedule",
+    "ShuffledOrder",
     "TreeSum",
-    "choose_order",
+    "WeightedOrder",
     "collate_seed",
     "evaluation_seed",
     "lane_ranges",

@@ -39,8 +39,6 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lanewise.lanes.schedule import LaneTurn
-
 _Words: TypeAlias = npt.NDArray[np.uint64]
 
 # An order is made in aligned chunks of this many positions. A cycle walk ends with a dozen steps of a few
@@ -54,8 +52,8 @@ _ROUNDS: Final = 6
 _MAX_SAMPLES: Final = 2**62
 
 
-class FeistelOrder:
-    """Shuffles every epoch by a keyed Feistel network; a `SampleOrder`.
+class FeistelShuffle:
+    """Shuffles every epoch by a keyed Feistel network.
 
     Args:
         num_samples: how many samples the dataset has, from 0 to 2**62.
@@ -68,16 +66,16 @@ class FeistelOrder:
         self._num_samples = num_samples
         self._seed = seed
         # The latest chunk, as (epoch, chunk, its samples): a caller reads on, a few positions at a time. It
-        # is replaced as a whole, so that threads sharing an order never see one chunk under another's key.
+        # is replaced as a whole, so that threads sharing a shuffle never see one chunk under another's key.
         self._latest: tuple[int, int, npt.NDArray[np.int64]] | None = None
 
-    def samples(self, turn: LaneTurn) -> tuple[int, ...]:
-        """See `SampleOrder`."""
-        start, stop = turn.positions.start, turn.positions.stop
+    def samples(self, epoch: int, positions: range) -> tuple[int, ...]:
+        """Return the sample indices at a range of positions, which is mostly within one chunk."""
+        start, stop = positions.start, positions.stop
         chunk, first = divmod(start, _CHUNK)
         if first + stop - start > _CHUNK or stop > self._num_samples:
-            return tuple(self.indices(turn.epoch, start, stop).tolist())
-        return tuple(self._chunk(turn.epoch, chunk)[first : first + stop - start].tolist())
+            return tuple(self.indices(epoch, start, stop).tolist())
+        return tuple(self._chunk(epoch, chunk)[first : first + stop - start].tolist())
 
     def indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Sample indices at positions [start, stop) of the epoch.
@@ -109,19 +107,39 @@ class FeistelOrder:
         return latest[2]
 
     def _make_chunk(self, epoch: int, chunk: int) -> npt.NDArray[np.int64]:
-        keys = _round_keys(self._seed, epoch)
+        keys = words(_ROUNDS, self._seed, epoch)
         stop = min((chunk + 1) * _CHUNK, self._num_samples)
         positions = np.arange(chunk * _CHUNK, stop, dtype=np.uint64)
         if self._num_samples <= _CHUNK:
-            # `_mix` is one-to-one, so the sort keys differ and every way of sorting gives the same order.
-            return np.argsort(_mix(positions + keys[0])).astype(np.int64)
+            return _sorted_by_key(positions, keys[0])
         return _permute(positions, self._num_samples, keys).astype(np.int64)
 
 
-def _round_keys(seed: int, epoch: int) -> _Words:
-    text = f"{seed:d} {epoch:d}".encode()  # decimal text, for integers of any size
-    digest = hashlib.blake2b(text, digest_size=8 * _ROUNDS, person=b"lanewise.order").digest()
+def permutation(size: int, *of: int | str) -> npt.NDArray[np.int64]:
+    """Return [0, size) in a pseudo-random order: a function of `of`, texts and integers of any size."""
+    return _sorted_by_key(np.arange(size, dtype=np.uint64), words(1, *of)[0])
+
+
+def uniform(positions: npt.NDArray[np.int64], *of: int | str) -> npt.NDArray[np.float64]:
+    """Return a pseudo-random number in (0, 1) for each position: a function of the position and of `of`."""
+    key, other = words(2, *of)
+    mixed = _mix(_mix(positions.astype(np.uint64) + key) + other)
+    return ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def words(count: int, *of: int | str) -> _Words:
+    """Hash texts and integers of any size to so many words, at most 8."""
+    text = " ".join(map(str, of)).encode()
+    digest = hashlib.blake2b(text, digest_size=8 * count, person=b"lanewise.order").digest()
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+
+
+def _sorted_by_key(positions: _Words, key: np.uint64) -> npt.NDArray[np.int64]:
+    """Sort [0, n) by pseudo-random keys.
+
+    `_mix` is one-to-one, so the keys differ and every way of sorting gives the same order.
+    """
+    return np.argsort(_mix(positions + key)).astype(np.int64)
 
 
 def _permute(positions: _Words, num_samples: int, keys: _Words) -> _Words:

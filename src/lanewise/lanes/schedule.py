@@ -64,6 +64,14 @@ class Schedule:
         per_epoch = min(self.num_samples, self.steps_per_epoch * self.global_batch_size)
         return epochs * per_epoch + steps * self.global_batch_size
 
+    def num_samples_of(self, lane: int) -> int:
+        """Count the samples of a lane in an epoch."""
+        full_steps = self.num_samples // self.global_batch_size
+        is_partial = self.steps_per_epoch > full_steps
+        return full_steps * self.micro_batch_size + (
+            len(self.positions(full_steps, lane)) if is_partial else 0
+        )
+
     def num_present_lanes(self, step: int) -> int:
         """Count the lanes that have samples in a step: they are the first ones."""
         return -(-self.num_samples_in(step) // self.micro_batch_size)

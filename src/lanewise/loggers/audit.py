@@ -5,12 +5,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from lanewise.data import LaneBatch, digest
 from lanewise.loggers.jsonl import cut
 from lanewise.nested import map_leaves
-from lanewise.run_file import open_log, writing
+from lanewise.run_file import open_log, replacing, writing
 
 
 class AuditLog:
@@ -18,6 +20,7 @@ class AuditLog:
 
     audit/
         plan.jsonl          from which step on which samples were due: a line for each start of the run
+        plan-000000.npz     what the order was made from besides, such as the lengths of the samples
         rank-00000.jsonl    what the lanes of a rank were given; a killed run keeps its lines
 
     Args:
@@ -26,10 +29,17 @@ class AuditLog:
         world_size: processes of the run; what ranks beyond it wrote earlier is cut by rank 0.
         first_step: lines of this step and later ones are cut off, as a run that goes on writes them again.
         plan: what determines the samples of a step.
+        tables: what the order was made from besides, by name.
     """
 
     def __init__(
-        self, folder: Path, rank: int, world_size: int, first_step: int, plan: Mapping[str, Any]
+        self,
+        folder: Path,
+        rank: int,
+        world_size: int,
+        first_step: int,
+        plan: Mapping[str, Any],
+        tables: Mapping[str, npt.NDArray[Any]],
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"rank-{rank:05d}.jsonl"
@@ -39,6 +49,10 @@ class AuditLog:
             if path.exists():
                 cut(path, first_step)
         if rank == 0:
+            if tables:
+                path = folder / f"plan-{first_step:06d}.npz"
+                with writing(path), replacing(path) as new, new.open("wb") as file_of_tables:
+                    np.savez(file_of_tables, **dict(tables))  # type: ignore[arg-type]  # names are not its own
             with writing(plans), open_log(plans) as file:
                 file.write(json.dumps({"step": first_step, **plan}) + "\n")
 
@@ -48,7 +62,7 @@ class AuditLog:
             file = open_log(self._path)
         with file:
             for batch in batches:
-                if batch.indices:
+                if batch.turn.positions:
                     with writing(self._path):
                         _write(file, batch)
                 yield batch
@@ -62,6 +76,7 @@ def _write(file: TextIO, batch: LaneBatch) -> None:
         "indices": list(batch.indices),
         "tensors": digest(batch.data),
         "rows": _num_rows(batch.data),
+        "skipped": len(batch.indices) - batch.num_samples,
     }
     file.write(json.dumps(line) + "\n")
 

@@ -37,6 +37,10 @@ class JsonlLogger(Callback):
                 self._file = open_log(self._path)
             self._file.write(json.dumps({"epoch": epoch, "step": step, **finite}) + "\n")
 
+    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `Callback`. A line of its own."""
+        self.on_step(epoch, step, values)
+
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `Callback`. A line of its own, with the step after which it was evaluated."""
         self.on_step(epoch, step, values)
@@ -67,7 +71,7 @@ def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
                 first_damaged = first_damaged or number
             if columns is None:
                 continue
-            is_evaluation = "train/learning_rate" not in columns
+            is_evaluation = not columns.keys() & {"train/learning_rate", "data/read_bytes"}
             is_repeated = evaluates_first and is_evaluation and columns["step"] == first_step - 1
             if columns["step"] < first_step and not is_repeated:
                 kept.write(line if line.endswith(b"\n") else line + b"\n")

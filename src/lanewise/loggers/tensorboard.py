@@ -35,6 +35,10 @@ class TensorBoardLogger(Callback):
             )
             self._writer.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]  # None when closed
 
+    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self.on_step(epoch, step, values)
+
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `Callback`."""
         self.on_step(epoch, step, values)

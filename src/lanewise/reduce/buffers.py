@@ -31,6 +31,7 @@ class _Lane:
     """What a lane made of the buffers."""
 
     turn: LaneTurn
+    num_samples: int
     values: dict[int, torch.Tensor | None]
     """By number; without the unchanged ones, as soon as those are known."""
     changes: Callable[[], torch.Tensor]
@@ -91,13 +92,13 @@ class LaneBuffers:
             for other in others:
                 other.follow(first)
 
-    def end(self, turn: LaneTurn, replica: int = 0) -> None:
-        """Note what a lane made of the buffers."""
+    def end(self, turn: LaneTurn, num_samples: int, replica: int = 0) -> None:
+        """Note what a lane made of the buffers with so many samples."""
         assert self._buffers is not None
         for lane in self._lanes[-1:]:  # whose forward is done by now
             lane.drop_unchanged()
         if not turn.positions or not self._buffers:
-            self._lanes.append(_Lane(turn, {}, lambda: self._changes))
+            self._lanes.append(_Lane(turn, num_samples, {}, lambda: self._changes))
             return
         device = self._world.device
         looks = [buffers[replica].look() for buffers in self._buffers]
@@ -108,7 +109,7 @@ class LaneBuffers:
             for number, (change, value) in enumerate(looks)
             if isinstance(change, torch.Tensor) or change
         }
-        self._lanes.append(_Lane(turn, values, start_copy_to_host(changes)))
+        self._lanes.append(_Lane(turn, num_samples, values, start_copy_to_host(changes)))
 
     def changes(self) -> torch.Tensor | None:
         """Return what the lanes of this process tell of each buffer, for `merge`: float64 [num_buffers].
@@ -211,10 +212,7 @@ class LaneBuffers:
         local_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, num_present, add_into_right)
         for lane in lanes:
             flat = [_to_float64(self._value(lane, number), device) for number in floats]
-            number_of_samples = len(lane.turn.positions)
-            local_sum.push(
-                (lane.turn.lane, lane.turn.lane + 1), [torch.cat([*flat, one]) * number_of_samples]
-            )
+            local_sum.push((lane.turn.lane, lane.turn.lane + 1), [torch.cat([*flat, one]) * lane.num_samples])
 
         nodes = [subtrees(lanes, self._num_lanes, num_present) for lanes in self._lane_ranges]
         sizes = [_size_of(form) for form in floats.values()]

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lanewise.config import Equality, FSDPConfig
-from lanewise.errors import ConfigError, TaskError
+from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import LaneTurn, lane_ranges
 from lanewise.nested import copied
 from lanewise.reduce.blocks import find_blocks
@@ -140,7 +140,7 @@ class FSDPReducer:
 
     def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
         """See `Reducer`. Collective where a process has no lane in the step."""
-        batch = next(batches)
+        batch = _with_samples(next(batches))
         present = range(batch.turn.num_present_lanes)
         counts = [len(present[block.start : block.stop]) for block in self._lane_ranges]
         spare = self._spare_data(batch.data, counts)
@@ -148,11 +148,11 @@ class FSDPReducer:
         for number in range(most):
             is_last = number == most - 1
             if number < own:
-                batch = next(batches) if number else batch
+                batch = _with_samples(next(batches)) if number else batch
                 yield replace(batch, turn=batch.turn._replace(is_last=is_last))
             else:
                 turn = batch.turn._replace(positions=range(0), is_last=is_last)
-                yield replace(batch, turn=turn, indices=(), data=copied(spare))
+                yield replace(batch, turn=turn, indices=(), num_samples=0, data=copied(spare))
 
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """See `Reducer`. Collective: every rank must call this."""
@@ -222,9 +222,10 @@ class FSDPReducer:
         counts = self._world.all_gather_object(num_lanes)
         first: Lane | None = None
         for lane in lanes:
+            _require_samples(lane.turn, has_samples=lane.has_samples)
             if first is None:
                 first, spare = lane, self._spare_data(lane.data, counts)
-            if lane.turn.positions:
+            if lane.has_samples:
                 yield lane, self._call(module, partial(compute, lane, lane.data))
         assert first is not None, "a process without samples has one lane without positions"
         for _ in range(max(counts) - num_lanes):
@@ -334,3 +335,17 @@ def _require_no_batch_norm(model: nn.Module, dtype: str) -> None:
                 f"{name} is a {type(module).__name__}, whose weights cannot be gathered in {dtype}: its "
                 "statistics are float32. Use distributed.fsdp.param_dtype=float32."
             )
+
+
+def _with_samples(batch: Any) -> Any:
+    _require_samples(batch.turn, has_samples=batch.num_samples > 0)
+    return batch
+
+
+def _require_samples(turn: LaneTurn, *, has_samples: bool) -> None:
+    """Raise where a lane lost its samples, which its rank alone knows: the others wait for its forward."""
+    if turn.positions and not has_samples:
+        raise DataError(
+            f"none of the {len(turn.positions)} samples of lane {turn.lane} in step {turn.step} can be read, "
+            "and under fsdp each lane needs one. Mend the files, or use another distributed.reducer."
+        )

@@ -23,7 +23,12 @@ class LaneWork(Protocol):
 
     @property
     def data(self) -> Any:
-        """The lane's batch, on the device of the first replica; None where the turn has no samples."""
+        """The lane's batch, on the device of the first replica; None where there are no samples."""
+        ...
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether the batch has samples. A lane whose turn has positions may have lost them all."""
         ...
 
     def forward(self, model: nn.Module, data: Any) -> Any:
@@ -158,5 +163,5 @@ def evaluate_lanes(
     for lane in lanes:
         if wants_stop():
             return
-        if lane.turn.positions:
+        if lane.has_samples:
             yield lane, compute(lane, lane.data)

@@ -42,7 +42,7 @@ class WholeModel:
         """See `Reducer`."""
         (model,) = self.replicas
         return [
-            lane.loss(lane.forward(model, lane.data), lane.data) if lane.turn.positions else None
+            lane.loss(lane.forward(model, lane.data), lane.data) if lane.has_samples else None
             for lane in lanes
         ]
 

@@ -1,14 +1,18 @@
 """Checks what `--audit` wrote: that every sample of every epoch was trained once, where it was planned."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+import lanewise.lanes as own_orders
 from lanewise.errors import CheckpointError
-from lanewise.lanes import SampleOrder, Schedule, choose_order
+from lanewise.lanes import OrderInputs, SampleOrder, Schedule
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class Given:
     """Hash of the tensors."""
     num_rows: int | None
     """First dimension that all of them have; None if they have none in common."""
+    num_skipped: int
+    """Samples that could not be read, and were left out."""
     file: str
     """Name of the file that says so, which names the rank."""
 
@@ -36,6 +42,8 @@ class AuditReport:
     """Complete epochs."""
     num_samples: int
     """Samples of all steps together."""
+    repeats: bool
+    """Whether the order draws with replacement, so that a sample may come more than once, or never."""
 
     @property
     def is_good(self) -> bool:
@@ -57,12 +65,14 @@ class Audit:
         plans = folder / "plan.jsonl"
         if not plans.exists():
             raise CheckpointError(f"there is no audit in {folder.parent}. Train with --audit.")
-        self._plans = [(line.pop("step"), line) for line in _lines(plans)]
+        self._plans = [_Plan.from_line(line, folder) for line in _lines(plans)]
         self.steps: dict[int, dict[int, list[Given]]] = defaultdict(lambda: defaultdict(list))
         """What was given, by step and lane."""
         for path in sorted(folder.glob("rank-*.jsonl")):
             for line in _lines(path):
-                given = Given(tuple(line["indices"]), line["tensors"], line.get("rows"), path.stem)
+                given = Given(
+                    tuple(line["indices"]), line["tensors"], line.get("rows"), line["skipped"], path.stem
+                )
                 self.steps[line["step"]][line["lane"]].append(given)
         if not self.steps:
             raise CheckpointError(f"the audit in {folder} is empty: no step was trained.")
@@ -73,11 +83,12 @@ class Audit:
         problems: list[str] = []
         notes: list[str] = []
         num_epochs = num_samples = 0
-        first_step = min(step for step, _ in self._plans)
+        first_step = min(plan.first_step for plan in self._plans)
+        seen: dict[int, Counter[int]] = defaultdict(Counter)
         if first_step:
             notes.append(f"steps before {first_step} were trained without --audit")
         for step in range(first_step, self.last_step + 1):
-            schedule, order = self._plan(step)
+            plan = self._plan(step)
             lanes = self.steps.get(step, {})
             missing = self.missing_lanes(step)
             if step == self.last_step and missing:
@@ -85,12 +96,26 @@ class Audit:
             else:
                 problems += [f"step {step}, lane {lane}: nothing was trained" for lane in missing]
             for lane, given in sorted(lanes.items()):
-                problems += _compare(step, lane, given, schedule, order)
-                num_samples += len(given[0].indices)
+                problems += _compare(step, lane, given, plan)
+                num_samples += len(given[0].indices) - given[0].num_skipped
+                if plan.order is None:
+                    seen[step // plan.schedule.steps_per_epoch].update(given[0].indices)
+                if given[0].num_skipped:
+                    skipped = given[0].num_skipped
+                    notes.append(f"step {step}, lane {lane}: {skipped} samples could not be read")
             notes += _equal_tensors(step, lanes)
             notes += _fewer_rows(step, lanes)
-            num_epochs += (step + 1) % schedule.steps_per_epoch == 0 and not missing
-        return AuditReport(problems, notes, self.last_step + 1 - first_step, num_epochs, num_samples)
+            num_epochs += (step + 1) % plan.schedule.steps_per_epoch == 0 and not missing
+        repeats = any(plan.repeats for plan in self._plans)
+        if not repeats:
+            problems += [
+                f"epoch {epoch}: sample {sample} came {count} times"
+                for epoch, counts in seen.items()
+                for sample, count in counts.items()
+                if count > 1
+            ]
+        num_steps = self.last_step + 1 - first_step
+        return AuditReport(problems, notes, num_steps, num_epochs, num_samples, repeats)
 
     def compare(self, other: "Audit") -> Iterator[str]:
         """Say where the tensors of two runs differ, in the steps that both have complete."""
@@ -109,27 +134,49 @@ class Audit:
 
     def missing_lanes(self, step: int) -> list[int]:
         """Return the lanes of a step that were given nothing."""
-        schedule, _ = self._plan(step)
-        return [
-            lane for lane in range(schedule.num_present_lanes(step)) if lane not in self.steps.get(step, {})
-        ]
+        num_lanes = self._plan(step).schedule.num_present_lanes(step)
+        return [lane for lane in range(num_lanes) if lane not in self.steps.get(step, {})]
 
-    def _plan(self, step: int) -> tuple[Schedule, SampleOrder]:
+    def _plan(self, step: int) -> "_Plan":
         """Return what was due in a step: by the last start of the run at this step or before."""
-        plan = [plan for first_step, plan in self._plans if first_step <= step][-1]
+        return [plan for plan in self._plans if plan.first_step <= step][-1]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which samples were due from a step on."""
+
+    first_step: int
+    schedule: Schedule
+    order: SampleOrder | None
+    """None for one of a class of the user's, which is not imported: a run's folder may be anybody's."""
+    repeats: bool
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any], folder: Path) -> "_Plan":
+        """Read a line of `plan.jsonl`, and the tables beside it."""
         schedule = Schedule(
-            plan["num_samples"], plan["global_batch_size"], plan["micro_batch_size"], plan["drop_last"]
+            line["num_samples"], line["global_batch_size"], line["micro_batch_size"], line["drop_last"]
         )
-        return schedule, choose_order(plan["num_samples"], seed=plan["seed"], shuffle=plan["shuffle"])
+        package, _, name = line["order"]["class_path"].rpartition(".")
+        order = None
+        if package == own_orders.__name__:
+            loaded: dict[str, Any] = {}
+            with suppress(FileNotFoundError), np.load(folder / f"plan-{line['step']:06d}.npz") as tables:
+                loaded = {name: tables[name] for name in tables.files}
+            inputs = OrderInputs(schedule, line["seed"], {}, used=loaded)
+            order = getattr(own_orders, name)(inputs, **line["order"]["init_args"])
+            schedule = order.schedule
+        return cls(line["step"], schedule, order, line["repeats"])
 
 
-def _compare(
-    step: int, lane: int, given: list[Given], schedule: Schedule, order: SampleOrder
-) -> Iterator[str]:
+def _compare(step: int, lane: int, given: list[Given], plan: _Plan) -> Iterator[str]:
     if len(given) > 1:
         files = ", ".join(one.file for one in given)
         yield f"step {step}, lane {lane}: trained {len(given)} times ({files})"
-    due = order.samples(next(schedule.turns(range(lane, lane + 1), step, step + 1)))
+    if plan.order is None:
+        return
+    due = plan.order.samples(next(plan.schedule.turns(range(lane, lane + 1), step, step + 1)))
     for one in given:
         if one.indices != due:
             yield (
@@ -150,7 +197,7 @@ def _equal_tensors(step: int, lanes: Mapping[int, list[Given]]) -> Iterator[str]
 def _fewer_rows(step: int, lanes: Mapping[int, list[Given]]) -> Iterator[str]:
     """Note lanes whose tensors may lack samples: rows need not be samples."""
     for lane, given in sorted(lanes.items()):
-        num_rows, num_samples = given[0].num_rows, len(given[0].indices)
+        num_rows, num_samples = given[0].num_rows, len(given[0].indices) - given[0].num_skipped
         if num_rows is not None and num_rows < num_samples:
             yield (
                 f"step {step}, lane {lane}: collate got {num_samples} samples and made tensors of {num_rows} "

@@ -10,7 +10,7 @@ from torch import nn
 
 from lanewise.config import RunConfig
 from lanewise.data import digest
-from lanewise.engine import LaneLoss, build_loader, build_model, build_task
+from lanewise.engine import LaneLoss, build_model, build_run_loader, build_task
 from lanewise.lanes import LaneTurn, collate_seed, lane_seed
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
@@ -35,9 +35,7 @@ class Subject:
         self.model: nn.Module = build_model(self.task, self.seed).to(device)
         self.dataset = self.task.train_dataset()
         self._alone = LocalWorld(device)  # other ranks' datasets are compared later, by what was read
-        loader, _ = build_loader(
-            self.dataset, self.task.collate, config.batch, config.data, self._alone, self.seed
-        )
+        loader, _ = build_run_loader(config, self.task, self._alone, self.dataset)
         self._schedule = schedule = loader.schedule
         self.num_samples = schedule.num_samples
         epochs, max_steps = config.train.epochs, config.train.max_steps
@@ -102,7 +100,7 @@ class Subject:
         """Return a copy of a micro-batch on the device, and its samples; set the random state of its lane."""
         data = self.to_device(copy.deepcopy(batch))  # a forward may change its batch, which it gets once
         set_random_state(lane_seed(self.seed, turn.step, turn.lane))
-        return data, len(turn.positions)
+        return data, len(self.indices_of(turn))
 
     def run(self, turn: LaneTurn, batch: Any) -> str:
         """Return the digest of loss and gradients of a micro-batch. The weights and buffers stay."""

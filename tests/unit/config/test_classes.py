@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from lanewise.config import BatchConfig, ClassConfig, RunConfig, TrainConfig
+from lanewise.config import BatchConfig, ClassConfig, DataConfig, OrderConfig, RunConfig, TrainConfig
 from lanewise.config import classes as stage_two
 from lanewise.config.classes import build, check_classes, describe_classes
 from lanewise.errors import ConfigError
@@ -293,10 +293,19 @@ def test_a_class_of_another_kind_is_refused_before_anything_is_built(tmp_path, m
     command = ClassConfig(
         class_path="subprocess.Popen", init_args={"args": ["touch", str(tmp_path / "it_ran")]}
     )
-    mistakes = mistakes_of(command, optimizer=command, scheduler=command, callbacks=(command,))
+    order = OrderConfig(class_path=command.class_path, init_args=command.init_args)
+    mistakes = mistakes_of(
+        command, optimizer=command, scheduler=command, data=DataConfig(order=order), callbacks=(command,)
+    )
     assert [mistake.partition(" Name")[0] for mistake in mistakes] == [
         f"{key}.class_path must name a {kind.class_path}: subprocess.Popen is not one."
-        for key, kind in zip(["task", "optimizer", "scheduler", "callbacks.0"], KINDS.values(), strict=True)
+        for key, kind in (
+            ("task", KINDS["task"]),
+            ("optimizer", KINDS["optimizer"]),
+            ("scheduler", KINDS["scheduler"]),
+            ("data.order", KINDS["data"]),
+            ("callbacks.0", KINDS["callbacks"]),
+        )
     ]
     for key in KINDS:
         with pytest.raises(ConfigError, match=r"subprocess\.Popen is not one"):

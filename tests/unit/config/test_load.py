@@ -272,7 +272,9 @@ CONFIGS = st.builds(
     ),
     optimizer=CLASSES,
     scheduler=st.none() | CLASSES,
-    data=st.builds(DataConfig, num_workers=st.integers(0), shuffle=st.booleans()),
+    data=st.builds(
+        DataConfig, num_workers=st.integers(0), order=st.sampled_from([None, "sequential", "bucketed"])
+    ),
     distributed=st.builds(DistributedConfig, devices=st.none() | st.integers(1, 8), threads=st.integers(1)),
     search_path=st.just("/somewhere/else"),
 )

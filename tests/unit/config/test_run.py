@@ -167,7 +167,7 @@ def test_defaults():
     assert config.scheduler is None
     assert config.callbacks == ()
     assert config.data.num_workers == 0
-    assert config.data.shuffle
+    assert config.data.order is None
     assert not config.data.drop_last
     assert config.distributed == DistributedConfig(
         devices=None, reducer="ddp", equality="close", device_type="auto", backend="auto", threads=1

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate
 from lanewise.data.loader import LaneLoader
 from lanewise.data.reader import LaneReader
 from lanewise.errors import noting
-from lanewise.lanes import FeistelOrder, Schedule, lane_ranges
+from lanewise.lanes import FeistelShuffle, OrderInputs, Schedule, ShuffledOrder, lane_ranges
 
 # Three workers are more than some machines have processors, of which torch warns.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -51,8 +51,7 @@ class Pid(Dataset):
 def make_loader(dataset, schedule, *, lanes=None, num_workers=0, collate=default_collate) -> LaneLoader:
     return LaneLoader(
         LaneReader(dataset, collate, seed=0),
-        schedule,
-        FeistelOrder(schedule.num_samples, seed=0),
+        ShuffledOrder(OrderInputs(schedule, seed=0)),
         range(schedule.num_lanes) if lanes is None else lanes,
         num_workers=num_workers,
     )
@@ -148,7 +147,7 @@ def test_only_the_samples_of_the_own_lanes_are_read_and_each_once():
         dataset = Recording()
         loader = make_loader(dataset, PARTIAL, lanes=lanes)
         list(loader.batches(4, 6))
-        order = FeistelOrder(19, seed=0)
+        order = FeistelShuffle(19, seed=0)
         positions = [PARTIAL.positions(step, lane) for step in (4, 5) for lane in lanes]
         own = [index for p in positions for index in order.indices(1, p.start, p.stop).tolist()]
         assert dataset.read == own
@@ -245,7 +244,7 @@ TRAINER = """
 import os, signal, sys, time
 from lanewise.data import LaneLoader, LaneReader
 from lanewise.errors import noting
-from lanewise.lanes import FeistelOrder, Schedule
+from lanewise.lanes import OrderInputs, Schedule, ShuffledOrder
 
 class Pid:
     def __getitem__(self, index):
@@ -253,7 +252,8 @@ class Pid:
 
 schedule = Schedule(num_samples=1000, global_batch_size=4, micro_batch_size=2)
 reader = LaneReader(Pid(), set, seed=0)
-batches = LaneLoader(reader, schedule, FeistelOrder(1000, seed=0), range(2), num_workers=2).batches(0, 100)
+order = ShuffledOrder(OrderInputs(schedule, seed=0))
+batches = LaneLoader(reader, order, range(2), num_workers=2).batches(0, 100)
 workers = [next(batches).data.pop(), next(batches).data.pop()]
 print(*workers, flush=True)
 """

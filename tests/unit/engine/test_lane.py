@@ -61,7 +61,7 @@ def test_too_many_compiled_shapes_name_the_limit():
 def test_batches_reach_an_accelerator_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane, "new_stream", lambda _device: None)
     turn = LaneTurn(epoch=0, step=0, lane=0, positions=range(2), num_present_lanes=1, is_last=True)
-    batches = [LaneBatch(turn, (0, 1), {"x": torch.ones(2, 3)})]
+    batches = [LaneBatch(turn, (0, 1), {"x": torch.ones(2, 3)}, 2)]
     (moved,) = lane.to_device(batches, torch.device("meta"))
     assert moved.data["x"].is_meta
     assert moved.indices == (0, 1)

@@ -354,7 +354,7 @@ def cosine(world):
     lanes = make_lanes(world)
     model = lanes.prepare(nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    steps = lanes.steps(Points(), shuffle=False, drop_last=True)
+    steps = lanes.steps(Points(), order="sequential", drop_last=True)
     scheduler = CosineAnnealingLR(optimizer, T_max=2 * len(steps))
     seen = []
     for epoch in range(2):

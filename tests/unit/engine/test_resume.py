@@ -113,7 +113,7 @@ def test_what_may_never_differ_has_no_remedy(saved):
     [
         ("lanes", configure(Line, num_lanes=4)),
         ("dataset", configure(Line, offset=1.0)),
-        ("dataset", dataclasses.replace(configure(Line), data=DataConfig(shuffle=False))),
+        ("dataset", dataclasses.replace(configure(Line), data=DataConfig(order="sequential"))),
         ("dataset", dataclasses.replace(configure(Line), data=DataConfig(drop_last=True))),
     ],
 )

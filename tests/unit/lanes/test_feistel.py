@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanewise.lanes import feistel
-from lanewise.lanes.feistel import FeistelOrder
+from lanewise.lanes.feistel import FeistelShuffle
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -32,7 +32,7 @@ WORDS = st.integers(0, 2**63 - 1)
 @settings(deadline=None, derandomize=True)
 @given(num_samples=SIZES, seed=WORDS, epoch=WORDS)
 def test_every_epoch_visits_every_sample_once(num_samples: int, seed: int, epoch: int) -> None:
-    samples = FeistelOrder(num_samples, seed=seed).indices(epoch, 0, num_samples)
+    samples = FeistelShuffle(num_samples, seed=seed).indices(epoch, 0, num_samples)
     assert samples.dtype == np.int64
     np.testing.assert_array_equal(np.sort(samples), np.arange(num_samples))
 
@@ -40,8 +40,8 @@ def test_every_epoch_visits_every_sample_once(num_samples: int, seed: int, epoch
 @settings(deadline=None, derandomize=True)
 @given(data=st.data(), num_samples=SIZES)
 def test_any_slice_equals_that_slice_of_the_whole(data: st.DataObject, num_samples: int) -> None:
-    whole = FeistelOrder(num_samples, seed=3).indices(5, 0, num_samples)
-    reader = FeistelOrder(num_samples, seed=3)
+    whole = FeistelShuffle(num_samples, seed=3).indices(5, 0, num_samples)
+    reader = FeistelShuffle(num_samples, seed=3)
     for _ in range(3):
         start = data.draw(st.integers(0, num_samples))
         stop = data.draw(st.integers(start, num_samples))
@@ -49,14 +49,14 @@ def test_any_slice_equals_that_slice_of_the_whole(data: st.DataObject, num_sampl
 
 
 def test_epochs_can_be_read_in_turns() -> None:
-    reader = FeistelOrder(50_000, seed=3)
+    reader = FeistelShuffle(50_000, seed=3)
     for epoch, start in [(0, 0), (1, 0), (0, 20_000), (1, 20_000), (0, 0)]:
-        fresh = FeistelOrder(50_000, seed=3).indices(epoch, start, start + 32)
+        fresh = FeistelShuffle(50_000, seed=3).indices(epoch, start, start + 32)
         np.testing.assert_array_equal(reader.indices(epoch, start, start + 32), fresh)
 
 
 def test_the_caller_owns_the_result() -> None:
-    reader = FeistelOrder(100, seed=3)
+    reader = FeistelShuffle(100, seed=3)
     before = reader.indices(0, 0, 100).tolist()
     reader.indices(0, 0, 100).fill(-1)
     assert reader.indices(0, 0, 100).tolist() == before
@@ -65,7 +65,7 @@ def test_the_caller_owns_the_result() -> None:
 @pytest.mark.parametrize("num_samples", [1_000, 65_536])
 def test_other_seeds_and_epochs_give_other_orders(num_samples: int) -> None:
     seeds_and_epochs = itertools.product([0, 1, 11, -1, 2**63, 2**64, 2**64 + 1], [0, 1, 2, 11, 12, 2**40])
-    orders = {tuple(FeistelOrder(num_samples, seed=s).indices(e, 0, 8)) for s, e in seeds_and_epochs}
+    orders = {tuple(FeistelShuffle(num_samples, seed=s).indices(e, 0, 8)) for s, e in seeds_and_epochs}
     assert len(orders) == 7 * 6
 
 
@@ -84,26 +84,26 @@ def test_other_seeds_and_epochs_give_other_orders(num_samples: int) -> None:
 )
 def test_orders_never_change(num_samples: int, seed: int, epoch: int, start: int, samples: list[int]) -> None:
     assert (
-        FeistelOrder(num_samples, seed=seed).indices(epoch, start, start + len(samples)).tolist() == samples
+        FeistelShuffle(num_samples, seed=seed).indices(epoch, start, start + len(samples)).tolist() == samples
     )
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (0, 11), (11, 11), (7, 6), (-2, -1)])
 def test_positions_outside_the_epoch_are_refused(start: int, stop: int) -> None:
     with pytest.raises(ValueError, match=rf"positions \[{start}, {stop}\) are not within \[0, 10\)"):
-        FeistelOrder(10, seed=0).indices(0, start, stop)
+        FeistelShuffle(10, seed=0).indices(0, start, stop)
 
 
 @pytest.mark.parametrize("num_samples", [-1, 2**62 + 1])
 def test_impossible_sizes_are_refused(num_samples: int) -> None:
     with pytest.raises(ValueError, match=f"not {num_samples}"):
-        FeistelOrder(num_samples, seed=0)
+        FeistelShuffle(num_samples, seed=0)
 
 
 def test_a_billion_samples_take_little_memory() -> None:
     tracemalloc.start()
     try:
-        FeistelOrder(10**9, seed=0).indices(0, 999_999_000, 999_999_032)
+        FeistelShuffle(10**9, seed=0).indices(0, 999_999_000, 999_999_032)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -112,7 +112,7 @@ def test_a_billion_samples_take_little_memory() -> None:
 
 @pytest.mark.parametrize("num_samples", [2**31 + 1, 2**61 + 1, 2**62 - 1, 2**62])
 def test_huge_epochs_stay_within_the_dataset(num_samples: int) -> None:
-    reader = FeistelOrder(num_samples, seed=0)
+    reader = FeistelShuffle(num_samples, seed=0)
     for start in [0, num_samples // 2, num_samples - 5_000]:
         samples = reader.indices(0, start, start + 5_000)
         assert len(np.unique(samples)) == 5_000
@@ -156,7 +156,7 @@ def z_permutations(orders: list[Ints]) -> float:
 
 
 def epochs(num_samples: int, count: int, *, seed: int = 0) -> list[Ints]:
-    reader = FeistelOrder(num_samples, seed=seed)
+    reader = FeistelShuffle(num_samples, seed=seed)
     return [reader.indices(epoch, 0, num_samples) for epoch in range(count)]
 
 
@@ -176,7 +176,7 @@ def dependences(orders: list[Ints]) -> dict[str, float]:
 def test_all_orders_of_a_few_samples_are_equally_likely(num_samples: int) -> None:
     count = 20_000
     over_epochs = epochs(num_samples, count)
-    over_seeds = [FeistelOrder(num_samples, seed=seed).indices(0, 0, num_samples) for seed in range(count)]
+    over_seeds = [FeistelShuffle(num_samples, seed=seed).indices(0, 0, num_samples) for seed in range(count)]
     assert abs(z_permutations(over_epochs)) < FAIR
     assert abs(z_permutations(over_seeds)) < FAIR
 
@@ -191,7 +191,7 @@ def test_consecutive_epochs_of_a_few_samples_are_independent() -> None:
 @pytest.mark.parametrize("place", ["first", "last"])
 def test_each_position_gets_each_sample_equally_often(num_samples: int, place: str) -> None:
     start = 0 if place == "first" else num_samples - 4
-    reader = FeistelOrder(num_samples, seed=0)
+    reader = FeistelShuffle(num_samples, seed=0)
     samples = np.stack([reader.indices(epoch, start, start + 4) for epoch in range(500)])
     for at_one_position in samples.T:
         assert abs(z_uniform(at_one_position * 25 // num_samples, 25)) < FAIR
@@ -204,7 +204,7 @@ def test_an_order_shows_no_pattern(num_samples: int) -> None:
 
 
 def test_seeds_next_to_each_other_give_independent_orders() -> None:
-    orders = [FeistelOrder(65_536, seed=seed).indices(0, 0, 65_536) for seed in range(20)]
+    orders = [FeistelShuffle(65_536, seed=seed).indices(0, 0, 65_536) for seed in range(20)]
     assert abs(z_dependence(list(itertools.pairwise(orders)), 65_536)) < FAIR
 
 

@@ -33,7 +33,7 @@ class Steps:
         for turn in self._turns:
             self.buffers.begin()
             forward(turn.lane)
-            self.buffers.end(turn)
+            self.buffers.end(turn, len(turn.positions))
             if turn.is_last:
                 break
         if discard:

@@ -1,5 +1,6 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +9,30 @@ import torch
 
 from lanewise.data import LaneBatch
 from lanewise.errors import CheckpointError
-from lanewise.lanes import FeistelOrder, Schedule, lane_ranges
+from lanewise.lanes import (
+    BucketedOrder,
+    OrderInputs,
+    SampleOrder,
+    Schedule,
+    ShuffledOrder,
+    WeightedOrder,
+    lane_ranges,
+)
 from lanewise.loggers import AuditLog
 from lanewise.verify.audit import Audit
 
 SCHEDULE = Schedule(num_samples=22, global_batch_size=8, micro_batch_size=2)
 """Three steps an epoch, the last with three lanes."""
-PLAN = {
+PLAN: dict[str, Any] = {
     "num_samples": 22,
     "global_batch_size": 8,
     "micro_batch_size": 2,
     "drop_last": False,
-    "shuffle": True,
+    "order": {"class_path": "lanewise.lanes.ShuffledOrder", "init_args": {}},
+    "repeats": False,
     "seed": 0,
 }
+SHUFFLED = ShuffledOrder(OrderInputs(SCHEDULE, 0))
 Change = Callable[[LaneBatch], list[LaneBatch]]
 
 
@@ -29,15 +40,25 @@ def unchanged(batch: LaneBatch) -> list[LaneBatch]:
     return [batch]
 
 
-def write(folder: Path, first_step: int, last_step: int, world_size: int, change: Change = unchanged) -> None:
-    order = FeistelOrder(22, seed=0)
+def write(
+    folder: Path,
+    first_step: int,
+    last_step: int,
+    world_size: int,
+    change: Change = unchanged,
+    order: SampleOrder = SHUFFLED,
+    spec: Mapping[str, Any] = PLAN["order"],
+    *,
+    repeats: bool = False,
+) -> None:
+    plan = {"order": spec, "repeats": repeats}
     for rank, lanes in enumerate(lane_ranges(4, world_size)):
-        log = AuditLog(folder, rank, world_size, first_step, PLAN)
+        log = AuditLog(folder, rank, world_size, first_step, PLAN | plan, order.inputs.used)
         batches = []
         for turn in SCHEDULE.turns(lanes, first_step, last_step):
             indices = order.samples(turn)
             data = torch.tensor(indices)
-            batches += change(LaneBatch(turn, indices, data))
+            batches += change(LaneBatch(turn, indices, data, len(indices)))
         assert list(log.record(iter(batches))) == batches
 
 
@@ -78,7 +99,7 @@ def at(step: int, lane: int, change: Change) -> Change:
         (lambda _: [], "step 1, lane 2: nothing was trained"),
         (lambda batch: [batch, batch], "step 1, lane 2: trained 2 times (rank-00001, rank-00001)"),
         (
-            lambda batch: [LaneBatch(batch.turn, (0, 1), batch.data)],
+            lambda batch: [replace(batch, indices=(0, 1))],
             "step 1, lane 2: trained on samples [0, 1] instead of",
         ),
     ],
@@ -91,7 +112,7 @@ def test_what_is_not_as_planned_is_named(tmp_path, change, said):
 
 
 def test_equal_tensors_in_two_lanes_are_noted(tmp_path):
-    write(tmp_path, 0, 1, 2, lambda batch: [LaneBatch(batch.turn, batch.indices, torch.zeros(2))])
+    write(tmp_path, 0, 1, 2, lambda batch: [replace(batch, data=torch.zeros(2))])
     report = Audit(tmp_path).check()
     assert report.is_good
     assert report.notes[0] == "step 0: lanes 0 and 1 got equal tensors for different samples"
@@ -99,7 +120,7 @@ def test_equal_tensors_in_two_lanes_are_noted(tmp_path):
 
 def test_a_batch_with_fewer_rows_than_samples_is_noted(tmp_path):
     """An audit said `none left out` once where collate had left out samples."""
-    write(tmp_path, 0, 4, 2, at(1, 2, lambda batch: [LaneBatch(batch.turn, batch.indices, batch.data[:1])]))
+    write(tmp_path, 0, 4, 2, at(1, 2, lambda batch: [replace(batch, data=batch.data[:1])]))
     report = Audit(tmp_path).check()
     assert report.is_good
     assert report.notes == [
@@ -109,14 +130,14 @@ def test_a_batch_with_fewer_rows_than_samples_is_noted(tmp_path):
 
 def test_rows_that_are_no_samples_are_not_noted(tmp_path):
     data = {"image": torch.zeros(2, 3), "sizes": torch.zeros(1), "scale": torch.zeros(())}
-    write(tmp_path, 0, 1, 1, lambda batch: [LaneBatch(batch.turn, batch.indices, {**data, "i": batch.data})])
+    write(tmp_path, 0, 1, 1, lambda batch: [replace(batch, data={**data, "i": batch.data})])
     assert Audit(tmp_path).check().notes == []
 
 
 def test_two_runs_are_compared_by_their_tensors(tmp_path):
     write(tmp_path / "one", 0, 4, 2)
     write(tmp_path / "other", 0, 4, 3)
-    write(tmp_path / "third", 0, 4, 3, at(2, 1, lambda batch: [LaneBatch(batch.turn, batch.indices, 1)]))
+    write(tmp_path / "third", 0, 4, 3, at(2, 1, lambda batch: [replace(batch, data=1)]))
     one, other, third = (Audit(tmp_path / name) for name in ("one", "other", "third"))
     assert list(one.compare(other)) == []
     assert list(one.compare(third)) == ["step 2, lane 1: the tensors differ"]
@@ -125,10 +146,58 @@ def test_two_runs_are_compared_by_their_tensors(tmp_path):
 def test_a_plan_that_changed_on_the_way_counts_from_there_on(tmp_path):
     write(tmp_path, 0, 3, 1)
     other: dict[str, Any] = {**PLAN, "seed": 1}
-    AuditLog(tmp_path, 0, 1, 2, other)
+    AuditLog(tmp_path, 0, 1, 2, other, {})
     plans = [json.loads(line) for line in (tmp_path / "plan.jsonl").read_text().splitlines()]
     assert [(plan["step"], plan["seed"]) for plan in plans] == [(0, 0), (2, 1)]
     assert Audit(tmp_path).check().problems == []
+
+
+def test_an_order_of_lengths_is_made_again_from_what_lies_beside_the_plan(tmp_path):
+    lengths = {"sample_lengths": lambda: range(22)}
+    order = BucketedOrder(OrderInputs(SCHEDULE, 0, lengths), window_steps=2, max_tokens=90)
+    spec = {
+        "class_path": "lanewise.lanes.BucketedOrder",
+        "init_args": {"window_steps": 2, "max_tokens": 90},
+    }
+    write(tmp_path, 0, 6, 2, order=order, spec=spec)
+    report = Audit(tmp_path).check()
+    assert (report.problems, report.num_epochs) == ([], 2)
+
+
+def test_an_order_with_replacement_may_repeat_samples_and_says_so(tmp_path):
+    weights = {"sample_weights": lambda: [1.0] * 22}
+    spec = {"class_path": "lanewise.lanes.WeightedOrder", "init_args": {}}
+    order = WeightedOrder(OrderInputs(SCHEDULE, 0, weights))
+    write(tmp_path, 0, 3, 2, order=order, spec=spec, repeats=True)
+    report = Audit(tmp_path).check()
+    assert (report.problems, report.repeats) == ([], True)
+
+
+class Twice(ShuffledOrder):
+    """An order of a user's that gives a sample twice."""
+
+    def samples(self, turn):
+        return (5,) * len(turn.positions) if turn.step == 1 and turn.lane == 2 else super().samples(turn)
+
+
+@pytest.mark.parametrize(("order", "problems"), [(SHUFFLED, 0), (Twice(SHUFFLED.inputs), 1)])
+def test_of_an_order_of_the_users_is_known_that_no_sample_may_come_twice(tmp_path, order, problems):
+    spec = {"class_path": "somewhere.Order", "init_args": {}}
+    write(tmp_path, 0, 3, 2, order=order, spec=spec)
+    report = Audit(tmp_path).check()
+    assert len(report.problems) == problems
+    assert all(problem.startswith("epoch 0: sample 5 came ") for problem in report.problems)
+
+
+def test_samples_that_could_not_be_read_are_noted(tmp_path):
+    def lose_one(batch: LaneBatch) -> list[LaneBatch]:
+        return [replace(batch, data=batch.data[:1], num_samples=1)]
+
+    write(tmp_path, 0, 3, 1, at(1, 2, lose_one))
+    report = Audit(tmp_path).check()
+    assert report.problems == []
+    assert report.notes == ["step 1, lane 2: 1 samples could not be read"]
+    assert report.num_samples == 21
 
 
 def test_an_audit_that_began_later_says_so(tmp_path):
@@ -140,7 +209,7 @@ def test_an_audit_that_began_later_says_so(tmp_path):
 
 def test_the_last_step_is_compared_unless_a_run_was_stopped_in_it(tmp_path):
     def other(batch: LaneBatch) -> list[LaneBatch]:
-        return [LaneBatch(batch.turn, batch.indices, 1)]
+        return [replace(batch, data=1)]
 
     write(tmp_path / "one", 0, 1, 1)
     write(tmp_path / "other", 0, 1, 1, at(0, 3, other))
@@ -156,7 +225,7 @@ def test_runs_that_have_nothing_in_common_are_not_equal(tmp_path):
     assert list(audits[0].compare(audits[1])) == ["the runs have no complete step in common"]
 
 
-@pytest.mark.parametrize("make", [lambda _: None, lambda folder: AuditLog(folder, 0, 1, 0, PLAN)])
+@pytest.mark.parametrize("make", [lambda _: None, lambda folder: AuditLog(folder, 0, 1, 0, PLAN, {})])
 def test_no_audit_is_an_error(tmp_path, make):
     make(tmp_path / "audit")
     with pytest.raises(CheckpointError, match=r"no audit in .*--audit|audit in .* is empty"):
