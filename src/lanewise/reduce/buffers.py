@@ -203,7 +203,9 @@ class LaneBuffers:
         integers: dict[int, _Form],
         num_present: int,
     ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
-        """Return the means of float buffers, weighted by samples, and lane 0's integer buffers. Collective.
+        """Return the means of float buffers, weighted by samples, and the first lane's integers. Collective.
+
+        That is the first lane which has samples: one may lose all of them.
 
         Sums are float64. Integers travel beside them as they are.
         """
@@ -219,9 +221,7 @@ class LaneBuffers:
         sums = one.new_zeros(max(map(len, nodes)), sum(sizes) + 1)
         for index, (_, (subtree_sum,)) in enumerate(local_sum.pending):
             sums[index] = subtree_sum
-        first = [_to_int64(self._value(lanes[0], number), device) for number in integers] if lanes else []
-        num_integers = sum(shape.numel() for shape, _ in integers.values())
-        local_integers = torch.cat(first) if first else sums.new_zeros(num_integers, dtype=torch.int64)
+        local_integers = self._integers_of_first(lanes, integers)
         sent = torch.cat([sums.flatten().view(torch.int64), local_integers])
         gathered = self._world.start_all_gather(sent)()
 
@@ -235,18 +235,29 @@ class LaneBuffers:
             number: _from_float64(total / num_samples, form).to(self._world.device)
             for (number, form), total in zip(floats.items(), totals, strict=True)
         }
-        # Lane 0 is rank 0's, and is never absent.
-        parts = gathered[0, sums.numel() :].split([shape.numel() for shape, _ in integers.values()])
+        of_ranks = gathered[:, sums.numel() :]
+        of_first = of_ranks.index_select(0, of_ranks[:, :1].argmax(dim=0))[0]  # on a GPU without waiting
+        parts = of_first[1:].split([shape.numel() for shape, _ in integers.values()])
         of_first_lane = {
             number: part.view(shape).to(dtype).to(self._world.device)
             for (number, (shape, dtype)), part in zip(integers.items(), parts, strict=True)
         }
         return means, of_first_lane
 
+    def _integers_of_first(self, lanes: Sequence[_Lane], integers: dict[int, _Form]) -> torch.Tensor:
+        """Return 1 and the integers of this process's first lane with samples; zeros if it has none."""
+        device = self._float64_device
+        for lane in lanes:
+            if lane.num_samples:
+                values = [_to_int64(self._value(lane, number), device) for number in integers]
+                return torch.cat([torch.ones(1, dtype=torch.int64, device=device), *values])
+        size = 1 + sum(shape.numel() for shape, _ in integers.values())
+        return torch.zeros(size, dtype=torch.int64, device=device)
+
     def _start_comparison(
         self, of_first_lane: dict[int, torch.Tensor], lanes: Sequence[_Lane]
     ) -> Callable[[], None]:
-        """Compare the integer buffers of this process's lanes with those of lane 0.
+        """Compare the integer buffers of this process's lanes with those of the first lane.
 
         Returns:
             A function that waits for the comparison and raises TaskError where they differ.
@@ -256,6 +267,7 @@ class LaneBuffers:
             (self._buffers[number][0].name, lane.turn, value, expected)
             for number, expected in of_first_lane.items()
             for lane in lanes
+            if lane.num_samples
             if (value := self._value(lane, number)) is not None
         ]
         if not compared:
@@ -269,7 +281,7 @@ class LaneBuffers:
                 if differs:
                     raise TaskError(
                         f"integer buffer {name} differs between the lanes of step {turn.step}: "
-                        f"lane {turn.lane} made {value.tolist()} of it, and lane 0 {expected.tolist()}. "
+                        f"lane {turn.lane} made {value.tolist()} of it, and the first {expected.tolist()}. "
                         "Make it a float buffer, or equal in all lanes."
                     )
 

@@ -79,7 +79,7 @@ class ReplicaReducer(WholeModel):
             return list(self._threads.map(self._run_lane, range(len(lanes)), lanes))
         forwards = list(self._threads.map(self._forward, range(len(lanes)), lanes))
         return [
-            self._loss_on_first(lane, outputs, random_state)
+            self._loss_on_first(lane, outputs, random_state) if lane.has_samples else None
             for lane, (_, outputs, random_state) in zip(lanes, forwards, strict=True)
         ]
 
@@ -119,7 +119,9 @@ class ReplicaReducer(WholeModel):
             self._threads.shutdown()
 
     def _run_lane(self, replica: int, lane: LaneWork) -> Any:
-        """Run a lane from its random state to its loss."""
+        """Run a lane from its random state to its loss; None without samples."""
+        if not lane.has_samples:
+            return None
         data, outputs, random_state = self._forward(replica, lane)
         return (
             lane.loss(outputs, data) if self._balanced else self._loss_on_first(lane, outputs, random_state)
@@ -127,6 +129,8 @@ class ReplicaReducer(WholeModel):
 
     def _forward(self, replica: int, lane: LaneWork) -> tuple[Any, Any, torch.Tensor | None]:
         """Run a lane's forward; return its batch, where it ran, its outputs, and the generator's state."""
+        if not lane.has_samples:
+            return None, None, None
         device = self._devices[replica]
         set_current_device(device)  # of this thread
         data = move(lane.data, device)

@@ -202,7 +202,7 @@ def test_an_integer_that_differs_between_lanes_is_found_by_the_next_look(find):
     steps = Steps(holder)
     steps.run(lambda lane: holder.write(torch.tensor(6 if lane < 3 else 13)))
     with pytest.raises(
-        TaskError, match="value differs between the lanes of step 0: lane 3 made 13 of it, and lane 0 6"
+        TaskError, match="value differs between the lanes of step 0: lane 3 made 13 of it, and the first 6"
     ):
         find(steps.buffers)
 

@@ -1,0 +1,165 @@
+"""Samples that a dataset of files leaves out: the rest is trained on, alike on any number of processes.
+
+The first lane of the second step, and all lanes of the third, lose every sample; others lose some.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from torchmetrics import MeanMetric, Metric
+
+from lanewise.config import DataConfig, DistributedConfig
+from lanewise.data import FileDataset
+from lanewise.engine import build_engine
+from lanewise.testing import run_distributed
+from lanewise.world.world import World
+from tests.distributed.tasks import Language, Sentences, configure
+from tests.distributed.tasks import train as train_task
+from tests.unit.engine.test_own_loop import make_lanes, state_of
+
+LOST = frozenset({3, 8, 9, *range(16, 24), 31, 44, 45})
+"""Of 46 samples in steps of eight, in four lanes of two."""
+
+
+class Damaged(FileDataset):
+    """Sentences, some of which cannot be read."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._sentences = Sentences(num_samples)
+
+    @property
+    def total_bytes(self) -> int:
+        return 8 * sum(map(len, self._sentences.sentences))
+
+    def fingerprint(self) -> str:
+        return "damaged"
+
+    def __len__(self) -> int:
+        return len(self._sentences)
+
+    def __getitems__(self, indices: list[int]) -> Sequence[Any]:
+        samples = [self._sentences[index] for index in indices if index not in LOST]
+        self.num_skipped += len(indices) - len(samples)
+        self.read_bytes += 8 * sum(map(len, samples))
+        return samples
+
+
+class DamagedLanguage(Language):
+    """Trains and evaluates on them."""
+
+    def train_dataset(self) -> Dataset[Any]:
+        return Damaged(self.num_samples)
+
+    def eval_datasets(self) -> dict[str, Dataset[Any]]:
+        return {"held_out": Damaged(self.num_samples)}
+
+    def build_metrics(self) -> dict[str, Metric]:
+        return {"length": MeanMetric()}
+
+    def update_metrics(self, metrics: Any, outputs: torch.Tensor, batch: torch.Tensor) -> None:
+        metrics["length"].update((batch != 0).sum(dim=1))
+
+
+class Normed(DamagedLanguage):
+    """With a buffer that each lane changes."""
+
+    def build_model(self) -> nn.Module:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.embedding = nn.Embedding(31, 8)
+                self.norm = nn.BatchNorm1d(8)
+                self.head = nn.Linear(8, 31)
+
+            def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+                return self.head(self.norm(self.embedding(tokens).transpose(1, 2)).transpose(1, 2))
+
+        return Model()
+
+
+def train(world: World, config: Any) -> tuple[dict[str, bytes], list[str]]:
+    """Train; return the bytes of the state, and the losses: nan of a step without samples."""
+    state, losses = train_task(world, config)
+    return state, list(map(str, losses))
+
+
+def config_for(task: type, **options: Any) -> Any:
+    distributed = DistributedConfig(**{"equality": "exact", **options.pop("distributed", {})})
+    config = configure(task, num_lanes=4, steps=8, num_samples=46, **options)
+    return replace(config, data=DataConfig(order="sequential"), distributed=distributed)
+
+
+def evaluate(world: World, config: Any) -> dict[str, float]:
+    """Evaluate the untrained model."""
+    evaluation = build_engine(config, world).evaluation
+    assert evaluation is not None
+    return evaluation.run()[0]
+
+
+def own_loop(world: World) -> list[dict[str, bytes]]:
+    """Train in a loop of one's own, and evaluate."""
+    lanes = make_lanes(world, global_batch_size=8)
+    task = DamagedLanguage(46)
+    model = lanes.prepare(task.build_model())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in lanes.steps(task.train_dataset(), collate=task.collate, order="sequential"):
+        for batch in step:
+            step.backward(task.loss(model(batch), batch))
+        optimizer.step()
+    length = MeanMetric()
+    for batch in lanes.evaluate(task.train_dataset(), length, collate=task.collate):
+        length.update((batch != 0).sum(dim=1))
+    return [*state_of(model), {"length": length.compute().numpy().tobytes()}]
+
+
+@pytest.mark.parametrize("task", [DamagedLanguage, Normed])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_bytes_are_those_of_one_process(task, precision):
+    config = config_for(task, precision=precision)
+    alone, *_ = run_distributed(train, 1, config)
+    for world_size in (2, 3, 4):
+        assert all(result == alone for result in run_distributed(train, world_size, config))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_workers_change_nothing(num_workers):
+    config = config_for(DamagedLanguage)
+    alone, *_ = run_distributed(train, 1, config)
+    config = replace(config, data=DataConfig(order="sequential", num_workers=num_workers))
+    assert run_distributed(train, 2, config)[0] == alone
+
+
+@pytest.mark.parametrize("reducer", ["data_parallel", "balanced_data_parallel", "ddp"])
+def test_every_reducer_of_whole_models_goes_on(reducer):
+    expected, *_ = run_distributed(train, 1, config_for(DamagedLanguage))
+    of_one_process = reducer != "ddp"
+    distributed = {"reducer": reducer, "devices": 2, "device_type": "cpu"}
+    config = config_for(DamagedLanguage, distributed=distributed)
+    assert run_distributed(train, 1 if of_one_process else 2, config)[0] == expected
+
+
+def test_fsdp_needs_a_sample_in_each_lane():
+    config = config_for(DamagedLanguage, distributed={"reducer": "fsdp", "equality": "close"})
+    with pytest.raises(RuntimeError, match="none of the 2 samples of lane 0 in step 1 can be read"):
+        run_distributed(train, 2, config)
+
+
+def test_an_evaluation_counts_what_can_be_read():
+    config = config_for(DamagedLanguage)
+    alone, *_ = run_distributed(evaluate, 1, config)
+    sentences = Sentences(46).sentences
+    lengths = [len(one) for number, one in enumerate(sentences) if number not in LOST]
+    assert alone["held_out/length"] == pytest.approx(sum(lengths) / len(lengths))
+    for world_size in (2, 3):
+        assert run_distributed(evaluate, world_size, config)[0] == alone
+
+
+def test_an_own_loop_goes_on_too():
+    alone, *_ = run_distributed(own_loop, 1)
+    for world_size in (2, 3):
+        assert run_distributed(own_loop, world_size)[0] == alone
