@@ -48,7 +48,8 @@ class OrderConfig(ClassConfig):
     TEXT_KEY = "class_path"
 
     class_path: str
-    """shuffled, sequential, blocked, bucketed, weighted, or a class as `module.Class`."""
+    """shuffled, sequential, blocked, bucketed, weighted, or a class as `module.Class`. A name without
+    arguments may stand for the section: `data.order: shuffled`."""
     init_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the order by name, such as max_tokens of bucketed."""
 
@@ -129,7 +130,7 @@ class DataConfig(Section):
     num_workers: Annotated[int, AtLeast(0)] = 0
     """Loader processes of each device; 0: samples are loaded in the training process."""
     order: OrderConfig | None = None
-    """In which order an epoch visits the samples; unset: blocked for a dataset in blocks, else shuffled."""
+    """Order of an epoch's samples; unset: blocked for a dataset in blocks, else shuffled."""
     drop_last: bool = False
     """Whether to drop the partial last step of an epoch instead of weighting it."""
 

@@ -58,7 +58,7 @@ def test_every_command_shows_its_help(capsys, command):
         "  --batch.micro_batch_size  whole number, at least 1; required\n      Samples of one lane's ",
         "  --precision  float32, tf32, bf16, fp16; default: float32\n",
         "  --train.epochs  whole number, at least 1; default: unset\n",
-        "data.order: In which order an epoch visits the samples; unset: blocked for a dataset in blocks",
+        "\ndata.order: Order of an epoch's samples; unset: blocked for a dataset in blocks, else shuffled.\n",
         "  --callbacks  list of sections with class_path and init_args; default: none\n",
         "\ncheckpoint.every: How often to save; every ten minutes by default.\n  --checkpoint.every.steps  ",
         "  --distributed.fsdp.blocks  list of text; default: none\n",

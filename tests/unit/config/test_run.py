@@ -4,7 +4,16 @@ import dataclasses
 
 import pytest
 
-from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, FSDPConfig, RunConfig, TrainConfig
+from lanewise.config import (
+    BatchConfig,
+    ClassConfig,
+    DataConfig,
+    DistributedConfig,
+    FSDPConfig,
+    OrderConfig,
+    RunConfig,
+    TrainConfig,
+)
 from lanewise.config.check import read_section
 from lanewise.errors import ConfigError
 
@@ -160,6 +169,34 @@ def test_a_gradient_norm_is_positive(norm):
 def test_sections_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         run_config().batch.micro_batch_size = 1
+
+
+@pytest.mark.parametrize(
+    "order", ["bucketed", {"class_path": "bucketed"}, OrderConfig(class_path="bucketed")]
+)
+def test_an_order_is_named_or_a_class(order):
+    assert DataConfig(order=order).order == OrderConfig(class_path="lanewise.lanes.BucketedOrder")
+
+
+def test_an_order_may_be_the_users():
+    order = DataConfig(order={"class_path": "mine.Order", "init_args": {"size": 3}}).order
+    assert (order.class_path, order.init_args) == ("mine.Order", {"size": 3})
+
+
+@pytest.mark.parametrize(
+    ("order", "mistake"),
+    [
+        (
+            "buckets",
+            "data.order must be .*, or the class_path of a .*SampleOrder: got buckets. Did you mean bucketed",
+        ),
+        ({"name": "bucketed"}, "order.name is not a key of order"),
+        (3, "order must be a section with the keys class_path, init_args: got 3"),
+    ],
+)
+def test_what_is_no_order_is_refused(order, mistake):
+    with pytest.raises(ConfigError, match=mistake):
+        DataConfig(order=order)
 
 
 def test_defaults():

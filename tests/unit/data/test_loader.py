@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate
 from lanewise.data.loader import LaneLoader
 from lanewise.data.reader import LaneReader
 from lanewise.errors import noting
-from lanewise.lanes import FeistelShuffle, OrderInputs, Schedule, ShuffledOrder, lane_ranges
+from lanewise.lanes import BlockedOrder, FeistelShuffle, OrderInputs, Schedule, ShuffledOrder, lane_ranges
 
 # Three workers are more than some machines have processors, of which torch warns.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -91,6 +91,20 @@ def test_starting_in_the_middle_equals_skipping(first_step, num_workers):
         one for one in contents(make_loader(Drawing(), PARTIAL).batches(0, 6)) if one[0].step >= first_step
     ]
     assert contents(make_loader(Drawing(), PARTIAL, num_workers=num_workers).batches(first_step, 6)) == whole
+
+
+@pytest.mark.parametrize(("num_workers", "lanes"), [(2, range(4)), (3, range(1, 4)), (3, range(2))])
+def test_of_a_dataset_in_blocks_each_lane_is_read_by_one_worker(num_workers, lanes):
+    """Else each worker would read every block of the process."""
+    order = BlockedOrder(OrderInputs(PARTIAL, 0, {"block_sizes": lambda: [9, 10]}))
+    loader = LaneLoader(LaneReader(Pid(), set, seed=0), order, lanes, num_workers=num_workers)
+    batches = list(loader.batches(0, 6))
+    assert [batch.turn for batch in batches] == list(PARTIAL.turns(lanes, 0, 6))
+    readers = defaultdict(set)
+    for batch in batches:
+        readers[batch.turn.lane] |= batch.data or set()
+    assert all(len(workers) <= 1 for workers in readers.values())
+    assert len(set().union(*readers.values())) == min(num_workers, len(lanes))
 
 
 def test_an_epoch_shows_every_sample_anew():
