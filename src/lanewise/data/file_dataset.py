@@ -1,0 +1,56 @@
+"""What datasets of files have in common: they know their bytes, and count which of them were read."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from torch.utils.data import Dataset
+
+OnError = Literal["raise", "skip"]
+"""What a dataset does with samples that it cannot read."""
+
+
+class FileDataset(Dataset[Any], ABC):
+    """A map-style dataset whose samples lie in files that stay as they are.
+
+    `__getitems__` reads the samples of a micro-batch together; with `on_error="skip"` it leaves those out that
+    cannot be read. A dataset whose samples lie in blocks that are cheapest to read whole, such as the row
+    groups of Parquet, has `block_sizes() -> Sequence[int]` besides: how many consecutive samples each block
+    holds. `data.order` is `blocked` by default then.
+    """
+
+    read_bytes: int = 0
+    """Bytes that this copy of the dataset read from its files since it was built, without indexes and footers."""
+    num_skipped: int = 0
+    """Samples that this copy left out since it was built, as they could not be read."""
+
+    @property
+    @abstractmethod
+    def total_bytes(self) -> int:
+        """Bytes in the files of all samples, as they are stored, of the columns that are read."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a text that is equal for equal datasets, worked out without reading a sample.
+
+        Processes compare it, also of different machines: it tells sizes and what footers and indexes say, and
+        not where the files lie.
+        """
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitems__(self, indices: list[int]) -> Sequence[Any]:
+        """Read several samples.
+
+        Raises:
+            DataError: if one cannot be read, and `on_error` is not `skip`.
+        """
+
+    def __getitem__(self, index: int) -> Any:
+        """Read one sample."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        (sample,) = self.__getitems__([index % len(self)])
+        return sample
