@@ -1,0 +1,174 @@
+"""Datasets whose samples are records of files: a subclass makes samples of their bytes."""
+
+import hashlib
+import logging
+import os
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, get_args
+
+import numpy as np
+
+from lanewise.data.byte_file import ByteFile, OpenBytes
+from lanewise.data.file_dataset import FileDataset, OnError
+from lanewise.data.open_files import OpenFiles
+from lanewise.data.record_index import RecordIndex, index_files
+from lanewise.data.source_files import Paths, find_files
+from lanewise.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_BYTES = 8 * 2**20
+"""Of a block of a plain file: long enough to be read from front to end, and short enough for many blocks."""
+_MAX_WARNINGS = 5
+_MAX_SHOWN = 100
+
+
+class RecordFiles(FileDataset):
+    """A dataset of the records of files, in the order of the files; it holds none but where they begin.
+
+    Args:
+        paths: a path, a pattern such as `data/*.jsonl`, a URL of fsspec, or several of them.
+        separator: what stands between two records; None: each file is one record.
+        on_error: whether a record that cannot be decoded is an error, or is left out.
+        cache_dir: where to keep what tells where records begin; None: `$XDG_CACHE_HOME/lanewise`, or
+            `~/.cache/lanewise`.
+
+    Raises:
+        DataError: if there is no file, or one is empty or cannot be read.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        separator: bytes | None,
+        *,
+        on_error: OnError = "raise",
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if on_error not in get_args(OnError):
+            raise DataError(f"on_error is {on_error!r}; it is one of {', '.join(get_args(OnError))}.")
+        if separator == b"":
+            raise DataError("The separator is empty. Give at least one character, or None for whole files.")
+        self._separator = separator
+        self._on_error = on_error
+        with ThreadPoolExecutor(16) as pool:  # a network's file system takes its time for each
+            self._files = list(pool.map(ByteFile.find, find_files(paths)))
+        if separator is None:
+            self._indexes = [RecordIndex(np.array([0, file.size]), "") for file in self._files]
+        else:
+            self._indexes = index_files(self._files, separator, cache_dir)
+        self._first = np.cumsum([0, *map(len, self._indexes)])
+        """[number of files + 1]: the first sample of each file, and the number of all samples."""
+        self._open: OpenFiles[OpenBytes] = OpenFiles()
+
+    @abstractmethod
+    def _decode(self, record: bytes) -> Any:
+        """Make a sample of a record's bytes.
+
+        Raises:
+            ValueError: if that is not possible.
+        """
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files, as they are stored."""
+        return sum(file.size for file in self._files)
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def fingerprint(self) -> str:
+        """Return the number of records and bytes, and a hash of the files' sizes and of where records begin."""
+        hashed = hashlib.blake2b(repr((type(self).__qualname__, self._separator)).encode(), digest_size=16)
+        for file, index in zip(self._files, self._indexes, strict=True):
+            hashed.update(f"{file.size} {len(index)} {index.digest};".encode())
+        return f"{len(self)} records, {self.total_bytes} bytes, {hashed.hexdigest()}"
+
+    def block_sizes(self) -> Sequence[int]:
+        """Return how many consecutive records to read together: about 8 MiB of them, or a compressed file."""
+        return [size for number in range(len(self._files)) for size in self._block_sizes(number)]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Read several records; consecutive ones are one read.
+
+        Raises:
+            DataError: if one cannot be decoded, and `on_error` is not `skip`; if a file has changed.
+        """
+        records = self._read(indices)
+        samples = []
+        for index in indices:
+            try:
+                samples.append(self._decode(records[index]))
+            except (ValueError, RecursionError) as error:  # RecursionError: JSON of a thousand brackets
+                self._refuse(index, records[index], error)
+        return samples
+
+    def _read(self, indices: Sequence[int]) -> dict[int, bytes]:
+        rows: defaultdict[int, list[int]] = defaultdict(list)
+        for index in sorted(set(indices)):
+            number = int(np.searchsorted(self._first, index, side="right")) - 1
+            rows[number].append(index - int(self._first[number]))
+        records: dict[int, bytes] = {}
+        for number, rows_of_file in rows.items():
+            first = int(self._first[number])
+            for row, record in self._read_rows(number, rows_of_file):
+                records[first + row] = record
+        return records
+
+    def _read_rows(self, number: int, rows: list[int]) -> Iterator[tuple[int, bytes]]:
+        """Yield some records of a file with their rows, which ascend."""
+        offsets = self._indexes[number].offsets
+        runs = _runs(rows)
+        ranges = [(int(offsets[run.start]), int(offsets[run.stop])) for run in runs]
+        parts = self._open.get(number, self._files[number].open).read(ranges)
+        self.read_bytes += sum(map(len, parts))
+        for run, (begin, _), part in zip(runs, ranges, parts, strict=True):
+            for row in run:
+                yield row, self._cut(part[int(offsets[row]) - begin : int(offsets[row + 1]) - begin])
+
+    def _cut(self, record: bytes) -> bytes:
+        """Cut off a record's separator, and the empty records after it."""
+        if self._separator is None:
+            return record
+        record = record.partition(self._separator)[0]
+        return record.removesuffix(b"\r") if self._separator == b"\n" else record
+
+    def _refuse(self, index: int, record: bytes, error: Exception) -> None:
+        number = int(np.searchsorted(self._first, index, side="right")) - 1
+        offset = int(self._indexes[number].offsets[index - self._first[number]])
+        if isinstance(error, UnicodeDecodeError):
+            offset += error.start
+        shown = f"{record[:_MAX_SHOWN]!r}{' ...' if len(record) > _MAX_SHOWN else ''}"
+        file = self._files[number]
+        place = f"{file.path}, byte {offset:,}{' of its content' if file.is_compressed else ''}"
+        message = f"{place}: {error}. The record begins: {shown}."
+        if self._on_error == "raise":
+            raise DataError(
+                f"{message} Correct it, or leave such records out with on_error='skip'."
+            ) from error
+        self.num_skipped += 1
+        if self.num_skipped <= _MAX_WARNINGS:
+            last = " No more are named." if self.num_skipped == _MAX_WARNINGS else ""
+            logger.warning("left out: %s%s", message, last)
+
+    def _block_sizes(self, number: int) -> Iterator[int]:
+        offsets = self._indexes[number].offsets
+        if self._files[number].is_compressed:
+            yield len(offsets) - 1
+            return
+        cuts = np.searchsorted(offsets[:-1], np.arange(0, offsets[-1], _BLOCK_BYTES))
+        yield from np.diff(np.unique([*cuts, len(offsets) - 1])).tolist()
+
+
+def _runs(rows: Sequence[int]) -> list[range]:
+    """Return ascending rows as ranges of consecutive ones."""
+    runs: list[range] = []
+    for row in rows:
+        if runs and runs[-1].stop == row:
+            runs[-1] = range(runs[-1].start, row + 1)
+        else:
+            runs.append(range(row, row + 1))
+    return runs
