@@ -13,14 +13,14 @@ OnError = Literal["raise", "skip"]
 class FileDataset(Dataset[Any], ABC):
     """A map-style dataset whose samples lie in files that stay as they are.
 
-    `__getitems__` reads the samples of a micro-batch together; with `on_error="skip"` it leaves those out that
-    cannot be read. A dataset whose samples lie in blocks that are cheapest to read whole, such as the row
-    groups of Parquet, has `block_sizes() -> Sequence[int]` besides: how many consecutive samples each block
-    holds. `data.order` is `blocked` by default then.
+    `__getitems__` reads the samples of a micro-batch together; with `on_error="skip"` it leaves those out
+    that cannot be read. A dataset whose samples lie in blocks that are cheapest to read whole, such as the
+    row groups of Parquet, has `block_sizes() -> Sequence[int]` besides: how many consecutive samples each
+    block holds. `data.order` is `blocked` by default then.
     """
 
     read_bytes: int = 0
-    """Bytes that this copy of the dataset read from its files since it was built, without indexes and footers."""
+    """Bytes that this copy read from its files since it was built, without indexes and footers."""
     num_skipped: int = 0
     """Samples that this copy left out since it was built, as they could not be read."""
 
