@@ -5,7 +5,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import fsspec
 from fsspec.utils import infer_compression
@@ -40,14 +40,17 @@ class ByteFile(NamedTuple):
         file = cls(path, *(_find_remote(path) if is_remote(path) else _find_local(path)))
         if not file.size:
             raise DataError(f"{path} is empty (0 bytes). Leave it out, or write it again.")
-        if path.endswith(".zst") and not file.is_compressed:
+        if path.endswith(".zst") and not file.compression:
             raise DataError(f"{path} needs the package zstandard to be read: pip install zstandard.")
+        if file.compression == "zip":
+            raise DataError(f"{path} is an archive, which may hold several files. Unpack it.")
         return file
 
     @property
-    def is_compressed(self) -> bool:
-        """Whether its content differs from its bytes, going by its name, as in .gz."""
-        return infer_compression(self.path) is not None
+    def compression(self) -> str | None:
+        """How the content is compressed, in fsspec's words, going by the file's name; None: it is not."""
+        known: str | None = infer_compression(self.path)
+        return known
 
     def open(self) -> "OpenBytes":
         """Open the file to read ranges of it.
@@ -56,19 +59,6 @@ class ByteFile(NamedTuple):
             DataError: if it cannot be opened, or has changed.
         """
         return _RemoteBytes(self) if is_remote(self.path) else LocalBytes(self)
-
-    def open_content(self) -> IO[bytes]:
-        """Open what the file holds, decompressed, to read it from front to end.
-
-        Raises:
-            DataError: if it cannot be opened, or has changed.
-        """
-        self.check(ByteFile.find(self.path))
-        try:
-            opened: IO[bytes] = fsspec.open(self.path, "rb", compression="infer").open()
-        except Exception as error:  # of any file system
-            raise self.unreadable(error) from error
-        return opened
 
     def check(self, now: "ByteFile") -> None:
         """See that the file has not changed.
@@ -79,9 +69,18 @@ class ByteFile(NamedTuple):
         if now != self:
             raise DataError(
                 f"{self.path} has changed while it was in use: it had {self.size:,} bytes, and has "
-                f"{now.size:,} now, written at {now.stamp} and not at {self.stamp}. Write new data to new files, "
-                "and start again."
+                f"{now.size:,} now, written at {now.stamp} and not at {self.stamp}. Write new data to new "
+                "files, and start again."
             )
+
+    def check_status(self, status: os.stat_result) -> None:
+        """See that a local file has not changed, by what the operating system tells of it.
+
+        Raises:
+            DataError: if it has.
+        """
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.stamp):
+            self.check(ByteFile(self.path, status.st_size, status.st_mtime_ns))
 
     def unreadable(self, error: Exception) -> DataError:
         """Make the error of a file that the file system, or the decompression, refuses."""
@@ -119,9 +118,7 @@ class LocalBytes(OpenBytes):
         Raises:
             DataError: if it has.
         """
-        status = os.fstat(self.descriptor)
-        if status.st_size != self._file.size or status.st_mtime_ns != self._file.stamp:
-            self._file.check(ByteFile(self._file.path, status.st_size, status.st_mtime_ns))
+        self._file.check_status(os.fstat(self.descriptor))
 
     def read(self, ranges: Sequence[Range]) -> list[bytes]:
         """Return the bytes of each range, whole."""

@@ -21,6 +21,7 @@ class JsonLinesDataset(RecordFiles):
         on_error: whether a line that is no JSON is an error, or is left out.
         cache_dir: where to keep what tells where lines begin; None: `$XDG_CACHE_HOME/lanewise`, or
             `~/.cache/lanewise`.
+        memory_mib: for what is decompressed and waits to be asked for, in MiB, in each process that reads.
 
     Raises:
         DataError: if there is no file, or one is empty or cannot be read.
@@ -32,8 +33,9 @@ class JsonLinesDataset(RecordFiles):
         *,
         on_error: OnError = "raise",
         cache_dir: str | os.PathLike[str] | None = None,
+        memory_mib: int = 256,
     ) -> None:
-        super().__init__(paths, b"\n", on_error=on_error, cache_dir=cache_dir)
+        super().__init__(paths, b"\n", on_error=on_error, cache_dir=cache_dir, memory_mib=memory_mib)
 
     def _decode(self, record: bytes) -> Any:
         try:

@@ -18,13 +18,12 @@ class OpenFiles(Generic[_Opened]):
     """
 
     def __init__(self) -> None:
-        self._opened: OrderedDict[int, _Opened] = OrderedDict()
-        self._process = os.getpid()
+        self._begin()
 
     def get(self, number: int, open_file: Callable[[], _Opened]) -> _Opened:
         """Return the open file of this number; call `open_file` where it isn't open."""
         if self._process != os.getpid():
-            self.__init__()  # type: ignore[misc]
+            self._begin()
         if number in self._opened:
             self._opened.move_to_end(number)
         else:
@@ -34,4 +33,8 @@ class OpenFiles(Generic[_Opened]):
         return self._opened[number]
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_opened": OrderedDict(), "_process": -1}
+        return {"_process": -1}
+
+    def _begin(self) -> None:
+        self._opened: OrderedDict[int, _Opened] = OrderedDict()
+        self._process = os.getpid()

@@ -3,15 +3,19 @@
 import hashlib
 import logging
 import os
+import sys
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby, pairwise
 from typing import Any, get_args
 
 import numpy as np
 
+from lanewise.data.block_reader import BlockReader
 from lanewise.data.byte_file import ByteFile, OpenBytes
+from lanewise.data.file_content import FileContent
 from lanewise.data.file_dataset import FileDataset, OnError
 from lanewise.data.open_files import OpenFiles
 from lanewise.data.record_index import RecordIndex, index_files
@@ -22,6 +26,11 @@ logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 8 * 2**20
 """Of a block of a plain file: long enough to be read from front to end, and short enough for many blocks."""
+_FAR_AWAY = 2**62
+_MAX_ROWS = 512
+"""Of a chunk that is decompressed together."""
+_MAX_CHUNKS = 256
+"""How many chunks the memory has room for: two for each of 64 strands of a lane, and some more."""
 _MAX_WARNINGS = 5
 _MAX_SHOWN = 100
 
@@ -35,6 +44,7 @@ class RecordFiles(FileDataset):
         on_error: whether a record that cannot be decoded is an error, or is left out.
         cache_dir: where to keep what tells where records begin; None: `$XDG_CACHE_HOME/lanewise`, or
             `~/.cache/lanewise`.
+        memory_mib: for what is decompressed and waits to be asked for, in MiB, in each process that reads.
 
     Raises:
         DataError: if there is no file, or one is empty or cannot be read.
@@ -47,6 +57,7 @@ class RecordFiles(FileDataset):
         *,
         on_error: OnError = "raise",
         cache_dir: str | os.PathLike[str] | None = None,
+        memory_mib: int = 256,
     ) -> None:
         if on_error not in get_args(OnError):
             raise DataError(f"on_error is {on_error!r}; it is one of {', '.join(get_args(OnError))}.")
@@ -57,12 +68,17 @@ class RecordFiles(FileDataset):
         with ThreadPoolExecutor(16) as pool:  # a network's file system takes its time for each
             self._files = list(pool.map(ByteFile.find, find_files(paths)))
         if separator is None:
-            self._indexes = [RecordIndex(np.array([0, file.size]), "") for file in self._files]
+            self._indexes = [RecordIndex(np.array([0, _end(file)]), "") for file in self._files]
         else:
             self._indexes = index_files(self._files, separator, cache_dir)
         self._first = np.cumsum([0, *map(len, self._indexes)])
         """[number of files + 1]: the first sample of each file, and the number of all samples."""
         self._open: OpenFiles[OpenBytes] = OpenFiles()
+        memory = memory_mib * 2**20
+        self._rows_per_chunk = self._fitting_rows(memory // _MAX_CHUNKS)
+        self._blocks = BlockReader(
+            self._open_block, list(map(len, self._indexes)), _num_bytes, memory, self._rows_per_chunk
+        )
 
     @abstractmethod
     def _decode(self, record: bytes) -> Any:
@@ -81,7 +97,7 @@ class RecordFiles(FileDataset):
         return int(self._first[-1])
 
     def fingerprint(self) -> str:
-        """Return the number of records and bytes, and a hash of the files' sizes and of where records begin."""
+        """Return the number of records and bytes, and a hash of the files' sizes and where records begin."""
         hashed = hashlib.blake2b(repr((type(self).__qualname__, self._separator)).encode(), digest_size=16)
         for file, index in zip(self._files, self._indexes, strict=True):
             hashed.update(f"{file.size} {len(index)} {index.digest};".encode())
@@ -120,6 +136,13 @@ class RecordFiles(FileDataset):
 
     def _read_rows(self, number: int, rows: list[int]) -> Iterator[tuple[int, bytes]]:
         """Yield some records of a file with their rows, which ascend."""
+        if self._files[number].compression:
+            for chunk_number, rows_of_chunk in groupby(rows, lambda row: row // self._rows_per_chunk):
+                first = chunk_number * self._rows_per_chunk
+                places = [row - first for row in rows_of_chunk]
+                chunk = self._blocks.chunk(number, chunk_number, places)
+                yield from ((first + place, chunk[place]) for place in places)
+            return
         offsets = self._indexes[number].offsets
         runs = _runs(rows)
         ranges = [(int(offsets[run.start]), int(offsets[run.stop])) for run in runs]
@@ -128,6 +151,23 @@ class RecordFiles(FileDataset):
         for run, (begin, _), part in zip(runs, ranges, parts, strict=True):
             for row in run:
                 yield row, self._cut(part[int(offsets[row]) - begin : int(offsets[row + 1]) - begin])
+
+    def _open_block(self, number: int) -> Generator[list[bytes], None, None]:
+        """Yield the records of a compressed file, in lists of `rows_per_chunk`."""
+        file, offsets = self._files[number], self._indexes[number].offsets
+        with FileContent(file) as content:
+            content.read(int(offsets[0]))
+            counted = 0
+            for first in range(0, len(offsets) - 1, self._rows_per_chunk):
+                bounds = offsets[first : first + self._rows_per_chunk + 1].tolist()
+                data = content.read(bounds[-1] - bounds[0])
+                if len(data) < bounds[-1] - bounds[0] and self._separator is not None:
+                    raise DataError(
+                        f"{file.path} ends before byte {bounds[-1]:,} of its content. Start again."
+                    )
+                self.read_bytes += content.stored_bytes_read() - counted
+                counted = content.stored_bytes_read()
+                yield [self._cut(data[a - bounds[0] : b - bounds[0]]) for a, b in pairwise(bounds)]
 
     def _cut(self, record: bytes) -> bytes:
         """Cut off a record's separator, and the empty records after it."""
@@ -143,7 +183,7 @@ class RecordFiles(FileDataset):
             offset += error.start
         shown = f"{record[:_MAX_SHOWN]!r}{' ...' if len(record) > _MAX_SHOWN else ''}"
         file = self._files[number]
-        place = f"{file.path}, byte {offset:,}{' of its content' if file.is_compressed else ''}"
+        place = f"{file.path}, byte {offset:,}{' of its content' if file.compression else ''}"
         message = f"{place}: {error}. The record begins: {shown}."
         if self._on_error == "raise":
             raise DataError(
@@ -154,13 +194,29 @@ class RecordFiles(FileDataset):
             last = " No more are named." if self.num_skipped == _MAX_WARNINGS else ""
             logger.warning("left out: %s%s", message, last)
 
+    def _fitting_rows(self, num_bytes: int) -> int:
+        """Return how many records of compressed files have about so many bytes."""
+        pairs = zip(self._files, self._indexes, strict=True)
+        indexes = [index for file, index in pairs if file.compression]
+        total = sum(int(index.offsets[-1]) for index in indexes)
+        return max(1, min(_MAX_ROWS, num_bytes * sum(map(len, indexes)) // max(1, total)))
+
     def _block_sizes(self, number: int) -> Iterator[int]:
         offsets = self._indexes[number].offsets
-        if self._files[number].is_compressed:
+        if self._files[number].compression:
             yield len(offsets) - 1
             return
         cuts = np.searchsorted(offsets[:-1], np.arange(0, offsets[-1], _BLOCK_BYTES))
         yield from np.diff(np.unique([*cuts, len(offsets) - 1])).tolist()
+
+
+def _end(file: ByteFile) -> int:
+    """Return where the content of a file ends; what is compressed is read to its end, wherever that is."""
+    return _FAR_AWAY if file.compression else file.size
+
+
+def _num_bytes(records: list[bytes]) -> int:
+    return sum(map(sys.getsizeof, records))
 
 
 def _runs(rows: Sequence[int]) -> list[range]:

@@ -3,12 +3,13 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lanewise.data.byte_file import ByteFile, OpenBytes
+from lanewise.data.file_content import FileContent
 
 Offsets = NDArray[np.int64]
 
@@ -38,9 +39,9 @@ def scan_file(file: ByteFile, separator: bytes, pool: Executor) -> Iterator[Offs
     Raises:
         DataError: if the file cannot be read, or has changed.
     """
-    if file.is_compressed:
-        with file.open_content() as content:
-            yield from record_offsets(_search_content(file, content, separator), separator)
+    if file.compression:
+        with FileContent(file) as content:
+            yield from record_offsets(_search_content(content, separator), separator)
     else:
         yield from record_offsets(_search_ranges(file, separator, pool), separator)
 
@@ -85,9 +86,8 @@ def find_separators(data: bytes, base: int, first: int, stop: int, separator: by
     for place, value in enumerate(separator[1:], start=1):
         at = at[values[at + place] == value]
     if separator == b"\n":
-        after_return = values[at - 1] == ord(
-            "\r"
-        )  # before byte 0, whatever stands at the end: no record ends there
+        # At byte 0 it tells something wrong, which changes nothing: the record before it is empty anyway.
+        after_return = values[at - 1] == ord("\r")
     else:
         after_return = np.zeros(len(at), np.bool_)
     return Separators(at + base, after_return)
@@ -134,13 +134,10 @@ def _search_range(opened: OpenBytes, size: int, begin: int, separator: bytes) ->
     return find_separators(data, base, begin, min(begin + _PIECE_BYTES, size - over), separator)
 
 
-def _search_content(file: ByteFile, content: IO[bytes], separator: bytes) -> Iterator[Separators]:
+def _search_content(content: FileContent, separator: bytes) -> Iterator[Separators]:
     data, base, first = b"", 0, 0
     while True:
-        try:
-            read = content.read(_PIECE_BYTES)
-        except Exception as error:  # of any decompression
-            raise file.unreadable(error) from error
+        read = content.read(_PIECE_BYTES)
         if not read:
             yield _end_of_text(base + len(data), data[-1:], separator)
             return

@@ -21,6 +21,7 @@ class TextDataset(RecordFiles):
         cache_dir: where to keep what tells where texts begin; None: `$XDG_CACHE_HOME/lanewise`, or
             `~/.cache/lanewise`.
         on_error: whether a text that is no UTF-8 is an error, or is left out.
+        memory_mib: for what is decompressed and waits to be asked for, in MiB, in each process that reads.
 
     Raises:
         DataError: if there is no file, or one is empty or cannot be read.
@@ -33,9 +34,10 @@ class TextDataset(RecordFiles):
         separator: str | None = "\n",
         cache_dir: str | os.PathLike[str] | None = None,
         on_error: OnError = "raise",
+        memory_mib: int = 256,
     ) -> None:
         encoded = None if separator is None else separator.encode()
-        super().__init__(paths, encoded, on_error=on_error, cache_dir=cache_dir)
+        super().__init__(paths, encoded, on_error=on_error, cache_dir=cache_dir, memory_mib=memory_mib)
 
     def _decode(self, record: bytes) -> str:
         return record.decode()

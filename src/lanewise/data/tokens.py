@@ -28,8 +28,8 @@ class TokenDataset(FileDataset):
         paths: a path, a pattern such as `data/*.bin`, or several of them; files of numbers in the machine's
             byte order with nothing besides, as nanoGPT writes them, or `.npy` of 1-d arrays.
         window: tokens that a model sees at once.
-        stride: tokens from the begin of a window to the begin of the next one; None: `window`, so that a token
-            is a target once.
+        stride: tokens from the begin of a window to the begin of the next one; None: `window`, so that each
+            token is a target once.
         dtype: numpy's name of the integers in the files; a `.npy` names its own.
 
     Raises:
@@ -120,14 +120,9 @@ class _TokenFile(NamedTuple):
     @classmethod
     def find(cls, path: str, dtype: str) -> "_TokenFile":
         file = ByteFile.find(path)
-        if is_remote(path) or file.is_compressed:
+        if is_remote(path) or file.compression:
             raise DataError(f"{path} cannot be mapped into memory. Copy it to a disk, not compressed.")
-        token_file = cls._of_npy(file) if path.endswith(".npy") else cls._of_binary(file, dtype)
-        if np.dtype(token_file.dtype).kind not in "iu":
-            raise DataError(
-                f"The tokens of {path} are {np.dtype(token_file.dtype).name}. Tokens are integers."
-            )
-        return token_file
+        return cls._of_npy(file) if path.endswith(".npy") else cls._of_binary(file, dtype)
 
     @classmethod
     def _of_npy(cls, file: ByteFile) -> "_TokenFile":
@@ -137,6 +132,7 @@ class _TokenFile(NamedTuple):
             raise file.unreadable(error) from error
         if array.ndim != 1:
             raise DataError(f"{file.path} is an array of shape {list(array.shape)}. Write it as a 1-d array.")
+        _check_integers(file.path, array.dtype)
         return cls(file, array.dtype.str, array.offset, len(array))
 
     @classmethod
@@ -144,13 +140,17 @@ class _TokenFile(NamedTuple):
         try:
             known = np.dtype(dtype)
         except TypeError as error:
-            raise DataError(
-                f"dtype is {dtype!r}, which numpy doesn't know. Give one such as 'uint16'."
-            ) from error
+            raise DataError(f"dtype is {dtype!r}, which numpy doesn't know, unlike 'uint16'.") from error
+        _check_integers(file.path, known)
         num_tokens, rest = divmod(file.size, known.itemsize)
         if rest:
             raise DataError(
-                f"{file.path} has {file.size:,} bytes, no multiple of the {known.itemsize} of {known.name}. Give "
-                "the dtype with which it was written, or write it again."
+                f"{file.path} has {file.size:,} bytes, no multiple of the {known.itemsize} of {known.name}. "
+                "Give the dtype with which it was written, or write it again."
             )
         return cls(file, known.str, 0, num_tokens)
+
+
+def _check_integers(path: str, dtype: np.dtype[Any]) -> None:
+    if dtype.kind not in "iu":
+        raise DataError(f"{path} holds {dtype.name}, it seems. Tokens are integers, such as 'uint16'.")

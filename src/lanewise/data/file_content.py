@@ -1,0 +1,75 @@
+"""What a stored file holds, decompressed, read from front to end."""
+
+import os
+from typing import IO, Any, Self
+
+import fsspec
+from fsspec.compression import compr
+
+from lanewise.data.byte_file import ByteFile
+from lanewise.data.source_files import is_remote
+
+try:
+    import zstandard
+except ImportError:
+    zstandard = None  # then fsspec knows another way to read .zst, or ByteFile refuses it
+
+_PART_BYTES = 4 * 2**20
+
+
+class FileContent:
+    """The content of a file, read from its begin on; a context that closes the file.
+
+    Args:
+        file: compressed or not.
+
+    Raises:
+        DataError: if it cannot be opened, or has changed.
+    """
+
+    def __init__(self, file: ByteFile) -> None:
+        self._file = file
+        file.check(ByteFile.find(file.path))
+        try:
+            self._stored: IO[bytes] = fsspec.open(file.path, "rb").open()
+        except Exception as error:  # of any file system
+            raise file.unreadable(error) from error
+        self._content: IO[bytes] | None = None
+
+    def read(self, num_bytes: int) -> bytes:
+        """Return the next bytes; fewer only at the end.
+
+        Raises:
+            DataError: if they cannot be read or decompressed, or the file has changed.
+        """
+        if not is_remote(self._file.path):
+            self._file.check_status(os.fstat(self._stored.fileno()))
+        parts = []
+        try:
+            if self._content is None:  # what is no such file may be refused here already
+                self._content = _decompress(self._file.compression, self._stored)
+            while num_bytes and (part := self._content.read(min(num_bytes, _PART_BYTES))):
+                parts.append(part)
+                num_bytes -= len(part)
+        except Exception as error:  # of any compression
+            raise self._file.unreadable(error) from error
+        return b"".join(parts)
+
+    def stored_bytes_read(self) -> int:
+        """Return how many bytes of the stored file were read so far, some of them ahead."""
+        return self._stored.tell()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._content is not None:
+            self._content.close()
+        self._stored.close()
+
+
+def _decompress(compression: str | None, stored: IO[bytes]) -> Any:
+    if compression == "zstd" and zstandard is not None:
+        # As fsspec opens it, it would end after the first of several frames.
+        return zstandard.ZstdDecompressor().stream_reader(stored, read_across_frames=True)
+    return compr[compression](stored, mode="r")

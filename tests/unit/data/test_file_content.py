@@ -1,0 +1,81 @@
+"""A compressed file is read from front to end; what is damaged is an error."""
+
+import bz2
+import gzip
+import lzma
+
+import fsspec
+import pytest
+
+from lanewise.data.byte_file import ByteFile
+from lanewise.data.file_content import FileContent
+from lanewise.errors import DataError
+
+DATA = bytes(range(256)) * 400
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": bytes}
+
+
+def find(tmp_path, suffix, data):
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(data)
+    return ByteFile.find(str(path))
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_content_in_parts(tmp_path, suffix, monkeypatch):
+    monkeypatch.setattr("lanewise.data.file_content._PART_BYTES", 1000)
+    compress = COMPRESS[suffix]
+    file = find(tmp_path, suffix, compress(DATA[:50_000]) + compress(DATA[50_000:]))  # in two members
+    with FileContent(file) as content:
+        assert content.stored_bytes_read() == 0
+        assert [content.read(size) for size in (0, 5, 60_000)] == [b"", DATA[:5], DATA[5:60_005]]
+        assert content.read(10**9) == DATA[60_005:]
+        assert content.read(1) == b""
+        assert content.stored_bytes_read() == file.size
+
+
+def test_only_what_is_asked_for_is_read(tmp_path):
+    file = find(tmp_path, "", DATA)
+    with FileContent(file) as content:
+        content.read(1)
+        assert content.stored_bytes_read() == 1
+
+
+def test_zst_in_several_frames(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    file = find(tmp_path, ".zst", zstandard.compress(DATA) + zstandard.compress(b"more"))
+    with FileContent(file) as content:
+        assert content.read(10**9) == DATA + b"more"
+
+
+def test_remote_content():
+    fsspec.filesystem("memory").pipe_file("/file_content/a.gz", gzip.compress(DATA))
+    with FileContent(ByteFile.find("memory://file_content/a.gz")) as content:
+        assert content.read(10**9) == DATA
+
+
+@pytest.mark.parametrize(
+    ("suffix", "damage", "message"),
+    [
+        (".gz", lambda data: data[:-100], "cannot be read: EOFError"),
+        (".gz", lambda data: b"not gzip", "cannot be read: BadGzipFile: Not a gzipped file"),
+        (".gz", lambda data: data + b"rest", "cannot be read: BadGzipFile"),
+        (".bz2", lambda data: b"x" + data, "cannot be read: OSError: Invalid data stream"),
+        (".xz", lambda data: data[:50] + b"xxxx" + data[54:], "cannot be read: LZMAError"),
+    ],
+)
+def test_damaged_content_is_an_error(tmp_path, suffix, damage, message):
+    file = find(tmp_path, suffix, damage(COMPRESS[suffix](DATA)))
+    with FileContent(file) as content, pytest.raises(DataError, match=message):
+        content.read(10**9)
+
+
+def test_a_file_that_changes_is_an_error(tmp_path):
+    file = find(tmp_path, "", DATA)
+    with FileContent(file) as content:
+        content.read(10)
+        find(tmp_path, "", DATA + b"1")
+        with pytest.raises(DataError, match="has changed"):
+            content.read(10)
+    with pytest.raises(DataError, match="has changed"):
+        FileContent(file)
