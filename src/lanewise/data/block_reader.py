@@ -182,8 +182,8 @@ class BlockReader(Generic[Chunk]):
         if is_much and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "Blocks of the dataset are decoded again and again from their start: %d of %d chunks of %d rows "
-                "so far, since those that are in use take more than %.3g MiB. Give the dataset a larger "
+                "Blocks of the dataset are decoded again and again from their start: %d of %d chunks of %d "
+                "rows so far, since those that are in use take more than %.3g MiB. Give the dataset a larger "
                 "memory_mib, and set data.order to blocked.",
                 self._num_decoded_again,
                 self._num_decoded,
