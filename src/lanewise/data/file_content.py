@@ -15,6 +15,7 @@ except ImportError:
     zstandard = None  # then fsspec knows another way to read .zst, or ByteFile refuses it
 
 _PART_BYTES = 4 * 2**20
+_ZST_BYTES = 128 * 2**10
 
 
 class FileContent:
@@ -70,6 +71,31 @@ class FileContent:
 
 def _decompress(compression: str | None, stored: IO[bytes]) -> Any:
     if compression == "zstd" and zstandard is not None:
-        # As fsspec opens it, it would end after the first of several frames.
-        return zstandard.ZstdDecompressor().stream_reader(stored, read_across_frames=True)
+        return _Zstandard(stored)
     return compr[compression](stored, mode="r")
+
+
+class _Zstandard:
+    """Reads all frames of a file; as fsspec opens it, it would end after the first one, or within one."""
+
+    def __init__(self, stored: IO[bytes]) -> None:
+        self._stored = stored
+        self._frame: Any = None
+        self._unused = self._content = b""
+
+    def read(self, num_bytes: int) -> bytes:
+        while not self._content:
+            data = self._unused or self._stored.read(_ZST_BYTES)
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("it ends within a frame")
+                return b""
+            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            self._content, self._unused = self._frame.decompress(data), self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        part, self._content = self._content[:num_bytes], self._content[num_bytes:]
+        return part
+
+    def close(self) -> None:
+        pass

@@ -71,7 +71,7 @@ def test_a_remote_file_that_changes_is_an_error():
     file = ByteFile.find("memory://byte_file/b.bin")
     opened = file.open()
     memory.pipe_file("/byte_file/b.bin", b"123")
-    with pytest.raises(DataError, match="memory://byte_file/b.bin gave 3 bytes where bytes 0 to 6"):
+    with pytest.raises(DataError, match=r"memory://byte_file/b\.bin gave 3 bytes where bytes 0 to 6"):
         opened.read([(0, 6)])
     memory.pipe_file("/byte_file/b.bin", b"abcdef")  # of another time
     with pytest.raises(DataError, match=r"b\.bin has changed"):
@@ -97,7 +97,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
     refused("memory://gone/a.txt", "memory://gone/a.txt cannot be read")
     refused("unheard://of", "cannot be read: ValueError: Protocol not known")
     refused("a.zip", "a.zip is an archive", b"PK")
-    monkeypatch.setattr("lanewise.data.byte_file.infer_compression", lambda path: None)
+    monkeypatch.setattr("lanewise.data.byte_file.infer_compression", lambda _: None)
     refused("a.zst", "pip install zstandard", b"x")
 
 

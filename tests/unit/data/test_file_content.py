@@ -43,9 +43,14 @@ def test_only_what_is_asked_for_is_read(tmp_path):
 
 def test_zst_in_several_frames(tmp_path):
     zstandard = pytest.importorskip("zstandard")
-    file = find(tmp_path, ".zst", zstandard.compress(DATA) + zstandard.compress(b"more"))
-    with FileContent(file) as content:
-        assert content.read(10**9) == DATA + b"more"
+    compressed = zstandard.compress(DATA) + zstandard.compress(b"more")
+    with FileContent(find(tmp_path, ".zst", compressed)) as content:
+        assert content.read(len(DATA) - 1) == DATA[:-1]
+        assert content.read(10**9) == DATA[-1:] + b"more"
+    for damaged in (compressed[:-3], compressed + b"x"):
+        content = FileContent(find(tmp_path, ".zst", damaged))
+        with content, pytest.raises(DataError, match="cannot be read"):
+            content.read(10**9)
 
 
 def test_remote_content():
@@ -58,7 +63,7 @@ def test_remote_content():
     ("suffix", "damage", "message"),
     [
         (".gz", lambda data: data[:-100], "cannot be read: EOFError"),
-        (".gz", lambda data: b"not gzip", "cannot be read: BadGzipFile: Not a gzipped file"),
+        (".gz", lambda _: b"not gzip", "cannot be read: BadGzipFile: Not a gzipped file"),
         (".gz", lambda data: data + b"rest", "cannot be read: BadGzipFile"),
         (".bz2", lambda data: b"x" + data, "cannot be read: OSError: Invalid data stream"),
         (".xz", lambda data: data[:50] + b"xxxx" + data[54:], "cannot be read: LZMAError"),

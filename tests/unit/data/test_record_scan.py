@@ -1,4 +1,4 @@
-"""Whatever the bytes, the separator and the pieces: the records are those of bytes.split, without empty ones."""
+"""Whatever the bytes, the separator and the pieces are: the records are those of bytes.split."""
 
 import random
 import re

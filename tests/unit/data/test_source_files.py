@@ -22,11 +22,20 @@ def names(files, folder):
 
 def test_a_pattern_finds_files_sorted_by_name_without_hidden_ones_and_folders(folder):
     assert names(find_files(folder / "*.txt"), folder) == ["[1].txt", "a.txt", "b.txt"]
-    assert names(find_files(str(folder / "**/*.txt")), folder) == ["[1].txt", "a.txt", "b.txt", "deep/er/d.txt"]
+    assert names(find_files(str(folder / "**/*.txt")), folder) == [
+        "[1].txt",
+        "a.txt",
+        "b.txt",
+        "deep/er/d.txt",
+    ]
 
 
 def test_several_paths_stay_in_their_order(folder):
-    assert names(find_files([folder / "c.json", str(folder / "?.txt")]), folder) == ["c.json", "a.txt", "b.txt"]
+    assert names(find_files([folder / "c.json", str(folder / "?.txt")]), folder) == [
+        "c.json",
+        "a.txt",
+        "b.txt",
+    ]
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_that_file(folder):
