@@ -3,7 +3,7 @@
 import hashlib
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,19 +123,20 @@ class LocalBytes(OpenBytes):
     def read(self, ranges: Sequence[Range]) -> list[bytes]:
         """Return the bytes of each range, whole."""
         self.check()
-        return [b"".join(self._read(*one)) for one in ranges]
+        return [self._read(*one) for one in ranges]
 
-    def _read(self, begin: int, end: int) -> Iterator[bytes]:
-        while begin < end:
+    def _read(self, begin: int, end: int) -> bytes:
+        data = b""
+        while begin + len(data) < end:
             try:
-                part = os.pread(self.descriptor, end - begin, begin)  # at most 2 GiB come at once
+                part = os.pread(self.descriptor, end - begin - len(data), begin + len(data))
             except OSError as error:
                 raise self._file.unreadable(error) from error
             if not part:
                 self.check()
-                raise DataError(f"{self._file.path} ends at byte {begin:,}, before byte {end:,}.")
-            begin += len(part)
-            yield part
+                raise DataError(f"{self._file.path} ends before byte {end:,}.")
+            data = data + part if data else part  # more than one only above 2 GiB
+        return data
 
 
 class _RemoteBytes(OpenBytes):

@@ -33,7 +33,7 @@ class JsonLinesDataset(RecordFiles):
         *,
         on_error: OnError = "raise",
         cache_dir: str | os.PathLike[str] | None = None,
-        memory_mib: int = 256,
+        memory_mib: float = 256,
     ) -> None:
         super().__init__(paths, b"\n", on_error=on_error, cache_dir=cache_dir, memory_mib=memory_mib)
 

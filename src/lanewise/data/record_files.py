@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby, pairwise
@@ -14,11 +13,12 @@ from typing import Any, get_args
 import numpy as np
 
 from lanewise.data.block_reader import BlockReader
-from lanewise.data.byte_file import ByteFile, OpenBytes
+from lanewise.data.byte_file import ByteFile, OpenBytes, Range
 from lanewise.data.file_content import FileContent
 from lanewise.data.file_dataset import FileDataset, OnError
 from lanewise.data.open_files import OpenFiles
 from lanewise.data.record_index import RecordIndex, index_files
+from lanewise.data.record_scan import Offsets
 from lanewise.data.source_files import Paths, find_files
 from lanewise.errors import DataError
 
@@ -57,7 +57,7 @@ class RecordFiles(FileDataset):
         *,
         on_error: OnError = "raise",
         cache_dir: str | os.PathLike[str] | None = None,
-        memory_mib: int = 256,
+        memory_mib: float = 256,
     ) -> None:
         if on_error not in get_args(OnError):
             raise DataError(f"on_error is {on_error!r}; it is one of {', '.join(get_args(OnError))}.")
@@ -74,7 +74,7 @@ class RecordFiles(FileDataset):
         self._first = np.cumsum([0, *map(len, self._indexes)])
         """[number of files + 1]: the first sample of each file, and the number of all samples."""
         self._open: OpenFiles[OpenBytes] = OpenFiles()
-        memory = memory_mib * 2**20
+        memory = int(memory_mib * 2**20)
         self._rows_per_chunk = self._fitting_rows(memory // _MAX_CHUNKS)
         self._blocks = BlockReader(
             self._open_block, list(map(len, self._indexes)), _num_bytes, memory, self._rows_per_chunk
@@ -123,34 +123,44 @@ class RecordFiles(FileDataset):
         return samples
 
     def _read(self, indices: Sequence[int]) -> dict[int, bytes]:
-        rows: defaultdict[int, list[int]] = defaultdict(list)
-        for index in sorted(set(indices)):
-            number = int(np.searchsorted(self._first, index, side="right")) - 1
-            rows[number].append(index - int(self._first[number]))
-        records: dict[int, bytes] = {}
-        for number, rows_of_file in rows.items():
-            first = int(self._first[number])
-            for row, record in self._read_rows(number, rows_of_file):
-                records[first + row] = record
-        return records
+        wanted = np.unique(np.asarray(indices, np.int64))
+        numbers = np.searchsorted(self._first, wanted, side="right") - 1
+        records: list[bytes] = []
+        for of_file in np.split(wanted, np.flatnonzero(np.diff(numbers)) + 1):
+            if len(of_file):
+                number = int(numbers[len(records)])
+                read = self._decompress if self._files[number].compression else self._read_ranges
+                records += read(number, of_file - self._first[number])
+        return dict(zip(wanted.tolist(), records, strict=True))
 
-    def _read_rows(self, number: int, rows: list[int]) -> Iterator[tuple[int, bytes]]:
-        """Yield some records of a file with their rows, which ascend."""
-        if self._files[number].compression:
-            for chunk_number, rows_of_chunk in groupby(rows, lambda row: row // self._rows_per_chunk):
-                first = chunk_number * self._rows_per_chunk
-                places = [row - first for row in rows_of_chunk]
-                chunk = self._blocks.chunk(number, chunk_number, places)
-                yield from ((first + place, chunk[place]) for place in places)
-            return
+    def _read_ranges(self, number: int, rows: Offsets) -> list[bytes]:
+        """Return some records of a plain file, whose rows ascend; what lies side by side is one read."""
         offsets = self._indexes[number].offsets
-        runs = _runs(rows)
-        ranges = [(int(offsets[run.start]), int(offsets[run.stop])) for run in runs]
+        places = list(zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True))
+        ranges: list[Range] = []
+        for begin, end in places:
+            if ranges and ranges[-1][1] == begin:
+                ranges[-1] = (ranges[-1][0], end)
+            else:
+                ranges.append((begin, end))
         parts = self._open.get(number, self._files[number].open).read(ranges)
         self.read_bytes += sum(map(len, parts))
-        for run, (begin, _), part in zip(runs, ranges, parts, strict=True):
-            for row in run:
-                yield row, self._cut(part[int(offsets[row]) - begin : int(offsets[row + 1]) - begin])
+        records, at = [], 0
+        for begin, end in places:
+            if end > ranges[at][1]:
+                at += 1
+            base = ranges[at][0]
+            records.append(self._cut(parts[at][begin - base : end - base]))
+        return records
+
+    def _decompress(self, number: int, rows: Offsets) -> list[bytes]:
+        """Return some records of a compressed file, whose rows ascend."""
+        records: list[bytes] = []
+        for of_chunk, wanted in groupby(rows.tolist(), lambda row: row // self._rows_per_chunk):
+            places = [row - of_chunk * self._rows_per_chunk for row in wanted]
+            chunk = self._blocks.chunk(number, of_chunk, places)
+            records += [chunk[place] for place in places]
+        return records
 
     def _open_block(self, number: int) -> Generator[list[bytes], None, None]:
         """Yield the records of a compressed file, in lists of `rows_per_chunk`."""
@@ -217,14 +227,3 @@ def _end(file: ByteFile) -> int:
 
 def _num_bytes(records: list[bytes]) -> int:
     return sum(map(sys.getsizeof, records))
-
-
-def _runs(rows: Sequence[int]) -> list[range]:
-    """Return ascending rows as ranges of consecutive ones."""
-    runs: list[range] = []
-    for row in rows:
-        if runs and runs[-1].stop == row:
-            runs[-1] = range(runs[-1].start, row + 1)
-        else:
-            runs.append(range(row, row + 1))
-    return runs

@@ -34,7 +34,7 @@ class TextDataset(RecordFiles):
         separator: str | None = "\n",
         cache_dir: str | os.PathLike[str] | None = None,
         on_error: OnError = "raise",
-        memory_mib: int = 256,
+        memory_mib: float = 256,
     ) -> None:
         encoded = None if separator is None else separator.encode()
         super().__init__(paths, encoded, on_error=on_error, cache_dir=cache_dir, memory_mib=memory_mib)

@@ -102,5 +102,5 @@ def test_files_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
 
 
 def test_a_range_behind_the_end_is_an_error(path):
-    with pytest.raises(DataError, match=r"a\.bin ends at byte 100, before byte 101"):
+    with pytest.raises(DataError, match=r"a\.bin ends before byte 101"):
         ByteFile.find(str(path)).open().read([(99, 101)])
