@@ -134,9 +134,8 @@ def _cache_folder() -> Path:
 
 
 def _name(file: ByteFile, separator: bytes) -> str:
-    return (
-        hashlib.blake2b(os.fsencode(file.path) + b"\0" + separator, digest_size=16).hexdigest() + ".records"
-    )
+    key = os.fsencode(file.path) + b"\0" + separator
+    return hashlib.blake2b(key, digest_size=16).hexdigest() + ".records"
 
 
 @contextmanager

@@ -79,7 +79,7 @@ LINES = [random.Random(number).randbytes(number % 7).hex() for number in range(1
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_file_in_pieces(tmp_path, monkeypatch, pool, separator, piece_bytes, suffix):
     lines = LINES[:200] if piece_bytes < 10 else LINES
-    data = separator.decode().join(lines).encode() + b"\r\n" * 3
+    data = separator.decode().join(lines).encode() + b"\r\n" * 3 + b"\r"
     path = tmp_path / f"a{suffix}"
     compress = zlib.compressobj(wbits=31)
     path.write_bytes(compress.compress(data) + compress.flush() if suffix else data)
