@@ -1,17 +1,21 @@
 """From a map-style dataset to the micro-batches of given lanes; knows nothing of ranks."""
 
 from lanewise.data.digest import digest, opaque_types
+from lanewise.data.file_dataset import FileDataset
 from lanewise.data.fingerprint import Fingerprint, fingerprint
 from lanewise.data.json_lines import JsonLinesDataset
 from lanewise.data.loader import LaneLoader, read_turns
 from lanewise.data.packing import Packed, pack
 from lanewise.data.padding import Padded, pad
+from lanewise.data.parquet import ParquetDataset
 from lanewise.data.ragged import Ragged
 from lanewise.data.reader import LaneBatch, LaneReader
+from lanewise.data.rows import Rows
 from lanewise.data.text import TextDataset
 from lanewise.data.tokens import TokenDataset
 
 __all__ = [
+    "FileDataset",
     "Fingerprint",
     "JsonLinesDataset",
     "LaneBatch",
@@ -19,7 +23,9 @@ __all__ = [
     "LaneReader",
     "Packed",
     "Padded",
+    "ParquetDataset",
     "Ragged",
+    "Rows",
     "TextDataset",
     "TokenDataset",
     "digest",

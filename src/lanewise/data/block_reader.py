@@ -88,12 +88,13 @@ class BlockReader(Generic[Chunk]):
         taken = 0
         for row in rows:
             taken |= 1 << row
-        if taken & ~kept.rows_left:
+        if kept.rows_left & taken != taken:
             kept.rows_left = self._all_rows(block, number)
-        kept.rows_left &= ~taken
+        kept.rows_left ^= taken
         if not kept.rows_left:
             self._bytes_kept -= self._asked.pop(place).num_bytes
-        self._drop_beyond_memory()
+        elif self._bytes_kept > self._memory:
+            self._drop_beyond_memory()
         return kept.chunk
 
     def __getstate__(self) -> dict[str, Any]:

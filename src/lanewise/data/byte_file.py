@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.utils import infer_compression
 
-from lanewise.data.source_files import is_remote
+from lanewise.data.source_file import is_remote
 from lanewise.errors import DataError
 
 _VERSION_KEYS = ("ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
@@ -37,6 +37,8 @@ class ByteFile(NamedTuple):
         Raises:
             DataError: if it is not there, is empty, or is compressed in a way that cannot be read here.
         """
+        if not is_remote(path):
+            path = str(Path(path).absolute())  # also after another working directory is set
         file = cls(path, *(_find_remote(path) if is_remote(path) else _find_local(path)))
         if not file.size:
             raise DataError(f"{path} is empty (0 bytes). Leave it out, or write it again.")

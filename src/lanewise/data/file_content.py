@@ -1,13 +1,14 @@
 """What a stored file holds, decompressed, read from front to end."""
 
-import os
+import io
+from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Any, Self
 
-import fsspec
 from fsspec.compression import compr
 
 from lanewise.data.byte_file import ByteFile
-from lanewise.data.source_files import is_remote
+from lanewise.data.source_file import is_remote, open_file
 
 try:
     import zstandard
@@ -15,7 +16,8 @@ except ImportError:
     zstandard = None  # then fsspec knows another way to read .zst, or ByteFile refuses it
 
 _PART_BYTES = 4 * 2**20
-_ZST_BYTES = 128 * 2**10
+_BUFFER_BYTES = 2**20
+"""As a block may have 256 cursors, and to ask a server takes about as long as to get a megabyte."""
 
 
 class FileContent:
@@ -23,16 +25,17 @@ class FileContent:
 
     Args:
         file: compressed or not.
+        count: is told the number of bytes of each read of the stored file.
 
     Raises:
         DataError: if it cannot be opened, or has changed.
     """
 
-    def __init__(self, file: ByteFile) -> None:
+    def __init__(self, file: ByteFile, count: Callable[[int], None]) -> None:
         self._file = file
         file.check(ByteFile.find(file.path))
         try:
-            self._stored: IO[bytes] = fsspec.open(file.path, "rb").open()
+            self._stored = io.BufferedReader(open_file(file.path, count), _BUFFER_BYTES)
         except Exception as error:  # of any file system
             raise file.unreadable(error) from error
         self._content: IO[bytes] | None = None
@@ -44,7 +47,7 @@ class FileContent:
             DataError: if they cannot be read or decompressed, or the file has changed.
         """
         if not is_remote(self._file.path):
-            self._file.check_status(os.fstat(self._stored.fileno()))
+            self._file.check_status(Path(self._file.path).stat())
         parts = []
         try:
             if self._content is None:  # what is no such file may be refused here already
@@ -55,10 +58,6 @@ class FileContent:
         except Exception as error:  # of any compression
             raise self._file.unreadable(error) from error
         return b"".join(parts)
-
-    def stored_bytes_read(self) -> int:
-        """Return how many bytes of the stored file were read so far, some of them ahead."""
-        return self._stored.tell()
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +84,7 @@ class _Zstandard:
 
     def read(self, num_bytes: int) -> bytes:
         while not self._content:
-            data = self._unused or self._stored.read(_ZST_BYTES)
+            data = self._unused or self._stored.read(_BUFFER_BYTES)
             if not data:
                 if self._frame is not None:
                     raise EOFError("it ends within a frame")

@@ -6,7 +6,7 @@ from typing import Any
 
 from lanewise.data.file_dataset import OnError
 from lanewise.data.record_files import RecordFiles
-from lanewise.data.source_files import Paths
+from lanewise.data.source_file import Paths
 
 
 class JsonLinesDataset(RecordFiles):

@@ -1,19 +1,24 @@
-"""Sequences of different lengths in one tensor."""
+"""Lists of different lengths, as one tensor."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import torch
 
 
 class Ragged(NamedTuple):
-    """Sequences one after another; sequence i is `values[offsets[i]:offsets[i + 1]]`."""
+    """A column of lists: all of their values one after the other, and where each list begins.
 
-    values: "torch.Tensor | Ragged"
-    """[total number of elements], or ragged again: sequences of sequences."""
+    List `i` is `values[offsets[i]:offsets[i + 1]]`. For attention over packed texts, `offsets` are the
+    cumulative sequence lengths, and `torch.nested.nested_tensor_from_jagged(values, offsets)` is a view of
+    the lists as a nested tensor. In a batch it moves to a device as any tuple of tensors does.
+    """
+
+    values: Union[torch.Tensor, "Ragged"]
+    """[num_values], or lists again."""
     offsets: torch.Tensor
-    """int64 [number of sequences + 1], from 0."""
+    """int64 [num_lists + 1], from 0 to num_values."""
 
     @property
     def lengths(self) -> torch.Tensor:
-        """How many elements each sequence has: int64 [number of sequences]."""
+        """int64 [num_lists]: how many values each list has."""
         return self.offsets.diff()

@@ -19,7 +19,7 @@ from lanewise.data.file_dataset import FileDataset, OnError
 from lanewise.data.open_files import OpenFiles
 from lanewise.data.record_index import RecordIndex, index_files
 from lanewise.data.record_scan import Offsets
-from lanewise.data.source_files import Paths, find_files
+from lanewise.data.source_file import Paths, list_files
 from lanewise.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class RecordFiles(FileDataset):
         self._separator = separator
         self._on_error = on_error
         with ThreadPoolExecutor(16) as pool:  # a network's file system takes its time for each
-            self._files = list(pool.map(ByteFile.find, find_files(paths)))
+            self._files = list(pool.map(ByteFile.find, list_files(paths)))
         if separator is None:
             self._indexes = [RecordIndex(np.array([0, _end(file)]), "") for file in self._files]
         else:
@@ -165,9 +165,8 @@ class RecordFiles(FileDataset):
     def _open_block(self, number: int) -> Generator[list[bytes], None, None]:
         """Yield the records of a compressed file, in lists of `rows_per_chunk`."""
         file, offsets = self._files[number], self._indexes[number].offsets
-        with FileContent(file) as content:
+        with FileContent(file, self._count) as content:
             content.read(int(offsets[0]))
-            counted = 0
             for first in range(0, len(offsets) - 1, self._rows_per_chunk):
                 bounds = offsets[first : first + self._rows_per_chunk + 1].tolist()
                 data = content.read(bounds[-1] - bounds[0])
@@ -175,9 +174,10 @@ class RecordFiles(FileDataset):
                     raise DataError(
                         f"{file.path} ends before byte {bounds[-1]:,} of its content. Start again."
                     )
-                self.read_bytes += content.stored_bytes_read() - counted
-                counted = content.stored_bytes_read()
                 yield [self._cut(data[a - bounds[0] : b - bounds[0]]) for a, b in pairwise(bounds)]
+
+    def _count(self, num_bytes: int) -> None:
+        self.read_bytes += num_bytes
 
     def _cut(self, record: bytes) -> bytes:
         """Cut off a record's separator, and the empty records after it."""

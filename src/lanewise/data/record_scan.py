@@ -40,7 +40,7 @@ def scan_file(file: ByteFile, separator: bytes, pool: Executor) -> Iterator[Offs
         DataError: if the file cannot be read, or has changed.
     """
     if file.compression:
-        with FileContent(file) as content:
+        with FileContent(file, lambda _: None) as content:
             yield from record_offsets(_search_content(content, separator), separator)
     else:
         yield from record_offsets(_search_ranges(file, separator, pool), separator)

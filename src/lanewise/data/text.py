@@ -4,7 +4,7 @@ import os
 
 from lanewise.data.file_dataset import OnError
 from lanewise.data.record_files import RecordFiles
-from lanewise.data.source_files import Paths
+from lanewise.data.source_file import Paths
 
 
 class TextDataset(RecordFiles):

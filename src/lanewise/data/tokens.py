@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lanewise.data.byte_file import ByteFile, LocalBytes
 from lanewise.data.file_dataset import FileDataset
 from lanewise.data.open_files import OpenFiles
-from lanewise.data.source_files import Paths, find_files, is_remote
+from lanewise.data.source_file import Paths, is_remote, list_files
 from lanewise.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class TokenDataset(FileDataset):
             raise DataError(f"window is {window} and stride is {stride}; both are at least 1 token.")
         self._window = window
         self._stride = stride
-        self._files = [_TokenFile.find(path, dtype) for path in find_files(paths)]
+        self._files = [_TokenFile.find(path, dtype) for path in list_files(paths)]
         self._first = np.cumsum([0, *(self._num_windows(file) for file in self._files)])
         """[number of files + 1]: the first sample of each file, and the number of all samples."""
         self._open: OpenFiles[tuple[LocalBytes, NDArray[Any]]] = OpenFiles()

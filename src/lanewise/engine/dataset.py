@@ -10,7 +10,7 @@ from lanewise.lanes import Schedule, choose_order, lane_ranges
 from lanewise.world.accelerator import has_streams
 from lanewise.world.world import World
 
-Collate = Callable[[list[Any]], Any]
+Collate = Callable[[Any], Any]
 
 
 def build_loader(

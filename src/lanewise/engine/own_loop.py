@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from lanewise.checkpoint import save_model
+from lanewise.collate import collate as default_collate
 from lanewise.config import (
     Backend,
     BatchConfig,

@@ -206,7 +206,7 @@ def test_a_copy_reads_by_itself(tmp_path):
         assert one.fingerprint() == dataset.fingerprint()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_read_it(tmp_path, method):
     dataset, samples = plain_and_compressed(tmp_path)
     assert dataset.__getitems__([1, 21]) == [
