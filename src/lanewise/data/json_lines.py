@@ -41,4 +41,4 @@ class JsonLinesDataset(RecordFiles):
         try:
             return json.loads(record)
         except json.JSONDecodeError as error:
-            raise ValueError(f"it is no JSON: {error.msg} at character {error.pos}") from error
+            raise ValueError(f"it is no JSON: {error.msg} (character {error.pos})") from error

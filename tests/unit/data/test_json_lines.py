@@ -29,7 +29,7 @@ def test_samples_are_what_json_gives(tmp_path, suffix):
     [
         (
             b'{"a": }',
-            r"byte 5: it is no JSON: Expecting value at character 6\. The record begins: b'{\"a\": }'",
+            r"byte 5: it is no JSON: Expecting value \(character 6\)\. The record begins: b'{\"a\": }'",
         ),
         (b'"\xff"', r"byte 6: 'utf-8' codec can't decode byte 0xff"),
         (b"  ", "it is no JSON: Expecting value"),
