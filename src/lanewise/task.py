@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
+from lanewise.collate import collate
 from lanewise.errors import TaskError
 
 if TYPE_CHECKING:
@@ -68,9 +69,13 @@ class Task(ABC):
     def loss(self, outputs: Any, batch: Any) -> Loss | torch.Tensor:
         """Return the micro-batch's loss; a bare scalar is taken as the mean over its samples."""
 
-    def collate(self, samples: list[Any]) -> Any:
-        """Make a micro-batch of samples. Runs where the samples are read, under the lane's random state."""
-        return default_collate(samples)
+    def collate(self, samples: Any) -> Any:
+        """Make a micro-batch of samples. Runs where the samples are read, under the lane's random state.
+
+        Args:
+            samples: a list of them; of `ParquetDataset` they are `Rows`, whose `columns` are tensors.
+        """
+        return collate(samples)
 
     def sample_lengths(self, dataset: Dataset[Any]) -> Sequence[int]:
         """Return the tokens of each sample of the training dataset, for `data.order: bucketed`.

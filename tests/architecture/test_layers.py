@@ -10,7 +10,7 @@ import pytest
 SRC = Path(__file__).parents[2] / "src"
 ROWS = (
     {"errors", "lifeline"},
-    {"config", "lanes", "nested", "run_file"},
+    {"collate", "config", "lanes", "nested", "run_file"},
     {"world", "task", "callback", "run_dir"},
     {"precision", "metrics", "random_state"},
     {"data", "reduce", "checkpoint"},

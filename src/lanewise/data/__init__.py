@@ -3,17 +3,35 @@
 from lanewise.data.digest import digest, opaque_types
 from lanewise.data.file_dataset import FileDataset
 from lanewise.data.fingerprint import Fingerprint, fingerprint
+from lanewise.data.json_lines import JsonLinesDataset
 from lanewise.data.loader import LaneLoader, read_turns
+from lanewise.data.packing import Packed, pack
+from lanewise.data.padding import Padded, pad
+from lanewise.data.parquet import ParquetDataset
+from lanewise.data.ragged import Ragged
 from lanewise.data.reader import LaneBatch, LaneReader
+from lanewise.data.rows import Rows
+from lanewise.data.text import TextDataset
+from lanewise.data.tokens import TokenDataset
 
 __all__ = [
     "FileDataset",
     "Fingerprint",
+    "JsonLinesDataset",
     "LaneBatch",
     "LaneLoader",
     "LaneReader",
+    "Packed",
+    "Padded",
+    "ParquetDataset",
+    "Ragged",
+    "Rows",
+    "TextDataset",
+    "TokenDataset",
     "digest",
     "fingerprint",
     "opaque_types",
+    "pack",
+    "pad",
     "read_turns",
 ]

@@ -1,6 +1,6 @@
 """Reads the samples of a lane's turn, each under its own random state, and collates them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 from lanewise.data.file_dataset import FileDataset
+from lanewise.data.rows import Rows
 from lanewise.errors import note_place, noting
 from lanewise.lanes import LaneTurn, collate_seed, sample_seed
 from lanewise.nested import map_leaves
@@ -57,7 +58,7 @@ class LaneReader(Dataset[LaneBatch]):
 
     Args:
         dataset: map-style.
-        collate: makes a micro-batch of samples.
+        collate: makes a micro-batch of samples: of a list, or of `Rows` where the dataset reads such.
         seed: seed of the run.
         eval_dataset: what to call the dataset in an error, if it is evaluated.
     """
@@ -65,7 +66,7 @@ class LaneReader(Dataset[LaneBatch]):
     def __init__(
         self,
         dataset: Dataset[Any],
-        collate: Callable[[list[Any]], Any],
+        collate: Callable[[Any], Any],
         seed: int,
         *,
         eval_dataset: str = "",
@@ -112,14 +113,15 @@ class LaneReader(Dataset[LaneBatch]):
         """Bytes of all samples; None where the dataset does not count them."""
         return None if self._files is None else self._files.total_bytes
 
-    def read(self, epoch: int, indices: tuple[int, ...]) -> list[Any]:
+    def read(self, epoch: int, indices: tuple[int, ...]) -> Sequence[Any]:
         """Return the samples at these dataset indices, as the epoch sees them."""
         return self._seeded(lambda seed: self._read(epoch, indices, seed))
 
-    def _read(self, epoch: int, indices: tuple[int, ...], seed: _Seed) -> list[Any]:
+    def _read(self, epoch: int, indices: tuple[int, ...], seed: _Seed) -> Sequence[Any]:
         if self._reads_many:
             seed(sample_seed(self._seed, epoch, indices[0]))
-            return list(self.dataset.__getitems__(list(indices)))  # type: ignore[attr-defined]
+            read = self.dataset.__getitems__(list(indices))  # type: ignore[attr-defined]
+            return read if isinstance(read, Rows) else list(read)
         samples = []
         for index in indices:
             seed(sample_seed(self._seed, epoch, index))

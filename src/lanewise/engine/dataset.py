@@ -15,7 +15,7 @@ from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 
-Collate = Callable[[list[Any]], Any]
+Collate = Callable[[Any], Any]
 Tables = Mapping[str, Callable[[], Any]]
 
 _READ_FACTOR = 1.15

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from lanewise.checkpoint import save_model
+from lanewise.collate import collate as default_collate
 from lanewise.config import (
     Backend,
     BatchConfig,

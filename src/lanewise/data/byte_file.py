@@ -1,0 +1,183 @@
+"""One stored file, read by ranges of bytes: on a disk, or behind a URL."""
+
+import hashlib
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+from fsspec.utils import infer_compression
+
+from lanewise.data.source_file import is_remote
+from lanewise.errors import DataError
+
+_VERSION_KEYS = ("ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
+"""What file systems of fsspec call that by which a file differs from an earlier one of its name."""
+
+Range = tuple[int, int]
+"""First byte, and the byte after the last one."""
+
+
+class ByteFile(NamedTuple):
+    """A file as it was found; it must stay so."""
+
+    path: str
+    """An absolute path, or a URL."""
+    size: int
+    """In bytes, as it is stored."""
+    stamp: int
+    """Differs for another version: nanoseconds of its last change, or a hash of what a URL tells."""
+
+    @classmethod
+    def find(cls, path: str) -> "ByteFile":
+        """Look at a file.
+
+        Raises:
+            DataError: if it is not there, is empty, or is compressed in a way that cannot be read here.
+        """
+        if not is_remote(path):
+            path = str(Path(path).absolute())  # also after another working directory is set
+        file = cls(path, *(_find_remote(path) if is_remote(path) else _find_local(path)))
+        if not file.size:
+            raise DataError(f"{path} is empty (0 bytes). Leave it out, or write it again.")
+        if path.endswith(".zst") and not file.compression:
+            raise DataError(f"{path} needs the package zstandard to be read: pip install zstandard.")
+        if file.compression == "zip":
+            raise DataError(f"{path} is an archive, which may hold several files. Unpack it.")
+        return file
+
+    @property
+    def compression(self) -> str | None:
+        """How the content is compressed, in fsspec's words, going by the file's name; None: it is not."""
+        known: str | None = infer_compression(self.path)
+        return known
+
+    def open(self) -> "OpenBytes":
+        """Open the file to read ranges of it.
+
+        Raises:
+            DataError: if it cannot be opened, or has changed.
+        """
+        return _RemoteBytes(self) if is_remote(self.path) else LocalBytes(self)
+
+    def check(self, now: "ByteFile") -> None:
+        """See that the file has not changed.
+
+        Raises:
+            DataError: if it has.
+        """
+        if now != self:
+            raise DataError(
+                f"{self.path} has changed while it was in use: it had {self.size:,} bytes, and has "
+                f"{now.size:,} now, written at {now.stamp} and not at {self.stamp}. Write new data to new "
+                "files, and start again."
+            )
+
+    def check_status(self, status: os.stat_result) -> None:
+        """See that a local file has not changed, by what the operating system tells of it.
+
+        Raises:
+            DataError: if it has.
+        """
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.stamp):
+            self.check(ByteFile(self.path, status.st_size, status.st_mtime_ns))
+
+    def unreadable(self, error: Exception) -> DataError:
+        """Make the error of a file that the file system, or the decompression, refuses."""
+        reason = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
+        return DataError(f"{self.path} cannot be read: {reason}.")
+
+
+class OpenBytes:
+    """An open file of which ranges are read, also by several threads."""
+
+    def read(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Return the bytes of each range, whole.
+
+        Raises:
+            DataError: if the file cannot be read, or has changed.
+        """
+        raise NotImplementedError
+
+
+class LocalBytes(OpenBytes):
+    """A file of a disk, closed when nothing refers to it."""
+
+    def __init__(self, file: ByteFile) -> None:
+        self._file = file
+        try:
+            self.descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise file.unreadable(error) from error
+        weakref.finalize(self, os.close, self.descriptor)
+        self.check()
+
+    def check(self) -> None:
+        """See that the file has not changed; takes half a microsecond.
+
+        Raises:
+            DataError: if it has.
+        """
+        self._file.check_status(os.fstat(self.descriptor))
+
+    def read(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Return the bytes of each range, whole."""
+        self.check()
+        return [self._read(*one) for one in ranges]
+
+    def _read(self, begin: int, end: int) -> bytes:
+        data = b""
+        while begin + len(data) < end:
+            try:
+                part = os.pread(self.descriptor, end - begin - len(data), begin + len(data))
+            except OSError as error:
+                raise self._file.unreadable(error) from error
+            if not part:
+                self.check()
+                raise DataError(f"{self._file.path} ends before byte {end:,}.")
+            data = data + part if data else part  # more than one only above 2 GiB
+        return data
+
+
+class _RemoteBytes(OpenBytes):
+    def __init__(self, file: ByteFile) -> None:
+        self._file = file
+        file.check(ByteFile.find(file.path))
+        self._file_system, self._name = fsspec.core.url_to_fs(file.path)
+
+    def read(self, ranges: Sequence[Range]) -> list[bytes]:
+        begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
+        try:
+            parts: list[bytes] = self._file_system.cat_ranges([self._name] * len(ranges), begins, ends)
+        except Exception as error:  # of any file system
+            raise self._file.unreadable(error) from error
+        for (begin, end), part in zip(ranges, parts, strict=True):
+            if len(part) != end - begin:
+                raise DataError(
+                    f"{self._file.path} gave {len(part):,} bytes where bytes {begin:,} to {end:,} were asked "
+                    "for: it has changed, or its server knows no ranges. Copy it to a disk."
+                )
+        return parts
+
+
+def _find_local(path: str) -> tuple[int, int]:
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        raise ByteFile(path, 0, 0).unreadable(error) from error
+    return status.st_size, status.st_mtime_ns
+
+
+def _find_remote(url: str) -> tuple[int, int]:
+    try:
+        file_system, name = fsspec.core.url_to_fs(url)
+        info: dict[str, Any] = file_system.info(name)
+    except Exception as error:  # of any file system
+        raise ByteFile(url, 0, 0).unreadable(error) from error
+    if info.get("size") is None:
+        raise DataError(f"{url} does not tell its size, so no part of it can be read. Copy it to a disk.")
+    version = [str(info[key]) for key in _VERSION_KEYS if key in info]
+    stamp = hashlib.blake2b(repr(version).encode(), digest_size=7).digest()
+    return int(info["size"]), int.from_bytes(stamp)

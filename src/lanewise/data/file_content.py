@@ -1,0 +1,100 @@
+"""What a stored file holds, decompressed, read from front to end."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Self
+
+from fsspec.compression import compr
+
+from lanewise.data.byte_file import ByteFile
+from lanewise.data.source_file import is_remote, open_file
+
+try:
+    import zstandard
+except ImportError:
+    zstandard = None  # then fsspec knows another way to read .zst, or ByteFile refuses it
+
+_PART_BYTES = 4 * 2**20
+_BUFFER_BYTES = 2**20
+"""As a block may have 256 cursors, and to ask a server takes about as long as to get a megabyte."""
+
+
+class FileContent:
+    """The content of a file, read from its begin on; a context that closes the file.
+
+    Args:
+        file: compressed or not.
+        count: is told the number of bytes of each read of the stored file.
+
+    Raises:
+        DataError: if it cannot be opened, or has changed.
+    """
+
+    def __init__(self, file: ByteFile, count: Callable[[int], None]) -> None:
+        self._file = file
+        file.check(ByteFile.find(file.path))
+        try:
+            self._stored = io.BufferedReader(open_file(file.path, count), _BUFFER_BYTES)
+        except Exception as error:  # of any file system
+            raise file.unreadable(error) from error
+        self._content: IO[bytes] | None = None
+
+    def read(self, num_bytes: int) -> bytes:
+        """Return the next bytes; fewer only at the end.
+
+        Raises:
+            DataError: if they cannot be read or decompressed, or the file has changed.
+        """
+        if not is_remote(self._file.path):
+            self._file.check_status(Path(self._file.path).stat())
+        parts = []
+        try:
+            if self._content is None:  # what is no such file may be refused here already
+                self._content = _decompress(self._file.compression, self._stored)
+            while num_bytes and (part := self._content.read(min(num_bytes, _PART_BYTES))):
+                parts.append(part)
+                num_bytes -= len(part)
+        except Exception as error:  # of any compression
+            raise self._file.unreadable(error) from error
+        return b"".join(parts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._content is not None:
+            self._content.close()
+        self._stored.close()
+
+
+def _decompress(compression: str | None, stored: IO[bytes]) -> Any:
+    if compression == "zstd" and zstandard is not None:
+        return _Zstandard(stored)
+    return compr[compression](stored, mode="r")
+
+
+class _Zstandard:
+    """Reads all frames of a file; as fsspec opens it, it would end after the first one, or within one."""
+
+    def __init__(self, stored: IO[bytes]) -> None:
+        self._stored = stored
+        self._frame: Any = None
+        self._unused = self._content = b""
+
+    def read(self, num_bytes: int) -> bytes:
+        while not self._content:
+            data = self._unused or self._stored.read(_BUFFER_BYTES)
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("it ends within a frame")
+                return b""
+            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            self._content, self._unused = self._frame.decompress(data), self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        part, self._content = self._content[:num_bytes], self._content[num_bytes:]
+        return part
+
+    def close(self) -> None:
+        pass

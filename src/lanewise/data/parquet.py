@@ -1,0 +1,142 @@
+"""A dataset of Parquet files."""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+
+from lanewise.data.block_reader import BlockReader
+from lanewise.data.file_dataset import FileDataset, OnError
+from lanewise.data.row_groups import ROWS_PER_CHUNK, DamagedRowsError, RowGroups
+from lanewise.data.rows import Rows
+from lanewise.data.source_file import Paths, list_files
+from lanewise.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+
+class ParquetDataset(FileDataset):
+    """The rows of Parquet files, in the order of the files, each a dict from column to value.
+
+        ParquetDataset("data/*.parquet", columns=["tokens", "label"])
+
+    A row is found by the footers alone, which are read at once. Row groups are decoded from their start, a
+    few hundred rows at a time, and a row is kept until it was asked for: an order that goes through each row
+    group forward, as `blocked` does in many of them at a time, reads every byte once. In any other order the
+    rows are the same, and take very much longer.
+
+    `__getitems__` returns `Rows`, which collates without a Python object for each value.
+
+    Args:
+        paths: a path, a glob, or several; each local or an fsspec URL such as `s3://bucket/*.parquet`. The
+            files of a glob are sorted by name; several paths stay in the order in which they are given.
+        columns: the columns to read; all of the first file by default.
+        memory_mib: how much the decoded rows that wait to be asked for may take, in MiB. Pages that are being
+            decoded come on top.
+        on_error: what to do with rows that cannot be decoded: `raise`, or `skip`: leave them out, count them
+            in `num_skipped`, and name each row group once in the log.
+
+    Raises:
+        DataError: if there are no such files, one cannot be read as Parquet, lacks a column, or has another
+            type for one than the first file, or if pyarrow is not installed.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        columns: Sequence[str] | None = None,
+        *,
+        memory_mib: float = 256,
+        on_error: OnError = "raise",
+    ) -> None:
+        if on_error not in get_args(OnError):
+            raise DataError(f"on_error is {on_error!r}. It can be {' or '.join(get_args(OnError))}.")
+        self._on_error = on_error
+        self._row_groups = RowGroups(list_files(paths), columns)
+        sizes = self._row_groups.num_rows
+        self._starts = np.concatenate([[0], np.cumsum(sizes)])
+        """The first row of each row group, and the end."""
+        self._reader: BlockReader[pa.RecordBatch] = BlockReader(
+            self._row_groups.open, self.block_sizes(), _num_bytes, int(memory_mib * 2**20), ROWS_PER_CHUNK
+        )
+        self._damaged: dict[int, int] = {}
+        """By row group: how many of its chunks can be decoded."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the columns that are read, as they are stored, in all row groups."""
+        return int(self._row_groups.num_bytes.sum())
+
+    def fingerprint(self) -> str:
+        """Return a hash of the columns' names and types, and of the rows and bytes of each row group."""
+        return self._row_groups.digest()
+
+    def block_sizes(self) -> Sequence[int]:
+        """Return how many rows each row group has, in all files, one after the other."""
+        sizes: list[int] = self._row_groups.num_rows.tolist()
+        return sizes
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitems__(self, indices: list[int]) -> Rows:
+        """Read rows, in the order in which they are asked for.
+
+        Raises:
+            DataError: if a file was changed since the start, or rows cannot be decoded and `on_error` is
+                not `skip`.
+            IndexError: if there is no such row.
+        """
+        places, rows = self._places(indices)
+        rows_of: dict[tuple[int, int], list[int]] = {}
+        for place, row in zip(places, rows, strict=True):
+            rows_of.setdefault(place, []).append(row)
+        chunks = {place: self._chunk(*place, taken) for place, taken in rows_of.items()}
+        self.read_bytes = self._row_groups.read_bytes
+        # For 64 rows of 128 chunks, two columns of numbers and one of lists, a slice of each row and one copy
+        # of them all take 100 us, and the tensors 40 us, or 450,000 rows/s (twice as long between other work,
+        # with cold caches). Taking the rows of a table of all chunks takes 1,100 us, of each chunk 2,000 us.
+        pieces = [
+            chunk.slice(row, 1)
+            for place, row in zip(places, rows, strict=True)
+            if (chunk := chunks[place]) is not None
+        ]
+        return Rows(pieces, self._row_groups.schema)
+
+    def _places(self, indices: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
+        """Return for each row its row group with the number of the chunk in it, and the row in the chunk."""
+        asked = np.asarray(indices, np.int64)
+        if asked.size and not 0 <= asked.min() <= asked.max() < len(self):
+            raise IndexError(f"rows {asked.min()} to {asked.max()} of {len(self)}")
+        blocks = (
+            np.searchsorted(self._starts, asked, side="right") - 1
+        )  # of empty ones the last, which has rows
+        numbers, rows = np.divmod(asked - self._starts[blocks], ROWS_PER_CHUNK)
+        return list(zip(blocks.tolist(), numbers.tolist(), strict=True)), rows.tolist()
+
+    def _chunk(self, block: int, number: int, rows: list[int]) -> "pa.RecordBatch | None":
+        """Return a chunk, or None where it is left out.
+
+        Whether it is does not depend on what was read before: the chunks before the damage always can be.
+        """
+        try:
+            if number < self._damaged.get(block, number + 1):
+                return self._reader.chunk(block, number, rows)
+        except DamagedRowsError as error:
+            if self._on_error != "skip":
+                raise
+            first = error.num_chunks * ROWS_PER_CHUNK
+            num_rows = self._row_groups.num_rows[block] - first
+            logger.warning("%s Its last %d rows are left out.", error, num_rows)
+            self._damaged[block] = error.num_chunks
+        self.num_skipped += len(rows)
+        return None
+
+
+def _num_bytes(chunk: "pa.RecordBatch") -> int:
+    num_bytes: int = chunk.get_total_buffer_size()
+    return num_bytes

@@ -1,0 +1,229 @@
+"""Datasets whose samples are records of files: a subclass makes samples of their bytes."""
+
+import hashlib
+import logging
+import os
+import sys
+from abc import abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby, pairwise
+from typing import Any, get_args
+
+import numpy as np
+
+from lanewise.data.block_reader import BlockReader
+from lanewise.data.byte_file import ByteFile, OpenBytes, Range
+from lanewise.data.file_content import FileContent
+from lanewise.data.file_dataset import FileDataset, OnError
+from lanewise.data.open_files import OpenFiles
+from lanewise.data.record_index import RecordIndex, index_files
+from lanewise.data.record_scan import Offsets
+from lanewise.data.source_file import Paths, list_files
+from lanewise.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_BYTES = 8 * 2**20
+"""Of a block of a plain file: long enough to be read from front to end, and short enough for many blocks."""
+_FAR_AWAY = 2**62
+_MAX_ROWS = 512
+"""Of a chunk that is decompressed together."""
+_MAX_CHUNKS = 256
+"""How many chunks the memory has room for: two for each of 64 strands of a lane, and some more."""
+_MAX_WARNINGS = 5
+_MAX_SHOWN = 100
+
+
+class RecordFiles(FileDataset):
+    """A dataset of the records of files, in the order of the files; it holds none but where they begin.
+
+    Args:
+        paths: a path, a pattern such as `data/*.jsonl`, a URL of fsspec, or several of them.
+        separator: what stands between two records; None: each file is one record.
+        on_error: whether a record that cannot be decoded is an error, or is left out.
+        cache_dir: where to keep what tells where records begin; None: `$XDG_CACHE_HOME/lanewise`, or
+            `~/.cache/lanewise`.
+        memory_mib: for what is decompressed and waits to be asked for, in MiB, in each process that reads.
+
+    Raises:
+        DataError: if there is no file, or one is empty or cannot be read.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        separator: bytes | None,
+        *,
+        on_error: OnError = "raise",
+        cache_dir: str | os.PathLike[str] | None = None,
+        memory_mib: float = 256,
+    ) -> None:
+        if on_error not in get_args(OnError):
+            raise DataError(f"on_error is {on_error!r}; it is one of {', '.join(get_args(OnError))}.")
+        if separator == b"":
+            raise DataError("The separator is empty. Give at least one character, or None for whole files.")
+        self._separator = separator
+        self._on_error = on_error
+        with ThreadPoolExecutor(16) as pool:  # a network's file system takes its time for each
+            self._files = list(pool.map(ByteFile.find, list_files(paths)))
+        if separator is None:
+            self._indexes = [RecordIndex(np.array([0, _end(file)]), "") for file in self._files]
+        else:
+            self._indexes = index_files(self._files, separator, cache_dir)
+        self._first = np.cumsum([0, *map(len, self._indexes)])
+        """[number of files + 1]: the first sample of each file, and the number of all samples."""
+        self._open: OpenFiles[OpenBytes] = OpenFiles()
+        memory = int(memory_mib * 2**20)
+        self._rows_per_chunk = self._fitting_rows(memory // _MAX_CHUNKS)
+        self._blocks = BlockReader(
+            self._open_block, list(map(len, self._indexes)), _num_bytes, memory, self._rows_per_chunk
+        )
+
+    @abstractmethod
+    def _decode(self, record: bytes) -> Any:
+        """Make a sample of a record's bytes.
+
+        Raises:
+            ValueError: if that is not possible.
+        """
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files, as they are stored."""
+        return sum(file.size for file in self._files)
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def fingerprint(self) -> str:
+        """Return the number of records and bytes, and a hash of the files' sizes and where records begin."""
+        hashed = hashlib.blake2b(repr((type(self).__qualname__, self._separator)).encode(), digest_size=16)
+        for file, index in zip(self._files, self._indexes, strict=True):
+            hashed.update(f"{file.size} {len(index)} {index.digest};".encode())
+        return f"{len(self)} records, {self.total_bytes} bytes, {hashed.hexdigest()}"
+
+    def block_sizes(self) -> Sequence[int]:
+        """Return how many consecutive records to read together: about 8 MiB of them, or a compressed file."""
+        return [size for number in range(len(self._files)) for size in self._block_sizes(number)]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Read several records; consecutive ones are one read.
+
+        Raises:
+            DataError: if one cannot be decoded, and `on_error` is not `skip`; if a file has changed.
+        """
+        records = self._read(indices)
+        samples = []
+        for index in indices:
+            try:
+                samples.append(self._decode(records[index]))
+            except (ValueError, RecursionError) as error:  # RecursionError: JSON of a thousand brackets
+                self._refuse(index, records[index], error)
+        return samples
+
+    def _read(self, indices: Sequence[int]) -> dict[int, bytes]:
+        wanted = np.unique(np.asarray(indices, np.int64))
+        numbers = np.searchsorted(self._first, wanted, side="right") - 1
+        records: list[bytes] = []
+        for of_file in np.split(wanted, np.flatnonzero(np.diff(numbers)) + 1):
+            if len(of_file):
+                number = int(numbers[len(records)])
+                read = self._decompress if self._files[number].compression else self._read_ranges
+                records += read(number, of_file - self._first[number])
+        return dict(zip(wanted.tolist(), records, strict=True))
+
+    def _read_ranges(self, number: int, rows: Offsets) -> list[bytes]:
+        """Return some records of a plain file, whose rows ascend; what lies side by side is one read."""
+        offsets = self._indexes[number].offsets
+        places = list(zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True))
+        ranges: list[Range] = []
+        for begin, end in places:
+            if ranges and ranges[-1][1] == begin:
+                ranges[-1] = (ranges[-1][0], end)
+            else:
+                ranges.append((begin, end))
+        parts = self._open.get(number, self._files[number].open).read(ranges)
+        self.read_bytes += sum(map(len, parts))
+        records, at = [], 0
+        for begin, end in places:
+            if end > ranges[at][1]:
+                at += 1
+            base = ranges[at][0]
+            records.append(self._cut(parts[at][begin - base : end - base]))
+        return records
+
+    def _decompress(self, number: int, rows: Offsets) -> list[bytes]:
+        """Return some records of a compressed file, whose rows ascend."""
+        records: list[bytes] = []
+        for of_chunk, wanted in groupby(rows.tolist(), lambda row: row // self._rows_per_chunk):
+            places = [row - of_chunk * self._rows_per_chunk for row in wanted]
+            chunk = self._blocks.chunk(number, of_chunk, places)
+            records += [chunk[place] for place in places]
+        return records
+
+    def _open_block(self, number: int) -> Generator[list[bytes], None, None]:
+        """Yield the records of a compressed file, in lists of `rows_per_chunk`."""
+        file, offsets = self._files[number], self._indexes[number].offsets
+        with FileContent(file, self._count) as content:
+            content.read(int(offsets[0]))
+            for first in range(0, len(offsets) - 1, self._rows_per_chunk):
+                bounds = offsets[first : first + self._rows_per_chunk + 1].tolist()
+                data = content.read(bounds[-1] - bounds[0])
+                if len(data) < bounds[-1] - bounds[0] and self._separator is not None:
+                    raise DataError(
+                        f"{file.path} ends before byte {bounds[-1]:,} of its content. Start again."
+                    )
+                yield [self._cut(data[a - bounds[0] : b - bounds[0]]) for a, b in pairwise(bounds)]
+
+    def _count(self, num_bytes: int) -> None:
+        self.read_bytes += num_bytes
+
+    def _cut(self, record: bytes) -> bytes:
+        """Cut off a record's separator, and the empty records after it."""
+        if self._separator is None:
+            return record
+        record = record.partition(self._separator)[0]
+        return record.removesuffix(b"\r") if self._separator == b"\n" else record
+
+    def _refuse(self, index: int, record: bytes, error: Exception) -> None:
+        number = int(np.searchsorted(self._first, index, side="right")) - 1
+        offset = int(self._indexes[number].offsets[index - self._first[number]])
+        if isinstance(error, UnicodeDecodeError):
+            offset += error.start
+        shown = f"{record[:_MAX_SHOWN]!r}{' ...' if len(record) > _MAX_SHOWN else ''}"
+        file = self._files[number]
+        place = f"{file.path}, byte {offset:,}{' of its content' if file.compression else ''}"
+        message = f"{place}: {error}. The record begins: {shown}."
+        if self._on_error == "raise":
+            raise DataError(
+                f"{message} Correct it, or leave such records out with on_error='skip'."
+            ) from error
+        self.num_skipped += 1
+        if self.num_skipped <= _MAX_WARNINGS:
+            last = " No more are named." if self.num_skipped == _MAX_WARNINGS else ""
+            logger.warning("left out: %s%s", message, last)
+
+    def _fitting_rows(self, num_bytes: int) -> int:
+        """Return how many records of compressed files have about so many bytes."""
+        pairs = zip(self._files, self._indexes, strict=True)
+        indexes = [index for file, index in pairs if file.compression]
+        total = sum(int(index.offsets[-1]) for index in indexes)
+        return max(1, min(_MAX_ROWS, num_bytes * sum(map(len, indexes)) // max(1, total)))
+
+    def _block_sizes(self, number: int) -> Iterator[int]:
+        offsets = self._indexes[number].offsets
+        if self._files[number].compression:
+            yield len(offsets) - 1
+            return
+        cuts = np.searchsorted(offsets[:-1], np.arange(0, offsets[-1], _BLOCK_BYTES))
+        yield from np.diff(np.unique([*cuts, len(offsets) - 1])).tolist()
+
+
+def _end(file: ByteFile) -> int:
+    """Return where the content of a file ends; what is compressed is read to its end, wherever that is."""
+    return _FAR_AWAY if file.compression else file.size
+
+
+def _num_bytes(records: list[bytes]) -> int:
+    return sum(map(sys.getsizeof, records))

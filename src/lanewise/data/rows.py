@@ -1,0 +1,127 @@
+"""Rows of a table: a sequence of dicts, and the columns as tensors."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import torch
+
+from lanewise.data.ragged import Ragged
+from lanewise.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """Rows of a table, as dicts from column to value, which are made when they are asked for.
+
+    A number, bool, text or bytes is Python's own, a list of numbers a tensor, a list of such lists a list
+    of tensors, a null is None, and anything else, such as a struct, what pyarrow makes of it.
+
+    Args:
+        pieces: the rows, in pieces of any length; they are copied.
+        schema: the columns, with their types.
+    """
+
+    def __init__(self, pieces: Sequence["pa.RecordBatch"], schema: "pa.Schema") -> None:
+        import pyarrow as pa  # noqa: PLC0415 - of an extra
+
+        self._rows: pa.RecordBatch = (
+            pa.concat_batches(pieces) if pieces else pa.RecordBatch.from_pylist([], schema)
+        )
+
+    @property
+    def columns(self) -> "Columns":
+        """The columns by name, each as a tensor where it can be."""
+        return Columns(self._rows)
+
+    def __len__(self) -> int:
+        num_rows: int = self._rows.num_rows
+        return num_rows
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Rows": ...
+    def __getitem__(self, index: int | slice) -> "dict[str, Any] | Rows":
+        chosen = range(len(self))[index]
+        if isinstance(chosen, range):
+            return Rows([self._rows.slice(row, 1) for row in chosen], self._rows.schema)
+        return {name: _item(self._rows.column(name)[chosen]) for name in self._rows.schema.names}
+
+
+class Columns(Mapping[str, Any]):
+    """Columns by name. Each is made when it is asked for, of memory of its own.
+
+    Numbers and bools are a tensor [num_rows], lists of a fixed length a tensor [num_rows, length], other
+    lists of numbers `Ragged`, and anything else is a list, in which a null is None.
+
+    Args:
+        rows: the rows as pyarrow has them.
+
+    Raises:
+        DataError: if a column is asked for that has a null among its numbers or lists.
+    """
+
+    def __init__(self, rows: "pa.RecordBatch") -> None:
+        self._rows = rows
+
+    def __getitem__(self, name: str) -> Any:
+        column = self._rows.column(name)
+        return _tensors(column, name) if _is_numeric(column.type) else column.to_pylist()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows.schema.names)
+
+    def __len__(self) -> int:
+        num_columns: int = self._rows.num_columns
+        return num_columns
+
+
+def _is_numeric(kind: "pa.DataType") -> bool:
+    """Tell whether values are numbers or bools, or lists of such, or lists of lists of such."""
+    from pyarrow import types  # noqa: PLC0415 - of an extra
+
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _tensors(values: "pa.Array", column: str) -> torch.Tensor | Ragged:
+    """Copy numbers, or lists of numbers, to tensors.
+
+    Raises:
+        DataError: if there is a null.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - of an extra
+
+    if values.null_count:
+        raise DataError(
+            f"Column {column!r} has nulls in these rows ({values.null_count}), and a tensor has none. Fill "
+            "them when the files are written, leave the column out, or collate the rows as dicts, where a "
+            "null is None."
+        )
+    if isinstance(values, pa.ListArray | pa.LargeListArray):
+        offsets = values.offsets.to_numpy()
+        inner = values.values.slice(offsets[0], offsets[-1] - offsets[0])
+        return Ragged(
+            _tensors(inner, column), torch.from_numpy(np.subtract(offsets, offsets[0], dtype=np.int64))
+        )
+    if isinstance(values, pa.FixedSizeListArray):
+        flat = _tensors(values.flatten(), column)
+        assert isinstance(flat, torch.Tensor)
+        return flat.reshape(len(values), values.type.list_size, *flat.shape[1:])
+    return torch.from_numpy(np.array(values.to_numpy(zero_copy_only=False)))
+
+
+def _item(value: "pa.Scalar") -> Any:
+    """Return one value of a row."""
+    if not value.is_valid or not _is_numeric(value.type) or not hasattr(value, "values"):
+        return value.as_py()
+    values = value.values
+    if hasattr(values.type, "value_type"):
+        return [_item(inner) for inner in values]
+    if values.null_count:
+        return values.to_pylist()
+    return torch.from_numpy(np.array(values.to_numpy(zero_copy_only=False)))

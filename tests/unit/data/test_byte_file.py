@@ -1,0 +1,106 @@
+"""Ranges of a file are read whole, and a file that changes is an error."""
+
+import gc
+import os
+
+import fsspec
+import pytest
+
+from lanewise.data.byte_file import ByteFile
+from lanewise.errors import DataError
+
+
+def rewrite(path, data, *, seconds=0):
+    path.write_bytes(data)
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + int(seconds * 1e9)))
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(bytes(range(100)))
+    return path
+
+
+def test_ranges_of_a_local_file(path):
+    file = ByteFile.find(str(path))
+    assert file.size == 100
+    assert file.stamp == path.stat().st_mtime_ns
+    assert file.open().read([(0, 3), (98, 100), (5, 5)]) == [b"\0\1\2", b"bc", b""]
+
+
+def test_a_range_that_comes_in_parts(path, monkeypatch):
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, count, offset: pread(fd, min(count, 7), offset))
+    assert ByteFile.find(str(path)).open().read([(3, 60)]) == [bytes(range(3, 60))]
+
+
+def test_ranges_of_a_remote_file():
+    fsspec.filesystem("memory").pipe_file("/byte_file/a.bin", bytes(range(100)))
+    file = ByteFile.find("memory://byte_file/a.bin")
+    assert file.size == 100
+    assert file.open().read([(0, 3), (98, 100)]) == [b"\0\1\2", b"bc"]
+
+
+def test_a_file_is_closed_when_nothing_refers_to_it(path):
+    opened = ByteFile.find(str(path)).open()
+    descriptor = opened.descriptor
+    os.fstat(descriptor)
+    del opened
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+@pytest.mark.parametrize("data", [b"longer" * 100, bytes(range(100)), b"short"])
+def test_a_local_file_that_changes_is_an_error_when_it_is_read_and_when_it_is_opened(path, data):
+    file = ByteFile.find(str(path))
+    opened = file.open()
+    rewrite(path, data, seconds=1)
+    message = rf"a\.bin has changed.*100 bytes, and has {len(data)} now"
+    with pytest.raises(DataError, match=message):
+        opened.read([(0, 3)])
+    with pytest.raises(DataError, match=message):
+        file.open()
+
+
+def test_a_remote_file_that_changes_is_an_error():
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/byte_file/b.bin", b"123456")
+    file = ByteFile.find("memory://byte_file/b.bin")
+    opened = file.open()
+    memory.pipe_file("/byte_file/b.bin", b"123")
+    with pytest.raises(DataError, match=r"memory://byte_file/b\.bin gave 3 bytes where bytes 0 to 6"):
+        opened.read([(0, 6)])
+    memory.pipe_file("/byte_file/b.bin", b"abcdef")  # of another time
+    with pytest.raises(DataError, match=r"b\.bin has changed"):
+        file.open()
+
+
+def test_how_a_file_is_compressed(tmp_path):
+    for name, compression in {"a.gz": "gzip", "a.json.bz2": "bz2", "a.xz": "xz", "a.json": None}.items():
+        (tmp_path / name).write_bytes(b"x")
+        assert ByteFile.find(str(tmp_path / name)).compression == compression
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
+    def refused(path, message, data=None):
+        if data is not None:
+            (tmp_path / path).write_bytes(data)
+            path = str(tmp_path / path)
+        with pytest.raises(DataError, match=message):
+            ByteFile.find(path)
+
+    refused("empty", r"empty is empty \(0 bytes\)", b"")
+    refused("/gone/a.txt", "/gone/a.txt cannot be read: No such file")
+    refused("memory://gone/a.txt", "memory://gone/a.txt cannot be read")
+    refused("unheard://of", "cannot be read: ValueError: Protocol not known")
+    refused("a.zip", "a.zip is an archive", b"PK")
+    monkeypatch.setattr("lanewise.data.byte_file.infer_compression", lambda _: None)
+    refused("a.zst", "pip install zstandard", b"x")
+
+
+def test_a_range_behind_the_end_is_an_error(path):
+    with pytest.raises(DataError, match=r"a\.bin ends before byte 101"):
+        ByteFile.find(str(path)).open().read([(99, 101)])

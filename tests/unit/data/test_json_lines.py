@@ -1,0 +1,46 @@
+"""Each line of a file is a JSON value."""
+
+import gzip
+import json
+
+import pytest
+
+from lanewise.data import JsonLinesDataset
+from lanewise.errors import DataError
+
+VALUES = [{"a": 1, "text": "\u00e4\n"}, [1, 2.5, None], "x", 3, True, {}]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_samples_are_what_json_gives(tmp_path, suffix):
+    lines = "\r\n\n".join(
+        json.dumps(value, ensure_ascii=index % 2 == 0) for index, value in enumerate(VALUES)
+    )
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(gzip.compress(lines.encode()) if suffix else lines.encode())
+    dataset = JsonLinesDataset(str(tmp_path / "*.jsonl*"), cache_dir=tmp_path / "cache", memory_mib=16)
+    assert list(dataset) == VALUES
+    assert dataset.__getitems__([5, 0]) == [VALUES[5], VALUES[0]]
+    assert (tmp_path / "cache").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            b'{"a": }',
+            r"byte 5: it is no JSON: Expecting value \(character 6\)\. The record begins: b'{\"a\": }'",
+        ),
+        (b'"\xff"', r"byte 6: 'utf-8' codec can't decode byte 0xff"),
+        (b"  ", "it is no JSON: Expecting value"),
+        (b"[" * 100_000, "recursion"),
+    ],
+)
+def test_a_line_that_is_no_json(tmp_path, line, message):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"1234\n" + line + b"\n5")
+    with pytest.raises(DataError, match=message):
+        JsonLinesDataset(path, cache_dir=tmp_path).__getitems__([0, 1, 2])
+    dataset = JsonLinesDataset(path, cache_dir=tmp_path, on_error="skip")
+    assert dataset.__getitems__([0, 1, 2]) == [1234, 5]
+    assert dataset.num_skipped == 1

@@ -1,0 +1,93 @@
+"""Whatever the bytes, the separator and the pieces are: the records are those of bytes.split."""
+
+import random
+import re
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lanewise.data import record_scan
+from lanewise.data.byte_file import ByteFile
+from lanewise.data.record_scan import Separators, find_separators, record_offsets, scan_file
+
+FEW_BYTES = st.lists(st.sampled_from([b"\n", b"\r", b"a", b"b"]), max_size=60).map(b"".join)
+SEPARATORS = st.one_of(st.binary(min_size=1, max_size=3), FEW_BYTES.map(lambda data: data[:3] or b"\n"))
+
+
+def split(data: bytes, separator: bytes) -> list[bytes]:
+    records = data.split(separator)
+    if separator == b"\n":
+        records = [record.removesuffix(b"\r") for record in records]
+    return [record for record in records if record]
+
+
+def cut(data: bytes, offsets, separator: bytes) -> list[bytes]:
+    """The records, by their offsets."""
+    parts = [data[begin:end] for begin, end in pairwise(offsets)]
+    firsts = [part.split(separator)[0] for part in parts]
+    return [record.removesuffix(b"\r") for record in firsts] if separator == b"\n" else firsts
+
+
+def find_pieces(data: bytes, separator: bytes, borders: list[int]) -> list[Separators]:
+    """The separators of each piece between two borders, from no more bytes than it takes."""
+    pieces = []
+    for first, stop in pairwise(sorted({0, *(border % (len(data) + 1) for border in borders), len(data)})):
+        base = max(0, first - 1)
+        part = data[base : stop + len(separator) - 1]
+        whole = min(stop, len(data) - len(separator) + 1)
+        pieces.append(find_separators(part, base, first, whole, separator))
+    end = np.array([separator == b"\n" and data.endswith(b"\r")])
+    return [*pieces, Separators(np.array([len(data)]), end)]
+
+
+@given(st.one_of(st.binary(max_size=60), FEW_BYTES), SEPARATORS, st.lists(st.integers(0, 60), max_size=4))
+@example(b"a\n\n\nb\n\n\n\nc\n\n\n\n\n", b"\n\n", [2, 3, 7])
+@example(b"xababababax", b"aba", [4, 5, 6])
+@example(b"\r\n\r\n\r\ra\r\n\r", b"\n", [1])
+@example(b"\n\r", b"\n", [])
+def test_the_records_are_those_of_split(data, separator, borders):
+    parts = list(record_offsets(find_pieces(data, separator, borders), separator))
+    offsets = np.concatenate(parts)
+    assert offsets.dtype == np.int64
+    assert offsets[-1] == len(data)
+    assert cut(data, offsets, separator) == split(data, separator)
+
+
+def test_a_million_line_feeds_in_a_row_take_no_million_steps():
+    data = b"a" + b"\n" * 1_000_001 + b"b"
+    found = find_pieces(data, b"\n\n", [])
+    (_, [*starts], end) = record_offsets(found, b"\n\n")
+    assert [*starts, *end] == [1_000_001, len(data)]
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+LINES = [random.Random(number).randbytes(number % 7).hex() for number in range(1000)]
+
+
+@pytest.mark.parametrize("separator", [b"\n", b"\n\n", b"<|end|>", b"11"])
+@pytest.mark.parametrize("piece_bytes", [1, 2, 3, 10, 4096, 2**22])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_in_pieces(tmp_path, monkeypatch, pool, separator, piece_bytes, suffix):
+    lines = LINES[:200] if piece_bytes < 10 else LINES
+    data = separator.decode().join(lines).encode() + b"\r\n" * 3 + b"\r"
+    path = tmp_path / f"a{suffix}"
+    compress = zlib.compressobj(wbits=31)
+    path.write_bytes(compress.compress(data) + compress.flush() if suffix else data)
+    monkeypatch.setattr(record_scan, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(record_scan, "_AHEAD", 3)
+    offsets = np.concatenate(list(scan_file(ByteFile.find(str(path)), separator, pool)))
+    assert cut(data, offsets, separator) == split(data, separator)
+    if separator != b"11":
+        expected = {line for line in lines if line}
+        assert {record.decode().strip() for record in cut(data, offsets, separator)} - {""} == expected
+    assert re.search(re.escape(separator), data)

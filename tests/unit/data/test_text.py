@@ -1,0 +1,39 @@
+"""Lines, documents and whole files are texts."""
+
+import pytest
+
+from lanewise.data import TextDataset
+from lanewise.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("separator", "expected"),
+    [
+        ("\n", ["one", "t\u00e4wo", "three", "  "]),
+        ("\n\n", ["one\nt\u00e4wo", "three\r\n  \n"]),
+        ("\u00e4", ["one\nt", "wo\n\nthree\r\n  \n"]),
+        (None, ["one\nt\u00e4wo\n\nthree\r\n  \n"]),
+    ],
+)
+def test_samples_are_texts_between_separators(tmp_path, separator, expected):
+    path = tmp_path / "a.txt"
+    path.write_bytes("one\nt\u00e4wo\n\nthree\r\n  \n".encode())
+    dataset = TextDataset(path, separator=separator, cache_dir=tmp_path / "cache", memory_mib=16)
+    assert list(dataset) == expected
+    assert (tmp_path / "cache").exists() == (separator is not None)
+
+
+def test_lines_are_the_default(tmp_path):
+    (tmp_path / "a.txt").write_text("a\nb")
+    assert list(TextDataset(tmp_path / "a.txt", cache_dir=tmp_path)) == ["a", "b"]
+
+
+def test_a_text_that_is_no_utf_8(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"fine\n ab\xe9cd\nalso")
+    with pytest.raises(
+        DataError, match=r"a\.txt, byte 8: 'utf-8' codec can't decode byte 0xe9.*b' ab\\xe9cd'"
+    ):
+        TextDataset(path, cache_dir=tmp_path)[1]
+    dataset = TextDataset(path, cache_dir=tmp_path, on_error="skip")
+    assert dataset.__getitems__([0, 1, 2]) == ["fine", "also"]
