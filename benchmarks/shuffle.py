@@ -66,7 +66,7 @@ def accuracy(num_lanes: int, order: str, num_blocks: int, seed: int) -> float:
     model.eval()
     with torch.no_grad():
         images, labels = held_out[:]
-        right = (model(images).argmax(dim=1) == labels).double().mean().item()
+        right: float = (model(images).argmax(dim=1) == labels).double().mean().item()
     lanes.close()
     return right
 

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from torch.utils.data import Dataset
 
+from lanewise.errors import DataError
+
 OnError = Literal["raise", "skip"]
 """What a dataset does with samples that it cannot read."""
 
@@ -49,8 +51,16 @@ class FileDataset(Dataset[Any], ABC):
         """
 
     def __getitem__(self, index: int) -> Any:
-        """Read one sample."""
+        """Read one sample.
+
+        Raises:
+            DataError: if it cannot be read, also where `on_error` is `skip`.
+        """
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        (sample,) = self.__getitems__([index % len(self)])
-        return sample
+        samples = self.__getitems__([index % len(self)])
+        if not len(samples):
+            raise DataError(
+                f"sample {index} cannot be read, and is left out. Ask for several samples at once."
+            )
+        return samples[0]
