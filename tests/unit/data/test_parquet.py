@@ -159,6 +159,14 @@ def test_a_wide_file_costs_what_is_read_of_it(tmp_path):
     assert of_one.read_bytes == of_one.total_bytes < of_all.total_bytes
 
 
+def test_a_row_costs_a_page_and_not_its_row_group(tmp_path):
+    numbers = np.random.default_rng(0).integers(0, 2**60, 100_000)
+    pq.write_table(pa.table({"x": numbers}), tmp_path / "a", use_dictionary=False, data_page_size=10_000)
+    dataset = ParquetDataset(tmp_path / "a")
+    assert dataset[700]["x"] == numbers[700]
+    assert 0 < dataset.read_bytes < dataset.total_bytes / 5
+
+
 def test_too_little_memory_costs_time_and_says_so(folder, caplog):
     dataset = ParquetDataset(f"{folder}/*.parquet", memory_mib=0.01)
     starts = dataset._starts[:-1]

@@ -147,6 +147,11 @@ def test_a_slice_is_rows_again():
         rows[4]
 
 
+def test_a_single_piece_leaves_the_rest_of_its_chunk_behind():
+    lists = rows_of({"x": [[1, 2], [3], [4]]}, [1]).columns["x"]
+    assert same(lists, Ragged(T([3]), T([0, 1])))
+
+
 def test_the_default_collate_takes_the_columns():
     batch = collate(rows_of({"x": [1, 2], "l": [[1], [2, 3]], "s": ["a", "b"]}))
     assert list(batch) == ["x", "l", "s"]
