@@ -45,7 +45,7 @@ class RowGroups:
     """The row groups of Parquet files, numbered through: blocks that are read from their start.
 
     Each footer is read once, here. It stays as pyarrow decoded it, and beside it lie two numbers for each row
-    group: 1,000 row groups of 3 columns take 0.3 MB and 3 ms.
+    group: 3,000 row groups of 10 columns take 25 MB and 0.1 s.
 
     Args:
         paths: the files, as `list_files` returns them.
@@ -144,8 +144,8 @@ class RowGroups:
             .iter_batches(ROWS_PER_CHUNK, row_groups=[group], columns=self.schema.names, use_threads=False)
         )
         for batch in batches:
-            columns = [_plain(batch.column(name)) for name in self.schema.names]
-            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            columns = [batch.column(name) for name in self.schema.names]
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)  # which looks dictionaries up
 
     def _find(self, block: int) -> tuple[_File, int]:
         number = int(np.searchsorted(self._first_of_file, block, side="right")) - 1
@@ -194,20 +194,13 @@ def _read_footer(path: str) -> _File:
 
 
 def _plain_schema(footer: "pq.FileMetaData") -> "pa.Schema":
-    """Return the columns of a file, those with a dictionary as what is in the dictionary."""
+    """Return the columns of a file; one with a dictionary, which each chunk would hold, as what it means."""
     import pyarrow as pa  # noqa: PLC0415 - of an extra
 
     def plain(kind: Any) -> Any:
         return kind.value_type if pa.types.is_dictionary(kind) else kind
 
     return pa.schema([(field.name, plain(field.type)) for field in footer.schema.to_arrow_schema()])
-
-
-def _plain(column: "pa.Array") -> "pa.Array":
-    """Return a column without a dictionary, the whole of which every chunk would hold."""
-    import pyarrow as pa  # noqa: PLC0415 - of an extra
-
-    return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
 
 
 def _select(schema: "pa.Schema", columns: Sequence[str], path: str) -> "pa.Schema":

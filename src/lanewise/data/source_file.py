@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fsspec
-
 from lanewise.errors import DataError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -137,6 +135,8 @@ def _open_remote(path: str) -> Any:
 
 def _remote(path: str) -> tuple[Any, str]:
     """Return the file system of a URL, one object a process (a fork gets its own), and the name in it."""
+    import fsspec  # noqa: PLC0415 - takes 50 ms, which most runs don't need
+
     try:
         files, name = fsspec.core.url_to_fs(path)
     except (ImportError, ValueError) as error:  # a package for the protocol is missing; no such protocol

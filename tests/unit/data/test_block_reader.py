@@ -179,6 +179,17 @@ def test_many_epochs_from_the_middle_warn_of_nothing(sizes, caplog):
     assert not caplog.records
 
 
+def test_what_a_resumed_epoch_passed_is_not_missed_in_the_next(caplog):
+    blocks = Blocks([160] * 3)
+    reader = blocks.reader(memory=16)
+    for first in (120, 0, 0):
+        for row in range(first, 160):
+            for block in range(3):
+                take(reader, blocks, block, row)
+    assert set(blocks.num_opened.values()) == {3}
+    assert not caplog.records
+
+
 def test_a_pickled_reader_begins_anew_and_is_small():
     blocks = Blocks([1000])
     reader = blocks.reader()

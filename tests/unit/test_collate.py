@@ -1,0 +1,34 @@
+"""The collate of those who say nothing else."""
+
+import torch
+
+from lanewise.collate import collate
+
+
+class Table(list):
+    """Has columns already."""
+
+    columns = {"x": torch.arange(2)}  # noqa: RUF012 - a test's
+
+
+class Frame(list):
+    """Has columns that are something else."""
+
+    columns = ("x",)
+
+
+def test_samples_are_stacked_as_torch_does():
+    batch = collate([{"x": 1.5, "y": (torch.zeros(2), 3)}] * 2)
+    assert batch["x"].tolist() == [1.5, 1.5]
+    assert batch["y"][0].shape == (2, 2)
+
+
+def test_columns_are_taken_as_they_are():
+    table = Table([{"x": 0}, {"x": 1}])
+    batch = collate(table)
+    assert type(batch) is dict
+    assert batch["x"] is table.columns["x"]
+
+
+def test_only_a_mapping_counts_as_columns():
+    assert collate(Frame([1, 2])).tolist() == [1, 2]
