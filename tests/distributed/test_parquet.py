@@ -23,6 +23,7 @@ from lanewise.engine import build_engine
 from lanewise.testing import run_distributed
 from lanewise.world.world import World
 from tests.distributed.tasks import configure, train
+from tests.distributed.test_verify import verify
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -83,6 +84,7 @@ class Bags(Task):
             "number": samples.columns["number"],
             "tokens": tokens.values.long(),
             "label": samples.columns["label"].long(),
+            "lengths": tokens.lengths,
             "weight": float(tokens.lengths.sum()),
         }
 
@@ -90,7 +92,8 @@ class Bags(Task):
         return model(batch["tokens"])
 
     def loss(self, outputs: torch.Tensor, batch: Any) -> Loss:
-        return Loss.mean(F.cross_entropy(outputs, batch["label"]), batch["weight"])
+        losses = F.cross_entropy(outputs, batch["label"], reduction="none")
+        return Loss((losses * batch["lengths"]).sum(), batch["weight"])
 
 
 def config_for(folder: Path, num_workers: int = 0, **options: Any) -> RunConfig:
@@ -116,10 +119,18 @@ def rows_of(world: World, config: RunConfig, first_step: int = 0, last_step: int
     return rows, read_bytes, run.loader.reader.total_bytes, run.schedule.steps_per_epoch
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_each_row_comes_once_an_epoch_in_the_same_step_on_any_number_of_processes(folder, num_workers):
+SLOW = pytest.mark.slow
+"""Of products of which `make test` shows pairs."""
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "worlds"), [(0, WORLDS), (2, (1, 3)), pytest.param(2, WORLDS, marks=SLOW)]
+)
+def test_each_row_comes_once_an_epoch_in_the_same_step_on_any_number_of_processes(
+    folder, num_workers, worlds
+):
     whole = None
-    for world_size in WORLDS:
+    for world_size in worlds:
         found = run_distributed(rows_of, world_size, config_for(folder, num_workers))
         steps: dict[Any, Any] = {}
         for rows, *_ in found:
@@ -134,10 +145,18 @@ def test_each_row_comes_once_an_epoch_in_the_same_step_on_any_number_of_processe
         assert sorted(itertools.chain.from_iterable(rows)) == list(range(num_rows))
 
 
-@pytest.mark.parametrize(("num_workers", "precision"), [(0, "float32"), (2, "float32"), (0, "bf16")])
-def test_the_bytes_of_the_model_are_those_of_one_process(folder, num_workers, precision):
+@pytest.mark.parametrize(
+    ("num_workers", "precision", "worlds"),
+    [
+        (0, "float32", (2, 3, 5)),
+        (0, "bf16", (3,)),
+        (2, "float32", (2,)),
+        pytest.param(2, "float32", (1, 2, 3, 5), marks=SLOW),
+    ],
+)
+def test_the_bytes_of_the_model_are_those_of_one_process(folder, num_workers, precision, worlds):
     alone, *_ = run_distributed(train, 1, config_for(folder, precision=precision))
-    for world_size in WORLDS[1:] if precision == "float32" else (3,):
+    for world_size in worlds:
         config = config_for(folder, num_workers, precision=precision)
         assert run_distributed(train, world_size, config) == [alone] * world_size
 
@@ -195,7 +214,7 @@ def large(tmp_path_factory, request) -> Path:
 
 
 @pytest.mark.parametrize(
-    "large", [(4, 10, 2100), pytest.param((8, 50, 2100), marks=pytest.mark.slow)], indirect=True, ids=str
+    "large", [(4, 10, 2100), pytest.param((8, 50, 2100), marks=SLOW)], indirect=True, ids=str
 )
 def test_all_processes_together_read_little_more_than_the_files_have(large):
     """Each lane reads its own row groups; the seven that two lanes share are read by both."""
@@ -249,3 +268,9 @@ def test_a_damaged_row_group_is_left_out_alike_on_any_number_of_processes(tmp_pa
     rows, *_ = run_distributed(rows_of, 1, config_for(tmp_path))[0]
     left = {row for of_lane in rows.values() for row in of_lane}
     assert left == {*range(30), *range(80, 180)}
+
+
+def test_verify_finds_nothing(folder):
+    report = verify(config_for(folder, num_workers=1), 3, resumes=True)
+    assert report.is_verified
+    assert report.notes == []

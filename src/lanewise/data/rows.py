@@ -1,6 +1,6 @@
 """Rows of a table: a sequence of dicts, and the columns as tensors."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -36,6 +36,10 @@ class Rows(Sequence[dict[str, Any]]):
         """The columns by name, each as a tensor where it can be."""
         return Columns(self._rows)
 
+    def take(self, indices: Iterable[int]) -> "Rows":
+        """Return some of the rows, in this order."""
+        return Rows([self._rows.slice(index, 1) for index in indices], self._rows.schema)
+
     def __len__(self) -> int:
         num_rows: int = self._rows.num_rows
         return num_rows
@@ -47,7 +51,7 @@ class Rows(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int | slice) -> "dict[str, Any] | Rows":
         chosen = range(len(self))[index]
         if isinstance(chosen, range):
-            return Rows([self._rows.slice(row, 1) for row in chosen], self._rows.schema)
+            return self.take(chosen)
         return {name: _item(self._rows.column(name)[chosen]) for name in self._rows.schema.names}
 
 

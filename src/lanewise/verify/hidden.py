@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lanewise.data import digest
+from lanewise.data import FileDataset, digest
 from lanewise.world.shards import whole
 
 _GENERATOR = " (a generator)"
@@ -42,6 +42,8 @@ _VARIABLE = (
 _FOREIGN_FOLDERS = tuple(
     f"{folder}/" for folder in (*sysconfig.get_paths().values(), *torch.__path__, Path(__file__).parents[1])
 )
+_COUNTS = ("read_bytes", "num_skipped")
+"""What a `FileDataset` counts."""
 _OF_TORCH = {*vars(nn.Module()), "_is_fsdp_managed_module", "_fsdp_use_orig_params"}
 """What every module has, its parameters, buffers and hooks among it, and what FSDP adds."""
 
@@ -89,6 +91,8 @@ def _walk(value: Any, name: str, seen: dict[int, object], depth: int) -> Iterato
     if id(value) in seen or depth > _MAX_DEPTH or _is_of_fsdp(value):
         return
     seen[id(value)] = value
+    if type(value).__module__.startswith("lanewise.data."):
+        return  # what it keeps makes reading fast, and changes no sample
     generator = _state_of_generator(value)
     if generator is not None:
         yield f"{name}{_GENERATOR}", digest(generator)
@@ -158,7 +162,8 @@ def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from value.state_dict(keep_vars=True).items()
         yield from value._modules.items()
     else:
-        yield from getattr(value, "__dict__", {}).items()
+        counts = _COUNTS if isinstance(value, FileDataset) else ()
+        yield from (item for item in getattr(value, "__dict__", {}).items() if item[0] not in counts)
         yield from _slots_of(value)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lanewise.data import LaneReader, digest, opaque_types, read_turns
+from lanewise.data import LaneReader, Rows, digest, opaque_types, read_turns
 from lanewise.verify.hidden import changed, hidden_state
 from lanewise.verify.subject import Subject
 
@@ -147,5 +147,10 @@ def _without_effect(subject: Subject, samples: Sequence[Any]) -> list[int]:
     return [
         position
         for position in range(len(samples))
-        if digest(subject.collate([*samples[:position], *samples[position + 1 :]], 0)) == whole
+        if digest(subject.collate(_without(samples, position), 0)) == whole
     ]
+
+
+def _without(samples: Sequence[Any], position: int) -> Sequence[Any]:
+    others = [number for number in range(len(samples)) if number != position]
+    return samples.take(others) if isinstance(samples, Rows) else [samples[number] for number in others]

@@ -67,7 +67,7 @@ class Subject:
     def collate(self, samples: Sequence[Any], seed: int) -> Any:
         """Make a micro-batch of samples that stay as they are."""
         set_random_state(collate_seed(seed, 0, 0))
-        return self.task.collate(copy.deepcopy(list(samples)))  # which collate may change
+        return self.task.collate(copy.deepcopy(samples))  # which collate may change
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers by name, those that are not in the state dict as well."""
