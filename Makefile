@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # The benchmarks compare with other libraries, which nothing else needs.
 BENCHMARKS_VENV := .venv-benchmarks
 BENCHMARKS_STAMP := $(BENCHMARKS_VENV)/.installed
-BENCHMARKS := tiny_step speed scaling exact start resume order checkpoint
+BENCHMARKS := tiny_step speed scaling exact start resume order checkpoint parquet shuffle
 
 # The Python that runs the GPU tests. Give one that already has a CUDA build of torch, and no .venv is needed:
 #     make gpu GPU_PYTHON=python3
@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(call build,$(VENV),-e '.[dev]')
 
 $(BENCHMARKS_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt
-	$(call build,$(BENCHMARKS_VENV),-r benchmarks/requirements.txt -e '.[examples]')
+	$(call build,$(BENCHMARKS_VENV),-r benchmarks/requirements.txt -e '.[examples,parquet]')
 
 demo: $(STAMP) ## train the MNIST example on two processes, printing its accuracy on held-out digits
 	$(BIN)/lanewise train examples/mnist/mnist.yaml --distributed.devices 2 \

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-LIBRARIES = ("torch", "lightning", "pytorch-ignite", "accelerate", "transformers")
+LIBRARIES = ("torch", "lightning", "pytorch-ignite", "accelerate", "transformers", "pyarrow", "datasets")
 
 
 def publish(title: str, text: str | None, measure: Callable[[int], str], num_rounds: int) -> None:

@@ -50,7 +50,7 @@ def pad(sequences: Ragged | Sequence[torch.Tensor], value: float = 0) -> Padded:
     lengths = offsets.diff()
     longest = int(lengths.max()) if len(lengths) else 0
     padded = Padded(values.new_full((len(lengths), longest), value), lengths)
-    padded.values[padded.mask] = values
+    padded.values.masked_scatter_(padded.mask, values)  # twice as fast as to assign by the mask
     return padded
 
 
