@@ -27,6 +27,11 @@ class FileDataset(Dataset[Any], ABC):
     """Samples that this copy left out so far, as they could not be read."""
 
     @property
+    def reads_from_start(self) -> bool:
+        """Whether a block can only be read from its start: each lane that needs a part of it does so."""
+        return False
+
+    @property
     @abstractmethod
     def total_bytes(self) -> int:
         """Bytes in the files of all samples, as they are stored, of the columns that are read."""

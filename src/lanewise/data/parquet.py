@@ -67,6 +67,11 @@ class ParquetDataset(FileDataset):
         """By row group: how many of its chunks can be decoded."""
 
     @property
+    def reads_from_start(self) -> bool:
+        """See `FileDataset`."""
+        return True
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of the columns that are read, as they are stored, in all row groups."""
         return int(self._row_groups.num_bytes.sum())

@@ -89,6 +89,11 @@ class RecordFiles(FileDataset):
         """
 
     @property
+    def reads_from_start(self) -> bool:
+        """See `FileDataset`: compressed files are."""
+        return any(file.compression for file in self._files)
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of all files, as they are stored."""
         return sum(file.size for file in self._files)

@@ -74,15 +74,17 @@ def build_loader(
     )
     found = compare_datasets(reader, num_samples, world, inputs.used)
     if world.rank == 0:
-        _describe(loader.order, data.num_workers, len(lanes))
+        _describe(dataset, loader.order, data.num_workers, len(lanes))
     return loader, {**found._asdict(), "order": choice.spec, "drop_last": data.drop_last}
 
 
-def _describe(order: SampleOrder, num_workers: int, num_lanes: int) -> None:
+def _describe(dataset: Any, order: SampleOrder, num_workers: int, num_lanes: int) -> None:
     """Say what reading blocks costs, where it costs more than reading each once."""
     if order.reads_blocks and num_workers > num_lanes:
         logger.info("%d of %d loader workers are used: one for each lane", num_lanes, num_workers)
-    if isinstance(order, BlockedOrder) and (factor := order.read_factor()) > _READ_FACTOR:
+    if not isinstance(order, BlockedOrder) or not getattr(dataset, "reads_from_start", False):
+        return
+    if (factor := order.read_factor()) > _READ_FACTOR:
         logger.warning(
             "each byte is read %.1f times where every lane has a process of its own: %d blocks are few for "
             "%d lanes. Smaller blocks, such as row groups, are read once.",
