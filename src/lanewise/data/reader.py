@@ -35,6 +35,11 @@ class LaneBatch:
     """Name of the dataset that is evaluated; empty in training."""
 
     @property
+    def has_samples(self) -> bool:
+        """Whether it has any."""
+        return self.num_samples > 0
+
+    @property
     def place(self) -> str:
         """Say which batch this is, for an error."""
         turn, samples = self.turn, f"samples {list(self.indices)}"

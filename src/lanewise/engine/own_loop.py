@@ -234,7 +234,7 @@ class Lanes:
                 if turn.step == 0:
                     for metric in metrics:
                         metric.reset()
-                if batch.num_samples:
+                if batch.has_samples:
                     set_random_state(evaluation_seed(self._seed, turn.step, turn.lane))
                     yield batch.data
                 if turn.is_last:

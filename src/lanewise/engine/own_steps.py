@@ -121,7 +121,7 @@ class Step:
         self._prepared.clock.restart()
         for (batch,) in gradients.groups(to_device(self._batches, self._prepared.device)):
             turn = batch.turn
-            if batch.num_samples:
+            if batch.has_samples:
                 set_random_state(lane_seed(seed, turn.step, turn.lane, self._num_passes))
                 yield batch.data
             else:

@@ -140,7 +140,8 @@ class FSDPReducer:
 
     def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
         """See `Reducer`. Collective where a process has no lane in the step."""
-        batch = _with_samples(next(batches))
+        batches = map(_with_samples, batches)
+        batch = next(batches)
         present = range(batch.turn.num_present_lanes)
         counts = [len(present[block.start : block.stop]) for block in self._lane_ranges]
         spare = self._spare_data(batch.data, counts)
@@ -148,7 +149,7 @@ class FSDPReducer:
         for number in range(most):
             is_last = number == most - 1
             if number < own:
-                batch = _with_samples(next(batches)) if number else batch
+                batch = next(batches) if number else batch
                 yield replace(batch, turn=batch.turn._replace(is_last=is_last))
             else:
                 turn = batch.turn._replace(positions=range(0), is_last=is_last)
@@ -221,8 +222,7 @@ class FSDPReducer:
         """
         counts = self._world.all_gather_object(num_lanes)
         first: Lane | None = None
-        for lane in lanes:
-            _require_samples(lane.turn, has_samples=lane.has_samples)
+        for lane in map(_with_samples, lanes):
             if first is None:
                 first, spare = lane, self._spare_data(lane.data, counts)
             if lane.has_samples:
@@ -337,15 +337,12 @@ def _require_no_batch_norm(model: nn.Module, dtype: str) -> None:
             )
 
 
-def _with_samples(batch: Any) -> Any:
-    _require_samples(batch.turn, has_samples=batch.num_samples > 0)
-    return batch
-
-
-def _require_samples(turn: LaneTurn, *, has_samples: bool) -> None:
-    """Raise where a lane lost its samples, which its rank alone knows: the others wait for its forward."""
-    if turn.positions and not has_samples:
+def _with_samples(lane: Any) -> Any:
+    """Return a batch or a lane, or raise where it lost its samples: the other ranks wait for its forward."""
+    turn = lane.turn
+    if turn.positions and not lane.has_samples:
         raise DataError(
             f"none of the {len(turn.positions)} samples of lane {turn.lane} in step {turn.step} can be read, "
             "and under fsdp each lane needs one. Mend the files, or use another distributed.reducer."
         )
+    return lane

@@ -63,6 +63,7 @@ def build(world, reducer: str, equality: str = "close") -> tuple[Blocks, Reducer
 class Work:
     turn: LaneTurn
     data: torch.Tensor
+    has_samples = True
 
     def forward(self, model: nn.Module, data: torch.Tensor) -> Any:
         return model(data)

@@ -66,6 +66,7 @@ class Work:
     """A lane that notes what is done with it, and tells the meter at which place it is done."""
 
     data: torch.Tensor
+    has_samples = True
     turn: LaneTurn = field(default_factory=lambda: LaneTurn(0, 0, 0, range(1), 1, is_last=True))
     loss_function: Callable[[Any, Any], torch.Tensor] = lambda outputs, _data: outputs.sum()
     note: Callable[[str], object] = lambda _what: None
