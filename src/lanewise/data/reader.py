@@ -103,15 +103,11 @@ class LaneReader(Dataset[LaneBatch]):
             seed(collate_seed(self._seed, turn.step, turn.lane))
             return self._collate(samples)
 
-        before = self.read_bytes
+        before = self._files.read_bytes if self._files is not None else 0
         with _OneThread(), noting(lambda: batch.place):
             data = self._seeded(read)
-        return replace(batch, data=data, num_samples=num_samples, read_bytes=self.read_bytes - before)
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes that this copy of the dataset has read, where it counts them."""
-        return 0 if self._files is None else self._files.read_bytes
+        read_bytes = self._files.read_bytes - before if self._files is not None else 0
+        return LaneBatch(turn, indices, data, num_samples, read_bytes, self.eval_dataset)
 
     @property
     def total_bytes(self) -> int | None:

@@ -249,7 +249,7 @@ class LaneGradients:
 
 
 def _check(what: str, batch: LaneBatch, loss: object) -> LaneLoss | None:
-    if not batch.has_samples:
+    if not batch.num_samples:
         return LaneLoss(None, 1.0, 0.0, is_sample_mean=False) if batch.turn.positions else None
     try:
         return LaneLoss.from_returned(loss, batch.num_samples, what)

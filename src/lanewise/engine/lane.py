@@ -44,7 +44,7 @@ class TaskLane:
     @property
     def has_samples(self) -> bool:
         """See `LaneWork`."""
-        return self.batch.has_samples
+        return self.batch.num_samples > 0
 
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""
