@@ -182,7 +182,7 @@ def test_an_evaluation_gives_the_same_values(folder):
 
 def config_for_large(folder: Path) -> RunConfig:
     """One epoch in eight lanes of 64."""
-    config = configure(Large, num_lanes=8, micro_batch_size=64, steps=1000, folder=str(folder))
+    config = configure(Large, num_lanes=8, micro_batch_size=64, steps=10**6, folder=str(folder))
     return replace(config, train=replace(config.train, epochs=1))
 
 
