@@ -117,30 +117,30 @@ def own_loop(world: World) -> list[dict[str, bytes]]:
     return [*state_of(model), {"length": length.compute().numpy().tobytes()}]
 
 
-@pytest.mark.parametrize("task", [DamagedLanguage, Normed])
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_the_bytes_are_those_of_one_process(task, precision):
-    config = config_for(task, precision=precision)
-    alone, *_ = run_distributed(train, 1, config)
-    for world_size in (2, 3, 4):
-        assert all(result == alone for result in run_distributed(train, world_size, config))
+def train_each(world: World, configs: Sequence[Any]) -> list[Any]:
+    """Train with each configuration in one world."""
+    return [train(world, config) for config in configs]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_loader_workers_change_nothing(num_workers):
-    config = config_for(DamagedLanguage)
-    alone, *_ = run_distributed(train, 1, config)
-    config = replace(config, data=DataConfig(order="sequential", num_workers=num_workers))
-    assert run_distributed(train, 2, config)[0] == alone
+def test_the_bytes_are_those_of_one_process():
+    configs = [
+        config_for(task, precision=precision)
+        for task in (DamagedLanguage, Normed)
+        for precision in ("float32", "bf16")
+    ]
+    with_workers = replace(configs[0], data=DataConfig(order="sequential", num_workers=2))
+    alone, *_ = run_distributed(train_each, 1, [*configs, configs[0]])
+    for world_size in (2, 4):
+        assert run_distributed(train_each, world_size, [*configs, with_workers]) == [alone] * world_size
 
 
-@pytest.mark.parametrize("reducer", ["data_parallel", "balanced_data_parallel", "ddp"])
-def test_every_reducer_of_whole_models_goes_on(reducer):
+def test_several_devices_of_a_process_go_on():
     expected, *_ = run_distributed(train, 1, config_for(DamagedLanguage))
-    of_one_process = reducer != "ddp"
-    distributed = {"reducer": reducer, "devices": 2, "device_type": "cpu"}
-    config = config_for(DamagedLanguage, distributed=distributed)
-    assert run_distributed(train, 1 if of_one_process else 2, config)[0] == expected
+    configs = [
+        config_for(DamagedLanguage, distributed={"reducer": reducer, "devices": 2, "device_type": "cpu"})
+        for reducer in ("data_parallel", "balanced_data_parallel")
+    ]
+    assert run_distributed(train_each, 1, configs) == [[expected, expected]]
 
 
 def test_fsdp_needs_a_sample_in_each_lane():
@@ -155,11 +155,9 @@ def test_an_evaluation_counts_what_can_be_read():
     sentences = Sentences(46).sentences
     lengths = [len(one) for number, one in enumerate(sentences) if number not in LOST]
     assert alone["held_out/length"] == pytest.approx(sum(lengths) / len(lengths))
-    for world_size in (2, 3):
-        assert run_distributed(evaluate, world_size, config)[0] == alone
+    assert run_distributed(evaluate, 3, config) == [alone] * 3
 
 
 def test_an_own_loop_goes_on_too():
     alone, *_ = run_distributed(own_loop, 1)
-    for world_size in (2, 3):
-        assert run_distributed(own_loop, world_size)[0] == alone
+    assert run_distributed(own_loop, 3) == [alone] * 3
