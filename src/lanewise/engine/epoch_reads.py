@@ -41,7 +41,7 @@ class EpochReads:
         read_bytes, num_skipped = map(sum, zip(*self._world.all_gather_object(local), strict=True))
         if self._world.rank == 0:
             logger.info(
-                "epoch %d: %.1f MB read of %.1f MB%s",
+                "epoch %d: %.3g MB read of %.3g MB%s",
                 epoch,
                 read_bytes / 1e6,
                 self._total_bytes / 1e6,
