@@ -23,7 +23,8 @@ def evaluate(task: SessionRec) -> dict[str, dict[str, float]]:
     """Return the metrics of each baseline on the held-out sessions.
 
     Popularity scores an item by its clicks in training. The chain scores it by how often it came right after
-    the item before, and items that are alike in that by their popularity.
+    the item before, and items that are alike in that by their popularity. Its table has a number for each
+    pair of items: 800 MB for 10,000 of them.
     """
     size = task.num_items + 1
     follows = torch.zeros(size, size, dtype=torch.float64)

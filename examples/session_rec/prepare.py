@@ -119,6 +119,8 @@ def prepare_csv(source: Path, folder: Path, share: float = 0.1) -> None:
     Raises:
         DataError: if there is nothing to train on, or nothing to hold out.
     """
+    if not 0 < share < 1:
+        raise DataError(f"--held-out must be a share between 0 and 1, such as 0.1: got {share}.")
     sessions = [session for session in read_csv(source) if len(session[1]) > 1]
     num_train = len(sessions) - round(len(sessions) * share)
     items = sorted({item for _, visited in sessions for item in visited})

@@ -12,7 +12,7 @@ from lanewise.engine import build_engine
 from lanewise.testing import run_distributed
 from lanewise.world.world import World
 from tests.distributed.tasks import configure, train
-from tests.distributed.test_verify import verify
+from tests.distributed.test_verify import module, start, verify
 
 pytest.importorskip("pyarrow")
 
@@ -106,7 +106,9 @@ def test_sessions_of_like_lengths_together_give_other_bytes_and_the_same_on_two_
     assert results[0] != alone
 
 
-def test_verify_finds_nothing(folder):
+def test_verify_finds_nothing(folder, monkeypatch):
+    monkeypatch.setattr(module, "start", start)  # faster than programs of their own
+    monkeypatch.setattr(module, "prepare_workers", lambda *_: None)
     report = verify(config_for(folder), 2)
     assert report.is_verified
     assert report.notes == []

@@ -118,6 +118,8 @@ def test_another_format_a_folder_that_is_there_and_one_that_is_not_are_errors(tm
     (tmp_path / "log").write_text("V,1000,1\n")
     with pytest.raises(DataError, match=r"log:1 is no line of this format"):
         example.prepare.read_msweb(tmp_path / "log")
+    with pytest.raises(DataError, match=r"--held-out must be a share between 0 and 1.*got 10"):
+        example.prepare.prepare_csv(tmp_path / "log", tmp_path / "data", share=10)
     with pytest.raises(DataError, match=r"is there already. Remove it"):
         example.sessions.write_sessions(tmp_path, [], {})
     with pytest.raises(DataError, match=r"is no folder of sessions.*Make one with"):
