@@ -29,6 +29,7 @@ THEIR_LIBRARIES = {
     "apex_theirs": ("apex.amp",),
     "hf_trainer_theirs": ("transformers", "accelerate"),
     "lightning_theirs": ("lightning",),
+    "transformers4rec_theirs": ("transformers4rec",),
 }
 
 
@@ -53,6 +54,14 @@ def run_loop(script: Path, folder: Path, num_processes: int) -> bytes:
 def run_config(config: Path, run_dir: Path, devices: int) -> bytes:
     train(config, f"--distributed.devices={devices}", f"--train.run_dir={run_dir}").require_success()
     return (run_dir / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Keep the sessions that an example generates out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")

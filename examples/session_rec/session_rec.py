@@ -1,0 +1,150 @@
+"""Next-item recommendation: a causal transformer over the items of a session."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from sessions import generated_sessions, load_sessions, read_items
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+from torchmetrics import Metric
+
+from lanewise import Loss, Task
+from lanewise.data import ParquetDataset, pad
+from lanewise.metrics import RankingMetrics
+
+logger = logging.getLogger(__name__)
+
+Batch = dict[str, Any]
+PADDING = 0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Size of the model."""
+
+    num_layers: int = 2
+    num_heads: int = 4
+    width: int = 64
+    context: int = 20
+    """Items that the model looks back; of a longer session, the last ones."""
+    dropout: float = 0.2
+
+
+class NextItem(nn.Module):
+    """A transformer whose output weights are those of the items that go in."""
+
+    def __init__(self, config: ModelConfig, num_items: int) -> None:
+        super().__init__()
+        self.items = nn.Embedding(num_items + 1, config.width)
+        self.positions = nn.Embedding(config.context, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        layer = nn.TransformerEncoderLayer(
+            config.width,
+            config.num_heads,
+            4 * config.width,
+            config.dropout,
+            activation=F.gelu,
+            batch_first=True,
+            norm_first=True,
+        )
+        norm = nn.LayerNorm(config.width)
+        self.blocks = nn.TransformerEncoder(layer, config.num_layers, norm, enable_nested_tensor=False)
+        self.head = nn.Linear(config.width, num_items + 1)
+        for embedding in (self.items, self.positions):
+            nn.init.normal_(embedding.weight, std=config.width**-0.5)
+        nn.init.zeros_(self.head.bias)
+        self.head.weight = self.items.weight
+
+    def forward(self, items: torch.Tensor) -> torch.Tensor:  # [sessions, time] -> [sessions, time, items]
+        positions = torch.arange(items.shape[1], device=items.device)
+        hidden = self.dropout(self.items(items) + self.positions(positions))
+        # Padding stands behind the items of a session, so none of them attends to it.
+        mask = nn.Transformer.generate_square_subsequent_mask(items.shape[1], device=items.device)
+        logits: torch.Tensor = self.head(self.blocks(hidden, mask=mask, is_causal=True))
+        return logits
+
+
+class SessionRec(Task):
+    """Predicts each next item of a session; the metrics judge the last one of each held-out session.
+
+    Args:
+        folder: what `prepare.py` made; without it, generated sessions.
+        model: size of the model.
+        may_repeat: whether the next item may be one that the session has already. If not, those are not
+            ranked, for the model as for the baselines.
+    """
+
+    def __init__(
+        self, folder: Path | None = None, model: ModelConfig | None = None, *, may_repeat: bool = False
+    ) -> None:
+        if folder is None:
+            logger.warning("No folder is given, so the sessions are generated: they are no one's clicks.")
+        self.folder = folder or generated_sessions()
+        self.config = model or ModelConfig()
+        self.may_repeat = may_repeat
+        self.num_items = len(read_items(self.folder))
+
+    def build_model(self) -> nn.Module:
+        return NextItem(self.config, self.num_items)
+
+    def train_dataset(self) -> ParquetDataset:
+        return load_sessions(self.folder, "train")
+
+    def eval_datasets(self) -> Mapping[str, ParquetDataset]:
+        return {"held_out": load_sessions(self.folder, "held_out")}
+
+    def sample_lengths(self, dataset: Dataset[Any]) -> Sequence[int]:
+        lengths = load_sessions(self.folder, "train", "length")
+        column: Sequence[int] = lengths.__getitems__(list(range(len(lengths)))).columns["length"].numpy()
+        return column
+
+    def collate(self, samples: Any) -> Batch:
+        sessions = samples.columns["items"]
+        num_items = self.config.context + 1
+        latest = [items[-num_items:] for items in sessions.values.split(sessions.lengths.tolist())]
+        items = pad(latest, PADDING)
+        return {
+            "items": items.values.long(),
+            "lengths": items.lengths,
+            "num_targets": float((items.lengths - 1).sum()),  # on the CPU: nobody waits for it
+        }
+
+    def forward(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        logits: torch.Tensor = model(batch["items"][:, :-1])
+        return logits
+
+    def loss(self, outputs: torch.Tensor, batch: Batch) -> Loss:
+        targets = batch["items"][:, 1:].flatten()
+        total = F.cross_entropy(outputs.flatten(0, 1), targets, ignore_index=PADDING, reduction="sum")
+        return Loss(total, weight=batch["num_targets"])
+
+    def build_metrics(self) -> dict[str, Metric]:
+        return {"last_item": RankingMetrics(top_k=10)}
+
+    def update_metrics(self, metrics: Mapping[str, Metric], outputs: torch.Tensor, batch: Batch) -> None:
+        seen, last = split_last(batch)
+        scores = outputs[torch.arange(len(last), device=last.device), batch["lengths"] - 2]
+        metrics["last_item"].update(ranked(scores, seen, may_repeat=self.may_repeat), last)
+
+
+def split_last(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the items before the last one of each session, with padding, and the last ones."""
+    items, place = batch["items"], batch["lengths"][:, None] - 1
+    return items.scatter(1, place, PADDING), items.gather(1, place).squeeze(1)
+
+
+def ranked(scores: torch.Tensor, seen: torch.Tensor, *, may_repeat: bool) -> torch.Tensor:
+    """Give -inf to what cannot come next: padding, and the items that the session has, if none repeats.
+
+    Args:
+        scores: [sessions, items].
+        seen: [sessions, time], with padding.
+        may_repeat: whether an item may come again.
+    """
+    out = torch.full_like(seen[:, :1], PADDING) if may_repeat else F.pad(seen, (0, 1), value=PADDING)
+    return scores.scatter(1, out, float("-inf"))
