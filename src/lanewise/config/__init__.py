@@ -4,6 +4,7 @@ What reads files (`load`, `override`) and imports the user's classes (`classes`)
 needs neither, and their parsers take longer to import than all of this.
 """
 
+from lanewise.config.class_config import ClassConfig
 from lanewise.config.distributed import (
     Backend,
     DistributedConfig,
@@ -17,7 +18,6 @@ from lanewise.config.run import (
     ORDERS,
     BatchConfig,
     CheckpointConfig,
-    ClassConfig,
     DataConfig,
     EvaluateConfig,
     EveryConfig,
@@ -28,6 +28,7 @@ from lanewise.config.run import (
     RunConfig,
     TrainConfig,
 )
+from lanewise.config.scheduler import SchedulerConfig
 
 __all__ = [
     "MAY_DIFFER",
@@ -48,6 +49,7 @@ __all__ = [
     "PrecisionName",
     "ReducerName",
     "RunConfig",
+    "SchedulerConfig",
     "TrainConfig",
     "pin_environment",
     "pinned_variables",
