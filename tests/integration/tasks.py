@@ -49,6 +49,13 @@ class OfTheRank(Line):
         return TensorDataset(inputs + 0.01 * RANK, targets)
 
 
+class Evaluated(Line):
+    """Is evaluated on what it is trained on."""
+
+    def eval_datasets(self) -> dict[str, Dataset[Any]]:
+        return {"all": self.train_dataset()}
+
+
 class Slow(Line):
     """Sleeps in each lane, so that there is time to end it from outside."""
 

@@ -133,6 +133,22 @@ class LogConfig(Section):
 
     every_steps: Annotated[int, AtLeast(1)] = 10
     """Optimizer steps from one line to the next; progress is shown as often, so set 1 for slow steps."""
+    gradients: bool = False
+    """Whether a line has the norm of each parameter's gradient, before clipping."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStoppingConfig(Section):
+    """When a run ends before its last step, since evaluations no longer find anything better."""
+
+    metric: str
+    """Metric that is followed, as `set/metric`."""
+    mode: Mode
+    """Whether more of that metric is better, or less."""
+    patience: Annotated[int, AtLeast(1)]
+    """How many evaluations one after the other may find nothing better; the last of them ends the run."""
+    min_delta: Annotated[float, AtLeast(0)] = 0.0
+    """By how much more than this a value must be better than the best before, to count as better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +163,8 @@ class EvaluateConfig(Section):
     """Metric by which the best model is kept, as `set/metric`; unset: only the last model is kept."""
     best_mode: Mode = "max"
     """Whether more of that metric is better, or less."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """Ends the run when a metric no longer gets better; unset: the run goes on to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ def identify(config: RunConfig, dataset: Mapping[str, Any], world: World, num_st
         world: the processes.
         num_steps: those of the whole run.
     """
-    scheduler = config.scheduler
+    scheduler, early_stopping = config.scheduler, config.evaluate.early_stopping
     best = config.evaluate.best
     return {
         "lanes": asdict(config.batch),
@@ -36,6 +36,7 @@ def identify(config: RunConfig, dataset: Mapping[str, Any], world: World, num_st
         "max_grad_norm": config.train.max_grad_norm,
         "ema_decay": config.train.ema_decay,
         "best": None if best is None else {"value": best, "mode": config.evaluate.best_mode},
+        "early_stopping": None if early_stopping is None else asdict(early_stopping),
         "task": plain(config.task),
     }
 
@@ -64,8 +65,9 @@ def compare(
 ) -> tuple[list[str], list[str]]:
     """Compare a run's identity with a checkpoint's; return the differences, allowed ones separately.
 
-    Some are always allowed, and only told: the best value is looked for anew where it is another one, and of
-    a task's arguments nobody knows which change the model and which say where the data are.
+    Some are always allowed, and only told: the best value is looked for anew where it is another one, as is
+    that of early stopping, which changes no step; and of a task's arguments nobody knows which change the
+    model and which say where the data are.
     """
     mistakes: list[str] = []
     allowed: list[str] = []
@@ -78,7 +80,7 @@ def compare(
     return mistakes, allowed
 
 
-_ONLY_TOLD = ("best", "task")
+_ONLY_TOLD = ("best", "early_stopping", "task")
 _WHY = {"num_steps": ": the learning rate that scheduler.name gives a step depends on the run's length"}
 
 
