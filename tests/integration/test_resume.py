@@ -212,6 +212,7 @@ def test_allow_names_only_what_may_differ(stopped):
     assert done.code == 2
     (said,) = done.errors
     assert said == (
-        "error: --allow must list what may differ, out of lanes, dataset, seed, max_grad_norm, ema_decay: "
+        "error: --allow must list what may differ, out of lanes, dataset, seed, num_steps, "
+        "max_grad_norm, ema_decay: "
         "got 'precision'."
     )

@@ -74,6 +74,7 @@ class Engine:
             read_again=self._read_again,
             seed=config.train.seed,
             max_grad_norm=config.train.max_grad_norm,
+            logs_gradients=config.log.gradients,
         )
 
     def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = ()) -> dict[str, float]:
