@@ -16,10 +16,22 @@ section that `lanewise.train` takes. `lanewise train --help` lists the same keys
 """
 
 TAIL = """\
-A scheduler is stepped once in each optimizer step, on any number of processes. The number of steps that a
-run will take is printed before the first one. `torch.optim.lr_scheduler.ReduceLROnPlateau` is stepped after
-each evaluation instead, with the value of `evaluate.best`, which must be set; its `mode` is
-`evaluate.best_mode`. With `train.warmup_steps` it begins with the first evaluation after the warm-up.
+## How the learning rate changes
+
+    scheduler: {name: cosine, warmup: 0.05}
+    scheduler: {class_path: torch.optim.lr_scheduler.StepLR, init_args: {step_size: 100}, warmup: 20}
+
+A scheduler with a name knows how many steps the run takes; that number is printed before the first step.
+With `w` steps of warm-up step `s` has `(s + 1) / (w + 1)` of the learning rate while `s < w`. From there
+linear and cosine fall to 0, which only the step after the last one would have. So the length is part of what
+the run is: a checkpoint of a run with another number of steps is refused, unless `--resume --allow num_steps`
+says to go on; the learning rate is then that which the new length gives each further step. A class, or a
+warm-up alone, does not depend on the length, if the warm-up is a number of steps.
+
+A class of torch's or your own is stepped once in each optimizer step, on any number of processes.
+`torch.optim.lr_scheduler.ReduceLROnPlateau` is stepped after each evaluation instead, with the value of
+`evaluate.best`, which must be set; its `mode` is `evaluate.best_mode`. With a `warmup` it begins with the
+first evaluation after the warm-up.
 
 ## Limits
 

@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from lanewise.engine.own_loop import Lanes
     from lanewise.jobs.api import evaluate, predict, train
     from lanewise.task import Loss, Task
+    from lanewise.world.machine import local_rank_zero_first
 
-__all__ = ["Callback", "Lanes", "Loss", "Task", "evaluate", "predict", "train"]
+__all__ = ["Callback", "Lanes", "Loss", "Task", "evaluate", "local_rank_zero_first", "predict", "train"]
 
 _MODULES = {
     "Callback": "lanewise.callback",
@@ -17,6 +18,7 @@ _MODULES = {
     "Loss": "lanewise.task",
     "Task": "lanewise.task",
     "evaluate": "lanewise.jobs.api",
+    "local_rank_zero_first": "lanewise.world.machine",
     "predict": "lanewise.jobs.api",
     "train": "lanewise.jobs.api",
 }

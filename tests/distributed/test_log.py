@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 
 from lanewise.checkpoint import CheckpointFolder, Saver
-from lanewise.config import CheckpointConfig, DistributedConfig, EveryConfig, RunConfig
+from lanewise.config import CheckpointConfig, DistributedConfig, EveryConfig, LogConfig, RunConfig
 from lanewise.engine import Engine, Saving, build_engine, build_run, resume
+from lanewise.engine.step_metrics import step_metrics
 from lanewise.loggers import JsonlLogger
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
-from tests.distributed.tasks import Language, configure
+from tests.distributed.tasks import Language, TinyTransformer, configure
 
 MEASURED = ("perf/", "time/", "memory/")
 
@@ -133,3 +135,81 @@ def test_clipping_and_a_loss_scale_need_the_norm_of_every_step(reducer, needs):
     for computed, written in run_distributed(norms, 2, logged(10, reducer=reducer, **needs)):
         assert computed == list(range(23))
         assert written == {step: expected[step] for step in (0, 10, 20, 22)}
+
+
+def gradient_norms(world, config) -> tuple[list[int], list[dict[str, float]], list[dict[str, float]]]:
+    """Train; return the steps in which these were computed, and what lines say of them and of the whole."""
+    set_determinism("exact", 1)
+    engine = build_engine(config, world)
+    divide, gradients = engine.train_step.gradients.divide, []
+
+    def note(**needs: bool) -> Any:
+        gradients.append(divide(**needs))
+        return gradients[-1]
+
+    engine.train_step.gradients.divide = note
+    computed, each, together = [], [], []
+    for report in engine.steps():
+        if gradients.pop().norms is not None:
+            computed.append(report.step)
+        if report.line is not None:
+            metrics = step_metrics(report.line, 1, 1, world.device)
+            each.append({key: one for key, one in metrics.items() if key.startswith("gradients/")})
+            together.append(metrics["train/grad_norm"])
+    return computed, each, together
+
+
+def logging_gradients(**changes: Any) -> RunConfig:
+    config = logged(10, **changes)
+    return dataclasses.replace(config, log=LogConfig(every_steps=10, gradients=True))
+
+
+@pytest.fixture(scope="module")
+def norms_of_parameters():
+    return run_distributed(gradient_norms, 1, logging_gradients())[0]
+
+
+def test_lines_have_the_norm_of_each_parameter_before_clipping(norms_of_parameters):
+    computed, each, together = norms_of_parameters
+    assert computed == [0, 10, 20, 22]
+    clipped = run_distributed(gradient_norms, 1, logging_gradients(clips=True))[0]
+    assert clipped[1][0] == each[0]
+    names = [f"gradients/{name}" for name, _ in TinyTransformer().named_parameters()]
+    for line, norm in zip(each, together, strict=True):
+        assert list(line) == names
+        assert math.hypot(*line.values()) == pytest.approx(norm)
+        assert line["gradients/never"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reducer", "world_size"),
+    [("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3), ("data_parallel", 1), ("balanced_data_parallel", 1)],
+)
+def test_they_are_the_same_on_any_devices(norms_of_parameters, reducer, world_size):
+    config = logging_gradients(reducer=reducer)
+    if world_size == 1:
+        devices = dataclasses.replace(config.distributed, devices=("cpu", "cpu", "cpu"))
+        config = dataclasses.replace(config, distributed=devices)
+    for result in run_distributed(gradient_norms, world_size, config):
+        assert result == norms_of_parameters
+
+
+@pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
+def test_in_close_they_are_close(norms_of_parameters, reducer):
+    config = logging_gradients(reducer=reducer)
+    config = dataclasses.replace(config, distributed=DistributedConfig(equality="close", reducer=reducer))
+    (computed, each, _), again = run_distributed(gradient_norms, 2, config)
+    assert (computed, each) == again[:2] == (norms_of_parameters[0], again[1])
+    assert each[0] == pytest.approx(norms_of_parameters[1][0], rel=1e-4)
+
+
+@pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
+def test_without_being_asked_for_none_is_computed(reducer):
+    for computed, each, _ in run_distributed(gradient_norms, 2, logged(10, reducer=reducer)):
+        assert (computed, each) == ([], [{}] * 4)
+
+
+def test_they_are_columns_of_the_metrics(tmp_path):
+    run_distributed(fit, 2, logging_gradients(reducer="fsdp"), str(tmp_path))
+    for line in lines_of(tmp_path):
+        assert line["gradients/embedding.weight"] > 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.config import ClassConfig, DataConfig, RunConfig
+from lanewise.config import ClassConfig, DataConfig, RunConfig, SchedulerConfig
 from lanewise.errors import ConfigError
 from lanewise.testing import run_distributed
 from lanewise.verify import verify as module
@@ -132,13 +132,23 @@ def test_noise_of_the_optimizer_itself_is_named(model):
 @pytest.mark.parametrize("model", ONE_MODEL)
 def test_a_scheduler_that_knows_the_size_is_named(model):
     def scheduled(wrong: bool) -> RunConfig:
-        scheduler = ClassConfig(class_path=f"{mistakes.__name__}.KnowsTheSize", init_args={"wrong": wrong})
+        scheduler = SchedulerConfig(
+            class_path=f"{mistakes.__name__}.KnowsTheSize", init_args={"wrong": wrong}
+        )
         return mistakes.config("nothing", model, wrong, scheduler=scheduler)
 
     (finding,) = verify(scheduled(True)).findings
     assert finding.cause == CAUSES["groups that know the size"]
     assert finding.evidence == "step 0, lr of group 0 is 0.1 in one process and 0.2 in 2 processes."
     assert verify(scheduled(False)).is_verified
+
+
+@pytest.mark.parametrize("model", ONE_MODEL)
+def test_a_named_scheduler_verifies(model):
+    """Its steps are those of the whole run, though few of them are taken."""
+    scheduler = SchedulerConfig(name="wsd", warmup=0.25)
+    report = verify(mistakes.config("nothing", model, False, scheduler=scheduler), 3, resumes=True)
+    assert (report.is_verified, list(report.findings)) == (True, [])
 
 
 FORGETTING = {
@@ -153,7 +163,8 @@ def test_state_that_does_not_survive_is_named(section, model):
     name, attribute = FORGETTING[section]
 
     def forgetting(wrong: bool) -> RunConfig:
-        forgetful = ClassConfig(class_path=f"{mistakes.__name__}.{name}", init_args={"wrong": wrong})
+        kind = SchedulerConfig if section == "scheduler" else ClassConfig
+        forgetful = kind(class_path=f"{mistakes.__name__}.{name}", init_args={"wrong": wrong})
         return mistakes.config("nothing", model, wrong, **{section: forgetful})
 
     (finding,) = verify(forgetting(True), resumes=True).findings

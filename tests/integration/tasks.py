@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from lanewise import Callback, Task
+from lanewise import Callback, Task, local_rank_zero_first
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -47,6 +47,13 @@ class OfTheRank(Line):
     def train_dataset(self) -> Dataset[Any]:
         inputs, targets = super().train_dataset().tensors
         return TensorDataset(inputs + 0.01 * RANK, targets)
+
+
+class Evaluated(Line):
+    """Is evaluated on what it is trained on."""
+
+    def eval_datasets(self) -> dict[str, Dataset[Any]]:
+        return {"all": self.train_dataset()}
 
 
 class Slow(Line):
@@ -177,6 +184,32 @@ class RaisesInForward(Line):
                 raise ValueError("the image is upside down")
             time.sleep(self.others_sleep_seconds)
         return super().forward(model, batch)
+
+
+class Downloads(Line):
+    """Makes a file where there is none, or fails to.
+
+    Args:
+        file: what is downloaded.
+        fails: how that ends instead: by an error, or by the end of the process.
+    """
+
+    def __init__(self, file: str, fails: str = "") -> None:
+        super().__init__()
+        self.file = Path(file)
+        self.fails = fails
+
+    def train_dataset(self) -> Dataset[Any]:
+        with local_rank_zero_first():
+            if self.fails == "error":
+                raise OSError("no space left")
+            if self.fails:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if RANK == 0:
+                time.sleep(0.5)
+                self.file.touch(exist_ok=False)
+            assert self.file.exists()
+        return super().train_dataset()
 
 
 class MuteError(Exception):

@@ -121,6 +121,25 @@ def shows_only(done: Done, exception: str) -> None:
     assert done.leftover == []
 
 
+def download(tmp_path, **init_args):
+    path = write_config(tmp_path, distributed={"devices": 3})
+    tree = {"class_path": "tasks.Downloads", "init_args": {"file": str(tmp_path / "file"), **init_args}}
+    return train(path, "--task", json.dumps(tree))
+
+
+def test_one_process_downloads_before_the_others(tmp_path):
+    download(tmp_path).require_success()
+
+
+@pytest.mark.parametrize(("fails", "said"), [("error", "OSError: no space left"), ("kill", "SIGKILL")])
+def test_a_download_that_fails_ends_every_process(tmp_path, fails, said):
+    done = download(tmp_path, fails=fails)
+    assert done.code == 1
+    assert [line.partition(" on ")[0] for line in done.errors] == ["error: rank 0"]
+    assert said in done.stderr
+    assert done.leftover == []
+
+
 def test_the_exception_of_a_single_process_is_shown_once(tmp_path):
     done = train(write_config(tmp_path, "tasks.RaisesInForward"), "--task.init_args.rank", 0)
     assert done.code == 1

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.integration.command import Warm, train
+from tests.integration.command import Warm, train, write_config
 from tests.soak.kill_and_resume import KINDS, check_lineage, kill_and_resume, result, write_noisy
 
 
@@ -96,6 +96,23 @@ def test_resume_of_a_run_that_has_ended_ends_with_the_same_bytes(tmp_path, whole
     (tmp_path / "run" / "model.safetensors").unlink()
     train(write_noisy(tmp_path), "--resume", "--distributed.devices", devices).require_success()
     assert result(tmp_path) == result(whole)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_that_early_stopping_ended_has_ended(tmp_path, devices):
+    early_stopping = {"metric": "all/loss", "mode": "min", "patience": 1, "min_delta": 1000}
+    config = write_config(
+        tmp_path,
+        "tasks.Evaluated",
+        evaluate={"every_steps": 2, "early_stopping": early_stopping},
+        distributed={"devices": devices},
+    )
+    done = train(config).require_success()
+    assert "so the run ends after 4 of 6 steps" in done.stderr
+    model = (tmp_path / "run" / "model.safetensors").read_bytes()
+    done = train(config, "--resume").require_success()
+    assert "nothing was left to train: all 4 steps were taken before" in done.stderr
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
 
 
 def test_resume_with_fewer_steps_than_were_taken_changes_nothing_that_was_trained(tmp_path, whole):
@@ -195,6 +212,7 @@ def test_allow_names_only_what_may_differ(stopped):
     assert done.code == 2
     (said,) = done.errors
     assert said == (
-        "error: --allow must list what may differ, out of lanes, dataset, seed, max_grad_norm, ema_decay: "
+        "error: --allow must list what may differ, out of lanes, dataset, seed, num_steps, "
+        "max_grad_norm, ema_decay: "
         "got 'precision'."
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from lanewise.config.check import expand_user
+from lanewise.config.marks import expand_user
 from lanewise.config.override import Override
 
 T = TypeVar("T")

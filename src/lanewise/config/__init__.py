@@ -4,6 +4,7 @@ What reads files (`load`, `override`) and imports the user's classes (`classes`)
 needs neither, and their parsers take longer to import than all of this.
 """
 
+from lanewise.config.class_config import ClassConfig
 from lanewise.config.distributed import (
     Backend,
     DistributedConfig,
@@ -17,8 +18,8 @@ from lanewise.config.run import (
     ORDERS,
     BatchConfig,
     CheckpointConfig,
-    ClassConfig,
     DataConfig,
+    EarlyStoppingConfig,
     EvaluateConfig,
     EveryConfig,
     LogConfig,
@@ -28,6 +29,7 @@ from lanewise.config.run import (
     RunConfig,
     TrainConfig,
 )
+from lanewise.config.scheduler import SchedulerConfig
 
 __all__ = [
     "MAY_DIFFER",
@@ -38,6 +40,7 @@ __all__ = [
     "ClassConfig",
     "DataConfig",
     "DistributedConfig",
+    "EarlyStoppingConfig",
     "Equality",
     "EvaluateConfig",
     "EveryConfig",
@@ -48,6 +51,7 @@ __all__ = [
     "PrecisionName",
     "ReducerName",
     "RunConfig",
+    "SchedulerConfig",
     "TrainConfig",
     "pin_environment",
     "pinned_variables",

@@ -8,9 +8,8 @@ Each mistake is one line that stands alone: the dotted key, the value, what is n
 import difflib
 import inspect
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -25,66 +24,15 @@ _LONGEST_SHOWN_VALUE = 80
 _MOST_SUGGESTIONS = 10  # each takes a moment to find
 
 
-@dataclass(frozen=True)
-class AtLeast:
-    """Marks a number that must be `bound` or more."""
-
-    bound: int
-
-    def holds(self, value: float) -> bool:
-        """Tell whether `value` is in the range."""
-        return value >= self.bound
-
-    def __str__(self) -> str:
-        return f"at least {self.bound}"
-
-
-@dataclass(frozen=True)
-class Above:
-    """Marks a number that must be greater than `bound`."""
-
-    bound: int
-
-    def holds(self, value: float) -> bool:
-        """Tell whether `value` is in the range; NaN never is."""
-        return value > self.bound
-
-    def __str__(self) -> str:
-        return f"greater than {self.bound}"
-
-
-@dataclass(frozen=True)
-class Below:
-    """Marks a number that must be less than `bound`."""
-
-    bound: int
-
-    def holds(self, value: float) -> bool:
-        """Tell whether `value` is in the range."""
-        return value < self.bound
-
-    def __str__(self) -> str:
-        return f"less than {self.bound}"
-
-
-@dataclass(frozen=True)
-class PathLike:
-    """Marks text that is a path; `~` is the user's folder."""
-
-    def holds(self, value: str) -> bool:
-        """Tell whether `value` can be a path."""
-        return "\0" not in value and not expand_user(value).startswith("~")
-
-    def __str__(self) -> str:
-        return "a path"
-
-
 class Section:
     """Base of the configuration's dataclasses: one that breaks its types, ranges or rules cannot be made."""
 
     RULES: ClassVar[tuple[Callable[..., str | None], ...]] = ()
     """What fields must fulfil together: functions whose parameters are the names of fields. Each runs when
     its fields are valid by themselves, and returns the mistake or None."""
+
+    MOVED: ClassVar[Mapping[str, str]] = {}
+    """Keys that the section had once, and the dotted keys that took their place."""
 
     TEXT_KEY: ClassVar[str] = ""
     """The key that a text stands for where the whole section is expected; none: a text is a mistake."""
@@ -132,7 +80,9 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
 
 
 def _suggest_key(cls: type[Section], name: object, prefix: str) -> str:
-    """Say which key was probably meant: of that name in a section below, or of a similar one here."""
+    """Say which key was probably meant: one that moved, of that name below, or of a similar one here."""
+    if name in cls.MOVED:
+        return f"Use {cls.MOVED[str(name)]}, which took its place."
     if below := [f"{prefix}{key}" for key in _keys_below(cls) if key.rpartition(".")[2] == name]:
         return f"Did you mean {' or '.join(below)}?"
     return suggest(name, [field.name for field in _fields(cls)], prefix)
@@ -159,11 +109,6 @@ def show(value: object) -> str:
     """Write a value as it would stand in a configuration file, on one line, shortened if it is long."""
     text = json.dumps(value, default=str, ensure_ascii=False, skipkeys=True)
     return text if len(text) <= _LONGEST_SHOWN_VALUE else f"{text[: _LONGEST_SHOWN_VALUE - 3]}..."
-
-
-def expand_user(path: str) -> str:
-    """Write the folder of a user for a leading `~` or `~name`; a path with an unknown name is not changed."""
-    return os.path.expanduser(path)  # noqa: PTH111 - pathlib raises for an unknown name, and drops a "./"
 
 
 def _fields(cls: type[Section]) -> tuple[Field[Any], ...]:
@@ -208,7 +153,7 @@ def _read_value(hint: Any, value: Any, key: str) -> Any:
         if value is None and NoneType in get_args(hint):
             return None
         options = [option for option in get_args(hint) if option is not NoneType]
-        meant = next((one for one in options if isinstance(value, list | tuple) == _is_list(one)), options[0])
+        meant = _option_meant(options, value)
         if len(options) > 1 and not _is_list(meant) and not _is_valid(_without_ranges(meant), value):
             raise ConfigError(f"{key} must be {' or '.join(map(_needed, options))}: got {show(value)}.")
         return _read_value(meant, value, key)
@@ -228,6 +173,14 @@ def _read_value(hint: Any, value: Any, key: str) -> Any:
     if _is_valid(hint, value):
         return float(value) if hint is float else value
     raise ConfigError(f"{key} must be {_needed(hint)}: got {show(value)}{_remedy(hint, value)}")
+
+
+def _option_meant(options: Sequence[Any], value: object) -> Any:
+    """Choose the type of a union that a value is meant to have; the first one where it fits none."""
+    alike = [one for one in options if isinstance(value, list | tuple) == _is_list(one)] or options
+    return next(
+        (one for one in alike if not _is_list(one) and _is_valid(_without_ranges(one), value)), alike[0]
+    )
 
 
 def _is_list(hint: Any) -> bool:

@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from lanewise.config.check import show, suggest
-from lanewise.config.run import ClassConfig, RunConfig
+from lanewise.config.class_config import ClassConfig
+from lanewise.config.run import RunConfig
 from lanewise.errors import ConfigError, text_of
 
 

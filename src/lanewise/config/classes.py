@@ -15,9 +15,10 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from lanewise.config.check import read_section, show, suggest
+from lanewise.config.class_config import ClassConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.optimizer import refuse_optimizer
-from lanewise.config.run import ClassConfig, RunConfig
+from lanewise.config.run import RunConfig
 from lanewise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ def describe_classes(config: RunConfig) -> str:
 def _sections(config: RunConfig) -> list[tuple[str, ClassConfig]]:
     """List the sections that name a class, by their dotted keys."""
     sections = [("task", config.task), ("optimizer", config.optimizer)]
-    if config.scheduler is not None:
-        sections.append(("scheduler", config.scheduler))
+    if config.scheduler is not None and config.scheduler.of_class is not None:
+        sections.append(("scheduler", config.scheduler.of_class))
     if config.data.order is not None:
         sections.append(("data.order", config.data.order))
     return sections + [(f"callbacks.{number}", section) for number, section in enumerate(config.callbacks)]

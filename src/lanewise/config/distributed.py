@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from lanewise.config.check import AtLeast, Section
+from lanewise.config.check import Section
+from lanewise.config.marks import AtLeast
 
 ReducerName = Literal["ddp", "fsdp", "single", "data_parallel", "balanced_data_parallel"]
 Equality = Literal["close", "exact"]

@@ -5,8 +5,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lanewise.config.check import expand_user, read_section
+from lanewise.config.check import read_section
 from lanewise.config.file import read_file
+from lanewise.config.marks import expand_user
 from lanewise.config.override import Override, apply_overrides
 from lanewise.config.run import RunConfig
 from lanewise.config.strict_yaml import write_yaml

@@ -6,8 +6,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
+from lanewise.config.class_config import ClassConfig
 from lanewise.config.class_path import resolve_class
-from lanewise.config.run import ClassConfig, RunConfig
+from lanewise.config.run import RunConfig
+from lanewise.config.scheduler import SchedulerConfig
 from lanewise.errors import ConfigError
 
 
@@ -75,9 +77,12 @@ def _closure_mistakes(config: RunConfig) -> Iterator[str]:
         )
 
 
-def follows_evaluation(scheduler: ClassConfig) -> bool:
+def follows_evaluation(scheduler: SchedulerConfig) -> bool:
     """Tell whether a scheduler is stepped by what an evaluation gave, instead of after each step."""
-    return _is_a(resolve_class("scheduler", scheduler), "torch.optim.lr_scheduler.ReduceLROnPlateau")
+    section = scheduler.of_class
+    if section is None:
+        return False
+    return _is_a(resolve_class("scheduler", section), "torch.optim.lr_scheduler.ReduceLROnPlateau")
 
 
 def choose_implementation(
@@ -104,7 +109,7 @@ def choose_implementation(
     return replace(section, init_args={**section.init_args, chosen: True})
 
 
-def _plateau_mistake(config: RunConfig, scheduler: ClassConfig) -> str | None:
+def _plateau_mistake(config: RunConfig, scheduler: SchedulerConfig) -> str | None:
     best, best_mode = config.evaluate.best, config.evaluate.best_mode
     if best is None:
         return (

@@ -2,26 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from lanewise.config.check import Above, AtLeast, Below, PathLike, Section, expand_user, suggest
+from lanewise.config.check import Section, suggest
+from lanewise.config.class_config import ClassConfig
 from lanewise.config.distributed import DistributedConfig
+from lanewise.config.marks import Above, AtLeast, Below, PathLike, expand_user
+from lanewise.config.scheduler import SchedulerConfig
 
 PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
 Mode = Literal["max", "min"]
 
-MAY_DIFFER = ("lanes", "dataset", "seed", "max_grad_norm", "ema_decay")
+MAY_DIFFER = ("lanes", "dataset", "seed", "num_steps", "max_grad_norm", "ema_decay")
 """What may differ on resume from what the checkpoint is of, if the user says so; the rest never may."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassConfig(Section):
-    """An object to build: its class and its constructor's arguments."""
-
-    class_path: str
-    """The class, as `module.Class`."""
-    init_args: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the constructor by name; those that only the running program knows are left out."""
 
 
 ORDERS = {
@@ -102,6 +95,7 @@ class TrainConfig(Section):
     """How long to train, from which seed, and where the results go."""
 
     RULES = (_some_end_is_given,)
+    MOVED: ClassVar = {"warmup_steps": "scheduler.warmup"}
 
     run_dir: Annotated[str, PathLike()]
     """Folder that the run writes into, relative to the working directory; ~ is the user's folder."""
@@ -113,8 +107,6 @@ class TrainConfig(Section):
     """Seed of the weights, the sample order and every lane's random numbers."""
     max_grad_norm: Annotated[float, Above(0)] | None = None
     """Largest L2 norm of the whole gradient, which is scaled down beyond it; unset: no clipping."""
-    warmup_steps: Annotated[int, AtLeast(1)] | None = None
-    """Steps over which the learning rate rises linearly to its value; the scheduler begins after them."""
     ema_decay: Annotated[float, Above(0), Below(1)] | None = None
     """Keep an exponential moving average of the weights, which is what gets evaluated; unset: none."""
 
@@ -141,6 +133,22 @@ class LogConfig(Section):
 
     every_steps: Annotated[int, AtLeast(1)] = 10
     """Optimizer steps from one line to the next; progress is shown as often, so set 1 for slow steps."""
+    gradients: bool = False
+    """Whether a line has the norm of each parameter's gradient, before clipping."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStoppingConfig(Section):
+    """When a run ends before its last step, since evaluations no longer find anything better."""
+
+    metric: str
+    """Metric that is followed, as `set/metric`."""
+    mode: Mode
+    """Whether more of that metric is better, or less."""
+    patience: Annotated[int, AtLeast(1)]
+    """How many evaluations one after the other may find nothing better; the last of them ends the run."""
+    min_delta: Annotated[float, AtLeast(0)] = 0.0
+    """By how much more than this a value must be better than the best before, to count as better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +163,8 @@ class EvaluateConfig(Section):
     """Metric by which the best model is kept, as `set/metric`; unset: only the last model is kept."""
     best_mode: Mode = "max"
     """Whether more of that metric is better, or less."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """Ends the run when a metric no longer gets better; unset: the run goes on to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,8 +242,8 @@ class RunConfig(Section):
     """Length, seed and folder of the run."""
     optimizer: ClassConfig
     """The optimizer; its parameters are given at run time."""
-    scheduler: ClassConfig | None = None
-    """The learning-rate scheduler; its optimizer is given at run time; unset: a constant learning rate."""
+    scheduler: SchedulerConfig | None = None
+    """How the learning rate changes; unset: not at all."""
     precision: PrecisionName = "float32"
     """Number format of forward and loss; weights and gradients are float32."""
     data: DataConfig = field(default_factory=DataConfig)

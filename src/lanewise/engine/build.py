@@ -18,7 +18,7 @@ from lanewise.engine.model_transforms import transform
 from lanewise.engine.optimizer import build_optimizer
 from lanewise.engine.order import OrderChoice
 from lanewise.engine.run import Run
-from lanewise.engine.scheduler import build_scheduler, require_enough_steps
+from lanewise.engine.scheduler import build_scheduler
 from lanewise.engine.step import Training
 from lanewise.lanes import Schedule
 from lanewise.precision import Precision
@@ -54,16 +54,15 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     if average is not None:
         reducer.adopt(average.module)
     optimizer = build_optimizer(config, task, model)
-    scheduler, plateau = build_scheduler(config, optimizer)
     precision = Precision(config.precision, world.device.type)
-    training = Training(task, model, optimizer, scheduler, precision, average, plateau)
     loader, dataset = build_run_loader(config, task, world)
     last_step = _last_step(config, loader.schedule)
-    require_enough_steps(config, scheduler, last_step)
+    scheduler, plateau = build_scheduler(config, optimizer, last_step)
+    training = Training(task, model, optimizer, scheduler, precision, average, plateau)
     evaluator = build_evaluator(config, task, training.evaluated_model, precision, world, reducer)
     evaluation = build_evaluation(config, evaluator, loader.schedule, last_step)
     interval = LogInterval(config.log.every_steps, last_step)
-    identity = identify(config, dataset, world)
+    identity = identify(config, dataset, world, last_step)
     run = Run(config, world, training, reducer, clock, loader, evaluation, interval, last_step, identity)
     if world.rank == 0:
         run.describe()

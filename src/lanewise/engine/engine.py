@@ -74,6 +74,7 @@ class Engine:
             read_again=self._read_again,
             seed=config.train.seed,
             max_grad_norm=config.train.max_grad_norm,
+            logs_gradients=config.log.gradients,
         )
 
     def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = ()) -> dict[str, float]:
@@ -94,11 +95,12 @@ class Engine:
         """
         num_behind = 1 if has_streams(self._world.device) else 0
         observers = Observers(callbacks if self._world.rank == 0 else (), self._name_metrics, num_behind)
-        start = time.perf_counter()
+        start, end = time.perf_counter(), self.first_step
         with observers.observing(run_dir.path, self.first_step, self.last_step):
             if self.evaluation is not None and self.evaluation.is_due:  # a signal came before it was made
                 self._evaluate(self.first_step - 1, run_dir, observers)
             for report in self.steps():
+                end = report.step + 1
                 stops = report.totals.wants_stop
                 saves = self._saves_after(report)
                 observers.show(report.line)
@@ -106,21 +108,25 @@ class Engine:
                     self._show_epoch(report.step, observers)
                 if self._evaluates_after(report.step) and not stops:
                     stops = self._evaluate_or_stop(report.step, run_dir, observers)
-                if saves or stops:
+                if saves or stops or self._ends_early:
                     self._save(report.step, observers, stops=stops)
             observers.catch_up()
+            if self._ends_early and self._saving is not None:
+                self._saving.finish()
             self._write_models(run_dir)
         if self._world.rank == 0:
-            self._describe_end(time.perf_counter() - start)
+            self._describe_end(end, time.perf_counter() - start)
             logger.info("model: %s", run_dir.model)
         return {} if self.evaluation is None else self.evaluation.last_values
 
     def steps(self) -> Iterator[StepReport]:
-        """Take one step after the other. Collective for each step."""
+        """Take one step after the other, until evaluations end the run. Collective for each step."""
         batches = self._reads.count(self.loader.batches(self.first_step, self.last_step))
         batches = self._record(to_device(batches, self._world.device))
         try:
             for _ in range(self.first_step, self.last_step):
+                if self._ends_early:
+                    break
                 yield self.train_step.run(batches)
             self._gradients.check()
         finally:
@@ -134,6 +140,11 @@ class Engine:
         """Return a batch as it was before its forward, on the device."""
         (again,) = to_device([self.loader.reader[batch.turn, batch.indices]], self._world.device)
         return again
+
+    @property
+    def _ends_early(self) -> bool:
+        """Whether an evaluation ended the run, alike on every rank."""
+        return self.evaluation is not None and self.evaluation.ends_run
 
     def _ends_epoch(self, step: int) -> bool:
         return (step + 1) % self.schedule.steps_per_epoch == 0 or step + 1 == self.last_step
@@ -157,7 +168,7 @@ class Engine:
             self._evaluate(step, run_dir, observers)
         except PreemptedError:
             return True
-        except ConfigError as error:  # evaluate.best: only now is known which values a metric has
+        except ConfigError as error:  # of a name in evaluate: only now is known which values a metric has
             if self._saving is None:
                 raise
             self._gradients.check()
@@ -195,7 +206,7 @@ class Engine:
         is_evaluated = self.evaluation is None or not self.evaluation.is_due
         metric = None if self.evaluation is None else self.evaluation.last_value
         # After the last step there is little left to do but an evaluation.
-        is_done = is_evaluated and step + 1 == self.last_step
+        is_done = is_evaluated and (step + 1 == self.last_step or self._ends_early)
         self._saving.save(step, metric, stops=stops and not is_done)
 
     def _write_models(self, run_dir: RunDir) -> None:
@@ -204,14 +215,18 @@ class Engine:
         if self.training.average is not None:
             save_model(self.training.average.module, run_dir.averaged_model, self._world.rank)
 
-    def _describe_end(self, seconds: float) -> None:
-        """Say what was trained, in so many seconds."""
-        num_steps = self.last_step - self.first_step
+    def _describe_end(self, end: int, seconds: float) -> None:
+        """Say what was trained, in so many seconds, up to a step."""
+        if end < self.last_step:
+            assert self.evaluation is not None
+            why = self.evaluation.describe_end()
+            logger.info("%s, so the run ends after %d of %d steps", why, end, self.last_step)
+        num_steps = end - self.first_step
         if not num_steps:
-            logger.info("nothing was left to train: all %d steps were taken before", self.last_step)
+            logger.info("nothing was left to train: all %d steps were taken before", end)
             return
         before = self.schedule.num_samples_before
-        num_samples = before(self.last_step) - before(self.first_step)
+        num_samples = before(end) - before(self.first_step)
         logger.info(
             "trained %d steps on %d samples in %.1f s: %.0f samples/s over all processes",
             num_steps,

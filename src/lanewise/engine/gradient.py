@@ -34,6 +34,8 @@ class StepGradient:
     """Loss and weight."""
     norm: torch.Tensor | None
     """L2 norm of the gradient, a scalar on the device; None where nothing needs it."""
+    norms: torch.Tensor | None
+    """That of each parameter, [num_parameters]; likewise."""
     allows_update: bool
     """Whether the weights may be updated: the step has weight, and no fp16 overflow. Else `grad` is None."""
 
@@ -183,13 +185,14 @@ class LaneGradients:
         for replica in range(len(self._open)):
             self._buffers.reset(replica)
 
-    def divide(self, *, needs_norm: bool = True) -> StepGradient:
+    def divide(self, *, needs_norm: bool = True, needs_norms: bool = False) -> StepGradient:
         """Make the gradient of the step whole: the weighted mean over the global batch.
 
-        Collective: every rank must call this, with the same argument.
+        Collective: every rank must call this, with the same arguments.
 
         Args:
             needs_norm: whether to compute the norm even if no loss scale needs it.
+            needs_norms: whether to compute that of each parameter.
 
         Raises:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
@@ -197,6 +200,7 @@ class LaneGradients:
         totals = self._losses.finish()
         self.reducer.finish(self._losses.divisor(totals, self._turn))
         norm = self.reducer.grad_norm() if needs_norm or self.loss_scale is not None else None
+        norms = self.reducer.gradient_norms() if needs_norms else None
         allows_update = totals.allow_update
         if allows_update:
             self._buffers.merge(totals.buffer_changes)
@@ -215,7 +219,7 @@ class LaneGradients:
         self._losses.require_finite(totals, self._turn)
         if not totals.weight:
             logger.warning("step %d: the global batch has weight 0, so nothing was updated", self._turn.step)
-        return StepGradient(self._turn, totals, norm, allows_update)
+        return StepGradient(self._turn, totals, norm, norms, allows_update)
 
     def check(self) -> None:
         """Raise what was found in the last step of a run, after it.

@@ -5,20 +5,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from lanewise.config import ClassConfig, DistributedConfig, RunConfig
+from lanewise.config import ClassConfig, DistributedConfig, RunConfig, SchedulerConfig
 from lanewise.config.optimizer import follows_evaluation
 from lanewise.world.determinism import exact_pins
 from lanewise.world.world import World
 
 
-def identify(config: RunConfig, dataset: Mapping[str, Any], world: World) -> dict[str, Any]:
+def identify(config: RunConfig, dataset: Mapping[str, Any], world: World, num_steps: int) -> dict[str, Any]:
     """Return what identifies a run: with another value of these, checkpoints belong to another run.
 
     Args:
         config: the run.
         dataset: what identifies its samples and their order.
         world: the processes.
+        num_steps: those of the whole run.
     """
+    scheduler, early_stopping = config.scheduler, config.evaluate.early_stopping
     best = config.evaluate.best
     return {
         "lanes": asdict(config.batch),
@@ -28,18 +30,24 @@ def identify(config: RunConfig, dataset: Mapping[str, Any], world: World) -> dic
         "precision": config.precision,
         # Their state replaces their arguments, so other arguments would have no effect.
         "optimizer": plain(config.optimizer),
-        "scheduler": None if config.scheduler is None else _identify_scheduler(config, config.scheduler),
-        "warmup_steps": config.train.warmup_steps,
+        "scheduler": None if scheduler is None else _identify_scheduler(config, scheduler, num_steps),
+        # What a named scheduler makes of each step depends on it.
+        "num_steps": None if scheduler is None or scheduler.name is None else num_steps,
         "max_grad_norm": config.train.max_grad_norm,
         "ema_decay": config.train.ema_decay,
         "best": None if best is None else {"value": best, "mode": config.evaluate.best_mode},
+        "early_stopping": None if early_stopping is None else asdict(early_stopping),
         "task": plain(config.task),
     }
 
 
-def _identify_scheduler(config: RunConfig, scheduler: ClassConfig) -> dict[str, Any]:
+def _identify_scheduler(config: RunConfig, scheduler: SchedulerConfig, num_steps: int) -> dict[str, Any]:
     """Say which scheduler a run has, and which value it follows, if it follows one."""
-    identity = plain(scheduler)
+    if scheduler.name is not None:
+        return {"name": scheduler.name, "warmup": scheduler.warmup, "decay": scheduler.decay}
+    identity = {} if scheduler.of_class is None else plain(scheduler.of_class)
+    if scheduler.warmup:  # its state knows no fraction
+        identity["warmup"] = scheduler.warmup_steps(num_steps)
     if follows_evaluation(scheduler):
         identity["follows"] = {"value": config.evaluate.best, "mode": config.evaluate.best_mode}
     return identity
@@ -57,8 +65,9 @@ def compare(
 ) -> tuple[list[str], list[str]]:
     """Compare a run's identity with a checkpoint's; return the differences, allowed ones separately.
 
-    Some are always allowed, and only told: the best value is looked for anew where it is another one, and of
-    a task's arguments nobody knows which change the model and which say where the data are.
+    Some are always allowed, and only told: the best value is looked for anew where it is another one, as is
+    that of early stopping, which changes no step; and of a task's arguments nobody knows which change the
+    model and which say where the data are.
     """
     mistakes: list[str] = []
     allowed: list[str] = []
@@ -66,12 +75,13 @@ def compare(
         mine, theirs = current.get(name), saved.get(name)
         if mine != theirs:
             (allowed if name in (*allow, *_ONLY_TOLD) else mistakes).append(
-                f"{name} was {theirs}, and is {mine} now"
+                f"{name} was {theirs}, and is {mine} now{_WHY.get(name, '')}"
             )
     return mistakes, allowed
 
 
-_ONLY_TOLD = ("best", "task")
+_ONLY_TOLD = ("best", "early_stopping", "task")
+_WHY = {"num_steps": ": the learning rate that scheduler.name gives a step depends on the run's length"}
 
 
 def plain(config: ClassConfig) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from lanewise.checkpoint import CheckpointFolder, Manifest, load_state
 from lanewise.config import MAY_DIFFER
 from lanewise.engine.identity import compare
 from lanewise.engine.run import Run
+from lanewise.engine.scheduler import follow_new_length
 from lanewise.engine.state import RunState
 from lanewise.errors import CheckpointError
 from lanewise.world.world import World
@@ -45,6 +46,8 @@ def resume(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> int:
             f"{run.last_step}. Raise train.max_steps or train.epochs, or use another train.run_dir."
         )
     allowed = restore(run.state, run.identity, path, manifest, allow)
+    if run.training.scheduler is not None and run.identity["num_steps"] != manifest.identity.get("num_steps"):
+        follow_new_length(run.training.scheduler)
     if run.evaluation is not None and run.identity.get("best") != manifest.identity.get("best"):
         run.evaluation.forget_best()
     if rank == 0:

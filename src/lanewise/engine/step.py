@@ -1,6 +1,6 @@
 """One optimizer step over all lanes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,8 @@ class Line:
     """Of the first parameter group, as the last step used it."""
     grad_norm: Callable[[], torch.Tensor]
     """Norm of the last step's gradient before clipping."""
+    gradient_norms: Callable[[], Mapping[str, float]]
+    """Norm of each parameter's gradient in the last step, before clipping; empty unless they are logged."""
     skipped_steps: int | None
     """Steps so far that updated nothing since an fp16 gradient overflowed; None in other formats."""
     phase_seconds: Callable[[], dict[str, float]]
@@ -91,6 +93,7 @@ class TrainStep:
         read_again: reads a batch once more, as a forward may have changed it.
         seed: seed of the run.
         max_grad_norm: clip the gradient to this norm.
+        logs_gradients: whether a line has the norm of each parameter's gradient.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class TrainStep:
         read_again: Callable[[LaneBatch], LaneBatch],
         seed: int,
         max_grad_norm: float | None = None,
+        logs_gradients: bool = False,
     ) -> None:
         self.gradients = gradients
         self._training = training
@@ -111,6 +115,7 @@ class TrainStep:
         self._read_again = read_again
         self._seed = seed
         self._max_grad_norm = max_grad_norm
+        self._logs_gradients = logs_gradients
         self._needs_closure = needs_closure(type(training.optimizer))
         self._what = f"the loss of {type(training.task).__name__}"
         # See [Note: seeding what draws].
@@ -171,8 +176,11 @@ class TrainStep:
             losses = self._losses(group)  # forward and loss, under each lane's random state
             self.gradients.add(losses, self._what)  # backward; the last one overlaps the reduction
             self._note_draws(group)
-        needs_norm = self._max_grad_norm is not None or self._interval.ends_with(group[-1].turn.step)
-        gradient = self.gradients.divide(needs_norm=needs_norm)  # one sum over all lanes, one divisor
+        is_logged = self._interval.ends_with(group[-1].turn.step)
+        gradient = self.gradients.divide(  # one sum over all lanes, one divisor
+            needs_norm=is_logged or self._max_grad_norm is not None,
+            needs_norms=is_logged and self._logs_gradients,
+        )
         self._seed_update(gradient.turn.step)
         return gradient
 
@@ -252,6 +260,16 @@ class TrainStep:
             totals=self._interval.take(),
             learning_rate=learning_rate,
             grad_norm=start_copy_to_host(gradient.norm),
+            gradient_norms=self._named_norms(gradient.norms),
             skipped_steps=None if loss_scale is None else loss_scale.skipped_steps,
             phase_seconds=self._clock.take(),
         )
+
+    def _named_norms(self, norms: torch.Tensor | None) -> Callable[[], Mapping[str, float]]:
+        """Return what reads the norms of the parameters' gradients, by name."""
+        if norms is None:
+            return dict
+        wait = start_copy_to_host(norms)
+        named = self._training.model.named_parameters()
+        names = [name for name, parameter in named if parameter.requires_grad]
+        return lambda: dict(zip(names, wait().tolist(), strict=True))

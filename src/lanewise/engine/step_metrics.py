@@ -27,6 +27,7 @@ def step_metrics(line: Line, num_steps: int, num_samples: int, device: torch.dev
         **{f"time/{phase}_seconds": spent / num_steps for phase, spent in seconds.items()},
         "memory/peak_gib": peak_bytes(device) / 2**30,
     }
+    metrics |= {f"gradients/{name}": norm for name, norm in line.gradient_norms().items()}
     if line.skipped_steps is not None:
         metrics["train/skipped_steps"] = line.skipped_steps
     return metrics

@@ -72,7 +72,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         batch: `{"global_batch_size": 64, "micro_batch_size": 16}`.
         train: `{"epochs": 3, "run_dir": "runs/digits"}` and more.
         optimizer: `{"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-3}}`.
-        scheduler: likewise.
+        scheduler: `{"name": "cosine", "warmup": 0.05}`, or a class likewise.
         precision: `float32`, `tf32`, `bf16` or `fp16`.
         data: how samples are ordered and loaded.
         log: how often metrics are written.

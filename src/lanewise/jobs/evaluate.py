@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lanewise.config import RunConfig
-from lanewise.config.check import expand_user
 from lanewise.config.class_path import lies_in, refusing_imports_from
 from lanewise.config.file import read_file
 from lanewise.config.load import load_config
+from lanewise.config.marks import expand_user
 from lanewise.config.override import Override
 from lanewise.errors import CheckpointError
 from lanewise.jobs.job import Job

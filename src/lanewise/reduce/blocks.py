@@ -32,6 +32,16 @@ def find_blocks(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     return blocks[::-1]
 
 
+def require_no_batch_norm(model: nn.Module, dtype: str) -> None:
+    """Raise TaskError where weights that travel in 16 bits would meet statistics in float32."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 - of all dimensions
+            raise TaskError(
+                f"{name} is a {type(module).__name__}, whose weights cannot be gathered in {dtype}: its "
+                "statistics are float32. Use distributed.fsdp.param_dtype=float32."
+            )
+
+
 def _named(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     there = {type(module).__name__ for module in model.modules() if module is not model}
     for name in names:

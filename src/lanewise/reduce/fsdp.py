@@ -26,7 +26,7 @@ from lanewise.config import Equality, FSDPConfig
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import LaneTurn, lane_ranges
 from lanewise.nested import copied
-from lanewise.reduce.blocks import find_blocks
+from lanewise.reduce.blocks import find_blocks, require_no_batch_norm
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.fsdp_group import group_of, send_zeros_for_unused
 from lanewise.reduce.reach import reach_all, tensors_in
@@ -79,7 +79,7 @@ class FSDPReducer:
                 "memory. Leave it out."
             )
         if config.param_dtype != "float32":
-            _require_no_batch_norm(model, config.param_dtype)
+            require_no_batch_norm(model, config.param_dtype)
         self._world = world
         self._config = config
         self._mesh: Any = None
@@ -232,15 +232,19 @@ class FSDPReducer:
             self._call(module, partial(compute, first, copied(spare)))
 
     def grad_norm(self) -> torch.Tensor:
-        """See `Reducer`. In `exact` each gradient is gathered, for the norm to be that of one device."""
-        gradients: list[Any] = [p.grad for p in self.parameters if p.grad is not None]
-        if self._sums is None:
-            local = nn.utils.get_total_norm([one.to_local() for one in gradients])
-            norms = self._world.start_all_gather(local.to(self._world.device))()
-        else:  # as `get_total_norm` does it, one gradient after the other
-            norms = torch.stack([torch._foreach_norm([whole(one)])[0] for one in gradients])  # noqa: SLF001
-        norm: torch.Tensor = torch.linalg.vector_norm(norms)
+        """See `Reducer`. In `exact` it is that of one device."""
+        norm: torch.Tensor = torch.linalg.vector_norm(self.gradient_norms())
         return norm
+
+    def gradient_norms(self) -> torch.Tensor:
+        """See `Reducer`. In `exact` each gradient is gathered, for its norm to be that of one device."""
+        gradients: list[Any] = [p.grad for p in self.parameters if p.grad is not None]
+        if self._sums is not None:  # as `get_total_norm` does it, one gradient after the other
+            return torch.stack([torch._foreach_norm([whole(one)])[0] for one in gradients])  # noqa: SLF001
+        local = torch.stack(torch._foreach_norm([one.to_local() for one in gradients]))  # noqa: SLF001
+        norms = self._world.start_all_gather(local.to(self._world.device))()
+        of_parameters: torch.Tensor = torch.linalg.vector_norm(norms, dim=0)
+        return of_parameters
 
     def close(self) -> None:
         """See `Reducer`."""
@@ -325,15 +329,6 @@ class FSDPReducer:
             raise TaskError(
                 f"a {name} is checkpointed with use_reentrant=True, which hides it from the backward of a "
                 "lane without weight under fsdp. Use checkpoint(..., use_reentrant=False)."
-            )
-
-
-def _require_no_batch_norm(model: nn.Module, dtype: str) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 - of all dimensions
-            raise TaskError(
-                f"{name} is a {type(module).__name__}, whose weights cannot be gathered in {dtype}: its "
-                "statistics are float32. Use distributed.fsdp.param_dtype=float32."
             )
 
 

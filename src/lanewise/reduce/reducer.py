@@ -110,6 +110,10 @@ class Reducer(Protocol):
         """Return the L2 norm of the whole gradient, a scalar. Collective: every rank must call this."""
         ...
 
+    def gradient_norms(self) -> torch.Tensor:
+        """Return the L2 norm of each parameter's gradient, [num_parameters]. Collective, as `grad_norm`."""
+        ...
+
     def evaluate(
         self,
         module: nn.Module,

@@ -50,6 +50,11 @@ class WholeModel:
         """See `Reducer`."""
         return nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
 
+    def gradient_norms(self) -> torch.Tensor:
+        """See `Reducer`."""
+        gradients = [one.grad for one in self.parameters if one.grad is not None]
+        return torch.stack(torch._foreach_norm(gradients))  # noqa: SLF001 - as `get_total_norm` does it
+
     def evaluate(
         self,
         module: nn.Module,

@@ -32,6 +32,7 @@ class Environment:
         local_rank         0  1  0  1     unique on its machine; the index of its GPU
         world_size         4  4  4  4
         local_world_size   2  2  2  2
+        machine            0  0  2  2     the same on one machine, and different on others
     """
 
     rank: int = 0
@@ -41,6 +42,7 @@ class Environment:
     master_address: str = ""
     """The host where the processes meet, that of rank 0; empty for a process alone."""
     master_port: int = 0
+    machine: int = 0
 
     @classmethod
     def from_env(cls, variables: Mapping[str, str]) -> "Environment | None":
@@ -79,7 +81,9 @@ class Environment:
                 f"LOCAL_RANK={local_rank} of LOCAL_WORLD_SIZE={local_world_size}."
             )
         port = _port(variables)
-        return cls(rank, local_rank, world_size, local_world_size, variables["MASTER_ADDR"], port)
+        # torchrun numbers the processes of a machine one after the other.
+        machine = rank - local_rank
+        return cls(rank, local_rank, world_size, local_world_size, variables["MASTER_ADDR"], port, machine)
 
     @classmethod
     def _from_slurm(cls, variables: Mapping[str, str]) -> "Environment":
@@ -113,7 +117,7 @@ class Environment:
                     "use another --distribution."
                 )
         port = _port(variables, _step_port(variables))
-        return cls(rank, local_rank, world_size, sizes[node], address, port)
+        return cls(rank, local_rank, world_size, sizes[node], address, port, node)
 
 
 def _integer(variables: Mapping[str, str], name: str) -> int:

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from lanewise.config.check import Above, AtLeast, Below, Section, read_section, show, suggest
+from lanewise.config.check import Section, read_section, show, suggest
+from lanewise.config.marks import Above, AtLeast, Below
 from lanewise.errors import ConfigError
 
 

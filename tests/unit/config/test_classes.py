@@ -11,7 +11,15 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from lanewise.config import BatchConfig, ClassConfig, DataConfig, OrderConfig, RunConfig, TrainConfig
+from lanewise.config import (
+    BatchConfig,
+    ClassConfig,
+    DataConfig,
+    OrderConfig,
+    RunConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
 from lanewise.config import classes as stage_two
 from lanewise.config.classes import build, check_classes, describe_classes
 from lanewise.errors import ConfigError
@@ -111,6 +119,8 @@ def as_value(name: str, **init_args: Any) -> dict[str, Any]:
 
 
 def run_config(task: ClassConfig, **changes: Any) -> RunConfig:
+    if scheduler := changes.get("scheduler"):
+        changes["scheduler"] = SchedulerConfig(**vars(scheduler))
     sections: dict[str, Any] = {
         "task": task,
         "batch": BatchConfig(global_batch_size=1, micro_batch_size=1),

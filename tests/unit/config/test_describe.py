@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from lanewise.config.check import AtLeast, Below, Section
+from lanewise.config.check import Section
 from lanewise.config.describe import Key, describe_section
+from lanewise.config.marks import AtLeast, Below
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanewise.config import BatchConfig, ClassConfig, DataConfig, DistributedConfig, RunConfig, TrainConfig
+from lanewise.config import (
+    BatchConfig,
+    ClassConfig,
+    DataConfig,
+    DistributedConfig,
+    RunConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
 from lanewise.config.load import dump_config, load_config
 from lanewise.config.override import Override
 from lanewise.errors import ConfigError
@@ -176,7 +184,7 @@ def test_overrides_are_applied_in_their_order(yaml_file):
     )
     assert config.batch.num_lanes == 2
     assert config.train == TrainConfig(run_dir="runs/mnist", max_steps=7, seed=2)
-    assert config.scheduler == ClassConfig(
+    assert config.scheduler == SchedulerConfig(
         class_path="my_project.Warmup", init_args={"steps": 5, "note": "a=b"}
     )
 
@@ -254,6 +262,12 @@ VALUES = st.recursive(
 CLASSES = st.builds(
     ClassConfig, class_path=st.text(), init_args=st.dictionaries(st.text(max_size=5), VALUES, max_size=3)
 )
+WARMUPS = st.integers(0) | st.floats(0, 1, exclude_max=True)
+SCHEDULERS = (
+    st.builds(lambda section, warmup: SchedulerConfig(**vars(section), warmup=warmup), CLASSES, WARMUPS)
+    | st.builds(SchedulerConfig, name=st.sampled_from(["linear", "cosine"]), warmup=WARMUPS)
+    | st.builds(SchedulerConfig, name=st.just("wsd"), decay=st.none() | WARMUPS)
+)
 CONFIGS = st.builds(
     RunConfig,
     task=CLASSES,
@@ -271,7 +285,7 @@ CONFIGS = st.builds(
         max_grad_norm=st.none() | st.floats(0, exclude_min=True),
     ),
     optimizer=CLASSES,
-    scheduler=st.none() | CLASSES,
+    scheduler=st.none() | SCHEDULERS,
     data=st.builds(
         DataConfig, num_workers=st.integers(0), order=st.sampled_from([None, "sequential", "bucketed"])
     ),

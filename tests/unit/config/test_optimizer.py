@@ -3,7 +3,7 @@
 import pytest
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lanewise.config import ClassConfig, DistributedConfig, EvaluateConfig
+from lanewise.config import ClassConfig, DistributedConfig, EvaluateConfig, SchedulerConfig
 from lanewise.config.optimizer import check_optimizer, choose_implementation, follows_evaluation
 from lanewise.errors import ConfigError
 from tests.unit.config.test_run import run_config
@@ -72,7 +72,7 @@ def test_fused_optimizers_are_for_real_parameters():
     [(PLATEAU, True), (f"{__name__}.Slower", True), ("torch.optim.lr_scheduler.StepLR", False)],
 )
 def test_which_schedulers_follow_an_evaluation(class_path, follows):
-    assert follows_evaluation(ClassConfig(class_path=class_path)) == follows
+    assert follows_evaluation(SchedulerConfig(class_path=class_path)) == follows
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_which_schedulers_follow_an_evaluation(class_path, follows):
     ],
 )
 def test_a_scheduler_that_follows_no_value_is_refused(evaluate, init_args, said):
-    scheduler = ClassConfig(class_path=PLATEAU, init_args=init_args)
+    scheduler = SchedulerConfig(class_path=PLATEAU, init_args=init_args)
     with pytest.raises(ConfigError, match=said):
         check_optimizer(run_config(scheduler=scheduler, evaluate=evaluate), ["cpu"])
 
 
 @pytest.mark.parametrize("init_args", [{}, {"mode": "max"}])
 def test_a_scheduler_that_follows_the_best_value_is_good(init_args):
-    scheduler = ClassConfig(class_path=PLATEAU, init_args=init_args)
+    scheduler = SchedulerConfig(class_path=PLATEAU, init_args=init_args)
     evaluate = EvaluateConfig(best="held_out/accuracy")
     check_optimizer(run_config(scheduler=scheduler, evaluate=evaluate), ["cpu"])
 

@@ -17,7 +17,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_state
-from lanewise.config import ClassConfig, EvaluateConfig, RunConfig
+from lanewise.config import ClassConfig, EvaluateConfig, RunConfig, SchedulerConfig
+from lanewise.config.scheduler import SchedulerName
 from lanewise.engine import Engine, build_run
 from lanewise.engine.state import RunState
 from lanewise.errors import CheckpointError
@@ -102,16 +103,22 @@ def plan(
     scheduler: str | None = None,
     scheduler_options: Mapping[str, Any] | None = None,
     precision: str = "float32",
-    warmup_steps: int | None = None,
+    warmup: float = 0,
     ema_decay: float | None = None,
+    *,
+    name: SchedulerName | None = None,
     **init_args: Any,
 ) -> RunConfig:
     config = configure(task, num_lanes=4, steps=STEPS, precision=precision, **init_args)
     return dataclasses.replace(
         config,
-        train=dataclasses.replace(config.train, warmup_steps=warmup_steps, ema_decay=ema_decay),
+        train=dataclasses.replace(config.train, ema_decay=ema_decay),
         optimizer=ClassConfig(class_path=optimizer, init_args={"lr": 0.02, **(options or {})}),
-        scheduler=scheduler and ClassConfig(class_path=scheduler, init_args=dict(scheduler_options or {})),
+        scheduler=SchedulerConfig(
+            name=name, class_path=scheduler, init_args=dict(scheduler_options or {}), warmup=warmup
+        )
+        if name or scheduler or warmup
+        else None,
     )
 
 
@@ -188,14 +195,17 @@ PLANS = {
     "OneCycleLR, SGD": {"optimizer": "torch.optim.SGD", "options": {"momentum": 0.9}, **ONE_CYCLE},
     "CosineAnnealingLR": COSINE,
     "LambdaLR": {"scheduler": f"{__name__}.Halving"},
-    "warm-up alone": {"warmup_steps": 5},
-    "in the warm-up": {"warmup_steps": 5, **COSINE},
-    "after the warm-up": {"warmup_steps": 2, **MULTI_STEP},
-    "at the end of the warm-up": {"warmup_steps": SAVED, **COSINE},
+    "linear": {"name": "linear", "warmup": 2},
+    "cosine, in the warm-up": {"name": "cosine", "warmup": 5},
+    "wsd, two groups": {"name": "wsd", "warmup": 0.25, "num_groups": 2},
+    "warm-up alone": {"warmup": 5},
+    "in the warm-up": {"warmup": 5, **COSINE},
+    "after the warm-up": {"warmup": 2, **MULTI_STEP},
+    "at the end of the warm-up": {"warmup": SAVED, **COSINE},
     "fp16": {"precision": "fp16"},
     "bf16": {"precision": "bf16"},
     "EMA": {"ema_decay": 0.9},
-    "transformer": {"task": Language, "ema_decay": 0.5, "warmup_steps": 3, **COSINE},
+    "transformer": {"task": Language, "ema_decay": 0.5, "warmup": 3, **COSINE},
 }
 
 
@@ -363,8 +373,8 @@ def test_an_average_of_another_shape_is_refused():
     ("saved", "own"),
     [
         (COSINE, MULTI_STEP),
-        ({"warmup_steps": 2}, {"warmup_steps": 2, **COSINE}),
-        ({"warmup_steps": 2, **COSINE}, {"warmup_steps": 2, **MULTI_STEP}),
+        ({"warmup": 2}, {"warmup": 2, **COSINE}),
+        ({"warmup": 2, **COSINE}, {"warmup": 2, **MULTI_STEP}),
     ],
     ids=["other", "more", "other after the warm-up"],
 )

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
-from lanewise.config import ClassConfig, EvaluateConfig, RunConfig
+from lanewise.config import ClassConfig, EvaluateConfig, RunConfig, SchedulerConfig
 from lanewise.engine import Engine, StepReport, build_engine
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
@@ -150,20 +150,27 @@ SCHEDULERS = pytest.mark.parametrize(
 )
 
 
-def learning_rates(config: RunConfig, name: str | None, init_args: Mapping[str, Any]) -> list[float]:
+def learning_rates(
+    config: RunConfig, name: str | None, init_args: Mapping[str, Any], warmup: float = 0
+) -> list[float]:
     if name is not None:
-        section = ClassConfig(class_path=f"torch.optim.lr_scheduler.{name}", init_args=init_args)
+        section = SchedulerConfig(
+            class_path=f"torch.optim.lr_scheduler.{name}", init_args=init_args, warmup=warmup
+        )
         config = dataclasses.replace(config, scheduler=section)
+    elif warmup:
+        config = dataclasses.replace(config, scheduler=SchedulerConfig(warmup=warmup))
     return [report.line.learning_rate for report in engine_of(config).steps()]
 
 
 @SCHEDULERS
 @pytest.mark.parametrize("num_warmup", [1, 4])
 def test_the_learning_rate_rises_and_then_the_scheduler_begins(num_warmup, name, init_args, factor):
-    config = line(steps=num_warmup + 5, train={"warmup_steps": num_warmup})
+    config = line(steps=num_warmup + 5)
     rising = [(step + 1) / (num_warmup + 1) for step in range(num_warmup)]
     expected = [LR * value for value in (*rising, *map(factor, range(5)))]
-    assert learning_rates(config, name, init_args) == pytest.approx(expected)  # and torch warns of nothing
+    rates = learning_rates(config, name, init_args, num_warmup)
+    assert rates == pytest.approx(expected)  # and torch warns of nothing
 
 
 @SCHEDULERS

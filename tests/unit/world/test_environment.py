@@ -30,6 +30,7 @@ def test_what_torchrun_sets():
         local_world_size=2,
         master_address="10.0.0.1",
         master_port=29500,
+        machine=2,
     )
 
 
@@ -37,7 +38,9 @@ def test_two_machines_with_two_processes_each_as_drawn():
     ranks, local_ranks = (0, 1, 2, 3), (0, 1, 0, 1)
     for rank, local_rank in zip(ranks, local_ranks, strict=True):
         variables = TORCHRUN | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-        assert Environment.from_env(variables) == Environment(rank, local_rank, 4, 2, *MEETING)
+        assert Environment.from_env(variables) == Environment(
+            rank, local_rank, 4, 2, *MEETING, machine=rank - local_rank
+        )
 
 
 @pytest.mark.parametrize("variables", [{}, {"PATH": "/usr/bin"}, {"MASTER_ADDR": "h", "MASTER_PORT": "1"}])
@@ -131,6 +134,7 @@ def test_what_srun_sets():
         local_world_size=1,
         master_address="node1",
         master_port=10_708,
+        machine=1,
     )
 
 
@@ -154,7 +158,7 @@ def test_each_task_has_the_size_of_its_node(tasks_per_node, places):
             "SLURM_STEP_NUM_TASKS": str(len(places)),
             "SLURM_STEP_TASKS_PER_NODE": tasks_per_node,
         }
-        expected = Environment(rank, local_rank, len(places), local_world_size, "node1", 10_708)
+        expected = Environment(rank, local_rank, len(places), local_world_size, "node1", 10_708, node)
         assert Environment.from_env(variables) == expected
 
 
@@ -173,7 +177,7 @@ def test_torchrun_inside_a_step_comes_first():
 
 def test_where_the_processes_meet_can_be_said():
     variables = SLURM | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    assert Environment.from_env(variables) == Environment(2, 0, 3, 1, *MEETING)
+    assert Environment.from_env(variables) == Environment(2, 0, 3, 1, *MEETING, machine=1)
 
 
 def test_steps_and_jobs_meet_at_ports_of_their_own():

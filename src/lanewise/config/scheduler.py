@@ -1,0 +1,87 @@
+"""How the learning rate changes over a run: by a name that knows the run's length, or by a class."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from lanewise.config.check import Section, show
+from lanewise.config.class_config import ClassConfig
+from lanewise.config.marks import AtLeast, Below
+
+SchedulerName = Literal["linear", "cosine", "wsd"]
+
+Steps = Annotated[int, AtLeast(0)] | Annotated[float, AtLeast(0), Below(1)]
+"""A number of steps, or a part of those of the run."""
+
+WSD_DECAY = 0.2
+
+
+def _one_kind_is_given(name: SchedulerName | None, class_path: str | None, warmup: float) -> str | None:
+    if name is not None and class_path is not None:
+        return (
+            f"scheduler.name and scheduler.class_path exclude each other: got {name} and {class_path}. "
+            "Leave one of them out."
+        )
+    if name is not None or class_path is not None or warmup:
+        return None
+    return (
+        "scheduler.name, scheduler.class_path or scheduler.warmup must be given: got none of them. "
+        "Set scheduler.name to linear, cosine or wsd, or leave the section out."
+    )
+
+
+def _arguments_have_a_class(class_path: str | None, init_args: Mapping[str, Any]) -> str | None:
+    if class_path is not None or not init_args:
+        return None
+    return (
+        f"scheduler.init_args are those of scheduler.class_path: got {show(init_args)} and no class_path. "
+        "Leave them out, or name the class."
+    )
+
+
+def _only_wsd_has_a_decay(name: SchedulerName | None, decay: float | None) -> str | None:
+    if decay is None or name == "wsd":
+        return None
+    return (
+        f"scheduler.decay is of scheduler.name wsd: got decay {decay} and name {show(name)}. "
+        "Leave it out: linear and cosine decay from the warm-up to the end."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig(Section):
+    """How the learning rate changes: by a name, which knows the run's length, or by a class."""
+
+    RULES = (_one_kind_is_given, _arguments_have_a_class, _only_wsd_has_a_decay)
+
+    name: SchedulerName | None = None
+    """linear and cosine decay from the warm-up to 0 at the end of the run; wsd stays, and decays linearly
+    over its last part. Unset: class_path, or a constant learning rate after the warm-up."""
+    warmup: Steps = 0
+    """Over how many of the first steps the learning rate rises linearly: a whole number, or as a number below
+    1 the part of the run that they are."""
+    decay: Steps | None = None
+    """Of wsd: over how many of the last steps the learning rate falls to 0, likewise; unset: 0.2."""
+    class_path: str | None = None
+    """In place of a name: a scheduler as `module.Class`, which begins after the warm-up."""
+    init_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the class by name, without its optimizer, which is given at run time."""
+
+    @property
+    def of_class(self) -> ClassConfig | None:
+        """The class and its arguments; None where there is none."""
+        if self.class_path is None:
+            return None
+        return ClassConfig(class_path=self.class_path, init_args=self.init_args)
+
+    def warmup_steps(self, num_steps: int) -> int:
+        """Return how many of the steps of a run are the warm-up."""
+        return _count(self.warmup, num_steps)
+
+    def decay_steps(self, num_steps: int) -> int:
+        """Return over how many of the steps of a run, at its end, the learning rate of `wsd` falls."""
+        return _count(WSD_DECAY if self.decay is None else self.decay, num_steps)
+
+
+def _count(steps: float, num_steps: int) -> int:
+    return steps if isinstance(steps, int) else round(steps * num_steps)
