@@ -28,7 +28,7 @@ _SENTENCES_EACH = 5
 
 
 def make_articles(
-    *, no_answer: bool, num_articles: int = 36, paragraphs_each: int = 4
+    *, no_answer: bool, num_articles: int = 72, paragraphs_each: int = 4
 ) -> list[dict[str, Any]]:
     """Make articles in the SQuAD format, the same ones each time.
 

@@ -66,7 +66,8 @@ class Reader(nn.Module):
         hidden = F.relu(self.enter(seen) + question) * own
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             new: torch.Tensor = F.glu(convolution((norm(hidden) * own).mT), 1).mT
-            hidden = (hidden + self.dropout(new)) * own
+            hidden = (hidden + new) * own
+        hidden = self.dropout(hidden)
         logits: torch.Tensor = self.head(torch.cat([hidden, hidden * question, batch.features], 2))
         return logits
 

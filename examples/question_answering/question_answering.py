@@ -1,5 +1,6 @@
 """Extractive question answering in the SQuAD format, with a small reader or a pretrained one."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -105,7 +106,9 @@ class QuestionAnswering(Task):
 
 def generated_folder(*, no_answer: bool) -> Path:
     """Return the folder of the generated articles, which is made when it is first asked for."""
-    folder = GENERATED / ("generated_v2" if no_answer else "generated")
+    articles = make_articles(no_answer=no_answer)
+    digest = hashlib.sha256(json.dumps(articles).encode()).hexdigest()
+    folder = GENERATED / f"generated-{digest[:8]}"
     if not folder.exists():
-        prepare(*split(make_articles(no_answer=no_answer)), folder, vocabulary_size=600)
+        prepare(*split(articles), folder, vocabulary_size=600)
     return folder
