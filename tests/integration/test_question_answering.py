@@ -392,6 +392,21 @@ def test_a_pretrained_model_is_trained_from_a_local_folder(tmp_path, cut):
     assert models[0] == models[1]
 
 
+@pytest.mark.slow
+def test_the_configuration_beside_that_of_allennlp_trains(tmp_path, cut):
+    write_bert(tmp_path / "bert", cut)
+    config = ROOT / "docs" / "coming_from" / "code" / "allennlp_qa_ours.jsonnet"
+    models = []
+    for devices in (1, 2):
+        run_dir = tmp_path / str(devices)
+        options = (*SMALL, "--task.init_args.reader=null", "--train.max_steps=2")
+        data = (f"--task.init_args.folder={cut}", f"--task.init_args.pretrained={tmp_path / 'bert'}")
+        layout = (f"--distributed.devices={devices}", f"--train.run_dir={run_dir}")
+        lanewise("train", config, *options, *data, *layout).require_success()
+        models.append((run_dir / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+
+
 # ---- learning
 
 
