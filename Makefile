@@ -66,6 +66,7 @@ check: $(STAMP) ## formatting, lint and types, without changing a file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/question_answering
 
 fmt: $(STAMP) ## format, and mend what lint can mend by itself
 	$(BIN)/ruff format .
