@@ -24,8 +24,8 @@ def audit(given: Given) -> int:
     _print("found", differences)
     found = f"{report.num_steps} steps, {report.num_samples} samples, complete epochs: {report.num_epochs}"
     if report.is_good:
-        once = "what was drawn, with replacement, was given to collate" if report.repeats else ""
-        print(f"{found}; {once or 'every sample was given to collate once'}, in the planned step and lane")
+        drawn = "what the order drew" if report.draws else "every sample"
+        print(f"{found}; {drawn} was given to collate once, in the planned step and lane")
     else:
         print(f"{found}; not as planned in {len(report.problems)} places")
     if other is not None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -56,7 +56,8 @@ class ParquetDataset(FileDataset):
         if on_error not in get_args(OnError):
             raise DataError(f"on_error is {on_error!r}. It can be {' or '.join(get_args(OnError))}.")
         self._on_error = on_error
-        self._row_groups = RowGroups(list_files(paths), columns)
+        self._paths = list_files(paths)
+        self._row_groups = RowGroups(self._paths, columns)
         sizes = self._row_groups.num_rows
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
         """The first row of each row group, and the end."""
@@ -75,6 +76,18 @@ class ParquetDataset(FileDataset):
     def total_bytes(self) -> int:
         """Bytes of the columns that are read, as they are stored, in all row groups."""
         return int(self._row_groups.num_bytes.sum())
+
+    def column(self, name: str) -> Any:
+        """Read a column of all rows, also one that `columns` leaves out: a tensor, `Ragged` or a list.
+
+        It is what an order asks for: `dataset.column("tokens").lengths`, or a column of weights.
+
+        Raises:
+            DataError: if there is no such column, it has nulls, or rows cannot be decoded.
+        """
+        groups = RowGroups(self._paths, [name])
+        chunks = (chunk for block in range(len(groups.num_rows)) for chunk in groups.open(block))
+        return Rows(list(chunks), groups.schema).columns[name]
 
     def fingerprint(self) -> str:
         """Return a hash of the columns' names and types, and of the rows and bytes of each row group."""
@@ -136,7 +149,7 @@ class ParquetDataset(FileDataset):
                 raise
             first = error.num_chunks * ROWS_PER_CHUNK
             num_rows = self._row_groups.num_rows[block] - first
-            logger.warning("%s Its last %d rows are left out.", error, num_rows)
+            logger.warning("%s Its last %d rows are left out.", error.what, num_rows)
             self._damaged[block] = error.num_chunks
         self.num_skipped += len(rows)
         return None

@@ -25,13 +25,15 @@ class DamagedRowsError(DataError):
     """Rows of a row group cannot be decoded.
 
     Args:
-        message: what to tell.
+        message: what to tell, with the remedy.
+        what: the same without.
         num_chunks: how many chunks before the damage can be decoded. A loader process passes the message on
             alone.
     """
 
-    def __init__(self, message: str, num_chunks: int = 0) -> None:
+    def __init__(self, message: str, what: str = "", num_chunks: int = 0) -> None:
         super().__init__(message)
+        self.what = what
         self.num_chunks = num_chunks
 
 
@@ -123,10 +125,12 @@ class RowGroups:
                     num_chunks += 1
         except (pa.ArrowException, OSError) as error:
             self._refuse_changed(file)
-            raise DamagedRowsError(
+            what = (
                 f"The {self.place(block)} cannot be decoded after row {num_chunks * ROWS_PER_CHUNK:,}: "
-                f'{error}. Write the file again, or leave such rows out with on_error="skip".',
-                num_chunks,
+                f"{' '.join(str(error).split())}"
+            )
+            raise DamagedRowsError(
+                f'{what} Write the file again, or leave such rows out with on_error="skip".', what, num_chunks
             ) from error
 
     def _decode(self, file: _File, opened: Any, group: int) -> Generator["pa.RecordBatch", None, None]:

@@ -74,20 +74,28 @@ def build_loader(
     )
     found = compare_datasets(reader, num_samples, world, inputs.used)
     if world.rank == 0:
-        _describe(dataset, loader.order, data.num_workers, len(lanes))
+        _describe(dataset, loader.order, data.num_workers, world.world_size)
     return loader, {**found._asdict(), "order": choice.spec, "drop_last": data.drop_last}
 
 
-def _describe(dataset: Any, order: SampleOrder, num_workers: int, num_lanes: int) -> None:
-    """Say what reading blocks costs, where it costs more than reading each once."""
-    if order.reads_blocks and num_workers > num_lanes:
-        logger.info("%d of %d loader workers are used: one for each lane", num_lanes, num_workers)
-    if not isinstance(order, BlockedOrder) or not getattr(dataset, "reads_from_start", False):
+def _describe(dataset: Any, order: SampleOrder, num_workers: int, world_size: int) -> None:
+    """Say what the order costs, where blocks are read more than once or workers stay idle."""
+    ranges = lane_ranges(order.schedule.num_lanes, world_size)
+    if order.reads_blocks and num_workers > len(ranges[0]):
+        logger.info("%d of %d loader workers are used: one for each lane", len(ranges[0]), num_workers)
+    if not getattr(dataset, "reads_from_start", False):
         return
-    if (factor := order.read_factor()) > _READ_FACTOR:
+    if not order.reads_blocks:
         logger.warning(
-            "each byte is read %.1f times where every lane has a process of its own: %d blocks are few for "
-            "%d lanes. Smaller blocks, such as row groups, are read once.",
+            "%s asks for rows all over the files, which are read from the start of a block: each process "
+            "reads nearly all of them, and again and again where their rows don't fit into memory_mib. "
+            "data.order blocked reads each once.",
+            type(order).__name__,
+        )
+    elif isinstance(order, BlockedOrder) and (factor := order.read_factor(ranges)) > _READ_FACTOR:
+        logger.warning(
+            "the processes together read %.1f times what the files have, as %d blocks of rows are few for "
+            "%d lanes: one that two processes share is read by both. Write more and smaller blocks.",
             factor,
             order.num_blocks,
             order.schedule.num_lanes,

@@ -226,7 +226,7 @@ class Engine:
             logger.info("nothing was left to train: all %d steps were taken before", end)
             return
         before = self.schedule.num_samples_before
-        num_samples = before(end) - before(self.first_step)
+        num_samples = before(end) - before(self.first_step) - self._reads.num_skipped_by_all
         logger.info(
             "trained %d steps on %d samples in %.1f s: %.0f samples/s over all processes",
             num_steps,

@@ -22,6 +22,8 @@ class EpochReads:
         self._total_bytes = total_bytes
         self._read_bytes = 0
         self._num_skipped = 0
+        self.num_skipped_by_all = 0
+        """Samples that all processes left out, in the epochs that were taken."""
 
     def count(self, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
         """Pass batches on, and count what was read for them."""
@@ -39,6 +41,7 @@ class EpochReads:
         local = self._read_bytes, self._num_skipped
         self._read_bytes = self._num_skipped = 0
         read_bytes, num_skipped = map(sum, zip(*self._world.all_gather_object(local), strict=True))
+        self.num_skipped_by_all += num_skipped
         if self._world.rank == 0:
             logger.info(
                 "epoch %d: %.3g MB read of %.3g MB%s",

@@ -19,6 +19,7 @@ Only integers, and quotients of them, decide: the order is the same on every pla
 """
 
 import heapq
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
@@ -89,18 +90,23 @@ class BlockedOrder(SampleOrder):
         """Blocks of the dataset."""
         return len(self._sizes)
 
-    def read_factor(self, epoch: int = 0) -> float:
-        """Return how often a row is read in an epoch, on average, where each lane has a process of its own.
+    def read_factor(self, lane_ranges: Sequence[range]) -> float:
+        """Return how often a row is read in the first epoch, on average, if blocks are read from their start.
 
-        A block that several lanes share is read by each from its begin to its last row there.
+        A block that several processes share is read by each, from its begin to its last row there.
+
+        Args:
+            lane_ranges: the lanes of each process.
         """
-        read = 0
-        for lane in range(self.schedule.num_lanes):
-            pieces = self._pieces(epoch, lane)
-            starts = np.cumsum(self._sizes) - self._sizes
-            blocks = np.searchsorted(starts, pieces.first_rows, side="right") - 1
-            read += int((pieces.first_rows + pieces.sizes - starts[blocks]).sum())
-        return read / max(1, int(self._lane_ends[-1]))
+        starts = np.cumsum(self._sizes) - self._sizes
+        num_read = 0
+        for lanes in lane_ranges:
+            ends = np.zeros(len(self._sizes), np.int64)  # how far this process reads each block
+            for pieces in (self._pieces(0, lane) for lane in lanes):
+                blocks = np.searchsorted(starts, pieces.first_rows, side="right") - 1
+                np.maximum.at(ends, blocks, pieces.first_rows + pieces.sizes - starts[blocks])
+            num_read += int(ends.sum())
+        return num_read / max(1, int(self._lane_ends[-1]))
 
     def _make_blocks(self, epoch: int) -> tuple[_Integers, _Integers]:
         """Return the blocks in the epoch's order, and where each ends when their rows are laid end to end."""

@@ -27,8 +27,8 @@ class BucketedOrder(SampleOrder):
 
     Raises:
         ConfigError: if an argument is out of its range.
-        DataError: if the lengths are not one for each sample; and when a window with a micro-batch of more
-            than `max_tokens` is reached.
+        DataError: if the lengths are not one for each sample, or one is longer than `max_tokens`; and when a
+            window is reached that cannot be cut so.
     """
 
     def __init__(
@@ -46,6 +46,11 @@ class BucketedOrder(SampleOrder):
         self._noise = noise
         self._max_tokens = max_tokens
         self._lengths = inputs.table_of_samples("sample_lengths", np.int64)
+        if max_tokens is not None and self._lengths.max(initial=0) > max_tokens:
+            raise DataError(
+                f"sample {self._lengths.argmax()} alone has {self._lengths.max()} tokens, and "
+                f"data.order.init_args.max_tokens is {max_tokens}. Cut the samples, or allow more."
+            )
         self._shuffle = FeistelShuffle(self.schedule.num_samples, seed=self.seed)
         self._latest: tuple[int, dict[tuple[int, int], tuple[int, ...]]] = -1, {}
         """The first step of the latest window, and the samples of its turns by step and lane."""

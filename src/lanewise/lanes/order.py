@@ -30,16 +30,22 @@ class OrderInputs:
         """Return a table: `block_sizes`, `sample_lengths` or `sample_weights`.
 
         Raises:
-            DataError: if there is none, or it is not one line of numbers that are finite and not negative.
+            DataError: if there is none, or it is no sequence of numbers that are finite and not negative.
         """
         if name not in self.used:
             if name not in self.tables:
                 raise DataError(f"this order needs {name}, which nobody gives here. Use another data.order.")
             table = np.asarray(self.tables[name]())
-            if table.ndim != 1 or table.dtype.kind not in "iuf" or not np.isfinite(table).all():
-                raise DataError(f"{name} must be one line of finite numbers: got {table!r:.200}.")
-            if table.size and table.min() < 0:
-                raise DataError(f"{name} must not be negative: got {table.min()} at {table.argmin()}.")
+            if table.ndim != 1 or table.dtype.kind not in "iuf":
+                raise DataError(
+                    f"{name} must be a sequence of numbers: got {table.dtype} of shape {table.shape}."
+                )
+            bad = np.flatnonzero(~(np.isfinite(table) & (table >= 0)))
+            if bad.size:
+                raise DataError(
+                    f"{name} must be finite and not negative: got {table[bad[0]]} for {bad[0]}, and "
+                    f"{bad.size - 1} more like it."
+                )
             self.used[name] = table.astype(dtype)
         return self.used[name]
 

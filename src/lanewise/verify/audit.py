@@ -42,8 +42,8 @@ class AuditReport:
     """Complete epochs."""
     num_samples: int
     """Samples of all steps together."""
-    repeats: bool
-    """Whether the order draws with replacement, so that a sample may come more than once, or never."""
+    draws: bool
+    """Whether the order drew samples, so that one may never come, or come more than once."""
 
     @property
     def is_good(self) -> bool:
@@ -115,7 +115,8 @@ class Audit:
                 if count > 1
             ]
         num_steps = self.last_step + 1 - first_step
-        return AuditReport(problems, notes, num_steps, num_epochs, num_samples, repeats)
+        draws = any(plan.draws for plan in self._plans)
+        return AuditReport(problems, notes, num_steps, num_epochs, num_samples, draws)
 
     def compare(self, other: "Audit") -> Iterator[str]:
         """Say where the tensors of two runs differ, in the steps that both have complete."""
@@ -151,6 +152,8 @@ class _Plan:
     order: SampleOrder | None
     """None for one of a class of the user's, which is not imported: a run's folder may be anybody's."""
     repeats: bool
+    draws: bool
+    """Whether an epoch leaves out samples that the order did not draw, or repeats some."""
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any], folder: Path) -> "_Plan":
@@ -167,7 +170,8 @@ class _Plan:
             inputs = OrderInputs(schedule, line["seed"], {}, used=loaded)
             order = getattr(own_orders, name)(inputs, **line["order"]["init_args"])
             schedule = order.schedule
-        return cls(line["step"], schedule, order, line["repeats"])
+        draws = line["repeats"] or schedule.num_samples != line["num_samples"]
+        return cls(line["step"], schedule, order, line["repeats"], draws)
 
 
 def _compare(step: int, lane: int, given: list[Given], plan: _Plan) -> Iterator[str]:

@@ -9,6 +9,8 @@ import pytest
 from lanewise.errors import ConfigError, DataError
 from lanewise.lanes import BlockedOrder, OrderInputs, Schedule
 
+EACH_ALONE = [range(lane, lane + 1) for lane in range(8)]
+
 
 def make(block_sizes, global_batch_size=32, micro_batch_size=4, **options) -> BlockedOrder:
     schedule = Schedule(int(np.sum(block_sizes)), global_batch_size, micro_batch_size)
@@ -32,7 +34,8 @@ def test_a_block_is_read_by_one_lane_but_at_the_borders():
             lanes[block_of[sample]].add(lane)
     assert len(lanes) == 200
     assert sum(len(readers) - 1 for readers in lanes.values()) <= 7
-    assert order.read_factor() < 1.05
+    assert order.read_factor(EACH_ALONE) < 1.05
+    assert order.read_factor([range(8)]) == 1
 
 
 def test_a_block_is_read_forward_in_windows():
@@ -75,7 +78,9 @@ def test_a_billion_rows_are_ordered_at_once():
 
 
 def test_few_blocks_are_read_by_several_lanes_and_that_is_told():
-    assert make([1000, 1000]).read_factor() > 2
+    order = make([1000, 1000])
+    assert order.read_factor(EACH_ALONE) > 2
+    assert order.read_factor([range(8)]) == 1
 
 
 def test_mistakes_are_told():

@@ -116,10 +116,10 @@ def test_a_lane_without_positions_has_no_samples(make: Callable[..., SampleOrder
     ("table", "mistake"),
     [
         (None, "needs sample_lengths, which nobody gives"),
-        ([[1.0]], "must be one line of finite numbers"),
-        (["a"] * 22, "must be one line of finite numbers"),
-        ([float("nan")] * 22, "must be one line of finite numbers"),
-        ([3] * 21 + [-1], "must not be negative: got -1 at 21"),
+        ([[1.0]], r"must be a sequence of numbers: got float64 of shape \(1, 1\)"),
+        (["a"] * 22, "must be a sequence of numbers: got <U1"),
+        ([float("nan")] * 22, "must be finite and not negative: got nan for 0, and 21 more"),
+        ([3] * 21 + [-1], "must be finite and not negative: got -1 for 21, and 0 more"),
         ([3] * 21, "one number for each of the 22 samples: got 21"),
     ],
 )

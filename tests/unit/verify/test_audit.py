@@ -170,7 +170,7 @@ def test_an_order_with_replacement_may_repeat_samples_and_says_so(tmp_path):
     order = WeightedOrder(OrderInputs(SCHEDULE, 0, weights))
     write(tmp_path, 0, 3, 2, order=order, spec=spec, repeats=True)
     report = Audit(tmp_path).check()
-    assert (report.problems, report.repeats) == ([], True)
+    assert (report.problems, report.draws) == ([], True)
 
 
 class Twice(ShuffledOrder):
