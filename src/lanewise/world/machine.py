@@ -14,6 +14,8 @@ from lanewise.world.environment import Environment
 
 _DONE = "done"
 _SECONDS_BETWEEN_QUESTIONS = 0.1
+_SECONDS_AFTER_A_FAILURE = 2.0
+"""So that the process whose block failed says so first: of several failures the first one is shown."""
 _uses = itertools.count()
 
 
@@ -76,6 +78,7 @@ def _wait(store: Store) -> None:
             "Look at what another rank said first."
         ) from error
     if outcome != _DONE:
+        time.sleep(_SECONDS_AFTER_A_FAILURE)
         raise WorldError(
             f"the block of local_rank_zero_first failed on local rank 0, so it is not run here: {outcome}"
         )
