@@ -91,7 +91,7 @@ class Features:
         found = passage.rarity * is_asked
         total = float(self.rarity(stems).sum()) + 1e-3
         around = [_sum_around(found, reach) / total for reach in _REACHES]
-        relative = [values / max(float(values.max()), 1e-3) for values in around]
+        relative = [values / values.max(initial=1e-3) for values in around]
         columns = [np.isin(passage.words, asked), is_asked, found, *around, *relative]
         kinds = np.tile(np.array([kind in question.lower() for kind in _KINDS]), (len(found), 1))
         words = np.column_stack([passage.forms, *columns, kinds]).astype(np.float32)

@@ -89,7 +89,7 @@ class WindowDataset(Dataset[Window]):
     ) -> None:
         self.questions = questions
         self.features = features
-        contexts = {question.context for question in questions}
+        contexts = dict.fromkeys(question.context for question in questions)
         self._passages = {context: features.read(context) for context in contexts} if features else {}
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -111,9 +111,9 @@ class WindowDataset(Dataset[Window]):
         question = self.questions[number]
         types, starts, ends = places.astype(np.int64)
         features = np.zeros((len(tokens), self.features.width if self.features else 0), np.float32)
-        if self.features is not None:
+        is_passage = ends > starts
+        if self.features is not None and is_passage.any():
             passage = self._passages[question.context]
-            is_passage = ends > starts
             features[is_passage] = self.features.describe(question.text, passage, starts[is_passage])
         return Window(
             number,
@@ -158,8 +158,9 @@ def find_answer(question: Question, starts: Places, ends: Places) -> tuple[int, 
     """
     if not question.answers:
         return 0, 0
-    answer_start, answer = question.answers[0]
-    answer_end = answer_start + len(answer.rstrip())
+    start, answer = question.answers[0]
+    answer_start = start + len(answer) - len(answer.lstrip())
+    answer_end = start + len(answer.rstrip())
     inside = np.flatnonzero((ends > answer_start) & (starts < answer_end) & (ends > starts))
     if not len(inside) or starts[inside[0]] > answer_start or ends[inside[-1]] < answer_end:
         return 0, 0
