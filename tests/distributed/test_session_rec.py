@@ -106,6 +106,7 @@ def test_sessions_of_like_lengths_together_give_other_bytes_and_the_same_on_two_
     assert results[0] != alone
 
 
+@pytest.mark.slow
 def test_verify_finds_nothing(folder, monkeypatch):
     monkeypatch.setattr(module, "start", start)  # faster than programs of their own
     monkeypatch.setattr(module, "prepare_workers", lambda *_: None)

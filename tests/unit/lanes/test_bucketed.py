@@ -72,7 +72,8 @@ def test_a_token_budget_makes_micro_batches_of_like_size():
     [
         ({"window_steps": 0}, ConfigError, "window_steps must be at least 1: got 0"),
         ({"noise": -0.5}, ConfigError, "noise must be at least 0: got -0.5"),
-        ({"max_tokens": 100}, DataError, "needs [0-9]+ tokens, its padding counted, and .*max_tokens is 100"),
+        ({"max_tokens": 100}, DataError, "sample 764 alone has 404 tokens, and .*max_tokens is 100"),
+        ({"max_tokens": 500}, DataError, "needs [0-9]+ tokens, its padding counted, and .*max_tokens is 500"),
     ],
 )
 def test_mistakes_are_told(options, error, mistake):
