@@ -25,7 +25,8 @@ def load(monkeypatch):
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [1, 2])
 def test_sides_take_turns_and_come_to_the_same_loss(load, num_processes):
     rounds, workload = load("rounds"), load("workload")
     sides = ("hand-written", "lanewise", "lanewise train", "lanewise.Lanes")
