@@ -3,6 +3,7 @@
 import hashlib
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,16 +91,16 @@ class ByteFile(NamedTuple):
         return DataError(f"{self.path} cannot be read: {reason}.")
 
 
-class OpenBytes:
+class OpenBytes(ABC):
     """An open file of which ranges are read, also by several threads."""
 
+    @abstractmethod
     def read(self, ranges: Sequence[Range]) -> list[bytes]:
         """Return the bytes of each range, whole.
 
         Raises:
             DataError: if the file cannot be read, or has changed.
         """
-        raise NotImplementedError
 
 
 class LocalBytes(OpenBytes):
