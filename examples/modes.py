@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("config")
     parser.add_argument("--devices", default="1,2", help="numbers of devices, such as 1,2,4")
     options, overrides = parser.parse_known_args()
-    rows = []
+    rows: list[list[str]] = []
     for num_devices in map(int, options.devices.split(",")):
         for reducer in REDUCERS:
             if (reducer == "single") != (num_devices == 1):
