@@ -6,14 +6,11 @@ import re
 import shutil
 import sys
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from jupyter_client.manager import start_new_kernel
 from torch.utils.data import TensorDataset
 
 import lanewise
@@ -21,6 +18,7 @@ from lanewise.errors import CheckpointError, ConfigError, LaunchError
 from tests.integration import curve
 from tests.integration.command import TORCHRUN, Cold, run, train, wait_for, write_config
 from tests.integration.command import lanewise as command_line
+from tests.integration.notebook import Notebook, quiet_kernel
 from tests.script import run_script
 
 SCRIPT = Path(curve.__file__)
@@ -201,51 +199,12 @@ def test_there_is_no_model_before_a_run_has_ended(tmp_path):
         lanewise.evaluate(tmp_path)
 
 
-# Of the kernel's own clients.
-quiet_kernel = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
-
-
-class Notebook:
-    """The script as a notebook: the class in one cell, its training in others."""
-
-    MARKER = f"LANEWISE_TEST_NOTEBOOK={uuid.uuid4().hex}"
-    # A kernel that is tested itself does not show what its child processes write.
-    HIDING = ("PYTEST_CURRENT_TEST", "PYTHONWARNINGS")
-
-    def __init__(self) -> None:
-        as_a_user = {name: value for name, value in os.environ.items() if name not in self.HIDING}
-        self.manager, self.client = start_new_kernel(env=as_a_user | dict([self.MARKER.split("=")]))
-        source, _, _ = SCRIPT.read_text().partition('if __name__ == "__main__"')
-        self.run(source)
-
-    def begin(self, source: str) -> None:
-        """Run a cell without waiting for its end."""
-        self.client.execute(source)
-
-    def run(self, source: str) -> list[dict[str, Any]]:
-        """Run a cell, and return the messages that it leads to."""
-        messages: list[dict[str, Any]] = []
-        reply = self.client.execute_interactive(source, timeout=120, output_hook=messages.append)
-        assert reply["content"]["status"] == "ok", messages
-        return messages
-
-    def interrupt(self) -> str:
-        """Interrupt the cell that is running, and return the name of the exception that ends it."""
-        self.manager.interrupt_kernel()
-        while (message := self.client.get_iopub_msg(timeout=60))["msg_type"] != "error":
-            pass
-        return message["content"]["ename"]
-
-    def close(self) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
-
-
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    opened = Notebook()
-    yield opened
-    opened.close()
+    """The script as a notebook: the class in one cell, its training in others."""
+    source, _, _ = SCRIPT.read_text().partition('if __name__ == "__main__"')
+    with Notebook(source) as opened:
+        yield opened
 
 
 @quiet_kernel

@@ -13,7 +13,7 @@ import torch
 from lanewise.data import ParquetDataset
 from lanewise.errors import DataError
 from lanewise.testing import run_distributed
-from tests.integration.command import ROOT, TORCHRUN, run, train
+from tests.integration.command import ROOT, train
 
 pytest.importorskip("pyarrow")
 
@@ -182,30 +182,6 @@ def test_the_config_trains_as_it_is_on_sessions_that_it_says_are_generated(tmp_p
         done = train(CONFIG, *overrides, variables=variables).require_success()
         assert "the sessions are generated" in done.stdout + done.stderr
     assert model_bytes(tmp_path / "1") == model_bytes(tmp_path / "2")
-
-
-@pytest.mark.slow
-def test_torchrun_and_a_script_leave_the_same_bytes(tmp_path):
-    """A cell of a notebook is such a script: `tests/integration/test_python.py`."""
-    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    given = (*TORCHRUN, 2, "-m", "lanewise", "train", CONFIG, *SMALL, "--train.max_grad_norm=null")
-    run(*given, f"--train.run_dir={tmp_path / 'torchrun'}", variables=variables).require_success()
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"import sys\nsys.path.insert(0, {str(EXAMPLE)!r})\n"
-        "import lanewise\n"
-        "from session_rec import ModelConfig, SessionRec\n"
-        "if __name__ == '__main__':\n"
-        "    lanewise.train(\n"
-        "        SessionRec(model=ModelConfig(num_layers=1, num_heads=2, width=16, context=5)),\n"
-        "        batch={'global_batch_size': 16, 'micro_batch_size': 4},\n"
-        "        train={'max_steps': 3, 'run_dir': 'script'},\n"
-        "        optimizer={'class_path': 'torch.optim.AdamW', 'init_args': {'lr': 2e-3}},\n"
-        "        distributed={'devices': 2, 'equality': 'exact'},\n"
-        "    )\n"
-    )
-    run(sys.executable, script, cwd=tmp_path, variables=variables).require_success()
-    assert model_bytes(tmp_path / "torchrun") == model_bytes(tmp_path / "script")
 
 
 @pytest.mark.slow
