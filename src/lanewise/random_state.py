@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from lanewise.world.accelerator import kept_generator, seed_accelerator
+from lanewise.world.accelerator import seed_accelerator, take_generator
 
 T = TypeVar("T")
 
@@ -79,18 +79,31 @@ class SeededCalls:
         return result
 
 
+def take_random_state() -> Callable[[], None]:
+    """Return what puts python's, numpy's and torch's generators back to where they are now.
+
+    Of accelerators this is the one that the thread uses.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - as above
+    of_torch, set_generator = torch.get_rng_state(), take_generator()
+
+    def put_back() -> None:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        torch.set_rng_state(of_torch)
+        set_generator()
+
+    return put_back
+
+
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Put the random state back afterwards, in the same generators."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - as above
-    of_torch = torch.get_rng_state()
-    with kept_generator():
-        try:
-            yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)  # noqa: NPY002
-            torch.set_rng_state(of_torch)
+    put_back = take_random_state()
+    try:
+        yield
+    finally:
+        put_back()
 
 
 def _find_words() -> Callable[[], tuple[int, ...] | None]:

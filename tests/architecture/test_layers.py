@@ -11,10 +11,10 @@ SRC = Path(__file__).parents[2] / "src"
 ROWS = (
     {"errors", "lifeline"},
     {"collate", "config", "lanes", "nested", "run_file"},
-    {"world", "task", "callback", "run_dir"},
+    {"blocks", "world", "task", "callback", "run_dir"},
     {"precision", "metrics", "random_state"},
     {"data", "reduce", "checkpoint"},
-    {"loggers"},
+    {"loggers", "transforms"},
     {"engine"},
     {"jobs"},
     {"verify", "bench", "plan", "testing"},

@@ -12,6 +12,7 @@ from lanewise.config.distributed import (
     FSDPConfig,
     ReducerName,
 )
+from lanewise.config.memory import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
 from lanewise.config.pins import pin_environment, pinned_variables
 from lanewise.config.run import (
     MAY_DIFFER,
@@ -34,10 +35,12 @@ from lanewise.config.scheduler import SchedulerConfig
 __all__ = [
     "MAY_DIFFER",
     "ORDERS",
+    "ActivationCheckpointingConfig",
     "Backend",
     "BatchConfig",
     "CheckpointConfig",
     "ClassConfig",
+    "CompileConfig",
     "DataConfig",
     "DistributedConfig",
     "EarlyStoppingConfig",
@@ -46,6 +49,7 @@ __all__ = [
     "EveryConfig",
     "FSDPConfig",
     "LogConfig",
+    "MemoryConfig",
     "Mode",
     "OrderConfig",
     "PrecisionName",

@@ -8,6 +8,7 @@ from lanewise.config.check import Section, suggest
 from lanewise.config.class_config import ClassConfig
 from lanewise.config.distributed import DistributedConfig
 from lanewise.config.marks import Above, AtLeast, Below, PathLike, expand_user
+from lanewise.config.memory import CompileConfig, MemoryConfig
 from lanewise.config.scheduler import SchedulerConfig
 
 PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
@@ -224,6 +225,39 @@ def _weights_travel_as_they_are_used(distributed: DistributedConfig, precision: 
     )
 
 
+def _blocks_run_again_whole(memory: MemoryConfig, compile: CompileConfig | None) -> str | None:  # noqa: A002
+    if memory.activation_checkpointing is None or compile is None or compile.blocks == "auto":
+        return None
+    return (
+        "memory.activation_checkpointing runs blocks again, and compile.blocks whole leaves none: got both. "
+        "Use compile.blocks=auto."
+    )
+
+
+def _gathered_blocks_are_compiled(
+    compile: CompileConfig | None,  # noqa: A002
+    distributed: DistributedConfig,
+) -> str | None:
+    if distributed.reducer != "fsdp" or compile is None or compile.blocks == "auto":
+        return None
+    return (
+        "distributed.reducer fsdp gathers weights between the blocks, and compile.blocks whole compiles them "
+        "into one function: got both. Use compile.blocks=auto, or distributed.reducer=ddp."
+    )
+
+
+def _inputs_are_offloaded_from_accelerators(
+    memory: MemoryConfig, distributed: DistributedConfig
+) -> str | None:
+    checkpointing = memory.activation_checkpointing
+    if checkpointing is None or not checkpointing.offload or distributed.device_type != "cpu":
+        return None
+    return (
+        "memory.activation_checkpointing.offload needs an accelerator: got true and distributed.device_type "
+        "cpu, where everything is in host memory. Leave it out."
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Section):
     """Everything that a run was asked for."""
@@ -232,6 +266,9 @@ class RunConfig(Section):
         _every_device_has_a_lane,
         _best_checkpoints_have_a_metric,
         _weights_travel_as_they_are_used,
+        _blocks_run_again_whole,
+        _gathered_blocks_are_compiled,
+        _inputs_are_offloaded_from_accelerators,
     )
 
     task: ClassConfig
@@ -246,6 +283,10 @@ class RunConfig(Section):
     """How the learning rate changes; unset: not at all."""
     precision: PrecisionName = "float32"
     """Number format of forward and loss; weights and gradients are float32."""
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """What is traded for memory."""
+    compile: CompileConfig | None = None
+    """What torch.compile makes faster; unset: nothing. `auto` or `whole` may stand for the section."""
     data: DataConfig = field(default_factory=DataConfig)
     """Order and loading of the samples."""
     log: LogConfig = field(default_factory=LogConfig)

@@ -7,6 +7,7 @@ from lanewise.engine.evaluate import EvalSet, Evaluator, read_in_order
 from lanewise.engine.evaluation import build_evaluator
 from lanewise.engine.lane import LaneLoss, to_device
 from lanewise.engine.model import build_model, build_task
+from lanewise.engine.model_transforms import transform
 from lanewise.engine.resume import resume
 from lanewise.engine.run import Run
 from lanewise.engine.saving import Saving
@@ -33,4 +34,5 @@ __all__ = [
     "read_in_order",
     "resume",
     "to_device",
+    "transform",
 ]

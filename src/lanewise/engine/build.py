@@ -45,7 +45,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     """
     seed, num_lanes = config.train.seed, config.batch.num_lanes
     task = task or build_task(config)
-    model = transform(build_model(task, seed), config)
+    model = transform(build_model(task, seed), config, world.device)
     average = build_average(model, config.train.ema_decay)
     clock = StepClock(world.device)
     reducer = build_reducer(

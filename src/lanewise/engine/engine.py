@@ -17,6 +17,7 @@ from lanewise.engine.step import Line, StepReport, TrainStep
 from lanewise.engine.step_metrics import step_metrics
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.run_dir import RunDir
+from lanewise.transforms import CompilationLog
 from lanewise.world.accelerator import has_streams
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Engine:
         self._record = record
         self._reads = EpochReads(run.world, run.loader.reader.total_bytes)
         config = run.config
+        self._compilations = None if config.compile is None else CompilationLog()
         self._gradients = LaneGradients(
             run.reducer,
             run.world,
@@ -104,6 +106,8 @@ class Engine:
                 stops = report.totals.wants_stop
                 saves = self._saves_after(report)
                 observers.show(report.line)
+                if self._compilations is not None and report.line is not None:
+                    self._compilations.tell()
                 if self._ends_epoch(report.step):
                     self._show_epoch(report.step, observers)
                 if self._evaluates_after(report.step) and not stops:

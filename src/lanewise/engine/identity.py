@@ -21,13 +21,15 @@ def identify(config: RunConfig, dataset: Mapping[str, Any], world: World, num_st
         num_steps: those of the whole run.
     """
     scheduler, early_stopping = config.scheduler, config.evaluate.early_stopping
-    best = config.evaluate.best
+    best, compiled = config.evaluate.best, config.compile
     return {
         "lanes": asdict(config.batch),
         "dataset": dataset,
         "seed": config.train.seed,
         "exact": identify_exact(config.distributed, world),
         "precision": config.precision,
+        # Compiled and eager modules round otherwise; in close that is all there is to it.
+        "compile": None if config.distributed.equality == "close" or compiled is None else asdict(compiled),
         # Their state replaces their arguments, so other arguments would have no effect.
         "optimizer": plain(config.optimizer),
         "scheduler": None if scheduler is None else _identify_scheduler(config, scheduler, num_steps),

@@ -41,12 +41,12 @@ class EvaluateJob(Job):
     def evaluator(self, world: "World") -> "Evaluator":
         """Build what evaluates the model in the file. Collective: every rank must call this."""
         from lanewise.checkpoint import load_model
-        from lanewise.engine import build_evaluator, build_model, build_task
+        from lanewise.engine import build_evaluator, build_model, build_task, transform
         from lanewise.errors import TaskError
         from lanewise.precision import Precision
 
         task = self.task or build_task(self.config)
-        model = build_model(task, self.config.train.seed)
+        model = transform(build_model(task, self.config.train.seed), self.config, world.device)
         load_model(model, self.model_file)
         precision = Precision(self.config.precision, world.device.type)
         evaluator = build_evaluator(self.config, task, model.to(world.device), precision, world)

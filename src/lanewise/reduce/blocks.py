@@ -1,15 +1,12 @@
 """Finds the parts of a model that the reducer fsdp gathers one at a time."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from lanewise.config.check import suggest
-from lanewise.errors import ConfigError, TaskError
-
-_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+from lanewise.blocks import named_blocks, repeated_blocks
+from lanewise.errors import TaskError
 
 
 def find_blocks(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
@@ -17,16 +14,14 @@ def find_blocks(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
 
     Args:
         model: the user's module.
-        names: of classes whose modules are blocks; none: the modules with child modules whose class comes
-            several times in one list or sequence, such as the layers of a transformer, and of those inside
-            each other the outermost.
+        names: see `named_blocks`; none: `repeated_blocks`.
 
     Raises:
-        ConfigError: if the model has no module of such a class.
+        ConfigError: if the model has no module of such a name.
         TaskError: if a block shares a parameter with what is outside of it, or it cannot be sharded.
     """
-    found = _named(model, names) if names else list(_repeated(model))
-    blocks = [module for module in found if any(True for _ in module.parameters())]
+    found = named_blocks(model, names, "distributed.fsdp.blocks") if names else repeated_blocks(model)
+    blocks = [module for module in found.values() if any(True for _ in module.parameters())]
     _require_that_nothing_is_shared(model, blocks)
     _require_what_can_be_sharded(model, blocks)
     return blocks[::-1]
@@ -40,28 +35,6 @@ def require_no_batch_norm(model: nn.Module, dtype: str) -> None:
                 f"{name} is a {type(module).__name__}, whose weights cannot be gathered in {dtype}: its "
                 "statistics are float32. Use distributed.fsdp.param_dtype=float32."
             )
-
-
-def _named(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    there = {type(module).__name__ for module in model.modules() if module is not model}
-    for name in names:
-        if name not in there:
-            raise ConfigError(
-                f"distributed.fsdp.blocks names {name}, and the model has no module of that class in it. "
-                f"{suggest(name, sorted(there))}"
-            )
-    return [module for module in model.modules() if type(module).__name__ in names and module is not model]
-
-
-def _repeated(module: nn.Module) -> Iterator[nn.Module]:
-    is_list = isinstance(module, nn.ModuleList | nn.Sequential)  # of a dict a forward takes one or the other
-    num_of_class = Counter(type(child) for child in module.children())
-    for child in module.children():
-        has_parts = any(True for _ in child.children()) and type(child) not in _CONTAINERS
-        if is_list and has_parts and num_of_class[type(child)] > 1:
-            yield child
-        else:
-            yield from _repeated(child)
 
 
 def _require_that_nothing_is_shared(model: nn.Module, blocks: Sequence[nn.Module]) -> None:

@@ -81,18 +81,13 @@ def set_generator_state(state: torch.Tensor, device: torch.device) -> None:
         torch.get_device_module(device).set_rng_state(state)
 
 
-@contextmanager
-def kept_generator() -> Iterator[None]:
-    """Put the state of the current accelerator's generator back afterwards, if this process uses one."""
+def take_generator() -> Callable[[], None]:
+    """Return what puts the state of the current accelerator's generator back, if this process uses one."""
     accelerator, state = torch.accelerator.current_accelerator(), generator_state()
     if accelerator is None or state is None:
-        yield
-        return
+        return lambda: None
     device = torch.device(accelerator.type, torch.accelerator.current_device_index())
-    try:
-        yield
-    finally:
-        set_generator_state(state, device)
+    return lambda: set_generator_state(state, device)
 
 
 @cache

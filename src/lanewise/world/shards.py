@@ -5,10 +5,13 @@ here, and needs to know no more about them. torch's own module is imported where
 it takes half a second.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import nn
 
 
 def is_sharded(value: object) -> bool:
@@ -58,3 +61,20 @@ def row_ranges(tensor: Any) -> list[range]:
     size = -(-num_rows // num_ranks)
     starts = [min(rank * size, num_rows) for rank in range(num_ranks + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """Let a module have its whole weights, where torch's FSDP shares them among processes.
+
+    Collective where it does: every rank must call this.
+    """
+    sharded: Any = module
+    if not hasattr(module, "unshard"):
+        yield
+        return
+    sharded.unshard()
+    try:
+        yield
+    finally:
+        sharded.reshard()

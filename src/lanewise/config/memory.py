@@ -1,0 +1,45 @@
+"""The sections `memory` and `compile`: how a model computes, which lanes and devices know nothing of."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from lanewise.config.check import Section
+from lanewise.config.marks import AtLeast
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationCheckpointingConfig(Section):
+    """Which parts of a model keep their inputs alone, and run again for their backward: memory for time."""
+
+    TEXT_KEY: ClassVar = "blocks"
+
+    blocks: Literal["auto"] | tuple[str, ...] = "auto"
+    """auto: the modules that a list of modules repeats, as fsdp finds them; or names of classes or modules,
+    such as [Block] or [encoder.layers.*]."""
+    every: Annotated[int, AtLeast(1)] = 1
+    """How many blocks, one after the other, run again together: only the first one's inputs are kept. The
+    least memory is near the square root of their number."""
+    offload: bool = False
+    """Whether the inputs are kept in host memory; needs an accelerator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig(Section):
+    """What is traded for memory; no result changes."""
+
+    activation_checkpointing: ActivationCheckpointingConfig | None = None
+    """Blocks that run again for their backward; unset: none. `auto` may stand for the section."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileConfig(Section):
+    """What torch.compile makes faster. It rounds otherwise than eager, and draws the same random numbers."""
+
+    TEXT_KEY: ClassVar = "blocks"
+
+    blocks: Literal["auto", "whole"] = "auto"
+    """auto: the modules that a list of modules repeats, of which each class compiles once; whole: the
+    model's forward."""
+    dynamic: bool | None = None
+    """Whether a kernel is made for all shapes; unset: in exact one for each shape, in close as torch
+    chooses."""

@@ -1,0 +1,74 @@
+"""Trades time for memory: keeps of each block its inputs alone, and runs it again for its backward."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Literal
+
+from torch import nn
+
+from lanewise.blocks import named_blocks, repeated_blocks
+from lanewise.errors import ConfigError, TaskError
+from lanewise.transforms.segment import Segment
+
+_KEY = "memory.activation_checkpointing.blocks"
+
+
+def checkpoint_activations(
+    model: nn.Module,
+    blocks: Literal["auto"] | Sequence[str] = "auto",
+    *,
+    every: int = 1,
+    offload: bool = False,
+) -> nn.Module:
+    """Let a model keep less for the backward: of each of its blocks the inputs alone.
+
+    The backward runs the block again, with the same random numbers and the buffers of that time, so that
+    gradients are the same bytes; of what the second run makes of buffers nothing remains. With n blocks of
+    equal size, n / every inputs are kept, and for its backward each segment needs what `every` blocks save:
+    the least where `every` is near the square root of n (Chen et al., https://arxiv.org/abs/1604.06174).
+
+    For the trainer this is `memory.activation_checkpointing`; in an own loop call it before `Lanes.prepare`.
+
+    Args:
+        model: changed in place; names of parameters and buffers stay.
+        blocks: `auto` for the modules that the model repeats, such as the layers of a transformer; or names
+            of classes or modules, in which `*` stands for any text.
+        every: how many blocks one after the other, children of the same module, form a segment of which only
+            the first one's inputs are kept.
+        offload: whether to keep these in the memory of the host.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: if the model has no such block.
+        TaskError: if the model is compiled; or, in a forward, if a block does not take what the one before it
+            in its segment returned.
+    """
+    if compiled := [name for name, module in model.named_modules() if _is_compiled(module)]:
+        raise TaskError(
+            f"{compiled[0] or 'the model'} is compiled, and its blocks cannot be checkpointed in there. "
+            "Return the plain model from build_model, and set compile: auto."
+        )
+    found = repeated_blocks(model) if blocks == "auto" else named_blocks(model, blocks, _KEY)
+    if not found:
+        raise ConfigError(
+            f"{_KEY} is auto, and the model repeats no block: no list or sequence in it has several modules "
+            "of one class with parts. Name classes or modules to checkpoint, such as [Block] or [layers.*]."
+        )
+    outermost = {name: module for name, module in found.items() if not _parents(name) & found.keys()}
+    for _, siblings in groupby(outermost, key=lambda name: name.rpartition(".")[0]):
+        names = list(siblings)
+        for first in range(0, len(names), every):
+            Segment({name: outermost[name] for name in names[first : first + every]}, offload=offload)
+    return model
+
+
+def _parents(name: str) -> set[str]:
+    """Return the names of the modules that a module is in."""
+    parts = name.split(".")
+    return {".".join(parts[:length]) for length in range(1, len(parts))}
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None  # noqa: SLF001
