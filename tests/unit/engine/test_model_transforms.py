@@ -1,12 +1,12 @@
 """Transforms are applied in order, before anything is hooked to the model or copied from it."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lanewise.config import RunConfig
 from lanewise.engine import build_run, model_transforms
 from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import Smooth, configure
@@ -16,17 +16,17 @@ class Outer(nn.Sequential):
     """Takes the place of a model of any class, under the same names."""
 
 
-def replace(model: nn.Module, _: RunConfig) -> nn.Module:
+def replace(model: nn.Module, *_: Any) -> nn.Module:
     return Outer(*model)
 
 
-def freeze_the_first(model: nn.Module, _: RunConfig) -> nn.Module:
+def freeze_the_first(model: nn.Module, *_: Any) -> nn.Module:
     assert isinstance(model, Outer)  # it comes after `replace`
     next(model.parameters()).requires_grad_(False)
     return model
 
 
-def rename(model: nn.Module, _: RunConfig) -> nn.Module:
+def rename(model: nn.Module, *_: Any) -> nn.Module:
     return nn.Sequential(model)
 
 

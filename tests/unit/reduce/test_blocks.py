@@ -80,7 +80,9 @@ def test_named_classes_are_found_wherever_they_are_and_those_inside_first():
 
 
 def test_the_model_itself_is_no_block():
-    assert "names Block, and the model has no module of that class in it" in str(fails(Block(), "Block"))
+    assert "names Block, and the model has no module of that class or name in it" in str(
+        fails(Block(), "Block")
+    )
 
 
 def fails(model: nn.Module, *names: str) -> LanewiseError:

@@ -124,8 +124,9 @@ def test_an_accelerator_is_seeded_where_it_is_in_use_and_never_woken(build_for, 
     accelerator.seed_accelerator(2**63 + 5)
     assert seeds == ([2**63 + 5] if is_initialized else [])
     assert accelerator.generator_state() is (states[0] if is_initialized else None)
-    with accelerator.kept_generator():
-        states.append(torch.tensor([2], dtype=torch.uint8))
+    put_back = accelerator.take_generator()
+    states.append(torch.tensor([2], dtype=torch.uint8))
+    put_back()
     assert states[-1].tolist() == ([1] if is_initialized else [2])
 
 
