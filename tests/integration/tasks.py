@@ -1,6 +1,7 @@
 """Tasks that the tests name in configuration files; small, fast, and most of them wrong in one way."""
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -283,3 +284,27 @@ class OwnDataOnEachRank(Line):
 
 class NoTask:
     """A class, but no Task."""
+
+
+class Deep(Line):
+    """Of which not even one sample fits: its blocks save 10 MiB each, and the process may take 700 MiB more.
+
+    Args:
+        num_blocks: how many blocks there are.
+    """
+
+    def __init__(self, num_blocks: int = 96) -> None:
+        super().__init__(num_samples=4)
+        self.num_blocks = num_blocks
+
+    def build_model(self) -> nn.Module:
+        used = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmSize" in line)
+        limit = (int(used.split()[1]) << 10) + (700 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        blocks = [
+            nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(self.num_blocks)
+        ]
+        return nn.Sequential(nn.Linear(1, 16), nn.Sequential(*blocks))
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0].expand(1 << 15, 1)).mean().reshape(1, 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from lanewise.data import LaneBatch
 from lanewise.errors import TaskError, note_place, text_of
@@ -133,11 +134,22 @@ def note_lane(error: BaseException, batch: LaneBatch) -> None:
         TaskError: instead of an error of torch whose remedy is known, and of a SystemExit.
     """
     if isinstance(error, Exception):
+        said = f"{type(error).__name__}: {text_of(error)}"
         for text, remedy in _REMEDIES.items():
-            if text in f"{type(error).__name__}: {text_of(error)}":
+            if text in said:
                 explained = TaskError(f"{error}. {remedy}")
                 explained.add_note(batch.place)
                 raise explained from error
+        if isinstance(error, MemoryError) or any(text in said for text in _OUT_OF_MEMORY):
+            explained = TaskError(
+                f"out of memory with a micro-batch of {batch.num_samples} sample"
+                f"{'s' * (batch.num_samples != 1)} ({_shapes_of(batch.data)}). "
+                "Let a lane need less: memory.activation_checkpointing=auto, precision=bf16, or a smaller "
+                "batch.micro_batch_size, which makes more lanes and so another model; or share the weights "
+                f"out: distributed.reducer=fsdp. torch says: {text_of(error).splitlines()[0]}"
+            )
+            explained.add_note(batch.place)
+            raise explained from error
     note_place(error, batch.place)
 
 
@@ -162,6 +174,17 @@ _REMEDIES = {
     ),
 }
 """By what torch's error says: what is wrong, in terms of a run, and what to change."""
+
+
+_OUT_OF_MEMORY = ("OutOfMemoryError", "can't allocate memory", "out of memory")
+"""By what torch says of accelerators, of the CPU, and of what it calls."""
+
+
+def _shapes_of(data: Any) -> str:
+    """Name the tensors of a batch with their shapes."""
+    leaves, _ = tree_flatten_with_path(data)
+    named = [f"{keystr(path)} {list(leaf.shape)}" for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return ", ".join(named).strip() or "no tensors"
 
 
 def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:

@@ -94,7 +94,7 @@ def run_command(job: Job, show: Callable[[Any], None]) -> None:
 def run_in_world(job: Job, environment: Environment) -> Any:
     """Be one process of the world in which a job runs. Collective: every rank must call this."""
     from lanewise.loggers import RankLog
-    from lanewise.world.allocator import keep_freed_memory
+    from lanewise.world.allocator import set_malloc
     from lanewise.world.determinism import set_determinism
     from lanewise.world.device import choose_backend, choose_devices
     from lanewise.world.world import join_world
@@ -104,7 +104,7 @@ def run_in_world(job: Job, environment: Environment) -> Any:
     set_determinism(distributed.equality, distributed.threads)
     devices = choose_devices(distributed.device_type, environment.local_world_size, distributed.device_names)
     if devices[environment.local_rank] == "cpu":
-        keep_freed_memory()
+        set_malloc(keeps_freed=job.config.memory.activation_checkpointing is None)
     backend = choose_backend(distributed.backend, devices, environment.world_size)
     world = join_world(environment, devices, backend)
     log.share_warnings(world.is_first)

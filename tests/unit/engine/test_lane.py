@@ -66,3 +66,24 @@ def test_batches_reach_an_accelerator_without_streams(monkeypatch: pytest.Monkey
     assert moved.data["x"].is_meta
     assert moved.indices == (0, 1)
     assert list(lane.to_device(batches, torch.device("cpu"))) == batches
+
+
+class TooLarge(Normed):
+    """As if an accelerator had no memory left."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        return {"inputs": torch.stack([sample[0] for sample in samples]), "names": ["a", "b"]}
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nGPU 0 has ...")
+
+
+def test_out_of_memory_names_the_sizes_of_the_lane_and_the_remedies():
+    with pytest.raises(TaskError) as caught:
+        run(configure(TooLarge, num_lanes=2, steps=1))
+    said = describe(caught.value)
+    assert "a micro-batch of 2 samples (['inputs'] [2, 3])" in said
+    assert "activation_checkpointing=auto" in said
+    assert "Tried to allocate 20.00 MiB.\n" in said
+    assert "in step 0, lane 0, samples [" in said
+    assert "GPU 0 has" not in said

@@ -16,6 +16,11 @@ from lanewise.errors import TaskError
 from lanewise.transforms.segment import Segment
 
 
+def draw() -> torch.Tensor:
+    """Return a number from each generator."""
+    return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()])  # noqa: NPY002
+
+
 class Block(nn.Module):
     """Takes and returns containers, draws from every generator, and reads and writes buffers."""
 
@@ -30,8 +35,7 @@ class Block(nn.Module):
         self.num_calls += 1
         hidden = torch.tanh(self.linear(state["hidden"])) + self.total
         self.total = self.total + hidden.detach().mean(0)
-        scale = random.random() + np.random.rand()
-        hidden = nn.functional.dropout(self.norm(hidden), 0.5) * scale + shift
+        hidden = nn.functional.dropout(self.norm(hidden), 0.5) * draw().sum() + shift
         return {"hidden": hidden, "count": state["count"] + 1}
 
 
@@ -53,10 +57,9 @@ def run(chain: list[nn.Module], inputs: torch.Tensor, shift: torch.Tensor) -> li
         state = block(state, shift=shift)
     loss = state["hidden"].square().sum()
     leaves = [parameter for block in chain for parameter in block.parameters()] + [inputs, shift]
-    drawn = torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()])
+    drawn = draw()
     gradients = torch.autograd.grad(loss, leaves)
-    after = torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()])
-    return [loss.detach(), *gradients, *[one for block in chain for one in block.buffers()], drawn, after]
+    return [loss.detach(), *gradients, *[one for block in chain for one in block.buffers()], drawn, draw()]
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,4 +1,4 @@
-"""Large tensors are where malloc keeps what is freed."""
+"""Large tensors are where malloc keeps what is freed, or where it gives that back."""
 
 import ctypes
 import os
@@ -8,29 +8,32 @@ import pytest
 import torch
 
 from lanewise.testing import run_distributed
-from lanewise.world.allocator import keep_freed_memory
+from lanewise.world.allocator import set_malloc
 from lanewise.world.world import World
 
 pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this libc is not glibc")
 
 
-def is_on_heap(_world: World, keeps: bool, variable: str = "") -> bool:
-    """Tell whether a tensor of 40 MiB is on the heap, which keeps it, or mapped by itself."""
+def is_on_heap(_world: World, keeps_freed: list[bool], num_bytes: int, variable: str = "") -> bool:
+    """Tell whether a tensor is on the heap, which keeps it, or mapped by itself."""
     if variable:
         os.environ[variable] = "1"
-    if keeps:
-        keep_freed_memory()
-    tensor = torch.ones(10 * 2**20)
+    for keeps in keeps_freed:
+        set_malloc(keeps_freed=keeps)
+    tensor = torch.ones(num_bytes, dtype=torch.uint8)
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("[heap]")]
     ends = [int(address, 16) for line in maps for address in line.split()[0].split("-")]
     return min(ends) <= tensor.data_ptr() < max(ends)
 
 
-def test_a_large_tensor_is_on_the_heap():
-    assert run_distributed(is_on_heap, 1, True) == [True]
-    assert run_distributed(is_on_heap, 1, False) == [False]
+@pytest.mark.parametrize(
+    ("keeps_freed", "num_bytes", "expected"),
+    [([], 2**25 + 1, False), ([True], 2**25 + 1, True), ([True, False], 2**18, False)],
+)
+def test_where_a_tensor_is(keeps_freed, num_bytes, expected):
+    assert run_distributed(is_on_heap, 1, keeps_freed, num_bytes) == [expected]
 
 
 @pytest.mark.parametrize("variable", ["MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_what_the_environment_says_is_left_alone(variable):
-    assert run_distributed(is_on_heap, 1, True, variable) == [False]
+    assert run_distributed(is_on_heap, 1, [True], 2**25 + 1, variable) == [False]
