@@ -287,19 +287,19 @@ class NoTask:
 
 
 class Deep(Line):
-    """Of which not even one sample fits: its blocks save 10 MiB each, and the process may take 700 MiB more.
+    """Of which not even one sample fits: its blocks save 10 MiB each, and the process may take 300 MiB more.
 
     Args:
         num_blocks: how many blocks there are.
     """
 
-    def __init__(self, num_blocks: int = 96) -> None:
+    def __init__(self, num_blocks: int = 40) -> None:
         super().__init__(num_samples=4)
         self.num_blocks = num_blocks
 
     def build_model(self) -> nn.Module:
         used = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmSize" in line)
-        limit = (int(used.split()[1]) << 10) + (700 << 20)
+        limit = (int(used.split()[1]) << 10) + (300 << 20)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         blocks = [
             nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(self.num_blocks)
