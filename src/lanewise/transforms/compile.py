@@ -71,8 +71,9 @@ class CompilationLog:
             self._num_recompilations = len(recompilations)
             last = recompilations[-1]
             logger.info(
-                "torch.compile has recompiled %d times, the last time %s, since %s",
+                "torch.compile has recompiled %d time%s, the last time %s, since %s",
                 len(recompilations),
+                "s" * (len(recompilations) > 1),
                 last.co_name,
                 _first_lines(last.recompile_reason or ""),
             )

@@ -22,7 +22,7 @@ _OF_USERS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES
 def set_malloc(*, keeps_freed: bool) -> None:
     """Tell glibc's malloc what to do with what is freed. See [Note: memory that is freed].
 
-    That is for the whole process. Does nothing with another libc, and where the environment tunes malloc already.
+    That is for the whole process. Does nothing with another libc, and where the environment tunes malloc.
 
     Args:
         keeps_freed: whether to keep it, up to blocks of a GiB; else those of 128 KiB and more are given back.

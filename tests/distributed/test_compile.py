@@ -1,0 +1,49 @@
+"""Compiled blocks: the same bytes under any reducer, on any number of processes, also if they run again."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig, RunConfig
+from lanewise.testing import run_distributed
+from lanewise.world.world import World
+from tests.distributed.tasks import train
+from tests.distributed.test_activation_checkpointing import config_for
+
+pytestmark = pytest.mark.slow
+
+
+def train_each(world: World, config: RunConfig, *every: int | None) -> list[Any]:
+    """Train with compiled layers, and so many of them in a segment; None: without checkpointing."""
+    sections = [None if number is None else ActivationCheckpointingConfig(every=number) for number in every]
+    return [
+        train(
+            world,
+            replace(config, compile=CompileConfig(), memory=MemoryConfig(activation_checkpointing=section)),
+        )
+        for section in sections
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Any:
+    return run_distributed(train_each, 1, config_for("single", 1), None)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("reducer", "num_processes", "devices"),
+    [("single", 1, 1), ("ddp", 2, 2), ("ddp", 3, 3), ("fsdp", 2, 2), ("balanced_data_parallel", 1, 2)],
+)
+def test_no_byte_depends_on_the_layout_or_on_what_runs_again(alone, reducer, num_processes, devices):
+    results = run_distributed(train_each, num_processes, config_for(reducer, devices), None, 1, 2)
+    assert results == [[alone] * 3] * num_processes
+
+
+def eager_and_compiled(world: World, config: RunConfig) -> list[float]:
+    return [train(world, replace(config, compile=one))[1][0] for one in (None, CompileConfig())]
+
+
+def test_the_first_loss_is_that_of_eager_with_the_same_dropout():
+    eager, compiled = run_distributed(eager_and_compiled, 1, config_for("single", 1))[0]
+    assert compiled == pytest.approx(eager, rel=1e-5)
