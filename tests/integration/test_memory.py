@@ -1,8 +1,9 @@
 """A model of which not even one sample fits into memory, until its blocks run again for their backward."""
 
 import pytest
+import yaml
 
-from tests.integration.command import train, write_config
+from tests.integration.command import lanewise, train, write_config
 
 
 def config(folder):
@@ -25,3 +26,24 @@ def test_out_of_memory_is_one_error_that_names_the_lane_and_what_to_do(tmp_path)
 def test_it_trains_under_that_limit_with_checkpointing(tmp_path, devices):
     option = "--memory.activation_checkpointing={blocks: [1.*]}"
     train(config(tmp_path), option, f"--distributed.devices={devices}").require_success()
+
+
+def batch_of(run_dir):
+    return yaml.safe_load((run_dir / "config.yaml").read_text())["batch"]
+
+
+def test_a_micro_batch_that_was_found_stays_when_the_run_goes_on(tmp_path):
+    batch = {"global_batch_size": 8, "micro_batch_size": "auto"}
+    path = write_config(tmp_path, batch=batch, distributed={"devices": 2})
+    train(path, "--train.epochs=1").require_success()
+    assert batch_of(tmp_path / "run") == {"global_batch_size": 8, "micro_batch_size": 4}  # a lane each
+    done = train(path, "--distributed.devices=1", "--resume", "--train.epochs=2").require_success()
+    assert "auto is" not in done.stdout + done.stderr
+    assert batch_of(tmp_path / "run") == {"global_batch_size": 8, "micro_batch_size": 4}
+
+
+def test_verify_refuses_what_another_machine_may_find_otherwise(tmp_path):
+    path = write_config(tmp_path, batch={"global_batch_size": 8, "micro_batch_size": "auto"})
+    done = lanewise("verify", path)
+    assert done.code == 2
+    assert "verify needs the number that batch.micro_batch_size stands for: got auto" in done.stderr

@@ -10,6 +10,7 @@ from lanewise.config.distributed import DistributedConfig
 from lanewise.config.marks import Above, AtLeast, Below, PathLike, expand_user
 from lanewise.config.memory import CompileConfig, MemoryConfig
 from lanewise.config.scheduler import SchedulerConfig
+from lanewise.errors import ConfigError
 
 PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
 Mode = Literal["max", "min"]
@@ -52,7 +53,11 @@ class OrderConfig(ClassConfig):
         object.__setattr__(self, "class_path", ORDERS.get(self.class_path, self.class_path))
 
 
-def _global_batch_is_whole_micro_batches(global_batch_size: int, micro_batch_size: int) -> str | None:
+def _global_batch_is_whole_micro_batches(
+    global_batch_size: int, micro_batch_size: int | Literal["auto"]
+) -> str | None:
+    if micro_batch_size == "auto":
+        return None
     rest = global_batch_size % micro_batch_size
     if rest == 0:
         return None
@@ -73,13 +78,28 @@ class BatchConfig(Section):
 
     global_batch_size: Annotated[int, AtLeast(1)]
     """Samples of one optimizer step, over all lanes."""
-    micro_batch_size: Annotated[int, AtLeast(1)]
-    """Samples of one lane's forward."""
+    micro_batch_size: Annotated[int, AtLeast(1)] | Literal["auto"]
+    """Samples of one lane's forward; auto: the largest that fits, measured when the run begins. The model
+    depends on it, so that another machine may train another one: the run's config.yaml has the number."""
 
     @property
     def num_lanes(self) -> int:
-        """The number of lanes of the run, on any number of devices."""
-        return self.global_batch_size // self.micro_batch_size
+        """The number of lanes of the run, on any number of devices; the largest possible one in `auto`."""
+        return self.global_batch_size // (1 if self.micro_batch_size == "auto" else self.micro_batch_size)
+
+    @property
+    def samples_per_lane(self) -> int:
+        """`micro_batch_size` as a number, which jobs have by the time that lanes are cut."""
+        assert self.micro_batch_size != "auto", "found before anything is built"
+        return self.micro_batch_size
+
+    def require_number(self, command: str) -> None:
+        """Raise ConfigError for `auto`, where another number than the run's would be found."""
+        if self.micro_batch_size == "auto":
+            raise ConfigError(
+                f"{command} needs the number that batch.micro_batch_size stands for: got auto, which another "
+                "machine may find another number for. Give that of the run's config.yaml, or another one."
+            )
 
 
 def _some_end_is_given(epochs: int | None, max_steps: int | None) -> str | None:

@@ -6,6 +6,7 @@ from lanewise.engine.engine import Engine
 from lanewise.engine.evaluate import EvalSet, Evaluator, read_in_order
 from lanewise.engine.evaluation import build_evaluator
 from lanewise.engine.lane import LaneLoss, to_device
+from lanewise.engine.micro_batch import find_micro_batch_size
 from lanewise.engine.model import build_model, build_task
 from lanewise.engine.model_transforms import transform
 from lanewise.engine.resume import resume
@@ -31,6 +32,7 @@ __all__ = [
     "build_run_loader",
     "build_task",
     "count_samples",
+    "find_micro_batch_size",
     "read_in_order",
     "resume",
     "to_device",

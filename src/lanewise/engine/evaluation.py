@@ -177,7 +177,7 @@ def build_evaluator(
             raise DataError(f"the eval dataset {name} is empty. Check its path, or leave it out.")
         reader = LaneReader(dataset, task.collate, config.train.seed, eval_dataset=name)
         compare_datasets(reader, num_samples, world)
-        schedule = SequentialSchedule(num_samples, config.batch.num_lanes, config.batch.micro_batch_size)
+        schedule = SequentialSchedule(num_samples, config.batch.num_lanes, config.batch.samples_per_lane)
         sets.append(EvalSet(name, reader, schedule))
     if not sets:
         _require_no_values(config)

@@ -99,6 +99,7 @@ class Lanes:
         threads: int = 1,
     ) -> None:
         self._batch = BatchConfig(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size)
+        self._batch.require_number("Lanes")
         distributed = DistributedConfig(
             equality=equality, device_type=device_type, backend=backend, threads=threads
         )
@@ -226,7 +227,7 @@ class Lanes:
         local: dict[int, MetricStates] = {}
         with evaluating(self._prepared.models), kept_random_state():
             compare_datasets(reader, num_samples, self._world)
-            schedule = SequentialSchedule(num_samples, self._batch.num_lanes, self._batch.micro_batch_size)
+            schedule = SequentialSchedule(num_samples, self._batch.num_lanes, self._batch.samples_per_lane)
             for batch in read_in_order(reader, schedule, self._world, num_workers=num_workers):
                 turn = batch.turn
                 if not turn.positions:

@@ -3,11 +3,11 @@
 import logging
 import os
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from lanewise.config.load import dump_config
+from lanewise.config.load import dump_config, load_config
 from lanewise.jobs.job import Job
 from lanewise.jobs.signals import training, wants_stop
 from lanewise.run_dir import RunDir
@@ -56,11 +56,12 @@ class TrainJob(Job):
         from lanewise.loggers import JsonlLogger, ProgressLogger, TensorBoardLogger
         from lanewise.world.determinism import exact_pins
 
+        if self.config.batch.micro_batch_size == "auto":
+            batch = replace(self.config.batch, micro_batch_size=self._micro_batch_size(world))
+            return replace(self, config=replace(self.config, batch=batch)).run(world)
         run = build_run(self.config, world, self.task)
         folder = CheckpointFolder(self.run_dir.checkpoints)
-        # An agent that starts the processes again wants them to go on.
-        is_resumed = self.is_resumed or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-        first_step = resume(run, folder, self.allow) if is_resumed else 0
+        first_step = resume(run, folder, self.allow) if self._goes_on else 0
         audit = None
         if self.is_audited or self.run_dir.audit.exists():  # one with gaps would be worth nothing
             audit = self._audit(run, first_step)
@@ -104,6 +105,21 @@ class TrainJob(Job):
             values = engine.fit(self.run_dir, callbacks)
         world.all_gather_object(None)  # no rank goes on before the model is on disk
         return values
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether to look for a checkpoint: an agent that starts the processes again wants them to go on."""
+        return self.is_resumed or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+    def _micro_batch_size(self, world: "World") -> int:
+        """Return what `auto` stands for: what it stood for when the run began. Collective."""
+        from lanewise.engine import find_micro_batch_size
+
+        of_run: object = None
+        if world.rank == 0 and self._goes_on and self.run_dir.config.exists():
+            of_run = load_config(str(self.run_dir.config)).batch.micro_batch_size
+        of_run = world.broadcast_object(of_run)
+        return of_run if isinstance(of_run, int) else find_micro_batch_size(self.config, world, self.task)
 
     def _audit(self, run: "Run", first_step: int) -> "AuditLog":
         """Begin the audit, or go on with it."""

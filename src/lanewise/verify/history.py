@@ -108,7 +108,7 @@ def first_samples(
     sets = []
     for name, dataset in datasets.items():
         num_samples = min(count_samples(dataset), batch.global_batch_size)
-        schedule = SequentialSchedule(num_samples, batch.num_lanes, batch.micro_batch_size)
+        schedule = SequentialSchedule(num_samples, batch.num_lanes, batch.samples_per_lane)
         reader = LaneReader(dataset, task.collate, seed, eval_dataset=name)
         sets.append(EvalSet(name, reader, schedule, has_metrics))
     return sets

@@ -87,7 +87,7 @@ class VerifyJob(Job):
             precise = replace(self.config, precision="float32")
             result.cut = probe_cut(Subject(precise, world.device), found.passes.changed_buffers)
             result.unmerged_metrics = probe_metrics(
-                Subject(self.config, world.device), batch.micro_batch_size, batch.global_batch_size
+                Subject(self.config, world.device), batch.samples_per_lane, batch.global_batch_size
             )
         return world.gather_object(result)
 

@@ -47,6 +47,7 @@ def verify(
         raise ConfigError(
             f"--resume stops half-way, so it needs at least two steps: got --steps {num_steps}."
         )
+    config.batch.require_number("verify")
     fsdp = config.distributed.fsdp
     if config.distributed.reducer == "fsdp" and fsdp.param_dtype != "float32":
         raise ConfigError(

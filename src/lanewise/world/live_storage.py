@@ -1,0 +1,85 @@
+"""Counts the bytes of tensors that are alive, on real tensors as on fake ones."""
+
+import weakref
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveStorage(TorchDispatchMode):
+    """While it is active, counts each storage that an operation makes, from then until nobody holds it.
+
+    What kernels allocate for themselves, and give back before they return, is not seen. Use it inside of a
+    `FakeTensorMode`, if there is one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        """The most after any operation, since the beginning or since `take_peak`."""
+        self._sizes: dict[int, int] = {}
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def take_peak(self) -> int:
+        """Return the peak, and forget it: the next operation sets it anew."""
+        peak, self.peak_bytes = self.peak_bytes, 0
+        return peak
+
+    def count(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that were made before."""
+        for tensor in tensors:
+            self._note(_storage_of(tensor))
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation, and count what it made: what is a view of something uncounted stays uncounted."""
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a DTensor, say: its parts come here
+        given = [_storage_of(one) for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        made = function(*args, **(kwargs or {}))
+        known = {_key(one) for one in given}
+        for one in given:
+            if _key(one) in self._sizes:
+                self._resize(one)
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and _key(storage := _storage_of(tensor)) not in known:
+                self._note(storage)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return made
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = _key(storage)
+        if key not in self._sizes:
+            self._sizes[key] = 0
+            self._references[key] = weakref.ref(storage, partial(self._forget, key))
+        self._resize(storage)
+
+    def _resize(self, storage: torch.UntypedStorage) -> None:
+        size = storage.nbytes()
+        self.live_bytes += size - self._sizes[_key(storage)]
+        self._sizes[_key(storage)] = size
+
+    def _forget(self, key: int, _reference: object) -> None:
+        self.live_bytes -= self._sizes.pop(key)
+        del self._references[key]
+
+
+def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
+
+
+def _key(storage: torch.UntypedStorage) -> int:
+    """Tell storages apart that are alive."""
+    key: int = storage._cdata  # noqa: SLF001
+    return key
