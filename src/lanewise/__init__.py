@@ -8,15 +8,27 @@ if TYPE_CHECKING:
     from lanewise.engine.own_loop import Lanes
     from lanewise.jobs.api import evaluate, predict, train
     from lanewise.task import Loss, Task
+    from lanewise.transforms.activation_checkpointing import checkpoint_activations
     from lanewise.world.machine import local_rank_zero_first
 
-__all__ = ["Callback", "Lanes", "Loss", "Task", "evaluate", "local_rank_zero_first", "predict", "train"]
+__all__ = [
+    "Callback",
+    "Lanes",
+    "Loss",
+    "Task",
+    "checkpoint_activations",
+    "evaluate",
+    "local_rank_zero_first",
+    "predict",
+    "train",
+]
 
 _MODULES = {
     "Callback": "lanewise.callback",
     "Lanes": "lanewise.engine.own_loop",
     "Loss": "lanewise.task",
     "Task": "lanewise.task",
+    "checkpoint_activations": "lanewise.transforms.activation_checkpointing",
     "evaluate": "lanewise.jobs.api",
     "local_rank_zero_first": "lanewise.world.machine",
     "predict": "lanewise.jobs.api",

@@ -17,8 +17,8 @@ class ActivationCheckpointingConfig(Section):
     """auto: the modules that a list of modules repeats, as fsdp finds them; or names of classes or modules,
     such as [Block] or [encoder.layers.*]."""
     every: Annotated[int, AtLeast(1)] = 1
-    """How many blocks, one after the other, run again together: only the first one's inputs are kept. The
-    least memory is near the square root of their number."""
+    """How many blocks, one after the other, run again together: only the first one's inputs are kept. More
+    than 1 saves memory where a block saves little more than its inputs."""
     offload: bool = False
     """Whether the inputs are kept in host memory; needs an accelerator."""
 

@@ -69,7 +69,7 @@ def find_micro_batch_size(config: RunConfig, world: World, task: Task | None) ->
         raise ConfigError(
             "batch.micro_batch_size auto finds none that fits: with a single sample in a lane a step takes "
             f"about {(fixed + each) / _GIB:.2f} GiB, and {share:.0%} of what is free is "
-            f"{share * (free or 0) / _GIB:.2f} GiB. Set memory.activation_checkpointing, or share the weights "
+            f"{share * (free or 0) / _GIB:.2f} GiB. Set memory.activation_checkpointing, or share weights "
             "out: distributed.reducer=fsdp."
         )
     size = fitting[-1]

@@ -24,8 +24,9 @@ def checkpoint_activations(
 
     The backward runs the block again, with the same random numbers and the buffers of that time, so that
     gradients are the same bytes; of what the second run makes of buffers nothing remains. With n blocks of
-    equal size, n / every inputs are kept, and for its backward each segment needs what `every` blocks save:
-    the least where `every` is near the square root of n (Chen et al., https://arxiv.org/abs/1604.06174).
+    equal size, n / every inputs are kept, and for its backward a segment needs what `every` blocks save: the
+    least where `every` is near the square root of n * input / saved, which is n's where a block saves no more
+    than its input (Chen et al., https://arxiv.org/abs/1604.06174).
 
     For the trainer this is `memory.activation_checkpointing`; in an own loop call it before `Lanes.prepare`.
 
