@@ -12,7 +12,7 @@ ROWS = (
     {"errors", "lifeline"},
     {"collate", "config", "lanes", "nested", "run_file"},
     {"blocks", "world", "task", "callback", "run_dir"},
-    {"precision", "metrics", "random_state"},
+    {"precision", "metrics", "nn", "random_state"},
     {"data", "reduce", "checkpoint"},
     {"loggers", "transforms"},
     {"engine"},
