@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
-from torch.autograd.function import once_differentiable
+
+from lanewise.errors import TaskError
 
 CHUNK_TOKENS = 256
 """Tokens whose logits exist at a time. A constant: equal shapes give equal bytes, whatever memory is free."""
@@ -28,7 +29,8 @@ class Targets:
         return replace(self, classes=self.classes[chunk], token_weights=self.token_weights[chunk])
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # it would unroll the chunks: minutes
+# Compiled, the chunks would be unrolled, which takes minutes.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def chunked_loss(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: Targets
 ) -> torch.Tensor:
@@ -100,9 +102,17 @@ class _ChunkedLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Multiply the gradients by that of the sum."""
+        """Multiply the gradients by that of the sum.
+
+        Raises:
+            TaskError: if the graph of a second derivative is asked for; torch would take it for zero.
+        """
+        if torch.is_grad_enabled():
+            raise TaskError(
+                "LinearCrossEntropy has no second derivative, and a backward with create_graph=True asks for "
+                "one. Use whole logits there: cross_entropy(head.logits(hidden), targets)."
+            )
         gradients = (
             None if one is None else (factor * one).to(dtype)
             for one, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)

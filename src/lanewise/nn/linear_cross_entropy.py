@@ -29,9 +29,9 @@ class LinearCrossEntropy(nn.Module):
 
     The logits of 256 tokens exist at a time. The gradients are computed with them in the forward, so until
     the backward only gradients of the size of `hidden` and of the parameters are kept (the method of Liger
-    Kernel, arXiv 2410.10989, without its kernels). A second derivative is an error of torch. Products are
-    computed in the format of autocast, or else of `hidden`; the softmax, all sums and the kept gradients in
-    float32 or better. docs/numerics.md bounds the errors.
+    Kernel, arXiv 2410.10989, without its kernels). A second derivative is an error. Products are computed
+    in the format of autocast, or else of `hidden`; the softmax, all sums and the kept gradients in float32 or
+    better. docs/numerics.md bounds the errors.
 
     Call it in the forward of the model, where every reducer finds its parameters. Under `torch.compile` it
     breaks the graph.
