@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sessions import generated_sessions, load_sessions, read_items
@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from lanewise import Loss, Task
 from lanewise.data import ParquetDataset, pad
 from lanewise.metrics import RankingMetrics
+from lanewise.nn import LinearCrossEntropy
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,14 @@ class ModelConfig:
     context: int = 20
     """Items that the model looks back; of a longer session, the last ones."""
     dropout: float = 0.2
+
+
+class Outputs(NamedTuple):
+    """What the model makes of a micro-batch."""
+
+    loss: Loss
+    scores: torch.Tensor | None
+    """[sessions, items]: of the last item of each session; in evaluation only."""
 
 
 class NextItem(nn.Module):
@@ -54,19 +63,24 @@ class NextItem(nn.Module):
         )
         norm = nn.LayerNorm(config.width)
         self.blocks = nn.TransformerEncoder(layer, config.num_layers, norm, enable_nested_tensor=False)
-        self.head = nn.Linear(config.width, num_items + 1)
+        self.head = LinearCrossEntropy(config.width, num_items + 1, ignore_index=PADDING)
         for embedding in (self.items, self.positions):
             nn.init.normal_(embedding.weight, std=config.width**-0.5)
         nn.init.zeros_(self.head.bias)
         self.head.weight = self.items.weight
 
-    def forward(self, items: torch.Tensor) -> torch.Tensor:  # [sessions, time] -> [sessions, time, items]
-        positions = torch.arange(items.shape[1], device=items.device)
-        hidden = self.dropout(self.items(items) + self.positions(positions))
+    def forward(self, items: torch.Tensor, lengths: torch.Tensor) -> Outputs:  # [sessions, time], [sessions]
+        inputs, targets = items[:, :-1], items[:, 1:]
+        positions = torch.arange(inputs.shape[1], device=items.device)
+        hidden = self.dropout(self.items(inputs) + self.positions(positions))
         # Padding stands behind the items of a session, so none of them attends to it.
-        mask = nn.Transformer.generate_square_subsequent_mask(items.shape[1], device=items.device)
-        logits: torch.Tensor = self.head(self.blocks(hidden, mask=mask, is_causal=True))
-        return logits
+        mask = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1], device=items.device)
+        hidden = self.blocks(hidden, mask=mask, is_causal=True)
+        loss = self.head(hidden.flatten(0, 1), targets.flatten())
+        if self.training:
+            return Outputs(loss, None)
+        sessions = torch.arange(len(items), device=items.device)
+        return Outputs(loss, self.head.logits(hidden[sessions, lengths - 2]))
 
 
 class SessionRec(Task):
@@ -114,22 +128,20 @@ class SessionRec(Task):
             "num_targets": float((items.lengths - 1).sum()),  # on the CPU: nobody waits for it
         }
 
-    def forward(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        logits: torch.Tensor = model(batch["items"][:, :-1])
-        return logits
+    def forward(self, model: nn.Module, batch: Batch) -> Outputs:
+        outputs: Outputs = model(batch["items"], batch["lengths"])
+        return outputs
 
-    def loss(self, outputs: torch.Tensor, batch: Batch) -> Loss:
-        targets = batch["items"][:, 1:].flatten()
-        total = F.cross_entropy(outputs.flatten(0, 1), targets, ignore_index=PADDING, reduction="sum")
-        return Loss(total, weight=batch["num_targets"])
+    def loss(self, outputs: Outputs, batch: Batch) -> Loss:
+        return Loss(outputs.loss.sum, weight=batch["num_targets"])
 
     def build_metrics(self) -> dict[str, Metric]:
         return {"last_item": RankingMetrics(top_k=10)}
 
-    def update_metrics(self, metrics: Mapping[str, Metric], outputs: torch.Tensor, batch: Batch) -> None:
+    def update_metrics(self, metrics: Mapping[str, Metric], outputs: Outputs, batch: Batch) -> None:
         seen, last = split_last(batch)
-        scores = outputs[torch.arange(len(last), device=last.device), batch["lengths"] - 2]
-        metrics["last_item"].update(ranked(scores, seen, may_repeat=self.may_repeat), last)
+        assert outputs.scores is not None, "metrics are updated in evaluation"
+        metrics["last_item"].update(ranked(outputs.scores, seen, may_repeat=self.may_repeat), last)
 
 
 def split_last(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
