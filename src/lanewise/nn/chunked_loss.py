@@ -128,11 +128,8 @@ def _turn_into_gradient(logits: torch.Tensor, targets: Targets) -> torch.Tensor:
 
         w ((1 - e) c[y] + e / V sum(c) + 2 z_loss logsumexp) p[v] - w (1 - e) c[y] [v = y] - w e / V c[v]
     """
-    token_weights, class_weights, places = (
-        targets.token_weights,
-        targets.class_weights,
-        targets.classes[:, None],
-    )
+    token_weights, class_weights = targets.token_weights, targets.class_weights
+    places = targets.classes[:, None]
     smoothing = targets.label_smoothing / len(class_weights)
     on_target = (1 - targets.label_smoothing) * class_weights[targets.classes]
     on_all = on_target + smoothing * class_weights.sum()
