@@ -8,8 +8,7 @@ STAMP := $(VENV)/.installed
 # The benchmarks compare with other libraries, which nothing else needs.
 BENCHMARKS_VENV := .venv-benchmarks
 BENCHMARKS_STAMP := $(BENCHMARKS_VENV)/.installed
-BENCHMARKS := tiny_step speed scaling exact start resume order checkpoint parquet shuffle linear_cross_entropy \
-    activation_checkpointing compile
+BENCHMARKS := tiny_step speed scaling exact start resume order checkpoint parquet shuffle linear_cross_entropy activation_checkpointing compile
 
 # The Python that runs the GPU tests. Give one that already has a CUDA build of torch, and no .venv is needed:
 #     make gpu GPU_PYTHON=python3
