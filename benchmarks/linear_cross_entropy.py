@@ -5,8 +5,8 @@
 Forward and backward of a linear layer with 40,000 outputs and its cross entropy in float32, with gradients of
 the hidden states and of the weight, one thread. By hand it is `cross_entropy(linear(hidden, weight))`. Of
 torch it is `torch.nn.functional.linear_cross_entropy` (from 2.13 on) with chunks of 256 tokens, as many as
-lanewise takes. Times are those of one process in which the sides take turns; the memory is what a process of
-its own needed at its peak beyond what it had before, the gradients included.
+lanewise takes. Times are CPU times of one process, in which the sides take turns; the memory is what a
+process of its own needed at its peak beyond what it had before, the gradients included.
 
 The three matrix products are the same on all sides. The wider the hidden states, the larger is their share of
 the time, and the less there is to gain.
@@ -95,9 +95,9 @@ def measure(num_rounds: int) -> str:
             times: dict[str, list[float]] = {side: [] for side in sides}
             for _ in range(num_rounds + 1):
                 for side, run in sides.items():
-                    start = time.perf_counter()
+                    start = time.process_time()
                     run()
-                    times[side].append(time.perf_counter() - start)
+                    times[side].append(time.process_time() - start)
             mebibytes = {side: additional_mebibytes(side, num_tokens, width) for side in sides}
             rows += [
                 [
@@ -111,7 +111,15 @@ def measure(num_rounds: int) -> str:
                 ]
                 for side in sides
             ]
-    header = ["tokens", "width", "side", "time / by hand", "seconds", "additional MiB", "of that by hand"]
+    header = [
+        "tokens",
+        "width",
+        "side",
+        "CPU time / by hand",
+        "CPU seconds",
+        "additional MiB",
+        "of that by hand",
+    ]
     return table(header, rows)
 
 
