@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -269,3 +270,10 @@ def test_an_optimizer_with_a_closure_is_verified_by_the_gradients_that_it_gets()
     report = verify(configure(Language, num_lanes=4, optimizer="torch.optim.LBFGS", lr=0.1), 2)
     assert report.is_verified, report.findings
     assert report.layouts[0].trace.steps[0].gradients
+
+
+def test_an_optimizer_that_is_shared_out_verifies():
+    config = configure(Language, num_lanes=4, equality="close")
+    distributed = replace(config.distributed, shard_optimizer=True)
+    report = verify(replace(config, distributed=distributed), 2, 3, resumes=True)
+    assert report.is_verified, list(report.lines())

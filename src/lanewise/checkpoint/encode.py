@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from lanewise.errors import CheckpointError
-from lanewise.world.shards import is_cut_by_rows, is_sharded, row_ranges
+from lanewise.world.shards import HeldTensor, is_cut_by_rows, is_sharded, row_ranges
 
 DTYPES = {
     torch.float64: "F64",
@@ -53,14 +53,24 @@ class TensorTable(dict[str, torch.Tensor]):
     def __init__(self) -> None:
         self._first_names: dict[tuple[object, ...], str] = {}
         self._taken: set[str] = set()
-        self.param_shards: set[str] = set()
-        """The names of this process's parts of sharded tensors; the other tensors are equal on all ranks."""
+        self.held: set[str] = set()
+        """The names of what this process alone has: its parts of sharded tensors, and held tensors. The
+        other tensors are equal on all ranks."""
 
     def add(self, name: str, tensor: torch.Tensor) -> str:
         """Add a tensor, and return the name under which it is."""
         first = self._name(name, tensor)
         self.setdefault(first, tensor)
         return first
+
+    def add_held(self, name: str, tensor: torch.Tensor) -> str:
+        """Add a held tensor on the rank that has it; return its name, which every rank knows."""
+        _require_encodable(name, tensor)
+        name = self._reserve(name)
+        if not tensor.is_meta:
+            self.held.add(name)
+            self[name] = tensor
+        return name
 
     def add_param_shard(self, name: str, tensor: Any) -> list[list[object]]:
         """Add this process's rows of a sharded tensor; return name and first row of every process's part."""
@@ -76,24 +86,31 @@ class TensorTable(dict[str, torch.Tensor]):
         rank = tensor.device_mesh.get_local_rank()
         local_rows = ranges[rank]
         if local_rows or rank == 0:
-            self.param_shards.add(f"{first}@{local_rows.start}")
+            self.held.add(f"{first}@{local_rows.start}")
             self.setdefault(f"{first}@{local_rows.start}", local)
         return [[f"{first}@{rows.start}", rows.start] for rows in written]
 
     def _name(self, name: str, tensor: torch.Tensor) -> str:
         """Return a name that is free, or that of the tensor if it is there."""
-        if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
-            raise CheckpointError(
-                f"{name} cannot be saved: it is a {tensor.layout} tensor of {tensor.dtype}."
-            )
+        _require_encodable(name, tensor)
         view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and view in self._first_names:
             return self._first_names[view]
+        self._first_names[view] = self._reserve(name)
+        return self._first_names[view]
+
+    def _reserve(self, name: str) -> str:
+        """Return a name that is free, and take it."""
         while name in self._taken:  # keys may be spelled alike: 1 and "1"
             name += "~"
         self._taken.add(name)
-        self._first_names[view] = name
         return name
+
+
+def _require_encodable(name: str, tensor: torch.Tensor) -> None:
+    """Raise CheckpointError where safetensors cannot hold a tensor."""
+    if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
+        raise CheckpointError(f"{name} cannot be saved: it is a {tensor.layout} tensor of {tensor.dtype}.")
 
 
 def real_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -105,7 +122,7 @@ def encode(value: Any, path: str, tensors: TensorTable) -> Any:
     """Return what JSON can hold, and add the tensors on the way.
 
     Args:
-        value: numbers, text, None, tensors, and lists, tuples and mappings of them.
+        value: numbers, text, None, tensors, held tensors, and lists, tuples and mappings of them.
         path: how to name the value: tensors below it get names that begin with it.
         tensors: receives the tensors, as they are.
 
@@ -114,10 +131,13 @@ def encode(value: Any, path: str, tensors: TensorTable) -> Any:
     """
     if is_sharded(value):
         return {"$shards": tensors.add_param_shard(path, value)}
+    add = tensors.add
+    if isinstance(value, HeldTensor):
+        value, add = value.tensor, tensors.add_held
     if isinstance(value, torch.Tensor) and value.is_complex():
-        return {"$complex": tensors.add(path, real_view(value))}
+        return {"$complex": add(path, real_view(value))}
     if isinstance(value, torch.Tensor):
-        return {"$tensor": tensors.add(path, value)}
+        return {"$tensor": add(path, value)}
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": str(value)}
     if value is None or isinstance(value, bool | int | float | str):

@@ -62,8 +62,8 @@ class Saver:
         Every rank must call this for the same step.
 
         Args:
-            state: equal on every rank, but for sharded tensors; tensors, and what `encode` takes. May change
-                afterwards.
+            state: equal on every rank, but for sharded and held tensors; tensors, and what `encode` takes.
+                May change afterwards.
             manifest: without files; a metric that is not finite is kept as none.
 
         Raises:
@@ -75,8 +75,8 @@ class Saver:
             manifest = replace(manifest, metric=None)
         tensors = TensorTable()
         tree = {name: encode(value, name, tensors) for name, value in state.items()}
-        shared = {name: tensor.nbytes for name, tensor in tensors.items() if name not in tensors.param_shards}
-        written = [*share_out(shared, self._world.world_size)[self._world.rank], *tensors.param_shards]
+        shared = {name: tensor.nbytes for name, tensor in tensors.items() if name not in tensors.held}
+        written = [*share_out(shared, self._world.world_size)[self._world.rank], *tensors.held]
         self._number += 1
         self._staging.take({name: tensors[name] for name in written})
         self._thread = threading.Thread(

@@ -124,6 +124,20 @@ def _offloads_from_gpus(reducer: ReducerName, device_type: str, fsdp: FSDPConfig
     )
 
 
+def _optimizer_is_shared_among_whole_models(shard_optimizer: bool, reducer: ReducerName) -> str | None:
+    if not shard_optimizer or reducer == "ddp":
+        return None
+    if reducer == "fsdp":
+        return (
+            "distributed.shard_optimizer is for distributed.reducer ddp: got fsdp, which shares out the "
+            "optimizer's state by itself. Leave shard_optimizer out."
+        )
+    return (
+        f"distributed.shard_optimizer is for distributed.reducer ddp: got {reducer}, where one process has "
+        "the optimizer. Use distributed.reducer=ddp, or leave shard_optimizer out."
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig(Section):
     """Which devices carry the lanes, and how gradients are reduced; the model does not depend on it."""
@@ -136,6 +150,7 @@ class DistributedConfig(Section):
         _fsdp_shares_among_processes,
         _exact_shards_are_plain,
         _offloads_from_gpus,
+        _optimizer_is_shared_among_whole_models,
     )
 
     devices: Devices | None = None
@@ -155,6 +170,9 @@ class DistributedConfig(Section):
     """Intra-op CPU threads of each process; never derived, since it changes the order of float additions."""
     fsdp: FSDPConfig = field(default_factory=FSDPConfig)
     """How the reducer fsdp shards the model."""
+    shard_optimizer: bool = False
+    """Whether the reducer ddp shares the optimizer's state out among the processes: each updates some of the
+    parameters, and sends them to the others."""
     max_restarts: Annotated[int, AtLeast(0)] = 0
     """How often the processes are started again when one fails; they go on from the newest checkpoint."""
 

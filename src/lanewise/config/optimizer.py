@@ -70,6 +70,11 @@ def _closure_mistakes(config: RunConfig) -> Iterator[str]:
             f"optimizer.class_path: {name} looks at the whole gradient, and distributed.reducer fsdp gives "
             "each process a part of it. Use distributed.reducer=ddp."
         )
+    if config.distributed.shard_optimizer:
+        yield (
+            f"optimizer.class_path: {name} looks at the whole gradient, and distributed.shard_optimizer lets "
+            "each process update some of the parameters. Leave shard_optimizer out."
+        )
     if config.precision == "fp16":
         yield (
             f"optimizer.class_path: {name} asks for the gradient several times in a step, none of which can "

@@ -16,6 +16,7 @@ from lanewise.engine.log_interval import LogInterval
 from lanewise.engine.model import build_average, build_model, build_task
 from lanewise.engine.model_transforms import transform
 from lanewise.engine.optimizer import build_optimizer
+from lanewise.engine.optimizer_shards import OptimizerShards
 from lanewise.engine.order import OrderChoice
 from lanewise.engine.run import Run
 from lanewise.engine.scheduler import build_scheduler
@@ -54,11 +55,14 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     if average is not None:
         reducer.adopt(average.module)
     optimizer = build_optimizer(config, task, model)
+    shards = None
+    if config.distributed.shard_optimizer and world.world_size > 1:
+        shards = OptimizerShards(optimizer, model, world)
     precision = Precision(config.precision, world.device.type)
     loader, dataset = build_run_loader(config, task, world)
     last_step = _last_step(config, loader.schedule)
     scheduler, plateau = build_scheduler(config, optimizer, last_step)
-    training = Training(task, model, optimizer, scheduler, precision, average, plateau)
+    training = Training(task, model, optimizer, scheduler, precision, average, plateau, shards)
     evaluator = build_evaluator(config, task, training.evaluated_model, precision, world, reducer)
     evaluation = build_evaluation(config, evaluator, loader.schedule, last_step)
     interval = LogInterval(config.log.every_steps, last_step)

@@ -62,6 +62,7 @@ class Run:
                 "log": self.log_interval,
             },
             may_lack=("log",),
+            shards=training.shards,
         )
 
     def describe(self) -> None:

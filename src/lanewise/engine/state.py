@@ -20,6 +20,7 @@ from lanewise.engine.misfit import (
     optimizer_misfits,
     scheduler_misfits,
 )
+from lanewise.engine.optimizer_shards import OptimizerShards
 from lanewise.errors import CheckpointError
 from lanewise.precision import LossScale
 from lanewise.world.shards import is_sharded, laid_out_as
@@ -32,17 +33,26 @@ class RunState:
     """Whatever changes with the steps: the model, its optimizer and the like, each under a name.
 
     There is no state of a loader and none of random generators: the step is enough for both. Nothing is
-    stored by rank, and all of it is equal on every rank, but for sharded tensors: each rank has its part.
+    stored by rank, and all of it is equal on every rank, but for sharded and held tensors.
+
+    Collective where an optimizer's state is shared out: every rank must call every method.
 
     Args:
         objects: modules, optimizers of their parameters, schedulers, and whatever else has `state_dict` and
             `load_state_dict`; those that are None are left out.
         may_lack: which of them older checkpoints lack; they stay as they are then.
+        shards: which process has the optimizer's state of which parameter; None: every process has all of it.
     """
 
-    def __init__(self, objects: Mapping[str, Any], may_lack: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        may_lack: Collection[str] = (),
+        shards: OptimizerShards | None = None,
+    ) -> None:
         self._objects = {key: value for key, value in objects.items() if value is not None}
         self._may_lack = frozenset(may_lack)
+        self._shards = shards
         self._names: dict[torch.Tensor, str] = {
             parameter: f"{key}.{name}"
             for key, value in self._objects.items()
@@ -96,7 +106,7 @@ class RunState:
             if isinstance(value, nn.Module):
                 _copy(value, state[key])
             elif isinstance(value, Optimizer):
-                restore_optimizer(value, state[key])
+                restore_optimizer(value, state[key], self._shards)
 
     def _compare(self, key: str, current: Mapping[str, Any], saved: object) -> Iterable[str]:
         value = self._objects[key]
@@ -113,7 +123,8 @@ class RunState:
 
     def _take(self, value: Any) -> dict[str, Any]:
         if isinstance(value, Optimizer):
-            return take_optimizer(value, self._names)
+            taken = take_optimizer(value, self._names)
+            return taken if self._shards is None else self._shards.complete(taken)
         state: dict[str, Any] = value.state_dict()
         return {CLASS: _class_of(value), **state} if isinstance(value, LRScheduler) else state
 
@@ -144,15 +155,17 @@ def take_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> d
     }
 
 
-def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Give an optimizer the state that `take_optimizer` returned; the groups must fit."""
+def restore_optimizer(
+    optimizer: Optimizer, saved: Mapping[str, Any], shards: OptimizerShards | None = None
+) -> None:
+    """Give an optimizer its part of the state that `take_optimizer` returned; the groups must fit."""
     names = [name for group in saved["groups"] for name in group["params"]]
     number_of = {name: number for number, name in enumerate(names)}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
         number_of[name]: {key: _laid_out(value, parameters[number_of[name]]) for key, value in values.items()}
         for name, values in saved["state"].items()
-        if values
+        if values and (shards is None or shards.updates(parameters[number_of[name]]))
     }
     groups = [{**group, "params": [number_of[name] for name in group["params"]]} for group in saved["groups"]]
     for group, mine in zip(groups, optimizer.param_groups, strict=True):

@@ -17,6 +17,7 @@ from lanewise.engine.clock import StepClock
 from lanewise.engine.gradient import LaneGradients, StepGradient
 from lanewise.engine.lane import TaskLane
 from lanewise.engine.log_interval import IntervalTotals, LogInterval
+from lanewise.engine.optimizer_shards import OptimizerShards
 from lanewise.engine.scheduler import Plateau
 from lanewise.engine.step_batches import StepBatches
 from lanewise.errors import TaskError
@@ -43,6 +44,8 @@ class Training:
     """The exponential moving average of the weights, which is what gets evaluated; None: the model itself."""
     plateau: Plateau | None = None
     """Stepped after each evaluation."""
+    shards: OptimizerShards | None = None
+    """Which process updates which parameter; None: each updates all of them."""
 
     @property
     def evaluated_model(self) -> nn.Module:

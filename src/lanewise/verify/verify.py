@@ -157,6 +157,7 @@ def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
         equality="exact",
         reducer=_reducer(config.distributed.reducer, num_devices),
         fsdp=replace(config.distributed.fsdp, cpu_offload=False),  # which changes where, not what
+        shard_optimizer=config.distributed.shard_optimizer and num_devices > 1,
         max_restarts=0,
         backend="auto",
     )

@@ -1,17 +1,29 @@
-"""Tensors of which every process has a part: what the reducer fsdp makes of parameters.
+"""Tensors that are shared out among the processes.
 
-They are torch's DTensors, cut along the first dimension. Whoever saves, compares or restores tensors asks
-here, and needs to know no more about them. torch's own module is imported where there is such a tensor only:
-it takes half a second.
+Of a sharded tensor every process has a part: the reducer fsdp makes such ones of parameters. They are torch's
+DTensors, cut along the first dimension. Whoever saves, compares or restores tensors asks here, and needs to
+know no more about them. torch's own module is imported where there is such a tensor only: it takes half a
+second.
+
+A held tensor is whole, and one process has it.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
+
+
+@dataclass(frozen=True)
+class HeldTensor:
+    """A tensor that one process has, as a part of a state that all ranks describe alike."""
+
+    tensor: torch.Tensor
+    """On the other ranks one of the same shape and dtype, on torch's meta device."""
 
 
 def is_sharded(value: object) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, _broadcast_coalesced
 from torch.distributed.rendezvous import rendezvous
 
 from lanewise.errors import WorldError
@@ -23,6 +23,8 @@ all_gather_single: Callable[..., dist.Work | None] = getattr(
 )
 
 _SECONDS_BETWEEN_QUESTIONS = 0.02
+_BROADCAST_BYTES = 2**25
+"""How much of several tensors travels at once."""
 
 
 class World(Protocol):
@@ -59,6 +61,10 @@ class World(Protocol):
 
     def broadcast_object(self, value: Any) -> Any:
         """Return rank 0's value on every rank. Collective: every rank must call this."""
+        ...
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], source: int) -> None:
+        """Overwrite tensors of any strides by those of a rank. Collective: every rank must call this."""
         ...
 
     def num_collectives(self) -> int:
@@ -121,6 +127,9 @@ class LocalWorld:
     def broadcast_object(self, value: Any) -> Any:
         """See `World`."""
         return value
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], source: int) -> None:
+        """See `World`."""
 
     def num_collectives(self) -> int:
         """See `World`."""
@@ -204,6 +213,15 @@ class GroupWorld:
         values = [value if self.rank == 0 else None]
         dist.broadcast_object_list(values)
         return values[0]
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], source: int) -> None:
+        """See `World`."""
+        if not tensors:  # which torch refuses
+            return
+        group = dist.group.WORLD
+        assert group is not None
+        # As DDP sends its initial weights; `dist.broadcast` mistakes a sliced tensor for a contiguous one.
+        _broadcast_coalesced(group, list(tensors), _BROADCAST_BYTES, source)
 
     def num_collectives(self) -> int:
         """See `World`."""

@@ -21,6 +21,7 @@ from lanewise.checkpoint.encode import TensorTable, decode, encode
 from lanewise.checkpoint.manifest import write_durably
 from lanewise.checkpoint.part import Staging
 from lanewise.errors import CheckpointError
+from lanewise.world.shards import HeldTensor
 from lanewise.world.world import LocalWorld
 
 DTYPES = [
@@ -297,3 +298,16 @@ def test_complex_tensors_survive_as_pairs_of_real_ones(tmp_path, dtype):
         for name, tensor in value.items():
             assert back[name].dtype == dtype
             assert torch.equal(torch.view_as_real(back[name]), torch.view_as_real(tensor.resolve_conj()))
+
+
+def test_a_held_tensor_has_one_name_on_every_rank_and_is_in_the_table_of_one():
+    value = {"": torch.ones(2), "phase": torch.ones(2, dtype=torch.complex64)}
+    trees = []
+    for device, names in (("cpu", {"state/", "state/phase"}), ("meta", set())):
+        tensors = TensorTable()
+        held = {key: HeldTensor(tensor.to(device)) for key, tensor in value.items()}
+        trees.append(encode({"shared": torch.zeros(1), **held}, "state", tensors))
+        assert tensors.held == names
+        assert tensors.keys() == names | {"state/shared"}
+    assert trees[0] == trees[1]
+    assert trees[0]["phase"] == {"$complex": "state/phase"}

@@ -131,3 +131,18 @@ def test_a_device_type_is_one_word(device_type):
         "distributed.device_type must be auto, cpu, or what torch calls an accelerator, such as cuda or mps: "
         f"got {device_type}. To choose among several devices, list them in distributed.devices."
     )
+
+
+@pytest.mark.parametrize(
+    ("reducer", "remedy"),
+    [
+        ("fsdp", "which shares out the optimizer's state by itself. Leave shard_optimizer out."),
+        ("single", "Use distributed.reducer=ddp, or leave shard_optimizer out."),
+        ("data_parallel", "Use distributed.reducer=ddp, or leave shard_optimizer out."),
+    ],
+)
+def test_the_optimizer_is_shared_out_under_ddp(reducer, remedy):
+    (mistake,) = mistakes_of(lambda: DistributedConfig(reducer=reducer, shard_optimizer=True))
+    assert mistake.startswith(f"distributed.shard_optimizer is for distributed.reducer ddp: got {reducer}, ")
+    assert mistake.endswith(remedy)
+    DistributedConfig(equality="exact", shard_optimizer=True)

@@ -103,6 +103,10 @@ def test_a_scheduler_that_follows_the_best_value_is_good(init_args):
     ("sections", "said"),
     [
         ({"distributed": DistributedConfig(reducer="fsdp")}, "looks at the whole gradient, and .* fsdp"),
+        (
+            {"distributed": DistributedConfig(shard_optimizer=True)},
+            "gradient, and .* Leave shard_optimizer out",
+        ),
         ({"precision": "fp16"}, "none of which can be skipped where fp16 overflows. Use precision=bf16"),
     ],
 )

@@ -1,0 +1,104 @@
+"""The optimizer's state shared out among processes that have the whole model, as in stage 1 of ZeRO.
+
+[Note: whole parameters]
+Each process updates some of the parameters and sends them to the others (Rajbhandari et al., "ZeRO: memory
+optimizations toward training trillion parameter models", SC'20). No parameter is cut, so an optimizer that
+looks at a whole one, such as Adafactor or Muon, computes the same bytes as without this. Its groups hold
+fewer parameters while it steps; whoever else looks at it, such as a scheduler, sees the optimizer that the
+user asked for, of its own class and with all parameters in its groups.
+
+torch's ZeroRedundancyOptimizer cuts the parameters in the same way, but takes the place of the optimizer,
+gathers the whole state on one rank to save it, sends each parameter by itself, and lets replicas drift apart
+where a parameter is sliced (torch 2.13 over gloo). So this takes torch's hooks around a step instead, and
+what DDP sends its initial weights by.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from lanewise.checkpoint.part import share_out
+from lanewise.nested import map_leaves
+from lanewise.world.shards import HeldTensor
+from lanewise.world.world import World
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class OptimizerShards:
+    """Lets each process update some of an optimizer's parameters. See [Note: whole parameters].
+
+    Collective: every rank must construct it, and step the optimizer.
+
+    Args:
+        optimizer: equal on all ranks, and without state yet.
+        model: has the parameters.
+        world: the processes.
+    """
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module, world: World) -> None:
+        self._world = world
+        updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        named = {name: one for name, one in model.named_parameters() if one.requires_grad and one in updated}
+        num_bytes = {name: one.nbytes for name, one in named.items()}
+        parts = share_out(num_bytes, world.world_size)
+        self._parts = [[named[name] for name in part] for part in parts]
+        self._others = {one for rank, part in enumerate(self._parts) if rank != world.rank for one in part}
+        self._groups: list[list[nn.Parameter]] = []
+        optimizer.register_step_pre_hook(self._take_own)
+        optimizer.register_step_post_hook(self._exchange)
+        if world.rank == 0:
+            loads = [
+                sum(num_bytes[name] for name in part) / max(1, sum(num_bytes.values())) for part in parts
+            ]
+            logger.info(
+                "the optimizer's state is shared out: a process updates %.0f %% to %.0f %% of the parameters",
+                100 * min(loads),
+                100 * max(loads),
+            )
+
+    def updates(self, parameter: torch.Tensor) -> bool:
+        """Tell whether this process updates a parameter, and so has the optimizer's state of it."""
+        return parameter not in self._others
+
+    def complete(self, taken: Mapping[str, Any]) -> dict[str, Any]:
+        """Add what the other ranks have to a state by names of parameters, as `take_optimizer` returns it.
+
+        Tensors in it become held ones, of which no value travels.
+
+        Collective: every rank must call this.
+        """
+        local = {name: values for name, values in taken["state"].items() if values}
+        state = dict(taken["state"])
+        for others in self._world.all_gather_object(map_leaves(_as_meta, local)):
+            state |= map_leaves(_as_held, others)
+        return {**taken, "state": state | map_leaves(_as_held, local)}
+
+    def _take_own(self, optimizer: Optimizer, *_: Any) -> None:
+        """Before a step: leave the optimizer with what this process updates."""
+        self._groups = [group["params"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["params"] = [one for one in group["params"] if self.updates(one)]
+
+    def _exchange(self, optimizer: Optimizer, *_: Any) -> None:
+        """After a step: give the optimizer its parameters back, and these the values they were updated to.
+
+        Collective: every rank must call this.
+        """
+        for group, parameters in zip(optimizer.param_groups, self._groups, strict=True):
+            group["params"] = parameters
+        for rank, part in enumerate(self._parts):
+            self._world.broadcast([one.detach() for one in part], rank)
+
+
+def _as_meta(leaf: Any) -> Any:
+    return leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _as_held(leaf: Any) -> Any:
+    return HeldTensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
