@@ -277,3 +277,15 @@ def test_an_optimizer_that_is_shared_out_verifies():
     distributed = replace(config.distributed, shard_optimizer=True)
     report = verify(replace(config, distributed=distributed), 2, 3, resumes=True)
     assert report.is_verified, list(report.lines())
+
+
+def test_what_depends_on_the_layout_is_named_once_and_left_out():
+    config = configure(Language, num_lanes=4, equality="close")
+    distributed = replace(config.distributed, compression="bf16")
+    report = verify(replace(config, distributed=distributed))
+    assert [finding.evidence for finding in report.findings] == [
+        "it was left out of what was run: distributed.compression bf16."
+    ]
+    assert list(report.lines())[-1].startswith(
+        "not verified: 1 cause found, though 1 process and 2 processes agree"
+    )

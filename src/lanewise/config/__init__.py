@@ -7,6 +7,7 @@ needs neither, and their parsers take longer to import than all of this.
 from lanewise.config.class_config import ClassConfig
 from lanewise.config.distributed import (
     Backend,
+    CompressionName,
     DistributedConfig,
     Equality,
     FSDPConfig,
@@ -29,6 +30,7 @@ from lanewise.config.run import (
     PrecisionName,
     RunConfig,
     TrainConfig,
+    powersgd_meets_no_overflow,
 )
 from lanewise.config.scheduler import SchedulerConfig
 
@@ -41,6 +43,7 @@ __all__ = [
     "CheckpointConfig",
     "ClassConfig",
     "CompileConfig",
+    "CompressionName",
     "DataConfig",
     "DistributedConfig",
     "EarlyStoppingConfig",
@@ -59,4 +62,5 @@ __all__ = [
     "TrainConfig",
     "pin_environment",
     "pinned_variables",
+    "powersgd_meets_no_overflow",
 ]

@@ -9,6 +9,7 @@ from lanewise.config.marks import AtLeast
 
 ReducerName = Literal["ddp", "fsdp", "single", "data_parallel", "balanced_data_parallel"]
 Equality = Literal["close", "exact"]
+CompressionName = Literal["bf16", "fp16", "powersgd"]
 Backend = Literal["auto", "gloo", "nccl"]
 Devices = Annotated[int, AtLeast(1)] | tuple[str, ...]
 
@@ -138,6 +139,24 @@ def _optimizer_is_shared_among_whole_models(shard_optimizer: bool, reducer: Redu
     )
 
 
+def _compressed_sums_are_close(
+    compression: CompressionName | None, reducer: ReducerName, equality: Equality
+) -> str | None:
+    if compression is None:
+        return None
+    if reducer != "ddp":
+        return (
+            f"distributed.compression is for distributed.reducer ddp: got {compression} and {reducer}. "
+            "Use distributed.reducer=ddp, or leave compression out."
+        )
+    if equality == "exact":
+        return (
+            f"distributed.compression rounds what processes send, so it cannot be exact: got {compression} "
+            "and distributed.equality exact. Leave compression out, or use distributed.equality=close."
+        )
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig(Section):
     """Which devices carry the lanes, and how gradients are reduced; the model does not depend on it."""
@@ -151,6 +170,7 @@ class DistributedConfig(Section):
         _exact_shards_are_plain,
         _offloads_from_gpus,
         _optimizer_is_shared_among_whole_models,
+        _compressed_sums_are_close,
     )
 
     devices: Devices | None = None
@@ -173,6 +193,9 @@ class DistributedConfig(Section):
     shard_optimizer: bool = False
     """Whether the reducer ddp shares the optimizer's state out among the processes: each updates some of the
     parameters, and sends them to the others."""
+    compression: CompressionName | None = None
+    """How the reducer ddp sends gradients in close: rounded to bf16 or fp16, or by PowerSGD as matrices of
+    rank 1, from the 1,000th step on; the result is approximate. Unset: as they are."""
     max_restarts: Annotated[int, AtLeast(0)] = 0
     """How often the processes are started again when one fails; they go on from the newest checkpoint."""
 

@@ -278,6 +278,16 @@ def _inputs_are_offloaded_from_accelerators(
     )
 
 
+def powersgd_meets_no_overflow(distributed: DistributedConfig, precision: PrecisionName) -> str | None:
+    """Say that PowerSGD would keep an overflow of fp16 in its memory for good; None where it cannot."""
+    if distributed.compression != "powersgd" or precision != "fp16":
+        return None
+    return (
+        "distributed.compression powersgd remembers what it left out, and so an overflow of fp16 for ever: "
+        "got precision fp16. Use precision=bf16, or distributed.compression=fp16."
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Section):
     """Everything that a run was asked for."""
@@ -289,6 +299,7 @@ class RunConfig(Section):
         _blocks_run_again_whole,
         _gathered_blocks_are_compiled,
         _inputs_are_offloaded_from_accelerators,
+        powersgd_meets_no_overflow,
     )
 
     task: ClassConfig

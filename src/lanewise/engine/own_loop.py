@@ -4,7 +4,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,13 @@ from lanewise.collate import collate as default_collate
 from lanewise.config import (
     Backend,
     BatchConfig,
+    CompressionName,
     DataConfig,
     DistributedConfig,
     Equality,
     PrecisionName,
     pin_environment,
+    powersgd_meets_no_overflow,
 )
 from lanewise.data import LaneReader
 from lanewise.engine.clock import StepClock
@@ -33,7 +35,7 @@ from lanewise.engine.identity import identify_exact
 from lanewise.engine.order import OrderChoice
 from lanewise.engine.own_checkpoints import OwnCheckpoints
 from lanewise.engine.own_steps import Prepared, Steps
-from lanewise.errors import DataError
+from lanewise.errors import ConfigError, DataError
 from lanewise.lanes import (
     OrderInputs,
     SampleOrder,
@@ -125,16 +127,24 @@ class Lanes:
         self._is_closed = False
         set_random_state(model_seed(seed))
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def prepare(self, model: nn.Module, *, compression: CompressionName | None = None) -> nn.Module:
         """Move a model to this process's device, and make it one whose gradients are reduced.
 
         It stays the user's own module, without a wrapper.
 
+        Args:
+            model: equal on every rank.
+            compression: how its gradients travel in `close`: `bf16`, `fp16` or `powersgd`; None: as they are.
+
         Raises:
-            TaskError: if it has no trainable parameter.
+            ConfigError: if the grade or the precision rules the compression out.
+            TaskError: if it has no trainable parameter, or one that cannot be compressed.
             WorldError: if the ranks built different models.
         """
-        reducer = build_reducer(model, self._batch.num_lanes, self._world, self._distributed)
+        distributed = replace(self._distributed, compression=compression)
+        if mistake := powersgd_meets_no_overflow(distributed, self._precision_name):
+            raise ConfigError(mistake)
+        reducer = build_reducer(model, self._batch.num_lanes, self._world, distributed)
         self._prepared.models.append(model)
         self._prepared.gradients.append(
             LaneGradients(

@@ -39,8 +39,8 @@ def build_reducer(
 
     Raises:
         ConfigError: if the machine lacks a device, or the reducer cannot be had here.
-        TaskError: if no parameter is trainable, one is expanded or has no shape yet, or the reducer cannot
-            take the model or its hooks.
+        TaskError: if no parameter is trainable, one is expanded or has no shape yet, or the reducer or its
+            compression cannot take the model or its hooks.
         WorldError: if the ranks built different models.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -66,7 +66,7 @@ def build_reducer(
     if world.world_size == 1:
         return SingleReducer(model, num_lanes, config.equality)
     _compare_replicas(model, world)
-    return DDPReducer(model, num_lanes, world, config.equality, on_bucket=on_bucket)
+    return DDPReducer(model, num_lanes, world, config.equality, config.compression, on_bucket=on_bucket)
 
 
 def _require_shapes(model: nn.Module) -> None:

@@ -21,10 +21,11 @@ from torch._C._distributed_c10d import GradBucket
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
-from lanewise.config import Equality
+from lanewise.config import CompressionName, Equality
 from lanewise.lanes import LaneTurn, Node, TreeSum
 from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.caller import Caller
+from lanewise.reduce.compression import CompressedAllReduce
 from lanewise.reduce.pending import PendingGradients, add_into_right, is_dense
 from lanewise.reduce.reducer import divide_gradients, without_loss
 from lanewise.reduce.whole_model import WholeModel
@@ -46,6 +47,7 @@ class DDPReducer(WholeModel):
         world: the processes; more than one.
         equality: `exact` adds in the tree over lanes; in `close` autograd adds the lanes of a process, and an
             all-reduce adds the processes.
+        compression: how gradients travel in `close`; None: as they are.
         on_bucket: called inside the last lane's backward, when the gradients of a bucket are complete.
     """
 
@@ -55,6 +57,7 @@ class DDPReducer(WholeModel):
         num_lanes: int,
         world: World,
         equality: Equality,
+        compression: CompressionName | None,
         *,
         on_bucket: Callable[[], None],
     ) -> None:
@@ -80,6 +83,7 @@ class DDPReducer(WholeModel):
             for index, parameter in enumerate(self.parameters)
         ]
         self._all_reduce = open_all_reduce(world, num_lanes, equality)
+        self._compressed = None if compression is None else CompressedAllReduce(model, world, compression)
         self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
         self._ddp.register_comm_hook(None, self._sum_lanes if equality == "exact" else self._sum_processes)
 
@@ -177,6 +181,8 @@ class DDPReducer(WholeModel):
     def _sum_processes(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Add up a bucket over the processes, where DDP's own hook would make a mean."""
         self._on_bucket()
+        if self._compressed is not None:
+            return self._compressed.start(bucket)
         flat = bucket.buffer()
         return self._all_reduce.start([flat], self._world_size, flat)
 

@@ -17,6 +17,7 @@ Kind = Literal[
     "metrics",
     "close",
     "saved state",
+    "configuration",
     "unexplained",
 ]
 """What a cause acts on. Only the first one of a kind is named: later ones are mostly its consequences."""

@@ -14,6 +14,8 @@ class Evidence:
 
     layouts: Sequence[Layout]
     """One process, one process again, and the others. One process never fails: verification would."""
+    left_out: Sequence[str] = ()
+    """What was asked for and not run, since results depend on the layout by it, as `key value`."""
 
     @property
     def reference(self) -> Result:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from lanewise.config import ReducerName, RunConfig
+from lanewise.config import DistributedConfig, ReducerName, RunConfig
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.jobs.scratch import scratch_folder
 from lanewise.jobs.start import prepare_workers, start
@@ -84,7 +84,7 @@ def verify(
             layouts[-1].compare_with(layouts[0])
         if resumes:
             _resume(jobs, layouts, show)
-    evidence = Evidence(layouts)
+    evidence = Evidence(layouts, _left_out(config.distributed))
     findings = diagnose(evidence)
     return Report(config, layouts, findings, notes(evidence, findings))
 
@@ -145,6 +145,12 @@ def _reducer(configured: ReducerName, num_devices: int) -> ReducerName:
     return "ddp" if configured == "single" else configured
 
 
+def _left_out(distributed: DistributedConfig) -> list[str]:
+    """Name what `_in_exact` leaves out, as no layout could compute the same with it."""
+    compression = distributed.compression
+    return [] if compression is None else [f"distributed.compression {compression}"]
+
+
 def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
     """Return the configuration for a number of processes, which share accelerators if there are too few."""
     num_accelerators = count_accelerators(config.distributed.device_type)
@@ -157,6 +163,7 @@ def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
         equality="exact",
         reducer=_reducer(config.distributed.reducer, num_devices),
         fsdp=replace(config.distributed.fsdp, cpu_offload=False),  # which changes where, not what
+        compression=None,
         shard_optimizer=config.distributed.shard_optimizer and num_devices > 1,
         max_restarts=0,
         backend="auto",

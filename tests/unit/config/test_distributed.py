@@ -146,3 +146,12 @@ def test_the_optimizer_is_shared_out_under_ddp(reducer, remedy):
     assert mistake.startswith(f"distributed.shard_optimizer is for distributed.reducer ddp: got {reducer}, ")
     assert mistake.endswith(remedy)
     DistributedConfig(equality="exact", shard_optimizer=True)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "powersgd"])
+def test_gradients_travel_compressed_under_ddp_in_close(name):
+    (mistake,) = mistakes_of(lambda: DistributedConfig(compression=name, reducer="fsdp"))
+    assert mistake.endswith(f"got {name} and fsdp. Use distributed.reducer=ddp, or leave compression out.")
+    (mistake,) = mistakes_of(lambda: DistributedConfig(compression=name, equality="exact"))
+    assert f"got {name} and distributed.equality exact. Leave compression out, or use" in mistake
+    assert DistributedConfig(compression=name, shard_optimizer=True).compression == name

@@ -209,3 +209,11 @@ def test_defaults():
     assert config.distributed == DistributedConfig(
         devices=None, reducer="ddp", equality="close", device_type="auto", backend="auto", threads=1
     )
+
+
+def test_powersgd_would_keep_an_overflow():
+    powersgd = DistributedConfig(compression="powersgd")
+    (mistake,) = mistakes_of(lambda: run_config(distributed=powersgd, precision="fp16"))
+    assert mistake.endswith("got precision fp16. Use precision=bf16, or distributed.compression=fp16.")
+    run_config(distributed=powersgd, precision="bf16")
+    run_config(distributed=DistributedConfig(compression="fp16"), precision="fp16")

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lanewise import Lanes, Loss
 from lanewise.engine import own_loop
-from lanewise.errors import CheckpointError, DataError, TaskError
+from lanewise.errors import CheckpointError, ConfigError, DataError, TaskError
 from lanewise.testing import run_distributed
 from lanewise.world.environment import Environment
 from tests.distributed.tasks import Language, TinyTransformer, configure, train
@@ -431,3 +431,34 @@ def evaluate_nothing(world):
 
 def test_a_dataset_without_samples_cannot_be_evaluated_on():
     assert run_distributed(evaluate_nothing, 1) == ["the dataset to evaluate on is empty. Check its path."]
+
+
+def compressed(world, compression):
+    lanes = make_lanes(world, equality="close", seed=1)
+    task, model = Language(SAMPLES), lanes.prepare(TinyTransformer(), compression=compression)
+    step = next(iter(lanes.steps(task.train_dataset(), collate=task.collate)))
+    for batch in step:
+        step.backward(task.loss(model(batch), batch))
+    return step.loss, model.head.weight.grad
+
+
+def test_the_gradients_of_a_model_may_travel_compressed():
+    (loss, whole), _ = run_distributed(compressed, 2, None)
+    for found, rounded in run_distributed(compressed, 2, "bf16"):
+        assert found == loss
+        assert not torch.equal(rounded, whole)
+        assert torch.allclose(rounded, whole, rtol=0.05, atol=1e-3)
+
+
+def refuse_compression(world, compression, options):
+    with pytest.raises(ConfigError) as caught:
+        make_lanes(world, **options).prepare(TinyTransformer(), compression=compression)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("compression", "options", "said"),
+    [("bf16", {}, "cannot be exact"), ("powersgd", {"equality": "close", "precision": "fp16"}, "overflow")],
+)
+def test_what_rules_compression_out(compression, options, said):
+    assert said in run_distributed(refuse_compression, 1, compression, options)[0]

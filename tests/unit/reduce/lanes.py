@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from lanewise.config import DistributedConfig
+from lanewise.config import CompressionName, DistributedConfig
 from lanewise.lanes import Schedule, lane_ranges
 from lanewise.reduce import build_reducer
 from lanewise.world.world import World
@@ -23,12 +23,13 @@ def reduce_lanes(
     num_lanes: int,
     num_present: int | None = None,
     steps: int = 3,
+    compression: CompressionName | None = None,
 ) -> list[torch.Tensor]:
     """Return the gradients after the last of some equal steps: DDP rebuilds its buckets after the first."""
     torch.manual_seed(0)
     model = nn.ParameterList([nn.Parameter(torch.randn(size)) for size in sizes]).to(world.device)
     parameters = list(model)
-    config = DistributedConfig(equality=equality)
+    config = DistributedConfig(equality=equality, compression=compression)
     reducer = build_reducer(model, num_lanes, world, config)
     schedule = Schedule(num_present or num_lanes, num_lanes, 1)
     lanes = lane_ranges(num_lanes, world.world_size)[world.rank]

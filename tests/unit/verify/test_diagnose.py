@@ -103,6 +103,7 @@ EVALUATION = Trace([StepTrace(0)], evaluation={"held_out/loss": 2.0}, hidden={"m
 TWICE = "the same micro-batch, twice in 1 process, gives a different loss or gradient"
 HIDDEN = "state outside of parameters and buffers"
 UNSEEDED = "random numbers from a generator that lanewise does not seed"
+LEFT_OUT = "the configuration asks for results that depend on the layout"
 NOT_SAVED = "state that a checkpoint does not hold"
 
 CASES = [
@@ -297,6 +298,11 @@ CASES = [
         of_one_rank(),
         "first.weight differs between ranks 0 and 1 of 2 processes after step 0.",
     ),
+    (
+        LEFT_OUT,
+        replace(evidence(), left_out=["distributed.compression bf16", "distributed.x true"]),
+        "it was left out of what was run: distributed.compression bf16 and distributed.x true.",
+    ),
 ]
 
 
@@ -334,3 +340,11 @@ def test_what_is_a_consequence_is_not_named():
     ]
     found.reference.updates = Updates("first.weight", [])
     assert [finding.cause for finding in diagnose(found)] == [NOT_SAVED]
+
+
+def test_what_was_not_run_explains_no_difference():
+    found = replace(evidence("rank 0", trace=STEPS), left_out=["distributed.compression bf16"])
+    assert [finding.cause for finding in diagnose(found)] == [
+        "the layouts diverge for an unknown reason",
+        LEFT_OUT,
+    ]

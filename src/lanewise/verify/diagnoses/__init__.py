@@ -29,6 +29,7 @@ from lanewise.verify.diagnoses import (
     forward_that_communicates,
     hidden_state,
     initial_weights,
+    left_out,
     mean_of_means,
     options_of_the_world_size,
     sample_of_an_earlier_epoch,
@@ -86,5 +87,7 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
     # What another run saved says nothing where an update already depends on more than what is saved.
     failed_resume.DIAGNOSIS,
     unsaved_state.IN_A_RESUMED_RUN,
+    # What was not run explains nothing.
+    left_out.DIAGNOSIS,
 )
 """The first one of a kind that is found is named, and later ones of that kind are not looked for."""
