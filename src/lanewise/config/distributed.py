@@ -157,6 +157,25 @@ def _compressed_sums_are_close(
     return None
 
 
+def _synchronised_statistics_are_close(
+    sync_batch_norm: bool, reducer: ReducerName, equality: Equality
+) -> str | None:
+    if not sync_batch_norm:
+        return None
+    if reducer != "ddp":
+        return (
+            f"distributed.sync_batch_norm is for distributed.reducer ddp: got {reducer}. "
+            "Use distributed.reducer=ddp, or leave sync_batch_norm out."
+        )
+    if equality == "exact":
+        return (
+            "distributed.sync_batch_norm depends on the number of processes, so it cannot be exact: got "
+            "distributed.equality exact. Leave sync_batch_norm out: BatchNorm's statistics are merged over "
+            "the lanes after each step. Or use distributed.equality=close."
+        )
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig(Section):
     """Which devices carry the lanes, and how gradients are reduced; the model does not depend on it."""
@@ -171,6 +190,7 @@ class DistributedConfig(Section):
         _offloads_from_gpus,
         _optimizer_is_shared_among_whole_models,
         _compressed_sums_are_close,
+        _synchronised_statistics_are_close,
     )
 
     devices: Devices | None = None
@@ -196,6 +216,9 @@ class DistributedConfig(Section):
     compression: CompressionName | None = None
     """How the reducer ddp sends gradients in close: rounded to bf16 or fp16, or by PowerSGD as matrices of
     rank 1, from the 1,000th step on; the result is approximate. Unset: as they are."""
+    sync_batch_norm: bool = False
+    """Whether BatchNorm normalises over the lanes that processes run at once, as torch's SyncBatchNorm does.
+    It depends on the layout, and needs the reducer ddp in close, accelerators, and data.drop_last."""
     max_restarts: Annotated[int, AtLeast(0)] = 0
     """How often the processes are started again when one fails; they go on from the newest checkpoint."""
 

@@ -288,6 +288,26 @@ def powersgd_meets_no_overflow(distributed: DistributedConfig, precision: Precis
     )
 
 
+def _processes_run_equally_many_lanes(
+    batch: BatchConfig, data: DataConfig, distributed: DistributedConfig
+) -> str | None:
+    if not distributed.sync_batch_norm:
+        return None
+    if batch.num_lanes % (distributed.num_devices or 1):
+        return (
+            "distributed.sync_batch_norm needs as many lanes on each device: got "
+            f"{batch.num_lanes} lanes (batch.global_batch_size {batch.global_batch_size} / "
+            f"batch.micro_batch_size {batch.micro_batch_size}) and distributed.devices "
+            f"{distributed.num_devices}. Use a number of devices that divides the lanes."
+        )
+    if not data.drop_last:
+        return (
+            "distributed.sync_batch_norm needs as many lanes on each device in every step, which the partial "
+            "last one of an epoch may not have: got data.drop_last false. Use data.drop_last=true."
+        )
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Section):
     """Everything that a run was asked for."""
@@ -300,6 +320,7 @@ class RunConfig(Section):
         _gathered_blocks_are_compiled,
         _inputs_are_offloaded_from_accelerators,
         powersgd_meets_no_overflow,
+        _processes_run_equally_many_lanes,
     )
 
     task: ClassConfig

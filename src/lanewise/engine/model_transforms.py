@@ -8,7 +8,7 @@ from torch import nn
 
 from lanewise.config import RunConfig
 from lanewise.errors import ConfigError
-from lanewise.transforms import checkpoint_activations, compile_forwards
+from lanewise.transforms import checkpoint_activations, compile_forwards, synchronise_batch_norm
 
 Transform: TypeAlias = Callable[[nn.Module, RunConfig, torch.device], nn.Module]
 """Returns the module to go on with: the same one, changed or not, or another one around or in place of it."""
@@ -33,6 +33,10 @@ def transform(model: nn.Module, config: RunConfig, device: torch.device) -> nn.M
     return model
 
 
+def _synchronise_batch_norm(model: nn.Module, config: RunConfig, _device: torch.device) -> nn.Module:
+    return synchronise_batch_norm(model) if config.distributed.sync_batch_norm else model
+
+
 def _compile(model: nn.Module, config: RunConfig, _device: torch.device) -> nn.Module:
     return model if config.compile is None else compile_forwards(model, config.compile)
 
@@ -53,5 +57,5 @@ def _names(model: nn.Module) -> list[str]:
     return [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
 
 
-TRANSFORMS: tuple[Transform, ...] = (_compile, _checkpoint_activations)
+TRANSFORMS: tuple[Transform, ...] = (_synchronise_batch_norm, _compile, _checkpoint_activations)
 """The first is the innermost: a compiled block is what runs again. All keep the names of the state."""

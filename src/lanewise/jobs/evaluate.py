@@ -104,7 +104,9 @@ def find_model(
                 f"{run_or_model} is no finished run: there is no {needed}. "
                 "Name a run_dir, or a .safetensors file in one."
             )
-    config = load_config(str(run_dir.config), [Override("distributed.devices", "null"), *overrides])
+    # An evaluation normalises by running statistics, so it has none of the conditions of SyncBatchNorm.
+    of_training = [Override("distributed.devices", "null"), Override("distributed.sync_batch_norm", "false")]
+    config = load_config(str(run_dir.config), [*of_training, *overrides])
     if not has_task and (found := _find_object(config.task.init_args)):
         raise CheckpointError(
             f"the task of {run_dir.path} cannot be built again: {found[0]} was {found[1]}. "

@@ -74,5 +74,10 @@ class Job(ABC):
             distributed.num_devices or environment.local_world_size,
             distributed.device_names,
         )
+        if distributed.sync_batch_norm and "cpu" in devices:
+            raise ConfigError(
+                "distributed.sync_batch_norm needs accelerators, as torch's SyncBatchNorm does: got the CPU. "
+                "Leave it out: BatchNorm's statistics are merged over the lanes after each step."
+            )
         choose_backend(distributed.backend, devices, environment.world_size)
         check_optimizer(self.config, devices)

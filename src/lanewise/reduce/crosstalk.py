@@ -2,6 +2,9 @@
 
 import logging
 
+import torch
+from torch import nn
+
 from lanewise.config import Equality
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, lane_ranges
@@ -22,8 +25,9 @@ class Crosstalk:
 
     With one, a lane's result depends on the lanes that run beside it, and so on the number of processes: this
     is a warning in `close` and an error in `exact`. In a step in which processes have different numbers of
-    lanes some would wait forever, so that is an error before the first forward of the step. Under fsdp every
-    forward is a collective, and nothing is detected.
+    lanes some would wait forever, so that is an error before the first forward of the step. torch's
+    SyncBatchNorm is known before the first step. Under fsdp every forward is a collective, and nothing is
+    detected.
 
     Args:
         reducer: runs the forwards.
@@ -38,7 +42,9 @@ class Crosstalk:
         self._equality = equality
         self._is_fsdp = isinstance(reducer, FSDPReducer)
         self._is_counting = not self._is_fsdp
-        self._has_collectives = False
+        modules = reducer.replicas[0].modules()
+        self._is_synchronised = world.world_size > 1 and any(isinstance(m, nn.SyncBatchNorm) for m in modules)
+        self._has_collectives = self._is_synchronised and equality == "close"
 
     @property
     def is_expected(self) -> bool:
@@ -83,6 +89,15 @@ class Crosstalk:
             "the forward of a lane communicates with other processes: results depend on their number. %s",
             _REMEDY,
         )
+
+    def require_backward(self, loss: torch.Tensor | None, turn: LaneTurn) -> None:
+        """Raise TaskError where SyncBatchNorm would wait for a lane that contributes nothing."""
+        if loss is None and self._is_synchronised:
+            raise TaskError(
+                f"lane {turn.lane} has no samples in step {turn.step}, or a loss of weight 0, and so no "
+                "backward, for which SyncBatchNorm would wait forever on the other processes. "
+                f"Give every micro-batch something to learn from. {_REMEDY}"
+            )
 
     def end_first_step(self) -> None:
         """Stop counting collectives."""

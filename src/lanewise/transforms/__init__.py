@@ -2,5 +2,6 @@
 
 from lanewise.transforms.activation_checkpointing import checkpoint_activations
 from lanewise.transforms.compile import CompilationLog, compile_forwards
+from lanewise.transforms.sync_batch_norm import synchronise_batch_norm
 
-__all__ = ["CompilationLog", "checkpoint_activations", "compile_forwards"]
+__all__ = ["CompilationLog", "checkpoint_activations", "compile_forwards", "synchronise_batch_norm"]

@@ -147,8 +147,10 @@ def _reducer(configured: ReducerName, num_devices: int) -> ReducerName:
 
 def _left_out(distributed: DistributedConfig) -> list[str]:
     """Name what `_in_exact` leaves out, as no layout could compute the same with it."""
-    compression = distributed.compression
-    return [] if compression is None else [f"distributed.compression {compression}"]
+    left_out = (
+        [] if distributed.compression is None else [f"distributed.compression {distributed.compression}"]
+    )
+    return left_out + (["distributed.sync_batch_norm true"] if distributed.sync_batch_norm else [])
 
 
 def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
@@ -164,6 +166,7 @@ def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
         reducer=_reducer(config.distributed.reducer, num_devices),
         fsdp=replace(config.distributed.fsdp, cpu_offload=False),  # which changes where, not what
         compression=None,
+        sync_batch_norm=False,
         shard_optimizer=config.distributed.shard_optimizer and num_devices > 1,
         max_restarts=0,
         backend="auto",

@@ -155,3 +155,15 @@ def test_gradients_travel_compressed_under_ddp_in_close(name):
     (mistake,) = mistakes_of(lambda: DistributedConfig(compression=name, equality="exact"))
     assert f"got {name} and distributed.equality exact. Leave compression out, or use" in mistake
     assert DistributedConfig(compression=name, shard_optimizer=True).compression == name
+
+
+def test_batch_norm_is_synchronised_under_ddp_in_close():
+    for reducer in ("single", "data_parallel", "balanced_data_parallel", "fsdp"):
+        (mistake,) = mistakes_of(
+            lambda reducer=reducer: DistributedConfig(sync_batch_norm=True, reducer=reducer)
+        )
+        assert mistake.endswith(f"got {reducer}. Use distributed.reducer=ddp, or leave sync_batch_norm out.")
+    (mistake,) = mistakes_of(lambda: DistributedConfig(sync_batch_norm=True, equality="exact"))
+    assert mistake.startswith("distributed.sync_batch_norm depends on the number of processes")
+    assert "Leave sync_batch_norm out: BatchNorm's statistics are merged over the lanes" in mistake
+    assert DistributedConfig(sync_batch_norm=True).sync_batch_norm

@@ -217,3 +217,21 @@ def test_powersgd_would_keep_an_overflow():
     assert mistake.endswith("got precision fp16. Use precision=bf16, or distributed.compression=fp16.")
     run_config(distributed=powersgd, precision="bf16")
     run_config(distributed=DistributedConfig(compression="fp16"), precision="fp16")
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "drop_last", "remedy"),
+    [
+        (3, True, "and distributed.devices 3. Use a number of devices that divides the lanes."),
+        (4, False, "got data.drop_last false. Use data.drop_last=true."),
+        (None, False, "got data.drop_last false. Use data.drop_last=true."),
+    ],
+)
+def test_synchronised_processes_run_equally_many_lanes(num_devices, drop_last, remedy):
+    distributed = DistributedConfig(sync_batch_norm=True, devices=num_devices)
+    data = DataConfig(drop_last=drop_last)
+    (mistake,) = mistakes_of(lambda: run_config(distributed=distributed, data=data))
+    assert mistake.endswith(remedy)
+    run_config(
+        distributed=DistributedConfig(sync_batch_norm=True, devices=4), data=DataConfig(drop_last=True)
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lanewise.config import ClassConfig
+from lanewise.config import ClassConfig, DataConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.load import dump_config, load_config
 from lanewise.config.override import Override
@@ -155,3 +155,14 @@ def test_a_run_on_two_devices_is_evaluated_on_one_unless_the_user_says_otherwise
     assert load_config(str(run_dir / "config.yaml")).distributed.devices == 2
     config, _, _ = find_model(run_dir, overrides)
     assert config.distributed.devices == devices
+
+
+def test_a_run_with_sync_batch_norm_is_evaluated_on_a_cpu_and_on_any_number_of_devices(project):
+    run_dir = write_run(project, "own_task.Task", project)
+    config = load_config(str(run_dir / "config.yaml"))
+    distributed = dataclasses.replace(config.distributed, equality="close", sync_batch_norm=True)
+    config = dataclasses.replace(config, distributed=distributed, data=DataConfig(drop_last=True))
+    (run_dir / "config.yaml").write_text(dump_config(config))
+    check(run_dir, Override("distributed.device_type", "cpu"))
+    three, _, _ = find_model(run_dir, [Override("distributed.devices", "3")])  # of eight lanes
+    assert not three.distributed.sync_batch_norm

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lanewise.config import ClassConfig, DistributedConfig
+from lanewise.config import ClassConfig, DataConfig, DistributedConfig
 from lanewise.errors import ConfigError
 from lanewise.jobs.train import TrainJob
 from lanewise.world.environment import Environment
@@ -23,4 +23,14 @@ def test_an_option_that_the_first_update_would_fail_with_is_refused(option, said
     distributed = DistributedConfig(device_type="cpu", devices=2)
     config = dataclasses.replace(configure(Smooth), optimizer=optimizer, distributed=distributed)
     with pytest.raises(ConfigError, match=said):
+        TrainJob(config).check(Environment(world_size=2, local_world_size=2))
+
+
+def test_batch_norm_is_synchronised_on_accelerators_only():
+    distributed = DistributedConfig(device_type="cpu", devices=2, sync_batch_norm=True)
+    data = DataConfig(drop_last=True)
+    config = dataclasses.replace(configure(Smooth), distributed=distributed, data=data)
+    with pytest.raises(
+        ConfigError, match=r"sync_batch_norm needs accelerators.*: got the CPU\. Leave it out"
+    ):
         TrainJob(config).check(Environment(world_size=2, local_world_size=2))
