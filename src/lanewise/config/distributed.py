@@ -215,7 +215,7 @@ class DistributedConfig(Section):
     parameters, and sends them to the others."""
     compression: CompressionName | None = None
     """How the reducer ddp sends gradients in close: rounded to bf16 or fp16, or by PowerSGD as matrices of
-    rank 1, from the 1,000th step on; the result is approximate. Unset: as they are."""
+    rank 1, beginning 1,000 steps after each start; the result is approximate. Unset: as they are."""
     sync_batch_norm: bool = False
     """Whether BatchNorm normalises over the lanes that processes run at once, as torch's SyncBatchNorm does.
     It depends on the layout, and needs the reducer ddp in close, accelerators, and data.drop_last."""

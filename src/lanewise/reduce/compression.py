@@ -112,7 +112,7 @@ def _require_compressible(model: nn.Module, compression: CompressionName) -> Non
         if parameter.is_complex() or not parameter.numel():
             what = "is complex" if parameter.is_complex() else "has no elements"
             raise TaskError(
-                f"parameter {name} {what}, and distributed.compression takes real numbers. "
+                f"parameter {name} {what}, which distributed.compression does not take. "
                 "Leave compression out, or the parameter."
             )
         if compression == "powersgd" and not parameter.dim():

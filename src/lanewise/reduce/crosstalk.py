@@ -42,8 +42,11 @@ class Crosstalk:
         self._equality = equality
         self._is_fsdp = isinstance(reducer, FSDPReducer)
         self._is_counting = not self._is_fsdp
-        modules = reducer.replicas[0].modules()
-        self._is_synchronised = world.world_size > 1 and any(isinstance(m, nn.SyncBatchNorm) for m in modules)
+        self._is_synchronised = (
+            world.world_size > 1
+            and not self._is_fsdp
+            and any(isinstance(module, nn.SyncBatchNorm) for module in reducer.replicas[0].modules())
+        )
         self._has_collectives = self._is_synchronised and equality == "close"
 
     @property
