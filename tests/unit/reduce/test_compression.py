@@ -109,6 +109,23 @@ def test_powersgd_sends_a_matrix_of_rank_one_as_it_is(world_size):
     assert all(torch.equal(a, b) for other, _ in others for a, b in zip(other[-1], steps[-1], strict=True))
 
 
+def reduce_many_buckets(world) -> int:
+    compression._NUM_WHOLE_STEPS = 2
+    model = nn.ParameterList([nn.Parameter(torch.ones(600, 500)) for _ in range(90)])  # in buckets of 25 MiB
+    reducer = build_reducer(model, 2, world, DistributedConfig(compression="powersgd"))
+    for turn in Schedule(2, 2, 1).turns(lane_ranges(2, world.world_size)[world.rank], 0, 5):
+        reducer.backward(turn, sum(one.sum() for one in model), None, lambda: None)
+        reducer.finish(2.0)
+    reducer.close()
+    return turn.step
+
+
+@pytest.mark.slow
+def test_powersgd_with_many_buckets_does_not_hang_on_gloo():
+    """Each waits for collectives in a callback, and gloo has two threads for callbacks and collectives."""
+    assert run_distributed(reduce_many_buckets, 2, one_machine=False) == [4, 4]
+
+
 def of_rank_two(turn, number: int, shape: Any) -> torch.Tensor:
     return of_rank_one(turn, number, shape) + of_rank_one(turn, number + 10, shape) / 2
 
