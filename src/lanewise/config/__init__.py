@@ -5,6 +5,7 @@ needs neither, and their parsers take longer to import than all of this.
 """
 
 from lanewise.config.class_config import ClassConfig
+from lanewise.config.data import ORDERS, DataConfig, OrderConfig
 from lanewise.config.distributed import (
     Backend,
     CompressionName,
@@ -17,16 +18,13 @@ from lanewise.config.memory import ActivationCheckpointingConfig, CompileConfig,
 from lanewise.config.pins import pin_environment, pinned_variables
 from lanewise.config.run import (
     MAY_DIFFER,
-    ORDERS,
     BatchConfig,
     CheckpointConfig,
-    DataConfig,
     EarlyStoppingConfig,
     EvaluateConfig,
     EveryConfig,
     LogConfig,
     Mode,
-    OrderConfig,
     PrecisionName,
     RunConfig,
     TrainConfig,

@@ -222,6 +222,8 @@ def _needed(hint: Any) -> str:
     if origin is Annotated:
         wanted, *ranges = get_args(hint)
         return f"{_needed(wanted)} {' and '.join(map(str, ranges))}"
+    if origin in (Union, UnionType):
+        return " or ".join(map(_needed, get_args(hint)))
     if origin is Literal:
         return f"one of {', '.join(get_args(hint))}"
     if origin is Mapping:

@@ -28,7 +28,7 @@ class MemoryConfig(Section):
     """What is traded for memory; no result changes."""
 
     activation_checkpointing: ActivationCheckpointingConfig | None = None
-    """Blocks that run again for their backward; unset: none. `auto` may stand for the section."""
+    """Blocks that run again for their backward; unset: none. It may be `auto` alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,11 @@
 """The configuration of a run: a tree of frozen dataclasses whose field names are the keys of the file."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from lanewise.config.check import Section, suggest
+from lanewise.config.check import Section
 from lanewise.config.class_config import ClassConfig
+from lanewise.config.data import DataConfig
 from lanewise.config.distributed import DistributedConfig
 from lanewise.config.marks import Above, AtLeast, Below, PathLike, expand_user
 from lanewise.config.memory import CompileConfig, MemoryConfig
@@ -17,40 +17,6 @@ Mode = Literal["max", "min"]
 
 MAY_DIFFER = ("lanes", "dataset", "seed", "num_steps", "max_grad_norm", "ema_decay")
 """What may differ on resume from what the checkpoint is of, if the user says so; the rest never may."""
-
-
-ORDERS = {
-    name: f"lanewise.lanes.{name.capitalize()}Order"
-    for name in ("shuffled", "sequential", "blocked", "bucketed", "weighted")
-}
-"""The sample orders that have a name, and their classes."""
-
-
-def _order_is_known(class_path: str) -> str | None:
-    if "." in class_path or class_path in ORDERS:
-        return None
-    return (
-        f"data.order must be {', '.join(ORDERS)}, or the class_path of a lanewise.lanes.SampleOrder: "
-        f"got {class_path}. {suggest(class_path, ORDERS)}"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderConfig(ClassConfig):
-    """An order of samples. A text in its place is its name alone."""
-
-    RULES = (_order_is_known,)
-    TEXT_KEY = "class_path"
-
-    class_path: str
-    """shuffled, sequential, blocked, bucketed, weighted, or a class as `module.Class`. A name without
-    arguments may stand for the section: `data.order: shuffled`."""
-    init_args: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the order by name, such as max_tokens of bucketed."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "class_path", ORDERS.get(self.class_path, self.class_path))
 
 
 def _global_batch_is_whole_micro_batches(
@@ -134,18 +100,6 @@ class TrainConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "run_dir", expand_user(self.run_dir))
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig(Section):
-    """How samples are ordered and loaded."""
-
-    num_workers: Annotated[int, AtLeast(0)] = 0
-    """Loader processes of each device; 0: samples are loaded in the training process."""
-    order: OrderConfig | None = None
-    """Order of an epoch's samples; unset: blocked for a dataset in blocks, else shuffled."""
-    drop_last: bool = False
-    """Whether to drop the partial last step of an epoch instead of weighting it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,7 +292,7 @@ class RunConfig(Section):
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """What is traded for memory."""
     compile: CompileConfig | None = None
-    """What torch.compile makes faster; unset: nothing. `auto` or `whole` may stand for the section."""
+    """What torch.compile makes faster; unset: nothing. It may be `auto` or `whole` alone."""
     data: DataConfig = field(default_factory=DataConfig)
     """Order and loading of the samples."""
     log: LogConfig = field(default_factory=LogConfig)

@@ -1,0 +1,54 @@
+"""The section `data`: in which order samples come, and who loads them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from lanewise.config.check import Section, suggest
+from lanewise.config.class_config import ClassConfig
+from lanewise.config.marks import AtLeast
+
+ORDERS = {
+    name: f"lanewise.lanes.{name.capitalize()}Order"
+    for name in ("shuffled", "sequential", "blocked", "bucketed", "weighted")
+}
+"""The sample orders that have a name, and their classes."""
+
+
+def _order_is_known(class_path: str) -> str | None:
+    if "." in class_path or class_path in ORDERS:
+        return None
+    return (
+        f"data.order must be {', '.join(ORDERS)}, or the class_path of a lanewise.lanes.SampleOrder: "
+        f"got {class_path}. {suggest(class_path, ORDERS)}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderConfig(ClassConfig):
+    """An order of samples. A text in its place is its name alone."""
+
+    RULES = (_order_is_known,)
+    TEXT_KEY = "class_path"
+
+    class_path: str
+    """shuffled, sequential, blocked, bucketed, weighted, or a class as `module.Class`. A name without
+    arguments may stand for the section: `data.order: shuffled`."""
+    init_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the order by name, such as max_tokens of bucketed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "class_path", ORDERS.get(self.class_path, self.class_path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """How samples are ordered and loaded."""
+
+    num_workers: Annotated[int, AtLeast(0)] = 0
+    """Loader processes of each device; 0: samples are loaded in the training process."""
+    order: OrderConfig | None = None
+    """Order of an epoch's samples; unset: blocked for a dataset in blocks, else shuffled."""
+    drop_last: bool = False
+    """Whether to drop the partial last step of an epoch instead of weighting it."""
