@@ -1,5 +1,6 @@
 """Compiled blocks: the same bytes under any reducer, on any number of processes, also if they run again."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 def train_each(world: World, config: RunConfig, *every: int | None) -> list[Any]:
     """Train with compiled layers, and so many of them in a segment; None: without checkpointing."""
+    warnings.simplefilter("ignore")  # of inductor's own imports, in this process
     sections = [None if number is None else ActivationCheckpointingConfig(every=number) for number in every]
     return [
         train(
@@ -41,6 +43,7 @@ def test_no_byte_depends_on_the_layout_or_on_what_runs_again(alone, reducer, num
 
 
 def eager_and_compiled(world: World, config: RunConfig) -> list[float]:
+    warnings.simplefilter("ignore")
     return [train(world, replace(config, compile=one))[1][0] for one in (None, CompileConfig())]
 
 

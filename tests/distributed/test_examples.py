@@ -1,11 +1,13 @@
 """The examples, in `exact` and in either precision."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lanewise.config import ActivationCheckpointingConfig, DistributedConfig, MemoryConfig
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, train
 
@@ -52,3 +54,30 @@ def test_one_to_four_processes_give_the_same_bytes_in_either_precision(tmp_path,
     for world_size in (2, 3, 4):
         for result in run_distributed(train_example, world_size, name, configs):
             assert result == alone
+
+
+CHECKPOINTED = {
+    "char_gpt": ActivationCheckpointingConfig(every=2),
+    "mnist": ActivationCheckpointingConfig(blocks=("layers.*",), every=4),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_layers_that_run_again_change_no_byte_under_any_reducer(tmp_path, name):
+    configs = [configure_example(name, tmp_path, precision) for precision in ("float32", "bf16")]
+    plain = run_distributed(train_example, 1, name, configs)[0]
+    memory = MemoryConfig(activation_checkpointing=CHECKPOINTED[name])
+    for reducer, num_processes, devices in (
+        ("single", 1, 1),
+        ("data_parallel", 1, 2),
+        ("balanced_data_parallel", 1, 3),
+        ("ddp", 2, 2),
+        ("ddp", 3, 3),
+        ("fsdp", 2, 2),
+        ("fsdp", 3, 3),
+    ):
+        layout = DistributedConfig(reducer=reducer, devices=devices, equality="exact", device_type="cpu")
+        checkpointed = [replace(config, memory=memory, distributed=layout) for config in configs]
+        for result in run_distributed(train_example, num_processes, name, checkpointed):
+            assert result == plain, (reducer, devices)

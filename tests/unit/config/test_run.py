@@ -38,6 +38,14 @@ def test_the_number_of_lanes_is_derived():
     assert BatchConfig(global_batch_size=256, micro_batch_size=32).num_lanes == 8
 
 
+def test_a_missing_micro_batch_may_be_a_number_or_auto():
+    with pytest.raises(ConfigError) as caught:
+        read_section(BatchConfig, {"global_batch_size": 256})
+    assert str(caught.value) == (
+        "micro_batch_size is missing: need a whole number at least 1 or one of auto. Add the key micro_batch_size."
+    )
+
+
 @pytest.mark.parametrize(
     ("global_batch_size", "micro_batch_size", "nearest"),
     [(250, 32, "256 or 224"), (225, 32, "224 or 256"), (3, 8, "8"), (9, 8, "8 or 16")],
