@@ -42,7 +42,8 @@ def test_a_missing_micro_batch_may_be_a_number_or_auto():
     with pytest.raises(ConfigError) as caught:
         read_section(BatchConfig, {"global_batch_size": 256})
     assert str(caught.value) == (
-        "micro_batch_size is missing: need a whole number at least 1 or one of auto. Add the key micro_batch_size."
+        "micro_batch_size is missing: need a whole number at least 1 or one of auto. "
+        "Add the key micro_batch_size."
     )
 
 

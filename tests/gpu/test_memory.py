@@ -1,0 +1,45 @@
+"""What is traded for memory on a GPU: blocks that run again, inputs in host memory, compiled blocks."""
+
+from dataclasses import replace
+
+import pytest
+
+from lanewise.config import ActivationCheckpointingConfig, BatchConfig, CompileConfig, MemoryConfig
+from lanewise.engine import find_micro_batch_size
+from lanewise.testing import run_distributed
+from tests.distributed.tasks import train
+from tests.distributed.test_activation_checkpointing import Checkpointed, config_for
+
+pytestmark = pytest.mark.gpu
+
+
+def checkpointed(**options):
+    config = replace(config_for("ddp", 1), memory=MemoryConfig())
+    distributed = replace(config.distributed, device_type="auto", devices=None)
+    memory = MemoryConfig(
+        activation_checkpointing=ActivationCheckpointingConfig(**options) if options else None
+    )
+    return replace(config, memory=memory, distributed=distributed)
+
+
+@pytest.mark.parametrize("options", [{"every": 1}, {"every": 2}, {"every": 2, "offload": True}])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_blocks_that_run_again_change_no_byte(options, world_size):
+    (plain,) = run_distributed(train, 1, checkpointed(), device="cuda:0")
+    results = run_distributed(train, world_size, checkpointed(**options), device="cuda:0")
+    assert results == [plain] * world_size
+
+
+def test_compiled_blocks_leave_the_same_bytes_in_two_processes():
+    config = replace(checkpointed(every=2), compile=CompileConfig())
+    (alone,) = run_distributed(train, 1, config, device="cuda:0")
+    assert run_distributed(train, 2, config, device="cuda:0") == [alone] * 2
+
+
+def find(world, config):
+    return find_micro_batch_size(config, world, Checkpointed(num_samples=43))
+
+
+def test_the_largest_micro_batch_is_found():
+    config = replace(checkpointed(), batch=BatchConfig(global_batch_size=24, micro_batch_size="auto"))
+    assert run_distributed(find, 2, config, device="cuda:0") == [12, 12]
