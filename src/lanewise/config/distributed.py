@@ -82,8 +82,8 @@ class FSDPConfig(Section):
     """How the reducer fsdp shards the model; other reducers ignore it."""
 
     blocks: tuple[str, ...] = ()
-    """Classes of the modules that are gathered one at a time, by name, such as [Block]; none: those that a
-    list of modules repeats."""
+    """Which modules are gathered one at a time: names of classes or modules, such as [Block] or [layers.*];
+    none: those that a list of modules repeats."""
     param_dtype: Literal["float32", "bf16"] = "float32"
     """Format in which weights travel and are held while a block runs; bf16 needs precision bf16."""
     cpu_offload: bool = False

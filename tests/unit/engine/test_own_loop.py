@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import Dataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from lanewise import Lanes, Loss
+from lanewise import Lanes, Loss, checkpoint_activations
 from lanewise.engine import own_loop
 from lanewise.errors import CheckpointError, ConfigError, DataError, TaskError
 from lanewise.testing import run_distributed
@@ -35,11 +35,14 @@ def state_of(*models: nn.Module) -> list[dict[str, bytes]]:
     return [{name: t.numpy().tobytes() for name, t in model.state_dict().items()} for model in models]
 
 
-def language(world, folder=None, last_step=9):
-    """Train the task `Language`, saving after each step where a folder is given."""
+def language(world, folder=None, last_step=9, is_checkpointed=False):
+    """Train the task `Language`, saving after each step where a folder is given; its block may run again."""
     task = Language(SAMPLES)
     lanes = make_lanes(world)
-    model = lanes.prepare(TinyTransformer())
+    model = TinyTransformer()
+    if is_checkpointed:
+        checkpoint_activations(model, ["TransformerEncoderLayer"])
+    model = lanes.prepare(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = CosineAnnealingLR(optimizer, T_max=20) if folder else None
     checkpoints = folder and lanes.checkpoints(folder, model=model, optimizer=optimizer, scheduler=scheduler)
@@ -65,10 +68,10 @@ def language(world, folder=None, last_step=9):
     raise AssertionError("too few steps")
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_transformer_ends_with_the_bytes_and_losses_of_the_trainer(world_size):
+@pytest.mark.parametrize(("world_size", "is_checkpointed"), [(1, False), (2, False), (3, True)])
+def test_a_transformer_ends_with_the_bytes_and_losses_of_the_trainer(world_size, is_checkpointed):
     expected = run_distributed(train, 1, configure(Language, num_samples=SAMPLES))[0]
-    for result in run_distributed(language, world_size):
+    for result in run_distributed(language, world_size, None, 9, is_checkpointed):
         assert result == expected
 
 
