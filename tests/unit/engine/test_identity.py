@@ -1,8 +1,14 @@
 """How the difference between a run and a checkpoint is said."""
 
-import pytest
+from dataclasses import replace
 
-from lanewise.engine.identity import compare
+import pytest
+import torch
+
+from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
+from lanewise.engine.identity import compare, identify
+from lanewise.world.world import LocalWorld
+from tests.distributed.tasks import Language, configure
 
 OWN = {"lanes": {"micro_batch_size": 2}, "seed": 0, "exact": None, "precision": "fp16"}
 
@@ -33,3 +39,16 @@ def test_what_is_allowed_is_told_apart():
 def test_what_only_one_of_them_knows_is_a_difference(own, saved):
     mistakes, _ = compare(own, saved, ())
     assert len(mistakes) == 3  # None is as good as nothing
+
+
+@pytest.mark.parametrize("equality", ["close", "exact"])
+def test_compiled_and_eager_are_one_run_in_close_only(equality):
+    def identity(**sections):
+        config = replace(configure(Language, equality=equality), **sections)
+        return identify(config, {}, LocalWorld(torch.device("cpu")), 9)
+
+    mistakes, _ = compare(identity(), identity(compile=CompileConfig()), ())
+    expected = "compile was {'blocks': 'auto', 'dynamic': None}, and is None now"
+    assert mistakes == ([expected] if equality == "exact" else [])
+    memory = MemoryConfig(activation_checkpointing=ActivationCheckpointingConfig())
+    assert compare(identity(), identity(memory=memory), ()) == ([], [])
