@@ -12,7 +12,7 @@ from lanewise.config.override import Override
 from lanewise.errors import ConfigError
 
 _HELP = ("-h", "--help")
-_NEAR = 0.8  # keys of the configuration are options too, so that only what is very near is a misspelling
+_NEAR = 0.81  # keys of the configuration are options too, so that only what is very near is a misspelling
 
 
 def read_arguments(command: Command, arguments: Sequence[str]) -> Given:

@@ -33,6 +33,7 @@ _COMMANDS = {
     "train": ("CONFIG [--key.path value ...]", "train as the configuration says"),
     "evaluate": ("RUN_OR_MODEL [--key value]", "evaluate a trained model"),
     "verify": ("CONFIG --devices 1,2", "prove that devices compute the same, or say why not"),
+    "plan": ("CONFIG --devices 1,2,4", "say what memory and time a run needs, before it"),
     "audit": ("RUN", "check that every sample was trained once, where it was planned"),
     "checkpoints": ("RUN", "list the checkpoints of a run, and verify them"),
     "export": ("RUN_OR_CHECKPOINT --output F", "write the weights of a checkpoint"),

@@ -1,6 +1,6 @@
 """What a subcommand declares: its arguments, its text, and the function that runs it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -86,3 +86,18 @@ class Command:
 def read_path(text: str) -> Path:
     """Read a path; a shell leaves the `~` of `--name=~/folder` as it is."""
     return Path(expand_user(text))
+
+
+def read_count(text: str) -> int:
+    """Read a number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("be a number from 1 on")
+    return int(text)
+
+
+def read_counts(text: str) -> Sequence[int]:
+    """Read numbers from 1 on, with commas between them."""
+    try:
+        return [read_count(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError("list numbers from 1 on, such as 1,2,4") from None

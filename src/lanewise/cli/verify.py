@@ -6,35 +6,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lanewise.cli.syntax import Command, Flag, Given, Operand, Option, read_path
+from lanewise.cli.syntax import Command, Flag, Given, Operand, Option, read_count, read_counts, read_path
 from lanewise.config.load import load_config
 from lanewise.config.override import Override
 from lanewise.errors import ConfigError
 from lanewise.world.environment import Environment
 
-
-def _read_count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError("be a number from 1 on")
-    return int(text)
-
-
-def _read_counts(text: str) -> Sequence[int]:
-    try:
-        return [_read_count(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError("list numbers from 1 on, such as 1,2,4") from None
-
-
 _CONFIG = Operand("CONFIG", "the configuration, as for `lanewise train`, whose --help lists its keys", str)
 _DEVICES = Option[Sequence[int]](
-    "--devices", "numbers of processes to compare with one; 1,2 if left out", "A,B", _read_counts, (1, 2)
+    "--devices", "numbers of processes to compare with one; 1,2 if left out", "A,B", read_counts, (1, 2)
 )
 _STEPS = Option(
     "--steps",
     "steps to take, the last one of the first epoch and the next one among them; 4 if left out",
     "N",
-    _read_count,
+    read_count,
     default=4,
 )
 _RESUME = Flag("--resume", "also goes on from a checkpoint of another number of devices")

@@ -5,10 +5,11 @@ from lanewise.engine.dataset import count_samples
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluate import EvalSet, Evaluator, read_in_order
 from lanewise.engine.evaluation import build_evaluator
-from lanewise.engine.lane import LaneLoss, to_device
+from lanewise.engine.lane import LaneLoss, TaskLane, to_device
 from lanewise.engine.micro_batch import find_micro_batch_size
 from lanewise.engine.model import build_model, build_task
 from lanewise.engine.model_transforms import transform
+from lanewise.engine.optimizer import build_optimizer
 from lanewise.engine.resume import resume
 from lanewise.engine.run import Run
 from lanewise.engine.saving import Saving
@@ -22,12 +23,14 @@ __all__ = [
     "Run",
     "Saving",
     "StepReport",
+    "TaskLane",
     "TrainStep",
     "Training",
     "build_callbacks",
     "build_engine",
     "build_evaluator",
     "build_model",
+    "build_optimizer",
     "build_run",
     "build_run_loader",
     "build_task",

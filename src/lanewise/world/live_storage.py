@@ -1,7 +1,7 @@
 """Counts the bytes of tensors that are alive, on real tensors as on fake ones."""
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 class LiveStorage(TorchDispatchMode):
     """While it is active, counts each storage that an operation makes, from then until nobody holds it.
 
-    What kernels allocate for themselves, and give back before they return, is not seen. Use it inside of a
+    What kernels allocate for themselves, and give back before they return, is not seen. Enter it inside of a
     `FakeTensorMode`, if there is one.
     """
 
@@ -33,8 +33,16 @@ class LiveStorage(TorchDispatchMode):
     def count(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that were made before."""
         for tensor in tensors:
-            self._note(_storage_of(tensor))
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            self._note(tensor.untyped_storage())
+
+    def note_size(self, storage: torch.UntypedStorage) -> None:
+        """Take the size of a storage that changed without an operation, as FSDP frees what it gathered."""
+        key = key_of(storage)
+        if key in self._sizes:
+            size = storage.nbytes()
+            self.live_bytes += size - self._sizes[key]
+            self._sizes[key] = size
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def __torch_dispatch__(
         self,
@@ -46,40 +54,32 @@ class LiveStorage(TorchDispatchMode):
         """Run an operation, and count what it made: what is a view of something uncounted stays uncounted."""
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a DTensor, say: its parts come here
-        given = [_storage_of(one) for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        given = {key_of(one): one for one in _storages_in((args, kwargs))}
         made = function(*args, **(kwargs or {}))
-        known = {_key(one) for one in given}
-        for one in given:
-            if _key(one) in self._sizes:
-                self._resize(one)
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor) and _key(storage := _storage_of(tensor)) not in known:
+        for storage in given.values():
+            self.note_size(storage)
+        for storage in _storages_in(made):
+            if key_of(storage) not in given:
                 self._note(storage)
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return made
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        key = _key(storage)
+        key = key_of(storage)
         if key not in self._sizes:
             self._sizes[key] = 0
             self._references[key] = weakref.ref(storage, partial(self._forget, key))
-        self._resize(storage)
-
-    def _resize(self, storage: torch.UntypedStorage) -> None:
-        size = storage.nbytes()
-        self.live_bytes += size - self._sizes[_key(storage)]
-        self._sizes[_key(storage)] = size
+        self.note_size(storage)
 
     def _forget(self, key: int, _reference: object) -> None:
         self.live_bytes -= self._sizes.pop(key)
         del self._references[key]
 
 
-def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()
+def key_of(storage: torch.UntypedStorage) -> int:
+    """Return what all tensors of one storage have in common, and no others that live."""
+    return int(storage._cdata)  # noqa: SLF001 - fake storages all have the data pointer 0
 
 
-def _key(storage: torch.UntypedStorage) -> int:
-    """Tell storages apart that are alive."""
-    key: int = storage._cdata  # noqa: SLF001
-    return key
+def _storages_in(values: Any) -> Iterator[torch.UntypedStorage]:
+    return (one.untyped_storage() for one in tree_leaves(values) if isinstance(one, torch.Tensor))

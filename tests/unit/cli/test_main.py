@@ -24,7 +24,7 @@ def test_each_command_is_declared_in_the_module_of_its_name(name):
     assert needed_options <= {option.name for option in command.options}
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "verify"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "verify", "plan"])
 def test_no_key_of_the_configuration_is_taken_for_a_misspelt_option(name):
     keys = re.findall(r"^  --(\S+)  ", write_keys(), re.MULTILINE)
     keys += [field.name for field in fields(RunConfig)]
@@ -63,7 +63,10 @@ def test_the_help_imports_nothing_that_takes_long():
         ("trian", "Did you mean train?"),
         ("verfy", "Did you mean verify?"),
         ("--hlep", "Did you mean --help?"),
-        ("run.yaml", "Valid here: train, evaluate, verify, audit, checkpoints, export, --help, --version."),
+        (
+            "run.yaml",
+            "Valid here: train, evaluate, verify, plan, audit, checkpoints, export, --help, --version.",
+        ),
     ],
 )
 def test_what_is_no_command_is_named_with_the_nearest_one(capsys, argument, hint):

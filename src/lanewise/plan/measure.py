@@ -1,0 +1,176 @@
+"""Measures what the formulas are fed with: one lane of a run, on fake tensors where that is possible."""
+
+import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lanewise.blocks import repeated_blocks
+from lanewise.config import RunConfig
+from lanewise.data import LaneBatch
+from lanewise.engine import TaskLane, build_model, build_run_loader, build_task, transform
+from lanewise.errors import ConfigError, LanewiseError, text_of
+from lanewise.lanes import lane_seed
+from lanewise.nested import copied, map_leaves
+from lanewise.plan.memory import Measured
+from lanewise.plan.model import weights_of, with_tensors
+from lanewise.plan.record import count_flops, record_tape, run_lane
+from lanewise.plan.update import measure_update
+from lanewise.precision import Precision
+from lanewise.reduce import find_blocks, tensors_in
+from lanewise.task import Task
+from lanewise.world.world import LocalWorld
+
+_NUM_BATCHES = 16
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was measured of one configuration, with or without activation checkpointing."""
+
+    measured: Measured
+    num_flops: int
+    """Of a lane's forward and backward."""
+    repeats_blocks: bool
+    """Whether the model has blocks that could be checkpointed."""
+    why_no_fsdp: str
+    """Why the model cannot be sharded; empty where it can be."""
+    why_real: str = ""
+    """Why the lane had to run on real tensors; empty where it did not."""
+
+
+def largest_batch(config: RunConfig) -> LaneBatch:
+    """Return the micro-batch with most bytes of the first ones of the run, up to 16.
+
+    Raises:
+        ConfigError: if a class in the configuration is not what its section needs.
+        DataError: if the dataset is empty.
+        TaskError: if it is not map-style.
+    """
+    alone = replace(config, data=replace(config.data, num_workers=0))
+    loader, _ = build_run_loader(alone, build_task(alone), LocalWorld(_CPU))
+    num_steps = -(-_NUM_BATCHES // config.batch.num_lanes)
+    batches = islice(loader.batches(0, num_steps), _NUM_BATCHES)
+    return max(batches, key=lambda batch: sum(one.nbytes for one in tensors_in(batch.data)))
+
+
+def measure(config: RunConfig, batch: LaneBatch, device_type: str) -> Subject:
+    """Run one lane on fake tensors; on real ones if the user's code needs their values.
+
+    Args:
+        config: the run.
+        batch: what the lane gets.
+        device_type: where the run will be.
+
+    Raises:
+        LanewiseError: if the lane cannot be trained.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        try:
+            return _measure(config, batch, device_type, FakeTensorMode(allow_non_fake_inputs=True))
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever code may raise to which values matter
+            why_real = f"{type(error).__name__}: {text_of(error)}".splitlines()[0]
+    return replace(_measure(config, batch, device_type, None), why_real=why_real)
+
+
+def time_lane(config: RunConfig, batch: LaneBatch) -> float:
+    """Return the seconds of a lane's forward and backward on the CPU of this machine, the second time."""
+    task = build_task(config)
+    model = transform(build_model(task, config.train.seed), config, _CPU)
+    for _ in range(2):
+        lane = _lane(config, task, replace(batch, data=copied(batch.data)))
+        start = perf_counter()
+        run_lane(model, lane)
+        seconds = perf_counter() - start
+    return seconds
+
+
+def _measure(config: RunConfig, batch: LaneBatch, device_type: str, mode: FakeTensorMode | None) -> Subject:
+    task = build_task(config)
+    model = _build_model(config, task, mode)
+    repeats_blocks = bool(repeated_blocks(model))
+    fsdp, blocks, why_no_fsdp = config.distributed.fsdp, list[nn.Module](), ""
+    try:
+        blocks = find_blocks(model, fsdp.blocks)
+    except LanewiseError as error:
+        why_no_fsdp = text_of(error)
+    before = _buffers_of(model)
+    with mode or nullcontext():
+        fresh = [_lane(config, task, replace(batch, data=_data_for(mode, batch.data))) for _ in range(2)]
+        tape = record_tape(model, fresh[0], blocks)
+        num_flops = count_flops(model, fresh[1])
+    measured = Measured(
+        weights=weights_of(model, blocks),
+        tape=tape,
+        buffer_bytes=sum(one.nbytes for one in model.buffers()),
+        changed_buffer_bytes=_changed_bytes(model, before),
+        num_buffers=len(before),
+        update=lru_cache(partial(measure_update, config, task, model, mode, device_type)),
+        has_average=config.train.ema_decay is not None,
+        equality=config.distributed.equality,
+        shares_memory=device_type == "cpu",
+        gathered_itemsize_factor=0.5 if fsdp.param_dtype == "bf16" else 1.0,
+        offloads=fsdp.cpu_offload,
+    )
+    return Subject(measured, num_flops, repeats_blocks, why_no_fsdp)
+
+
+def _build_model(config: RunConfig, task: Task, mode: FakeTensorMode | None) -> nn.Module:
+    """Build the model; if there is a mode without memory for its tensors, where the user's code allows it."""
+    seed = config.train.seed
+    if mode is None:
+        return transform(build_model(task, seed), config, _CPU)
+    try:
+        with mode:
+            model = build_model(task, seed)
+    except Exception:  # noqa: BLE001 - it reads weights from a file, say
+        model = build_model(task, seed)
+    with mode:  # all are made anew: a fake tensor that was copied by deepcopy has several storages
+        model = with_tensors(
+            model, lambda one: torch.empty_strided(one.size(), one.stride(), dtype=one.dtype)
+        )
+        return transform(model, config, _CPU)
+
+
+def _data_for(mode: FakeTensorMode | None, data: Any) -> Any:
+    """Return a copy of a batch, fake if there is a mode: a forward may change it."""
+    if mode is None:
+        return copied(data)
+    return map_leaves(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, data)
+
+
+def _lane(config: RunConfig, task: Task, batch: LaneBatch) -> TaskLane:
+    seed = lane_seed(config.train.seed, batch.turn.step, batch.turn.lane)
+    return TaskLane(task, Precision(config.precision, "cpu"), batch, seed)
+
+
+def _buffers_of(model: nn.Module) -> dict[tuple[nn.Module, str], tuple[torch.Tensor, int]]:
+    """Return every buffer with its version, by its place."""
+    return {
+        (module, name): (buffer, buffer._version)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    }
+
+
+def _changed_bytes(model: nn.Module, before: dict[tuple[nn.Module, str], tuple[torch.Tensor, int]]) -> int:
+    """Return the bytes of the buffers that a forward changed."""
+    total = 0
+    for (module, name), (buffer, version) in _buffers_of(model).items():
+        earlier, earlier_version = before.get((module, name), (None, 0))
+        # The kernel of batch_norm writes its statistics without a new version.
+        is_statistic = isinstance(module, nn.modules.batchnorm._NormBase) and module.training  # noqa: SLF001
+        if is_statistic or earlier is not buffer or earlier_version != version:
+            total += buffer.nbytes
+    return total

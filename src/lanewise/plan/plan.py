@@ -1,0 +1,105 @@
+"""Makes a row for every setting, and says which one is the fastest that fits."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from lanewise.config import ActivationCheckpointingConfig, ReducerName, RunConfig
+from lanewise.config.class_path import add_search_path
+from lanewise.config.classes import check_classes
+from lanewise.plan.formulas import peak_memory
+from lanewise.plan.measure import largest_batch, measure, time_lane
+from lanewise.plan.memory import Layout
+from lanewise.plan.report import Report
+from lanewise.plan.row import FRAGMENTATION, Machine, Row
+from lanewise.plan.traffic import traffic_of
+from lanewise.world.device import accelerator_type
+
+_ALONE: tuple[ReducerName, ...] = ("single",)
+_OF_SEVERAL: tuple[ReducerName, ...] = ("data_parallel", "balanced_data_parallel", "ddp", "fsdp")
+
+
+def plan(
+    config: RunConfig,
+    devices: Sequence[int],
+    machine: Machine,
+    *,
+    flops_per_second: float | None = None,
+    times_lane: bool = False,
+    show: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Say what a run needs under every reducer, on numbers of devices, with and without checkpointing.
+
+    Only one lane is run, on fake tensors if the user's code lets it; the rest are formulas.
+
+    Args:
+        config: the run; nothing is written to its run_dir. Its reducer and devices do not matter.
+        devices: numbers of devices.
+        machine: what a device has.
+        flops_per_second: what a device reaches in a forward and backward, which gives the time of a lane.
+        times_lane: whether to take that time on the CPU of this machine instead.
+        show: told what is being done.
+
+    Raises:
+        ConfigError: if a class in the configuration is not what its section needs.
+        DataError: if the dataset is empty.
+        TaskError: if the lane cannot be trained.
+    """
+    config.batch.require_number("plan")
+    add_search_path(config)
+    check_classes(config)
+    device_type = config.distributed.device_type
+    if device_type == "auto":
+        device_type = accelerator_type() or "cpu"
+    show("reading the first batches")
+    batch = largest_batch(config)
+    show("measuring a lane")
+    plain = _with_checkpointing(config, None)
+    subjects = [measure(plain, batch, device_type)]
+    variants = [plain]
+    if config.memory.activation_checkpointing is not None or subjects[0].repeats_blocks:
+        show("measuring a lane with activation checkpointing")
+        section = config.memory.activation_checkpointing or ActivationCheckpointingConfig()
+        variants.append(_with_checkpointing(config, replace(section, offload=False)))
+        subjects.append(measure(variants[1], batch, device_type))
+    rows: list[Row] = []
+    for variant, subject in zip(variants, subjects, strict=True):
+        seconds = None if flops_per_second is None else subject.num_flops / flops_per_second
+        if times_lane:
+            show("timing a lane")
+            seconds = time_lane(variant, batch)
+        for layout in _layouts(config.batch.num_lanes, devices):
+            if layout.reducer == "fsdp" and subject.why_no_fsdp:
+                continue
+            memory = peak_memory(subject.measured, layout)
+            unused = 0 if device_type == "cpu" else FRAGMENTATION / (1 - FRAGMENTATION)
+            rows.append(
+                Row(
+                    layout,
+                    is_checkpointed=variant is not plain,
+                    global_batch_size=layout.num_lanes * config.batch.samples_per_lane,
+                    memory=memory,
+                    fragmentation_bytes=int(unused * memory.num_bytes),
+                    traffic=traffic_of(subject.measured, layout),
+                    machine=machine,
+                    lane_seconds=seconds,
+                )
+            )
+    rows.sort(key=lambda row: row.layout.num_devices)
+    return Report(config, device_type, batch, subjects, rows)
+
+
+def _with_checkpointing(config: RunConfig, section: ActivationCheckpointingConfig | None) -> RunConfig:
+    """Return what a lane is measured of: the run in one process, in eager mode."""
+    return replace(
+        config,
+        memory=replace(config.memory, activation_checkpointing=section),
+        distributed=replace(config.distributed, reducer="ddp", devices=None),
+        compile=None,
+    )
+
+
+def _layouts(num_lanes: int, devices: Sequence[int]) -> Iterator[Layout]:
+    """Yield every reducer on every number of devices, with more lanes where there are too few for these."""
+    for count in devices:
+        for reducer in _ALONE if count == 1 else _OF_SEVERAL:
+            yield Layout(reducer=reducer, num_devices=count, num_lanes=max(num_lanes, count))

@@ -1,0 +1,136 @@
+"""Runs a lane, on fake tensors or on real ones, and records its tape."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.hooks import RemovableHandle
+
+from lanewise.engine import TaskLane
+from lanewise.errors import TaskError
+from lanewise.plan.tape import Mark, Stretch, Tape
+from lanewise.reduce import tensors_in
+from lanewise.task import Loss
+from lanewise.world.live_storage import LiveStorage, key_of
+
+
+def record_tape(model: nn.Module, lane: TaskLane, blocks: Sequence[nn.Module]) -> Tape:
+    """Run forward, loss and backward of a lane, and take each gradient away when it is complete.
+
+    Args:
+        model: fake or real, as the batch of the lane; its buffers are changed as in training.
+        lane: what to run.
+        blocks: what is marked, in the order of their numbers.
+
+    Raises:
+        TaskError: if the loss is nothing that can be trained on.
+    """
+    batch_bytes = _bytes_of(lane.data)
+    with LiveStorage() as live:
+        live.count(tensors_in(lane.data))
+        recorder = _Recorder(live)
+        recorder.watch(model, blocks)
+        try:
+            outputs = lane.forward(model, lane.data)
+            output_bytes, forward_bytes = _bytes_of(outputs), live.live_bytes
+            loss = _loss_of(lane, outputs)
+            loss_bytes = max(0, live.live_bytes - forward_bytes)
+            del outputs
+            recorder.mark(Mark.BACKWARD)
+            saved_bytes = live.live_bytes
+            loss.backward()
+            recorder.end()
+        finally:
+            recorder.close()
+    return Tape(
+        recorder.stretches,
+        batch_bytes=batch_bytes,
+        output_bytes=output_bytes,
+        loss_bytes=loss_bytes,
+        saved_bytes=saved_bytes,
+    )
+
+
+def count_flops(model: nn.Module, lane: TaskLane) -> int:
+    """Count the floating-point operations of a lane's forward and backward, as torch counts them.
+
+    Apart from `record_tape`, since the counter keeps tensors that would be free.
+    """
+    with FlopCounterMode(display=False) as counter:
+        run_lane(model, lane)
+    return int(counter.get_total_flops())
+
+
+def run_lane(model: nn.Module, lane: TaskLane) -> None:
+    """Run forward, loss and backward, and forget the gradients."""
+    _loss_of(lane, lane.forward(model, lane.data)).backward()
+    model.zero_grad()
+
+
+def _loss_of(lane: TaskLane, outputs: Any) -> torch.Tensor:
+    returned = lane.loss(outputs, lane.data)
+    loss = returned.sum if isinstance(returned, Loss) else returned
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise TaskError(
+            f"the loss of {type(lane.task).__name__} must be a scalar tensor with a gradient, or a Loss of "
+            f"one: got {returned!r:.60}. `lanewise train` says more."
+        )
+    return loss.reshape(())
+
+
+def _bytes_of(data: Any) -> int:
+    """Return the bytes of the storages of all tensors."""
+    storages = {key_of(one.untyped_storage()): one.untyped_storage() for one in tensors_in(data)}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+class _Recorder:
+    """Cuts what `LiveStorage` sees into stretches."""
+
+    def __init__(self, live: LiveStorage) -> None:
+        self.stretches: list[Stretch] = []
+        self._live = live
+        self._handles: list[RemovableHandle] = []
+        self._begin = (Mark.FORWARD, 0, live.live_bytes)
+
+    def mark(self, mark: Mark, number: int = 0) -> None:
+        """End a stretch and begin another one."""
+        self.stretches.append(Stretch(*self._begin, self._live.take_peak()))
+        self._begin = (mark, number, self._live.live_bytes)
+
+    def end(self) -> None:
+        """End the last stretch, and the tape."""
+        self.mark(Mark.END)
+        self.stretches.append(Stretch(*self._begin, self._live.live_bytes))
+
+    def watch(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Mark what the parameters and the blocks do."""
+        for number, parameter in enumerate(model.parameters()):
+            if parameter.requires_grad:
+                take = partial(self._take_gradient, number)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(take))
+        for number, block in enumerate(blocks, 1):
+            self._handles.append(block.register_forward_pre_hook(partial(self._enter, number)))
+            self._handles.append(block.register_forward_hook(partial(self._leave, number)))
+
+    def close(self) -> None:
+        """Watch no longer."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _take_gradient(self, number: int, parameter: torch.Tensor) -> None:
+        self.mark(Mark.GRADIENT, number)
+        parameter.grad = None
+
+    def _enter(self, number: int, _module: nn.Module, _inputs: Any) -> None:
+        self.mark(Mark.BLOCK_FORWARD, number)
+
+    def _leave(self, number: int, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        self.mark(Mark.BLOCK_END, number)
+        reached = [one for one in tensors_in(outputs) if one.requires_grad]
+        if reached:
+            register_multi_grad_hook(reached, lambda _: self.mark(Mark.BLOCK_BACKWARD, number), mode="any")

@@ -1,0 +1,151 @@
+"""What a plan says: a table, a line for each setting, and the fastest one that fits."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from rich.table import Table
+
+from lanewise.config import RunConfig
+from lanewise.data import LaneBatch
+from lanewise.plan.measure import Subject
+from lanewise.plan.memory import Memory
+from lanewise.plan.row import Row
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of `plan`."""
+
+    config: RunConfig
+    device_type: str
+    batch: LaneBatch
+    """What the lane was given that was measured."""
+    subjects: Sequence[Subject]
+    """Without and, where there is one, with activation checkpointing."""
+    rows: Sequence[Row]
+
+    @property
+    def fastest(self) -> Row | None:
+        """The row with most samples per second, of those that fit; None where times are not known."""
+        timed = [row for row in self.rows if row.fits and row.samples_per_second is not None]
+        return max(timed, key=lambda row: row.samples_per_second or 0.0, default=None)
+
+    def describe_lane(self) -> str:
+        """Say what was measured."""
+        turn, why_real = self.batch.turn, self.subjects[0].why_real
+        tensors = f"real tensors, as the task needs values ({why_real})" if why_real else "fake tensors"
+        return (
+            f"lane {turn.lane} of step {turn.step}, the largest of the first batches, on {tensors}; "
+            f"device type {self.device_type}; precision {self.config.precision}; "
+            f"equality {self.config.distributed.equality}"
+        )
+
+    def table(self) -> Table:
+        """Draw setting x what it needs."""
+        names = [field.name for field in fields(Memory)]
+        table = Table(box=None, pad_edge=False)
+        for name in ("reducer", "checkpointing"):
+            table.add_column(name, no_wrap=True)
+        for name in ("devices", "global batch", "lanes each", *names, "allowance", "all", "sent"):
+            table.add_column(name, justify="right")
+        for name in ("link, s", "step, s"):
+            table.add_column(name, justify="right")
+        for row in self.rows:
+            parts = [*(getattr(row.memory, name) for name in names), row.fragmentation_bytes, row.num_bytes]
+            table.add_row(
+                row.layout.reducer,
+                "yes" if row.is_checkpointed else "no",
+                f"{row.layout.num_devices:,}",
+                f"{row.global_batch_size:,}",
+                f"{row.layout.num_lanes_each:,}",
+                *(_size(part) for part in (*parts, row.sent_bytes)),
+                "" if row.link_seconds is None else f"{row.link_seconds:.3g}",
+                "" if row.step is None else f"{row.step.total:.3g}",
+            )
+        return table
+
+    def lines(self) -> Iterator[str]:
+        """Say what the table does not show; the last line is the choice."""
+        yield from (f"note: {note}" for note in self._notes())
+        yield from (f"{_name(row)}: {_verdict(row)}" for row in self.rows)
+        fastest = self.fastest
+        if fastest is not None:
+            speed = fastest.samples_per_second or 0.0
+            yield f"fastest that fits: {_name(fastest)}, {speed:,.4g} samples/s"
+        elif not any(row.fits for row in self.rows):
+            yield "nothing fits: use a smaller batch.micro_batch_size, or more devices with fsdp"
+        else:
+            yield "which is fastest is not known: give --tflops or --time-lane, and --link-gbit"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON takes it."""
+        return {"lane": self.describe_lane(), "rows": [_row_to_json(row) for row in self.rows]}
+
+    def _notes(self) -> Iterator[str]:
+        batch = self.config.batch
+        if self.config.compile is not None:
+            yield "compile is set, and was left out: eager code was measured"
+        if self.device_type != "cpu":
+            yield f"activations are those of the CPU's kernels: {self.device_type} may keep more or less"
+        checkpointing = self.config.memory.activation_checkpointing
+        if checkpointing is not None and checkpointing.offload:
+            yield "memory.activation_checkpointing.offload was left out: a device needs less than is said"
+        if why := self.subjects[0].why_no_fsdp:
+            yield f"no fsdp: {why}"
+        for row in self.rows:
+            if row.global_batch_size > batch.global_batch_size:
+                yield (
+                    f"{row.layout.num_devices:,} devices are more than the {batch.num_lanes:,} lanes of "
+                    f"batch.global_batch_size {batch.global_batch_size:,}: their rows are for the smallest "
+                    "global batch that gives each a lane"
+                )
+                break
+
+
+def _name(row: Row) -> str:
+    checkpointed = ", checkpointing" if row.is_checkpointed else ""
+    devices = "device" if row.layout.num_devices == 1 else "devices"
+    return f"{row.layout.num_devices:,} {devices}, {row.layout.reducer}{checkpointed}"
+
+
+def _verdict(row: Row) -> str:
+    """Say in a few words whether a setting fits, and what limits it."""
+    limit = row.machine.memory_bytes
+    needs = _size(row.num_bytes)
+    if not row.fits and limit is not None:
+        parts = asdict(row.memory)
+        largest = max(parts, key=lambda name: parts[name])
+        return f"does not fit, {needs} of {_size(limit)}; most of it: {largest}, {_size(parts[largest])}"
+    fits = f"needs {needs}" if limit is None else f"fits, {needs} of {_size(limit)}"
+    step = row.step
+    if step is None:
+        return fits
+    if step.exposed > step.compute:
+        return (
+            f"{fits}; the link is the limit: {step.exposed:.3g} of {step.total:.3g} s of a step wait for it"
+        )
+    return f"{fits}; computing is the limit: {step.compute:.3g} of {step.total:.3g} s of a step"
+
+
+def _size(num_bytes: float) -> str:
+    if num_bytes < 2**10:
+        return f"{num_bytes:.0f} B"
+    exponent = min(int(math.log2(num_bytes)) // 10, 4)
+    return f"{num_bytes / 2 ** (10 * exponent):.1f} {'KMGT'[exponent - 1]}iB"
+
+
+def _row_to_json(row: Row) -> dict[str, Any]:
+    return {
+        **asdict(row.layout),
+        "activation_checkpointing": row.is_checkpointed,
+        "global_batch_size": row.global_batch_size,
+        "memory_bytes": {**asdict(row.memory), "fragmentation": row.fragmentation_bytes},
+        "total_bytes": row.num_bytes,
+        "fits": row.fits,
+        "sent_bytes": row.sent_bytes,
+        "link_seconds": row.link_seconds,
+        "step_seconds": None if row.step is None else row.step.total,
+        "samples_per_second": row.samples_per_second,
+    }

@@ -1,0 +1,60 @@
+"""How many bytes a process sends in a step, by formula.
+
+A ring sends each byte of a reduction (n - 1) / n times, and as often in the gather that follows
+(https://arxiv.org/abs/1802.05799). A process receives as much as it sends, and a link does both at once.
+"""
+
+from typing import NamedTuple
+
+from lanewise.plan.memory import Layout, Measured
+from lanewise.plan.model import ROOT
+from lanewise.plan.pending import pending_sums
+
+_TOTALS_BYTES = 16
+"""What a lane tells all processes: its loss sum and its weight, as float64."""
+
+
+class Traffic(NamedTuple):
+    """What a process sends in a step, by what of it a computation can hide."""
+
+    of_each_lane: float
+    """Bytes in each lane, beside its forward and backward."""
+    of_last_backward: float
+    """Bytes beside the backward of the last lane."""
+    between: float
+    """Bytes while nothing is computed."""
+
+    def num_bytes(self, num_lanes: int) -> float:
+        """Bytes of a step in which a process has so many lanes."""
+        return self.of_each_lane * num_lanes + self.of_last_backward + self.between
+
+
+def traffic_of(measured: Measured, layout: Layout) -> Traffic:
+    """Return what the process that sends most sends in a step; of one that drives all devices, the first."""
+    num_devices, num_lanes = layout.num_devices, layout.num_lanes
+    if num_devices == 1:
+        return Traffic(0, 0, 0)
+    is_exact, size = measured.equality == "exact", measured.gradient_bytes
+    if layout.reducer in ("data_parallel", "balanced_data_parallel"):
+        tape, num_others = measured.tape, num_lanes - layout.num_lanes_each
+        gradients = num_others if is_exact else num_devices - 1
+        batches = tape.batch_bytes
+        if layout.reducer == "data_parallel":
+            batches += 2 * tape.output_bytes  # there, and their gradients back
+        weights = (num_devices - 1) * measured.weight_bytes
+        return Traffic(0, 0, weights + gradients * size + num_others * batches)
+    part = (num_devices - 1) / num_devices
+    num_sums = pending_sums(num_lanes, num_devices).left
+    between = (num_devices - 1) * (
+        _TOTALS_BYTES * (layout.num_lanes_each + 1)
+        + 8 * measured.num_buffers
+        + 2 * measured.changed_buffer_bytes * num_sums  # as float64
+    )
+    if layout.reducer == "ddp":
+        return Traffic(0, part * size * (1 + (num_sums if is_exact else 1)), between)
+    of_lane = 0.0
+    for weight in measured.weights:
+        padded = weight.shard_bytes(num_devices) * num_devices
+        num_gathers = 1 if weight.group == ROOT else 2
+        of_lane += padded * (num_gathers * measured.gathered_itemsize_factor + weight.is_trained)
+    return Traffic(part * of_lane, 0, between)

@@ -1,0 +1,107 @@
+"""What `lanewise plan` says of memory, beside what tensors really take in training."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lanewise.config import EvaluateConfig, RunConfig
+from lanewise.config.class_path import add_search_path
+from lanewise.config.load import load_config
+from lanewise.config.override import Override
+from lanewise.data import LaneBatch
+from lanewise.engine import build_engine, build_task
+from lanewise.nested import copied
+from lanewise.plan.formulas import peak_memory
+from lanewise.plan.measure import largest_batch, measure
+from lanewise.plan.memory import Layout
+from lanewise.testing import run_distributed
+from lanewise.world.live_storage import LiveStorage
+from lanewise.world.world import World
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+REDUCERS = ("single", "data_parallel", "balanced_data_parallel", "ddp", "fsdp")
+
+
+def load_example(name: str, **overrides: Any) -> RunConfig:
+    """An example that takes three steps on the CPU and evaluates nothing."""
+    given = {"train.max_steps": 3, "train.epochs": None, "distributed.device_type": "cpu"} | overrides
+    config = load_config(
+        str(EXAMPLES / name / f"{name}.yaml"),
+        [Override(key, "null" if value is None else str(value)) for key, value in given.items()],
+    )
+    return replace(config, evaluate=EvaluateConfig())
+
+
+def train_and_measure(world: World, config: RunConfig, batch: LaneBatch | None = None) -> int:
+    """The most bytes of tensors that were alive in a step of this process; the dataset is not counted.
+
+    Args:
+        world: the processes.
+        config: the run.
+        batch: what each lane is given; None: its own micro-batch.
+    """
+    add_search_path(config)
+    task: Any = build_task(config)
+    dataset = task.train_dataset()
+    task.train_dataset = lambda: dataset
+    task.eval_datasets = dict
+    if batch is not None:
+        task.collate = lambda _samples: copied(batch.data)
+    live, resize = LiveStorage(), torch.UntypedStorage.resize_
+
+    def resize_and_tell(storage: torch.UntypedStorage, size: int) -> None:
+        resize(storage, size)
+        live.note_size(storage)
+
+    torch.UntypedStorage.resize_ = resize_and_tell  # by which FSDP frees what it gathered; no operation
+    with live:
+        engine = build_engine(config, world, task)
+        live.take_peak()
+        list(engine.steps())
+    return live.peak_bytes
+
+
+def ratios(name: str, reducers: tuple[str, ...], **overrides: Any) -> dict[str, float]:
+    """What plan says / what was measured on the process that needs most, by reducer; two devices."""
+    config = load_example(name, **overrides)
+    add_search_path(config)
+    batch = largest_batch(config)
+    measured = measure(config, batch, "cpu").measured
+    found = {}
+    for reducer in reducers:
+        num_devices = 1 if reducer == "single" else 2
+        options = {"distributed.reducer": reducer, "distributed.devices": num_devices}
+        run = load_example(name, **overrides, **options)
+        peaks = run_distributed(train_and_measure, run.distributed.num_processes or 1, run, batch)
+        layout = Layout(
+            reducer=run.distributed.reducer, num_devices=num_devices, num_lanes=run.batch.num_lanes
+        )
+        found[reducer] = peak_memory(measured, layout).num_bytes / max(peaks)
+    return found
+
+
+def test_plan_says_what_mnist_takes_alone_and_under_ddp():
+    assert ratios("mnist", ("single", "ddp")) == pytest.approx({"single": 1, "ddp": 1}, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("equality", ["close", "exact"])
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("mnist", {}),
+        ("char_gpt", {}),
+        ("char_gpt", {"memory.activation_checkpointing": "auto"}),
+        ("char_gpt", {"precision": "bf16", "batch.global_batch_size": 48}),  # three lanes each
+        ("session_rec", {}),
+        ("session_rec", {"memory.activation_checkpointing": "auto", "train.ema_decay": 0.9}),
+        ("question_answering", {}),
+    ],
+)
+def test_plan_says_what_the_examples_take_under_every_reducer(name, overrides, equality):
+    found = ratios(name, REDUCERS, **overrides, **{"distributed.equality": equality})
+    assert found == pytest.approx(dict.fromkeys(REDUCERS, 1), rel=0.1), found

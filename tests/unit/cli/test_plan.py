@@ -1,0 +1,58 @@
+"""`lanewise plan`, in this process: its arguments, its exit code and its file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lanewise.cli.main import main
+from lanewise.config.load import dump_config
+from tests.distributed.tasks import configure
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    file = tmp_path / "run.yaml"
+    run = configure("tests.distributed.tasks.Smooth", num_lanes=4, micro_batch_size=4, steps=1)
+    file.write_text(dump_config(run), encoding="utf-8")
+    return str(file)
+
+
+def test_it_prints_the_table_and_writes_json(config, tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    assert main(["plan", config, "--devices", "1,2", "--memory-gib", "1", "--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 devices, fsdp: fits, " in printed
+    assert [row["num_devices"] for row in json.loads(file.read_text())["rows"]] == [1, 2, 2, 2, 2]
+
+
+def test_the_exit_code_is_1_where_nothing_fits(config, capsys):
+    assert main(["plan", config, "--devices", "1", "--memory-gib", "1e-9"]) == 1
+    assert "nothing fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--devices", "0"], "--devices must list numbers from 1 on, such as 1,2,4: got '0'."),
+        (["--tflops", "-1"], "--tflops must be a number greater than 0: got '-1'."),
+        (["--tflops", "1", "--time-lane"], "leave one of them out"),
+        (
+            ["--batch.micro_batch_size", "auto"],
+            "plan needs the number that batch.micro_batch_size stands for",
+        ),
+        (["--batch.micro_batch_size", "3"], "batch.global_batch_size must be a multiple"),
+    ],
+)
+def test_a_mistake_is_named(config, arguments, message, capsys):
+    assert main(["plan", config, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_it_is_no_job_for_several_processes(config, monkeypatch, capsys):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert main(["plan", config]) == 2
+    assert "run it without torchrun or srun" in capsys.readouterr().err

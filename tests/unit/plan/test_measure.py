@@ -1,0 +1,98 @@
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from lanewise.engine import build_run_loader, build_task
+from lanewise.plan.measure import largest_batch, measure, time_lane
+from lanewise.world.world import LocalWorld
+from tests.distributed.tasks import Language, configure
+
+
+def config_of(name: str) -> Any:
+    return configure(f"{__name__}.{name}", num_lanes=4, micro_batch_size=4, steps=1)
+
+
+class Block(nn.Module):
+    """One of several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(hidden))
+
+
+class Plain(Language):
+    """A network of two blocks, with statistics and a constant."""
+
+    def build_model(self) -> nn.Module:
+        model = nn.Sequential(nn.BatchNorm1d(3), Block(), Block(), nn.Linear(3, 1))
+        model.register_buffer("constant", torch.ones(50))
+        return model
+
+    def forward(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = model(batch.reshape(-1, 1).expand(-1, 3).float())
+        return outputs
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return outputs.mean()
+
+
+class FromValues(Plain):
+    """Builds its model from the values of a tensor."""
+
+    def build_model(self) -> nn.Module:
+        assert torch.ones(3).tolist() == [1.0] * 3
+        return super().build_model()
+
+
+def test_a_lane_runs_on_fake_tensors_and_real_ones_give_the_same():
+    config = config_of("Plain")
+    batch = largest_batch(config)
+    subject = measure(config, batch, "cpu")
+    assert subject.why_real == ""
+    assert subject.repeats_blocks
+    assert measure(config_of("FromValues"), batch, "cpu").measured.tape == subject.measured.tape
+
+
+def test_the_largest_of_the_first_batches_is_taken():
+    config = config_of("Plain")
+    widths = [batch.data.shape[1] for batch in batches_of(config)]
+    assert len(set(widths)) > 1
+    assert largest_batch(config).data.shape[1] == max(widths)
+
+
+def batches_of(config: Any) -> Any:
+    loader, _ = build_run_loader(config, build_task(config), LocalWorld(torch.device("cpu")))
+    return list(loader.batches(0, 4))
+
+
+def test_a_forward_that_needs_values_runs_on_real_tensors_and_says_so():
+    config = configure("tests.distributed.tasks.Language", num_lanes=4, micro_batch_size=4, steps=1)
+    subject = measure(config, largest_batch(config), "cpu")
+    assert "DataDependent" in subject.why_real
+    assert subject.measured.gradient_bytes == 4 * sum(
+        one.numel() for one in Language().build_model().parameters()
+    )
+
+
+def test_statistics_count_as_changed_buffers_and_constants_do_not():
+    config = config_of("Plain")
+    measured = measure(config, largest_batch(config), "cpu").measured
+    assert measured.changed_buffer_bytes == 3 * 4 + 3 * 4 + 8
+    assert measured.buffer_bytes == measured.changed_buffer_bytes + 50 * 4
+
+
+def test_why_fsdp_cannot_shard_the_model_is_kept():
+    config = config_of("Plain")
+    fsdp = replace(config.distributed.fsdp, blocks=("Nowhere",))
+    config = replace(config, distributed=replace(config.distributed, fsdp=fsdp))
+    assert "Nowhere" in measure(config, largest_batch(config), "cpu").why_no_fsdp
+
+
+def test_the_time_of_a_lane_is_taken_here():
+    config = configure("tests.distributed.tasks.Smooth", num_lanes=4, micro_batch_size=4, steps=1)
+    assert time_lane(config, largest_batch(config)) > 0

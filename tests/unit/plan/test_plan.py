@@ -1,0 +1,87 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lanewise.config import CompileConfig, MemoryConfig
+from lanewise.config.memory import ActivationCheckpointingConfig
+from lanewise.plan.plan import plan
+from lanewise.plan.report import Report
+from lanewise.plan.row import Machine
+from tests.unit.plan.test_measure import config_of
+
+MANY = 100_000
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    machine = Machine(memory_bytes=2**20, link_bytes_per_second=1e9)
+    return plan(config_of("Plain"), [1, 2, MANY], machine, flops_per_second=1e6)
+
+
+def lines_of(config: Any, **options: Any) -> str:
+    return "\n".join(plan(config, [2], Machine(), **options).lines())
+
+
+def test_each_reducer_has_a_row_with_and_without_checkpointing(report):
+    settings = [(row.layout.num_devices, row.layout.reducer, row.is_checkpointed) for row in report.rows]
+    several = ["data_parallel", "balanced_data_parallel", "ddp", "fsdp"]
+    assert settings[:2] == [(1, "single", False), (1, "single", True)]
+    assert settings[2:10] == [
+        (2, name, is_checkpointed) for is_checkpointed in (False, True) for name in several
+    ]
+    assert len(settings) == 2 + 8 + 8
+
+
+def test_more_devices_than_lanes_get_the_smallest_batch_that_fills_them(report):
+    assert {row.global_batch_size for row in report.rows if row.layout.num_devices < MANY} == {16}
+    filled = [row for row in report.rows if row.layout.num_devices == MANY]
+    assert {(row.global_batch_size, row.layout.num_lanes_each) for row in filled} == {(4 * MANY, 1)}
+    assert any("100,000 devices are more than the 4 lanes" in line for line in report.lines())
+
+
+def test_the_fastest_is_the_one_with_most_samples_a_second_of_those_that_fit(report):
+    fastest = report.fastest
+    assert fastest is not None
+    assert fastest.fits
+    fitting = [row.samples_per_second for row in report.rows if row.fits]
+    assert fastest.samples_per_second == max(fitting)
+    assert not all(row.fits for row in report.rows)
+    *verdicts, last = report.lines()
+    assert last.startswith("fastest that fits: ")
+    assert sum(" does not fit, " in line or " fits, " in line for line in verdicts) == len(report.rows)
+
+
+def test_every_line_of_the_table_and_of_json_is_a_row(report):
+    assert report.table().row_count == len(report.rows) == len(report.to_json()["rows"])
+
+
+def test_what_is_not_given_is_named():
+    assert "which is fastest is not known: give --tflops or --time-lane" in lines_of(config_of("Plain"))
+
+
+def test_compile_is_left_out_and_said():
+    config = replace(config_of("Plain"), compile=CompileConfig())
+    assert "compile is set, and was left out" in lines_of(config)
+
+
+def test_checkpointing_as_configured_has_the_rows_with_it():
+    section = ActivationCheckpointingConfig(blocks=("Linear",))
+    config = replace(config_of("Plain"), memory=MemoryConfig(activation_checkpointing=section))
+    assert "2 devices, ddp, checkpointing: needs" in lines_of(config)
+
+
+def test_an_accelerator_has_an_allowance_for_fragmentation():
+    config = config_of("Plain")
+    config = replace(config, distributed=replace(config.distributed, device_type="cuda"))
+    (row, *_) = plan(config, [1], Machine()).rows
+    assert row.fragmentation_bytes == pytest.approx(0.15 * row.num_bytes, rel=0.01)
+
+
+def test_a_model_that_cannot_be_sharded_has_no_row_of_fsdp():
+    config = config_of("Plain")
+    fsdp = replace(config.distributed.fsdp, blocks=("Nowhere",))
+    config = replace(config, distributed=replace(config.distributed, fsdp=fsdp))
+    text = lines_of(config)
+    assert "note: no fsdp: distributed.fsdp.blocks names Nowhere" in text
+    assert "devices, fsdp" not in text

@@ -1,0 +1,44 @@
+import pytest
+import torch
+from torch import nn
+
+from lanewise.config import ClassConfig
+from lanewise.errors import ConfigError
+from lanewise.plan.update import measure_update
+from tests.distributed.tasks import Language, configure
+
+NUM_LAYERS = 8
+NUM_NUMBERS = NUM_LAYERS * (10 * 7 + 10)
+STEP_COUNTERS = NUM_LAYERS * 2 * 4
+
+
+def update(class_path, device_type="cpu", num_shards=1, **init_args):
+    config = configure("tests.distributed.tasks.Language", num_lanes=2, micro_batch_size=4, steps=1)
+    section = ClassConfig(class_path=class_path, init_args=init_args)
+    config = type(config)(**{**vars(config), "optimizer": section})
+    model = nn.Sequential(*(nn.Linear(7, 10) for _ in range(NUM_LAYERS)))
+    return measure_update(config, Language(), model, None, device_type, num_shards)
+
+
+def test_the_state_is_what_the_optimizer_makes():
+    assert update("torch.optim.SGD", lr=0.1).state_bytes == 0
+    assert update("torch.optim.SGD", lr=0.1, momentum=0.9).state_bytes == 4 * NUM_NUMBERS
+    assert update("torch.optim.AdamW").state_bytes == 2 * 4 * NUM_NUMBERS + STEP_COUNTERS
+
+
+def test_a_shard_has_its_rows_alone():
+    assert (
+        update("torch.optim.AdamW", num_shards=3).state_bytes
+        == NUM_LAYERS * 2 * 4 * (4 * 7 + 4) + STEP_COUNTERS
+    )
+
+
+def test_an_accelerator_updates_all_parameters_at_once():
+    one_by_one, at_once = (update("torch.optim.Adam", device).temporary_bytes for device in ("cpu", "xpu"))
+    assert 0 < one_by_one < at_once
+
+
+def test_an_optimizer_that_asks_for_gradients_is_refused():
+    with pytest.raises(ConfigError, match=r"cannot tell what torch.optim.LBFGS holds.*Plan with another"):
+        update("torch.optim.LBFGS")
+    assert torch.is_grad_enabled()
