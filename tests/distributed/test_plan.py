@@ -83,6 +83,12 @@ def ratios(name: str, reducers: tuple[str, ...], **overrides: Any) -> dict[str, 
     return found
 
 
+def test_plan_says_what_ddp_takes_where_it_shares_the_optimizer_out():
+    assert ratios("mnist", ("ddp",), **{"distributed.shard_optimizer": True})["ddp"] == pytest.approx(
+        1, rel=0.1
+    )
+
+
 def test_plan_says_what_mnist_takes_alone_and_under_ddp():
     assert ratios("mnist", ("single", "ddp")) == pytest.approx({"single": 1, "ddp": 1}, rel=0.1)
 

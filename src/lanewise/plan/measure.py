@@ -117,6 +117,7 @@ def _measure(config: RunConfig, batch: LaneBatch, device_type: str, mode: FakeTe
         changed_buffer_bytes=_changed_bytes(model, before),
         num_buffers=len(before),
         update=lru_cache(partial(measure_update, config, task, model, mode, device_type)),
+        shards_optimizer=config.distributed.shard_optimizer,
         has_average=config.train.ema_decay is not None,
         equality=config.distributed.equality,
         shares_memory=device_type == "cpu",

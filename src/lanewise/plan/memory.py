@@ -10,7 +10,7 @@ from typing import TypeAlias
 from lanewise.config import Equality, ReducerName
 from lanewise.plan.model import Weight
 from lanewise.plan.tape import Tape
-from lanewise.plan.update import Update
+from lanewise.plan.update import Cut, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,10 @@ class Measured:
     changed_buffer_bytes: int
     """Of the buffers that a lane's forward changes."""
     num_buffers: int
-    update: Callable[[int], Update]
-    """By the number of parts into which each parameter is cut."""
+    update: Callable[[int, Cut], Update]
+    """By the number of processes among which parameters are shared out, and how."""
+    shards_optimizer: bool
+    """Whether ddp shares the optimizer's state out among the processes."""
     has_average: bool
     """Whether there is a moving average of the weights."""
     equality: Equality
@@ -97,10 +99,17 @@ def held(measured: Measured, layout: Layout) -> Memory:
     num_kept = 1 + layout.num_lanes_each if measured.changed_buffer_bytes else 1
     return Memory(
         parameters=parameters * num_replicas,
-        optimizer=measured.update(num_parts).state_bytes,
+        optimizer=update_of(measured, layout).state_bytes,
         average=parameters + measured.buffer_bytes if measured.has_average else 0,
         buffers=measured.buffer_bytes * (num_replicas + 1) + measured.changed_buffer_bytes * num_kept,
     )
+
+
+def update_of(measured: Measured, layout: Layout) -> Update:
+    """Return what the optimizer needs on each process."""
+    if layout.reducer == "ddp" and measured.shards_optimizer:
+        return measured.update(layout.num_devices, "whole")
+    return measured.update(layout.num_shards, "rows")
 
 
 def moments_of_update(measured: Measured, layout: Layout, gradient_bytes: int) -> Moments:
@@ -108,7 +117,7 @@ def moments_of_update(measured: Measured, layout: Layout, gradient_bytes: int) -
     yield replace(
         held(measured, layout),
         gradients=gradient_bytes,
-        temporary=measured.update(layout.num_shards).temporary_bytes,
+        temporary=update_of(measured, layout).temporary_bytes,
     )
 
 

@@ -93,7 +93,7 @@ def _with_checkpointing(config: RunConfig, section: ActivationCheckpointingConfi
     return replace(
         config,
         memory=replace(config.memory, activation_checkpointing=section),
-        distributed=replace(config.distributed, reducer="ddp", devices=None),
+        distributed=replace(config.distributed, reducer="ddp", devices=None, sync_batch_norm=False),
         compile=None,
     )
 

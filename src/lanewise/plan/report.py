@@ -85,13 +85,18 @@ class Report:
 
     def _notes(self) -> Iterator[str]:
         batch = self.config.batch
-        if self.config.compile is not None:
-            yield "compile is set, and was left out: eager code was measured"
+        checkpointing = self.config.memory.activation_checkpointing
+        left_out = {
+            "compile": self.config.compile,
+            "memory.activation_checkpointing.offload": checkpointing is not None and checkpointing.offload,
+            "distributed.compression": self.config.distributed.compression,
+            "distributed.sync_batch_norm": self.config.distributed.sync_batch_norm,
+        }
+        for key, value in left_out.items():
+            if value:
+                yield f"{key} is set, and was left out of all numbers"
         if self.device_type != "cpu":
             yield f"activations are those of the CPU's kernels: {self.device_type} may keep more or less"
-        checkpointing = self.config.memory.activation_checkpointing
-        if checkpointing is not None and checkpointing.offload:
-            yield "memory.activation_checkpointing.offload was left out: a device needs less than is said"
         if why := self.subjects[0].why_no_fsdp:
             yield f"no fsdp: {why}"
         for row in self.rows:

@@ -45,12 +45,14 @@ def traffic_of(measured: Measured, layout: Layout) -> Traffic:
         return Traffic(0, 0, weights + gradients * size + num_others * batches)
     part = (num_devices - 1) / num_devices
     num_sums = pending_sums(num_lanes, num_devices).left
-    between = (num_devices - 1) * (
+    between: float = (num_devices - 1) * (
         _TOTALS_BYTES * (layout.num_lanes_each + 1)
         + 8 * measured.num_buffers
         + 2 * measured.changed_buffer_bytes * num_sums  # as float64
     )
     if layout.reducer == "ddp":
+        if measured.shards_optimizer:
+            between += part * measured.gradient_bytes  # updated parameters, each from one process to all
         return Traffic(0, part * size * (1 + (num_sums if is_exact else 1)), between)
     of_lane = 0.0
     for weight in measured.weights:

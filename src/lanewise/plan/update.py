@@ -2,12 +2,14 @@
 
 import inspect
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
 
+from lanewise.checkpoint.part import share_out
 from lanewise.config import ClassConfig, RunConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.optimizer import choose_implementation, needs_closure
@@ -16,6 +18,9 @@ from lanewise.errors import ConfigError
 from lanewise.plan.model import with_tensors
 from lanewise.task import Task
 from lanewise.world.live_storage import LiveStorage
+
+Cut = Literal["rows", "whole"]
+"""How parameters are shared out: `rows` of each, as fsdp does it; or each one to a process."""
 
 
 class Update(NamedTuple):
@@ -33,7 +38,8 @@ def measure_update(
     model: nn.Module,
     mode: FakeTensorMode | None,
     device_type: str,
-    num_shards: int,
+    num_parts: int,
+    cut: Cut,
 ) -> Update:
     """Let the optimizer take two steps on fake parameters.
 
@@ -43,7 +49,8 @@ def measure_update(
         model: it stays as it is.
         mode: that of its tensors; None if they are real.
         device_type: where the model will be; decides between the optimizer's implementations.
-        num_shards: into how many parts each parameter is cut, of which this is the largest.
+        num_parts: among how many processes parameters are shared out, of which this is the one with most.
+        cut: how.
 
     Raises:
         ConfigError: if the optimizer asks for gradients by itself, or refuses its arguments.
@@ -56,13 +63,18 @@ def measure_update(
         )
 
     def part(whole: torch.Tensor) -> torch.Tensor:
-        num_rows = -(-whole.shape[0] // num_shards) if whole.dim() else 1
-        return torch.empty((num_rows, *whole.shape[1:]) if whole.dim() else (), dtype=whole.dtype)
+        if cut == "whole" or not whole.dim():
+            return torch.empty_like(whole)
+        return torch.empty((-(-whole.shape[0] // num_parts), *whole.shape[1:]), dtype=whole.dtype)
 
     with mode or FakeTensorMode(allow_non_fake_inputs=True):
         twin = with_tensors(model, part, makes_buffers=False)
         trained = [one for one in twin.parameters() if one.requires_grad]
         optimizer = build_optimizer(replace(config, optimizer=section), task, twin)
+        if cut == "whole":
+            own = _largest_part(optimizer, num_parts)
+            for group in optimizer.param_groups:
+                group["params"] = [one for one in group["params"] if one in own]
         with LiveStorage() as live:
             peak_bytes = 0
             for _ in range(2):  # the first one makes the state
@@ -74,6 +86,15 @@ def measure_update(
                 peak_bytes = live.take_peak()
             held_bytes = sum(one.nbytes for one in trained)  # the gradients
             return Update(before - held_bytes, max(0, peak_bytes - before))
+
+
+def _largest_part(optimizer: Optimizer, num_parts: int) -> set[nn.Parameter]:
+    """Return the parameters of the process that updates most of them, as `OptimizerShards` deals them."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    num_bytes = {str(number): one.nbytes for number, one in enumerate(parameters)}
+    parts = share_out(num_bytes, min(num_parts, len(parameters)))  # further ones are empty
+    largest = max(parts, key=lambda part: sum(num_bytes[name] for name in part))
+    return {parameters[int(name)] for name in largest}
 
 
 def _implementation(config: RunConfig, device_type: str) -> ClassConfig:

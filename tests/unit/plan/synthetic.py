@@ -40,9 +40,10 @@ def measured(**changes: Any) -> Measured:
         "buffer_bytes": 0,
         "changed_buffer_bytes": 0,
         "num_buffers": 0,
-        "update": lambda num_shards: Update(
-            sum(2 * weight.shard_bytes(num_shards) for weight in WEIGHTS), GRADIENT_BYTES // num_shards
+        "update": lambda num_parts, _cut: Update(
+            sum(2 * weight.shard_bytes(num_parts) for weight in WEIGHTS), GRADIENT_BYTES // num_parts
         ),
+        "shards_optimizer": False,
         "has_average": False,
         "equality": "close",
         "shares_memory": True,

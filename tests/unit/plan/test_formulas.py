@@ -38,10 +38,16 @@ def test_the_first_of_several_devices_holds_the_outputs_and_losses_of_the_others
 
 
 def test_an_update_counts_where_it_needs_more_than_a_lane():
-    small = measured(update=lambda num_shards: measured().update(num_shards)._replace(temporary_bytes=9000))
+    small = measured(update=lambda *part: measured().update(*part)._replace(temporary_bytes=9000))
     memory = peak_memory(small, layout("single", 1, 1))
     assert (memory.activations, memory.temporary) == (0, 9000)
     assert memory.num_bytes == HELD + 500 + 9000
+
+
+def test_ddp_may_share_out_the_optimizers_state():
+    memory = peak_memory(measured(shards_optimizer=True), layout("ddp", 2, 2))
+    assert (memory.parameters, memory.optimizer) == (500, 500)
+    assert peak_memory(measured(shards_optimizer=True), layout("single", 1, 1)).optimizer == 1000
 
 
 def test_an_average_and_the_buffers_of_each_lane_are_held():

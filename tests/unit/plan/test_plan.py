@@ -62,7 +62,7 @@ def test_what_is_not_given_is_named():
 
 def test_compile_is_left_out_and_said():
     config = replace(config_of("Plain"), compile=CompileConfig())
-    assert "compile is set, and was left out" in lines_of(config)
+    assert "compile is set, and was left out of all numbers" in lines_of(config)
 
 
 def test_checkpointing_as_configured_has_the_rows_with_it():

@@ -23,6 +23,11 @@ def test_ddp_sends_the_gradient_beside_the_last_backward(equality, num_devices, 
     assert traffic.of_each_lane == 0
 
 
+def test_updated_parameters_are_sent_where_ddp_shares_the_optimizer_out():
+    plain, shared = (traffic_of(measured(shards_optimizer=one), layout("ddp", 4, 4)) for one in (False, True))
+    assert shared.between - plain.between == 500 * 3 / 4
+
+
 def test_fsdp_gathers_blocks_twice_and_sends_gradients_in_each_lane():
     traffic = traffic_of(measured(), layout("fsdp", 2, 4))
     assert traffic.of_each_lane == (2 * 100 + 3 * 200 + 3 * 200) / 2

@@ -12,12 +12,12 @@ NUM_NUMBERS = NUM_LAYERS * (10 * 7 + 10)
 STEP_COUNTERS = NUM_LAYERS * 2 * 4
 
 
-def update(class_path, device_type="cpu", num_shards=1, **init_args):
+def update(class_path, device_type="cpu", num_parts=1, cut="rows", **init_args):
     config = configure("tests.distributed.tasks.Language", num_lanes=2, micro_batch_size=4, steps=1)
     section = ClassConfig(class_path=class_path, init_args=init_args)
     config = type(config)(**{**vars(config), "optimizer": section})
     model = nn.Sequential(*(nn.Linear(7, 10) for _ in range(NUM_LAYERS)))
-    return measure_update(config, Language(), model, None, device_type, num_shards)
+    return measure_update(config, Language(), model, None, device_type, num_parts, cut)
 
 
 def test_the_state_is_what_the_optimizer_makes():
@@ -28,9 +28,15 @@ def test_the_state_is_what_the_optimizer_makes():
 
 def test_a_shard_has_its_rows_alone():
     assert (
-        update("torch.optim.AdamW", num_shards=3).state_bytes
+        update("torch.optim.AdamW", num_parts=3).state_bytes
         == NUM_LAYERS * 2 * 4 * (4 * 7 + 4) + STEP_COUNTERS
     )
+
+
+def test_a_process_may_update_whole_parameters_alone():
+    numbers = 3 * 10 * 7 + 10  # the first of three processes has three weights and a bias of the eight
+    assert update("torch.optim.AdamW", num_parts=3, cut="whole").state_bytes == 2 * 4 * numbers + 4 * 4
+    assert update("torch.optim.AdamW", num_parts=100_000, cut="whole").state_bytes == 2 * 4 * 70 + 4
 
 
 def test_an_accelerator_updates_all_parameters_at_once():
