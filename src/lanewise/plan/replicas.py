@@ -16,8 +16,10 @@ def moments_of_replicas(measured: Measured, layout: Layout) -> Moments:
     if measured.equality == "exact":
         starts = range(0, layout.num_lanes, layout.num_devices)
         pending = max(pending_before(start, layout.num_lanes) for start in starts) * size
-        # The sums of a group's lanes come one by one to the gradients of those that are still to come.
-        yield replace(now, gradients=pending + (num_others + 1) * size)
+        # The lanes of a group come one after the other, and are added as far as the tree allows.
+        num_lanes = num_others + 1
+        num_held = num_lanes if measured.shares_memory else num_lanes.bit_length()
+        yield replace(now, gradients=pending + num_held * size)
     if measured.shares_memory:
         waiting = num_others * tape.saved_bytes
         accumulated = num_others * size
@@ -33,8 +35,8 @@ def moments_of_replicas(measured: Measured, layout: Layout) -> Moments:
             yield replace(now, gradients=accumulated + size, activations=waiting + again.lane_bytes)
         yield replace(now, gradients=accumulated + size + pending)
     else:
-        gathered = num_others * (tape.output_bytes + tape.loss_bytes)
-        gathered = gathered if layout.reducer == "data_parallel" else 0
+        num_gathered = num_others if layout.reducer == "data_parallel" else 0
+        gathered = num_gathered * (tape.output_bytes + tape.loss_bytes)
         peak = again if measured.equality == "close" and layout.num_lanes_each > 1 else first
         gradients = size if peak is again else pending + peak.added_bytes
         yield replace(now, gradients=gradients, activations=gathered + peak.lane_bytes)

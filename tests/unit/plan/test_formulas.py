@@ -37,6 +37,11 @@ def test_the_first_of_several_devices_holds_the_outputs_and_losses_of_the_others
     assert peak_memory(apart, layout("data_parallel", 4, 4)).num_bytes == HELD + PEAK + 3 * (30 + 20)
 
 
+def test_gradients_that_come_to_the_first_device_are_added_in_the_tree():
+    apart = measured(shares_memory=False, equality="exact")
+    assert peak_memory(apart, layout("balanced_data_parallel", 64, 64)).num_bytes == HELD + 7 * 500
+
+
 def test_an_update_counts_where_it_needs_more_than_a_lane():
     small = measured(update=lambda *part: measured().update(*part)._replace(temporary_bytes=9000))
     memory = peak_memory(small, layout("single", 1, 1))
