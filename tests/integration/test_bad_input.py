@@ -222,7 +222,9 @@ def test_fsdp_is_refused_in_one_process(tmp_path):
 def test_blocks_that_the_model_does_not_have_are_refused(tmp_path):
     fsdp = {"reducer": "fsdp", "devices": ["cpu", "cpu"], "fsdp": {"blocks": ["Lineer"]}}
     done = train(write_config(tmp_path, distributed=fsdp))
-    refuses(done, "distributed.fsdp.blocks names Lineer, and the model has no module of that class in it.")
+    refuses(
+        done, "distributed.fsdp.blocks names Lineer, and the model has no module of that class or name in it."
+    )
 
 
 def test_a_world_that_is_described_in_part_is_refused(tmp_path):

@@ -169,7 +169,8 @@ class LaneGradients:
         if loss is not None and self._unit is None:
             self._unit = "samples" if loss.is_sample_mean else "units that its Loss counts"
         value, factor = self._losses.add(batch, loss)
-        self._crosstalk.require_backward(value, turn)
+        if value is None:
+            self._crosstalk.refuse_missing_backward(turn)
 
         def exchange_totals() -> None:
             self._losses.start_exchange(turn, self._vote(), self._buffers.changes())

@@ -50,6 +50,7 @@ class OptimizerShards:
         self._parts = [[named[name] for name in part] for part in parts]
         self._others = {one for rank, part in enumerate(self._parts) if rank != world.rank for one in part}
         self._groups: list[list[nn.Parameter]] = []
+        self._num_open_steps = 0
         optimizer.register_step_pre_hook(self._take_own)
         optimizer.register_step_post_hook(self._exchange)
         if world.rank == 0:
@@ -80,7 +81,13 @@ class OptimizerShards:
         return {**taken, "state": state | map_leaves(_as_held, local)}
 
     def _take_own(self, optimizer: Optimizer, *_: Any) -> None:
-        """Before a step: leave the optimizer with what this process updates."""
+        """Before a step: leave the optimizer with what this process updates.
+
+        A step that calls that of its base class comes here twice, if torch has put its hooks into both.
+        """
+        self._num_open_steps += 1
+        if self._num_open_steps > 1:
+            return
         self._groups = [group["params"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["params"] = [one for one in group["params"] if self.updates(one)]
@@ -90,6 +97,9 @@ class OptimizerShards:
 
         Collective: every rank must call this.
         """
+        self._num_open_steps -= 1
+        if self._num_open_steps:
+            return
         for group, parameters in zip(optimizer.param_groups, self._groups, strict=True):
             group["params"] = parameters
         for rank, part in enumerate(self._parts):

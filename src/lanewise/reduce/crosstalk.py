@@ -2,7 +2,6 @@
 
 import logging
 
-import torch
 from torch import nn
 
 from lanewise.config import Equality
@@ -93,9 +92,9 @@ class Crosstalk:
             _REMEDY,
         )
 
-    def require_backward(self, loss: torch.Tensor | None, turn: LaneTurn) -> None:
-        """Raise TaskError where SyncBatchNorm would wait for a lane that contributes nothing."""
-        if loss is None and self._is_synchronised:
+    def refuse_missing_backward(self, turn: LaneTurn) -> None:
+        """Raise TaskError where SyncBatchNorm would wait for this lane, which contributes nothing."""
+        if self._is_synchronised:
             raise TaskError(
                 f"lane {turn.lane} has no samples in step {turn.step}, or a loss of weight 0, and so no "
                 "backward, for which SyncBatchNorm would wait forever on the other processes. "

@@ -137,7 +137,12 @@ def test_each_state_is_held_by_one_process_and_read_by_one(tmp_path):
 
 
 def test_the_groups_are_narrowed_while_the_optimizer_steps(caplog):
-    """A scheduler, or whoever looks at gradients before the step, sees all parameters."""
+    """A scheduler, or whoever looks at gradients before the step, sees all parameters.
+
+    torch puts its hooks into the step of each class of which there is an optimizer, so that they are called
+    twice where a step calls that of its base class.
+    """
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     sizes = []
 

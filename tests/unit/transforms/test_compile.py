@@ -44,7 +44,8 @@ def traced(monkeypatch):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch._dynamo.utils.clear_compilation_metrics()
-    with torch._inductor.config.patch(fallback_random=False):
+    of_torch = torch._dynamo.config.patch(automatic_dynamic_shapes=True)  # other tests leave those of exact
+    with torch._inductor.config.patch(fallback_random=False), of_torch:
         yield
     torch._dynamo.reset()
 
