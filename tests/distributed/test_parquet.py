@@ -277,6 +277,7 @@ def test_a_damaged_row_group_is_left_out_alike_on_any_number_of_processes(tmp_pa
     assert left == {*range(30), *range(80, 180)}
 
 
+@pytest.mark.slow
 def test_verify_finds_nothing(folder):
     report = verify(config_for(folder, num_workers=1), 2)
     assert report.is_verified

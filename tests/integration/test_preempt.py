@@ -101,6 +101,7 @@ def test_a_signal_to_every_process_with_its_loader_workers_saves_and_stops(tmp_p
     assert result(tmp_path) == result(whole)
 
 
+@pytest.mark.slow
 def test_sigterm_to_torchrun_saves_and_stops(tmp_path, whole):
     done = stop(tmp_path, lambda command: os.kill(command.pid, signal.SIGTERM), start=under_torchrun)
     assert done.code != 0

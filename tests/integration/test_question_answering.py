@@ -352,6 +352,7 @@ def test_the_file_of_predictions_has_the_scores_of_the_evaluation(tmp_path, trai
         assert values[f"held_out/squad/{name}"] == pytest.approx(value, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_verify_finds_no_difference(tmp_path, cut):
     options = ("--devices=1,2", f"--train.run_dir={tmp_path}", "--train.max_steps=3")
     done = lanewise("verify", CONFIG, *SMALL, f"--task.init_args.folder={cut}", *options).require_success()
