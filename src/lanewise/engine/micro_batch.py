@@ -23,10 +23,9 @@ _SIZES = (2, 4)
 """Of the micro-batches that are tried; BatchNorm cannot train on a single sample."""
 _LANES_EACH = 4
 """How many of them a device tries, since samples may differ in size."""
-_SHARE = {"cpu": 0.5}
+_SHARE_OF_CPU, _SHARE_OF_ACCELERATOR = 0.5, 0.85
 """Of the free memory that tensors may fill. glibc's malloc was seen to take 1.6 times the bytes of a plain
 model's live tensors; an accelerator's allocator and the kernels' own memory need less."""
-_SHARE_OF_ACCELERATORS = 0.85
 _GIB = 2**30
 
 
@@ -50,7 +49,7 @@ def find_micro_batch_size(config: RunConfig, world: World, task: Task | None) ->
     num_devices = world.world_size * num_replicas
     num_local = world.all_gather_object(socket.gethostname()).count(socket.gethostname())
     free = free_bytes(world.device, num_local)
-    share = _SHARE.get(world.device.type, _SHARE_OF_ACCELERATORS)
+    share = _SHARE_OF_CPU if world.device.type == "cpu" else _SHARE_OF_ACCELERATOR
     small, large = (_measure(config, world, task, size, num_devices) for size in _SIZES)
     each = (large - small) / (_SIZES[1] - _SIZES[0])
     if each <= 0:  # samples differ in size
@@ -96,7 +95,8 @@ def _measure(config: RunConfig, world: World, task: Task | None, size: int, num_
         config,
         batch=BatchConfig(global_batch_size=size * num_devices * _LANES_EACH, micro_batch_size=size),
         train=replace(config.train, max_steps=1),
-        data=replace(config.data, num_workers=0, drop_last=False),
+        # A small dataset may have no whole step of so many samples; SyncBatchNorm needs whole ones.
+        data=replace(config.data, num_workers=0, drop_last=config.distributed.sync_batch_norm),
         compile=None,
     )
     is_counted = world.device.type != "cpu" and hasattr(torch.accelerator, "max_memory_allocated")

@@ -66,11 +66,8 @@ class Row:
     @property
     def link_seconds(self) -> float | None:
         """How long the link is busy in a step; None where its speed is not known."""
-        speed, num_bytes = (
-            self.machine.link_bytes_per_second,
-            self.traffic.num_bytes(self.layout.num_lanes_each),
-        )
-        return 0.0 if not num_bytes else None if speed is None else num_bytes / speed
+        speed = self.machine.link_bytes_per_second
+        return 0.0 if not self.sent_bytes else None if speed is None else self.sent_bytes / speed
 
     @property
     def step(self) -> StepTime | None:

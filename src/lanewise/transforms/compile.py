@@ -57,7 +57,7 @@ class CompilationLog:
 
     def __init__(self) -> None:
         self._breaks: set[str] = set()
-        self._num_recompilations = 0
+        self._recompilations: set[str | None] = set()
 
     def tell(self) -> None:
         """Log what is new since the last call."""
@@ -66,14 +66,18 @@ class CompilationLog:
         for reason in counters["graph_break"].keys() - self._breaks:
             self._breaks.add(reason)
             logger.warning("torch.compile breaks the graph: %s", _first_lines(reason))
-        recompilations = [one for one in get_compilation_metrics() if one.recompile_reason]
-        if len(recompilations) > self._num_recompilations:
-            self._num_recompilations = len(recompilations)
-            last = recompilations[-1]
+        recompilations = {
+            one.compile_id: one  # torch keeps the last 64
+            for one in get_compilation_metrics()
+            if one.recompile_reason and one.compile_id not in self._recompilations
+        }
+        self._recompilations |= recompilations.keys()
+        if recompilations:
+            last = list(recompilations.values())[-1]
             logger.info(
                 "torch.compile has recompiled %d time%s, the last time %s, since %s",
-                len(recompilations),
-                "s" * (len(recompilations) > 1),
+                len(self._recompilations),
+                "s" * (len(self._recompilations) > 1),
                 last.co_name,
                 _first_lines(last.recompile_reason or ""),
             )

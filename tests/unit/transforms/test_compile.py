@@ -98,6 +98,19 @@ def test_what_recompiles_is_told_with_the_reason(caplog):
     assert "\n" not in message
 
 
+def test_more_recompilations_than_torch_remembers_are_all_counted(caplog):
+    caplog.set_level(logging.INFO)
+    compiled, log = compile_forwards(model(), CompileConfig(dynamic=False)), CompilationLog()
+    torch._dynamo.utils.set_compilation_metrics_limit(2)
+    try:
+        for num_samples in range(2, 7):
+            compiled(torch.randn(num_samples, 3))
+            log.tell()
+    finally:
+        torch._dynamo.utils.set_compilation_metrics_limit(64)
+    assert "recompiled 4 times" in caplog.text
+
+
 def test_a_graph_break_is_told_once(caplog):
     compiled, log = compile_forwards(model(Breaks), CompileConfig()), CompilationLog()
     compiled(torch.randn(2, 3))
