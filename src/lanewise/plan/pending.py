@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -20,18 +22,15 @@ class PendingSums(NamedTuple):
 def pending_sums(num_lanes: int, num_processes: int) -> PendingSums:
     """Count the partial sums of the process that has most of them."""
     before_last = at_last = left = 0
-    rank = -1
-    for owner, size in _nodes(num_lanes, num_processes):
-        if owner != rank:
-            rank, num_before, at_last_here = owner, 0, 0
-        elif num_before:  # the lanes before this node are not the last ones
-            before_last = max(before_last, at_last_here)
-        if size > 1:
-            before_last = max(before_last, num_before + _most_before_last(size))
-        at_last_here = num_before + size.bit_length() - 1
-        at_last = max(at_last, at_last_here)
-        num_before += 1
-        left = max(left, num_before)
+    for _, nodes in groupby(_nodes(num_lanes, num_processes), key=itemgetter(0)):
+        *others, last = [size for _, size in nodes]
+        for number, size in enumerate([*others, last]):
+            if size > 1:
+                before_last = max(before_last, number + _most_before_last(size))
+        for number, size in enumerate(others):
+            before_last = max(before_last, number + size.bit_length() - 1)
+        at_last = max(at_last, len(others) + last.bit_length() - 1)
+        left = max(left, len(others) + 1)
     return PendingSums(before_last, at_last, left)
 
 
