@@ -1,13 +1,11 @@
 """`lanewise plan CONFIG`."""
 
-import json
 import math
 import os
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from lanewise.cli.syntax import Command, Flag, Given, Operand, Option, read_counts, read_path
+from lanewise.cli.report import JSON, show_report
+from lanewise.cli.syntax import Command, Flag, Given, Operand, Option, read_counts
 from lanewise.config.load import load_config
 from lanewise.config.override import Override
 from lanewise.errors import ConfigError
@@ -46,7 +44,6 @@ _TFLOPS = Option[float | None](
     default=None,
 )
 _TIME_LANE = Flag("--time-lane", "instead of --tflops: takes the time of one lane on the CPU of this machine")
-_JSON = Option[Path | None]("--json", "writes the result there as well", "FILE", read_path, default=None)
 
 
 def plan(given: Given) -> int:
@@ -68,7 +65,6 @@ def plan(given: Given) -> int:
         memory_bytes=None if memory_gib is None else memory_gib * 2**30,
         link_bytes_per_second=None if link_gbit is None else link_gbit * 1e9 / 8,
     )
-    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
     with Console(stderr=True).status("") as status:
         report = run(
             config,
@@ -78,13 +74,7 @@ def plan(given: Given) -> int:
             times_lane=given[_TIME_LANE],
             show=status.update,
         )
-    console.print(f"{given[_CONFIG]}: {report.describe_lane()}\n", markup=False)
-    console.print(report.table())
-    console.print()
-    for line in report.lines():
-        console.print(line, markup=False)
-    if (file := given[_JSON]) is not None:
-        file.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    show_report(report, f"{given[_CONFIG]}: {report.describe_lane()}", given[JSON])
     return 0 if any(row.fits for row in report.rows) else 1
 
 
@@ -97,6 +87,6 @@ memory where the task lets it; the rest are formulas, for any number of devices.
 run_dir.""",
     run=plan,
     operands=(_CONFIG,),
-    options=(_DEVICES, _MEMORY, _LINK, _TFLOPS, _TIME_LANE, _JSON),
+    options=(_DEVICES, _MEMORY, _LINK, _TFLOPS, _TIME_LANE, JSON),
     has_overrides=True,
 )

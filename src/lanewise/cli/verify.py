@@ -1,12 +1,10 @@
 """`lanewise verify CONFIG`."""
 
-import json
 import os
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from lanewise.cli.syntax import Command, Flag, Given, Operand, Option, read_count, read_counts, read_path
+from lanewise.cli.report import JSON, show_report
+from lanewise.cli.syntax import Command, Flag, Given, Operand, Option, read_count, read_counts
 from lanewise.config.load import load_config
 from lanewise.config.override import Override
 from lanewise.errors import ConfigError
@@ -24,7 +22,6 @@ _STEPS = Option(
     default=4,
 )
 _RESUME = Flag("--resume", "also goes on from a checkpoint of another number of devices")
-_JSON = Option[Path | None]("--json", "writes the result there as well", "FILE", read_path, default=None)
 
 
 def verify(given: Given) -> int:
@@ -44,7 +41,6 @@ def verify(given: Given) -> int:
 
     from lanewise.verify.verify import verify as run
 
-    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
     with Console(stderr=True).status("") as status:
         report = run(
             config,
@@ -53,13 +49,7 @@ def verify(given: Given) -> int:
             resumes=given[_RESUME],
             show=lambda name: status.update(f"running {name}"),
         )
-    console.print(f"{given[_CONFIG]}: {report.describe_steps()}\n", markup=False)
-    console.print(report.table())
-    console.print()
-    for line in report.lines():
-        console.print(line, markup=False)
-    if (file := given[_JSON]) is not None:
-        file.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    show_report(report, f"{given[_CONFIG]}: {report.describe_steps()}", given[JSON])
     return 0 if report.is_verified else 1
 
 
@@ -71,6 +61,6 @@ what to do about it. Runs a few steps on each number of devices, in `exact` what
 written to run_dir.""",
     run=verify,
     operands=(_CONFIG,),
-    options=(_DEVICES, _STEPS, _RESUME, _JSON),
+    options=(_DEVICES, _STEPS, _RESUME, JSON),
     has_overrides=True,
 )

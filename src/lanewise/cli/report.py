@@ -1,0 +1,44 @@
+"""Shows the report of a command: on the terminal, and as JSON in a file."""
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lanewise.cli.syntax import Option, read_path
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+JSON = Option[Path | None]("--json", "writes the result there as well", "FILE", read_path, default=None)
+
+
+class Report(Protocol):
+    """What is shown: a table, lines after it, and all of it as JSON."""
+
+    def table(self) -> "Table":
+        """Draw what was found."""
+        ...
+
+    def lines(self) -> Iterable[str]:
+        """Say what the table does not show."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON takes it."""
+        ...
+
+
+def show_report(report: Report, heading: str, file: Path | None) -> None:
+    """Print a report under a heading, and write it to the file if there is one."""
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
+    console.print(f"{heading}\n", markup=False)
+    console.print(report.table())
+    console.print()
+    for line in report.lines():
+        console.print(line, markup=False)
+    if file is not None:
+        file.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
