@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lanewise.checkpoint import CheckpointFolder, Saver
+from lanewise.checkpoint import CheckpointFolder
 from lanewise.config import CheckpointConfig, DistributedConfig, EveryConfig, LogConfig, RunConfig
 from lanewise.engine import Engine, Saving, build_engine, build_run, resume
 from lanewise.engine.step_metrics import step_metrics
@@ -27,7 +27,8 @@ def logged(every_steps: int, *, reducer: str = "ddp", clips: bool = False, **cha
     config = configure(Language, num_lanes=4, steps=23, log_every_steps=every_steps, **changes)
     train = dataclasses.replace(config.train, max_grad_norm=0.5 if clips else None)
     distributed = DistributedConfig(equality="exact", reducer=reducer)
-    return dataclasses.replace(config, train=train, distributed=distributed)
+    checkpoint = CheckpointConfig(every=EveryConfig(steps=4), keep_last=100)
+    return dataclasses.replace(config, train=train, distributed=distributed, checkpoint=checkpoint)
 
 
 def fit(world, config, folder) -> int:
@@ -37,11 +38,7 @@ def fit(world, config, folder) -> int:
     run = build_run(config, world)
     checkpoints = CheckpointFolder(run_dir.checkpoints)
     first_step = resume(run, checkpoints, ())
-    saver = Saver(checkpoints, world, keep_last=100, keep_best=0, sign=1)
-    every = CheckpointConfig(every=EveryConfig(steps=4))
-    saving = Saving(
-        saver, run.state, every, run.schedule, run.identity, world.rank, run.last_step, lambda: False
-    )
+    saving = Saving(run, checkpoints)
     loggers = [JsonlLogger(run_dir.metrics, first_step)] if world.rank == 0 else []
     Engine(run, first_step=first_step, saving=saving).fit(run_dir, loggers)
     world.all_gather_object(None)

@@ -1,27 +1,19 @@
 """When a run saves a checkpoint, and when it saves one and stops."""
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from lanewise.checkpoint import Manifest, Saver
-from lanewise.config import CheckpointConfig
-from lanewise.engine.state import RunState
+from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.engine.run import Run
 from lanewise.errors import CheckpointError, PreemptedError
-from lanewise.lanes import Schedule
 
 
 class Saving:
     """Saves checkpoints at step boundaries, on which all ranks agree.
 
     Args:
-        saver: writes them.
-        state: what to save.
-        config: how often.
-        schedule: knows where epochs end.
-        identity: what identifies the run, for the manifest.
-        rank: rank 0 has the clock.
-        last_step: the step before which the run ends; its end is always saved.
+        run: what is saved; the end of its last step always is.
+        folder: where to.
         wants_stop: tells whether this process was asked to save and stop.
 
     Raises:
@@ -29,25 +21,24 @@ class Saving:
     """
 
     def __init__(
-        self,
-        saver: Saver,
-        state: RunState,
-        config: CheckpointConfig,
-        schedule: Schedule,
-        identity: Mapping[str, Any],
-        rank: int,
-        last_step: int,
-        wants_stop: Callable[[], bool],
+        self, run: Run, folder: CheckpointFolder, wants_stop: Callable[[], bool] = lambda: False
     ) -> None:
-        state.require_savable()
-        self._saver = saver
-        self._state = state
+        config = run.config.checkpoint
+        self._state = run.state
+        self._state.require_savable()
+        self._saver = Saver(
+            folder,
+            run.world,
+            keep_last=config.keep_last,
+            keep_best=config.keep_best,
+            sign=1 if run.evaluation is None else run.evaluation.sign,
+        )
         self._every = config.every
         self._preempt_seconds = config.preempt_seconds
-        self._schedule = schedule
-        self._identity = identity
-        self._rank = rank
-        self._last_step = last_step
+        self._schedule = run.schedule
+        self._identity = run.identity
+        self._rank = run.world.rank
+        self._last_step = run.last_step
         self._last_save = time.monotonic()
         self.wants_stop = wants_stop
 

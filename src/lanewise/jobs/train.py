@@ -51,7 +51,7 @@ class TrainJob(Job):
 
     def run(self, world: "World") -> dict[str, float]:
         """See `Job`."""
-        from lanewise.checkpoint import CheckpointFolder, Saver
+        from lanewise.checkpoint import CheckpointFolder
         from lanewise.engine import Engine, Saving, build_callbacks, build_run, resume
         from lanewise.loggers import JsonlLogger, ProgressLogger, TensorBoardLogger
         from lanewise.world.determinism import exact_pins
@@ -81,24 +81,7 @@ class TrainJob(Job):
                 *build_callbacks(self.config),
                 *self.callbacks,
             ]
-        config = self.config.checkpoint
-        saver = Saver(
-            folder,
-            world,
-            keep_last=config.keep_last,
-            keep_best=config.keep_best,
-            sign=1 if run.evaluation is None else run.evaluation.sign,
-        )
-        saving = Saving(
-            saver,
-            run.state,
-            config,
-            run.schedule,
-            run.identity,
-            world.rank,
-            run.last_step,
-            wants_stop,
-        )
+        saving = Saving(run, folder, wants_stop)
         record = (lambda batches: batches) if audit is None else audit.record
         engine = Engine(run, first_step=first_step, saving=saving, record=record)
         with training():

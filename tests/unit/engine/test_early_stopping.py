@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from lanewise.checkpoint import CheckpointFolder, Saver
+from lanewise.checkpoint import CheckpointFolder
 from lanewise.config import CheckpointConfig, EarlyStoppingConfig, EvaluateConfig, EveryConfig, RunConfig
 from lanewise.engine import Engine, Saving, build_run, resume
 from lanewise.engine.early_stopping import EarlyStopping
@@ -105,7 +105,7 @@ def ending_early(**early_stopping: Any) -> RunConfig:
     return dataclasses.replace(
         config,
         evaluate=EvaluateConfig(every_steps=2, early_stopping=EarlyStoppingConfig(**wanted)),
-        checkpoint=CheckpointConfig(every=EveryConfig(steps=3)),
+        checkpoint=CheckpointConfig(every=EveryConfig(steps=3), keep_last=9),
     )
 
 
@@ -116,17 +116,7 @@ def train(world: World, config: RunConfig, folder: str) -> tuple[int, int, bytes
     run_dir = RunDir(Path(folder))
     checkpoints = CheckpointFolder(run_dir.checkpoints)
     first_step = resume(run, checkpoints, ())
-    saver = Saver(checkpoints, world, keep_last=9, keep_best=0, sign=-1)
-    saving = Saving(
-        saver,
-        run.state,
-        config.checkpoint,
-        run.schedule,
-        run.identity,
-        world.rank,
-        run.last_step,
-        lambda: False,
-    )
+    saving = Saving(run, checkpoints)
     taken: list[object] = []
     run.training.optimizer.register_step_pre_hook(lambda *_: taken.append(None))
     Engine(run, first_step=first_step, saving=saving).fit(run_dir)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.checkpoint import CheckpointFolder, Saver
-from lanewise.config import CheckpointConfig, RunConfig
+from lanewise.checkpoint import CheckpointFolder
+from lanewise.config import RunConfig
 from lanewise.engine import Engine, Saving, build_run, resume
 from lanewise.errors import PreemptedError
 from lanewise.loggers import JsonlLogger
@@ -49,17 +49,7 @@ def fit(world: World, config: RunConfig, run_dir: RunDir, task: Signalled) -> En
     loggers = []
     if world.rank == 0:
         loggers = [JsonlLogger(run_dir.metrics, first_step, evaluates_first=evaluates_first)]
-    saver = Saver(folder, world, keep_last=2, keep_best=0, sign=-1)
-    saving = Saving(
-        saver,
-        run.state,
-        CheckpointConfig(),
-        run.schedule,
-        run.identity,
-        world.rank,
-        run.last_step,
-        lambda: task.wants_stop,
-    )
+    saving = Saving(run, folder, lambda: task.wants_stop)
     engine = Engine(run, first_step=first_step, saving=saving)
     engine.fit(run_dir, loggers)
     world.all_gather_object(None)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from lanewise.checkpoint import CheckpointFolder, Saver
+from lanewise.checkpoint import CheckpointFolder
 from lanewise.config import CheckpointConfig, EvaluateConfig, EveryConfig, RunConfig, SchedulerConfig
 from lanewise.engine import Engine, Saving, build_run, resume
 from lanewise.engine.scheduler import build_scheduler, named_factor
@@ -44,7 +44,7 @@ def following(*, warmup: float = 0, best: str | None = "held_out/loss", **option
         config,
         scheduler=SchedulerConfig(class_path=PLATEAU, init_args=options, warmup=warmup),
         evaluate=EvaluateConfig(every_steps=2, best=best, best_mode="min"),
-        checkpoint=CheckpointConfig(every=EveryConfig(steps=2)),
+        checkpoint=CheckpointConfig(every=EveryConfig(steps=2), keep_last=9),
     )
 
 
@@ -55,17 +55,7 @@ def train(world: World, config: RunConfig, folder: str) -> tuple[list[float], di
     run_dir = RunDir(Path(folder))
     checkpoints = CheckpointFolder(run_dir.checkpoints)
     first_step = resume(run, checkpoints, ())
-    saver = Saver(checkpoints, world, keep_last=9, keep_best=0, sign=-1)
-    saving = Saving(
-        saver,
-        run.state,
-        config.checkpoint,
-        run.schedule,
-        run.identity,
-        world.rank,
-        run.last_step,
-        lambda: False,
-    )
+    saving = Saving(run, checkpoints)
     rates: list[float] = []
     run.training.optimizer.register_step_pre_hook(lambda one, *_: rates.append(one.param_groups[0]["lr"]))
     Engine(run, first_step=first_step, saving=saving).fit(run_dir)
@@ -193,7 +183,7 @@ def named(steps: int = STEPS, **section: Any) -> RunConfig:
     return dataclasses.replace(
         config,
         scheduler=SchedulerConfig(**section),
-        checkpoint=CheckpointConfig(every=EveryConfig(steps=2)),
+        checkpoint=CheckpointConfig(every=EveryConfig(steps=2), keep_last=9),
     )
 
 
