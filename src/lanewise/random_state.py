@@ -106,29 +106,31 @@ def kept_random_state() -> Iterator[None]:
         put_back()
 
 
-def _find_words() -> Callable[[], tuple[int, ...] | None]:
-    """Return a function that returns two words of each generator's state; None where they cannot be found.
+def _find_words() -> Callable[[], tuple[int, int] | None]:
+    """Return a function that returns a pair of words of each generator's state; None if they cannot be found.
 
     Both generators are Mersenne Twisters, of 624 words and a position. A draw moves the position, and each
-    624th one makes new words. CPython keeps the position and the words behind the object's header.
+    624th one makes new words. So the position and the word beside it in memory tell of every draw. CPython
+    keeps the position before the words, behind the object's header; numpy keeps it after them.
     """
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    numpys = generator.ctypes.state_address
+    get_generator = np.random.get_bit_generator  # type: ignore[attr-defined]
+    generator = get_generator()
     pythons = id(random.seed.__self__) + object.__basicsize__  # type: ignore[attr-defined]
-    first_numpy, position_numpy = (ctypes.c_uint32.from_address(numpys + offset) for offset in (0, 4 * 624))
-    position_python, first_python = (ctypes.c_uint32.from_address(pythons + offset) for offset in (0, 4))
+    pair_of_python = ctypes.c_uint64.from_address(pythons)
+    pair_of_numpy = ctypes.c_uint64.from_address(generator.ctypes.state_address + 4 * 623)
 
-    def words() -> tuple[int, ...] | None:
-        if np.random.get_bit_generator() is not generator:  # type: ignore[attr-defined]  # replaced by the user
+    def words() -> tuple[int, int] | None:
+        if get_generator() is not generator:  # replaced by the user
             return None
-        return position_python.value, first_python.value, position_numpy.value, first_numpy.value
+        return pair_of_python.value, pair_of_numpy.value
 
     _, of_python, _ = random.getstate()
-    of_numpy = np.random.get_state(legacy=False)  # noqa: NPY002
-    expected = (of_python[-1], of_python[0], of_numpy["state"]["pos"], of_numpy["state"]["key"][0])
+    of_numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    pairs = (of_python[-1], of_python[0]), (of_numpy["key"][-1], of_numpy["pos"])
+    expected = tuple(int(np.array(pair, dtype=np.uint32).view(np.uint64)[0]) for pair in pairs)
     return words if words() == expected else lambda: None
 
 
 _words = _find_words()
-_seeded: tuple[int, ...] | None = None
+_seeded: tuple[int, int] | None = None
 """What `_words` returned after the last `set_random_state`."""

@@ -3,8 +3,8 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -24,8 +24,7 @@ from lanewise.world.world import World
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class StepGradient:
+class StepGradient(NamedTuple):
     """What a pass over the lanes of a step found; the gradient itself is in every `param.grad`."""
 
     turn: LaneTurn

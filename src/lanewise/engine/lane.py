@@ -20,9 +20,9 @@ from lanewise.task import Loss, Task
 from lanewise.world.accelerator import new_stream, on_stream, start_copy_to_host
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TaskLane:
-    """What a task computes for one lane; the `LaneWork` of reducers."""
+    """What a task computes for one lane; the `LaneWork` of reducers. Not frozen, as `LaneBatch`."""
 
     task: Task
     precision: Precision
@@ -67,9 +67,12 @@ class TaskLane:
             raise
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class LaneLoss:
-    """A loss of one lane that can be trained on: `factor * value` is the sum over its units."""
+    """A loss of one lane that can be trained on: `factor * value` is the sum over its units.
+
+    Not frozen, as `LaneBatch`.
+    """
 
     value: torch.Tensor | None
     """Scalar, in training with a gradient; None where the weight is 0 and the lane contributes nothing."""
@@ -91,40 +94,42 @@ class LaneLoss:
         Raises:
             TaskError: if it is not a scalar with a weight of 0 or more, and in training a gradient.
         """
-        is_sample_mean = isinstance(returned, torch.Tensor)
-        loss: object = Loss(returned, num_samples) if isinstance(returned, torch.Tensor) else returned
-        if not isinstance(loss, Loss) or not _is_scalar(loss.sum):
-            shape = getattr(getattr(loss, "sum", None), "shape", None)
-            got = f"{returned!r:.60}" if shape is None else f"a tensor of shape {tuple(shape)}"
-            if isinstance(loss, Loss) and shape is None:
-                got = f"a Loss whose sum is a {type(loss.sum).__name__}, not a tensor"
+        value, weight, is_sample_mean = returned, float(num_samples), True
+        if isinstance(returned, Loss):
+            given = returned.weight
+            weight = float(start_copy_to_host(given)() if isinstance(given, torch.Tensor) else given)
+            value, is_sample_mean = returned.sum, False
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            if isinstance(value, torch.Tensor):
+                got = f"a tensor of shape {tuple(value.shape)}"
+            elif isinstance(returned, Loss):
+                got = f"a Loss whose sum is a {type(value).__name__}, not a tensor"
+            else:
+                got = f"{returned!r:.60}"
             raise TaskError(
                 f"{what} must be a scalar tensor or a Loss: got {got}. "
                 "Give the mean over the micro-batch, or Loss(sum, weight) with the number of its units."
             )
-        given = loss.weight
-        weight = float(start_copy_to_host(given)() if isinstance(given, torch.Tensor) else given)
         if not 0 <= weight < math.inf:
             raise TaskError(
                 f"{what} has the weight {weight}: need a finite number that is not negative. "
                 "The weight counts the units that were added up."
             )
-        if weight and torch.is_grad_enabled() and not loss.sum.requires_grad:
+        if not weight:
+            return cls(None, 1.0, 0.0, is_sample_mean)
+        if not value.requires_grad and torch.is_grad_enabled():
             raise TaskError(
                 f"{what} has no gradient: nothing would be trained. "
                 "Compute it from the model's outputs, without detach(), item() or torch.no_grad()."
             )
-        value = loss.sum if loss.sum.dim() == 0 else loss.sum.reshape(())
-        return cls(value if weight else None, weight if is_sample_mean else 1.0, weight, is_sample_mean)
+        if value.dim():
+            value = value.reshape(())
+        return cls(value, weight if is_sample_mean else 1.0, weight, is_sample_mean)
 
     @property
     def sum(self) -> torch.Tensor | None:
         """The loss added up over its units."""
         return None if self.value is None else self.value * self.factor
-
-
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
 def note_lane(error: BaseException, batch: LaneBatch) -> None:

@@ -1,5 +1,6 @@
 """The losses of a step's lanes: their scale in the backward, their exchange, those that are not finite."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -93,14 +94,15 @@ class StepLosses:
 
     def require_finite(self, totals: StepTotals, turn: LaneTurn) -> None:
         """Raise NonFiniteLossError where a lane's loss is not finite, with its samples. Collective then."""
-        if not totals.non_finite_lanes:
+        if math.isfinite(totals.loss_sum):
             return
         samples: dict[int, Sequence[int]] = {}
         for rank_samples in self._world.all_gather_object(self._samples):
             samples |= rank_samples
         described = "\n".join(
             f"  lane {lane.lane}: loss {lane.loss_sum}, samples {list(samples[lane.lane])}"
-            for lane in totals.non_finite_lanes
+            for lane in totals.lanes
+            if not math.isfinite(lane.loss_sum)
         )
         raise NonFiniteLossError(
             f"the loss is not finite in step {turn.step} (epoch {turn.epoch}), so the update was "

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -75,8 +75,7 @@ class Line:
     """What the time went to that this process spent in these steps."""
 
 
-@dataclass(frozen=True)
-class StepReport:
+class StepReport(NamedTuple):
     """What a step did."""
 
     step: int
@@ -148,7 +147,8 @@ class TrainStep:
             gradient = self.compute_gradient(batches)
             self._clip(gradient)
             optimizer.step()  # does nothing where there is no gradient
-        self._seed_update(gradient.turn.step)  # shards may have drawn unequally
+        if training.shards is not None:  # processes that update other parameters may have drawn unequally
+            self._seed_update(gradient.turn.step)
         learning_rate = float(optimizer.param_groups[0]["lr"])
         if training.scheduler is not None:
             training.scheduler.step()

@@ -69,6 +69,11 @@ class LaneBuffers:
 
     def begin(self, replica: int = 0) -> None:
         """Give a lane, on one of the replicas, the starting values."""
+        if self._buffers is None:
+            self._buffers = list(zip(*map(find_buffers, self._modules), strict=True))
+            self._changes = torch.zeros(len(self._buffers), dtype=torch.float64, device=self._float64_device)
+        if not self._buffers:
+            return
         if replica == 0 and not self._lanes:
             self._begin_step()
         else:
@@ -81,12 +86,8 @@ class LaneBuffers:
 
     def _begin_step(self) -> None:
         self.check()
-        if self._buffers is None:
-            self._buffers = list(zip(*map(find_buffers, self._modules), strict=True))
-            num_buffers = len(self._buffers)
-            self._changes = torch.zeros(num_buffers, dtype=torch.float64, device=self._float64_device)
-        if self._buffers:
-            self._changes.zero_()
+        assert self._buffers is not None
+        self._changes.zero_()
         for first, *others in self._buffers:  # the user may have written them between the steps
             first.note_start()
             for other in others:
@@ -94,10 +95,11 @@ class LaneBuffers:
 
     def end(self, turn: LaneTurn, num_samples: int, replica: int = 0) -> None:
         """Note what a lane made of the buffers with so many samples."""
-        assert self._buffers is not None
+        if not self._buffers:
+            return
         for lane in self._lanes[-1:]:  # whose forward is done by now
             lane.drop_unchanged()
-        if not turn.positions or not self._buffers:
+        if not turn.positions:
             self._lanes.append(_Lane(turn, num_samples, {}, lambda: self._changes))
             return
         device = self._world.device
@@ -134,11 +136,12 @@ class LaneBuffers:
         Raises:
             TaskError: if lanes gave a buffer different shapes.
         """
+        if not self._buffers:
+            return
         lanes = [lane for lane in self._lanes if lane.turn.positions]
         for lane in lanes:
             lane.drop_unchanged()
         step, num_present = self._lanes[0].turn.step, self._lanes[0].turn.num_present_lanes
-        assert self._buffers is not None
         changed = [number for number, change in enumerate(changes) if change]
         forms = {
             number: (start.shape, start.dtype)

@@ -33,7 +33,7 @@ class StepTotals:
     """What all lanes together say of a step; the same on every rank, for any number of processes.
 
     Args:
-        lanes: the lanes with samples, in order.
+        rows: loss sum and weight of each lane with samples, from lane 0 on.
         wants_save: whether some rank voted to save a checkpoint after this step.
         wants_stop: whether some rank voted to stop the run after this step.
         buffer_changes: for `LaneBuffers.merge`: what the lanes did to each buffer.
@@ -41,19 +41,19 @@ class StepTotals:
 
     def __init__(
         self,
-        lanes: Sequence[LaneTotals],
+        rows: Sequence[tuple[float, float]],
         *,
         wants_save: bool = False,
         wants_stop: bool = False,
         buffer_changes: Sequence[float] = (),
     ) -> None:
-        self.lanes = lanes
+        self._rows = rows
         self.wants_save = wants_save
         self.wants_stop = wants_stop
         self.buffer_changes = buffer_changes
-        self.loss_sum = _sum([lane.loss_sum for lane in lanes])
+        self.loss_sum = _sum([loss_sum for loss_sum, _ in rows])
         """NaN where some lane's loss is not finite."""
-        self.weight = _sum([lane.weight for lane in lanes])
+        self.weight = _sum([weight for _, weight in rows])
         """Weight of the global batch."""
 
     @property
@@ -67,16 +67,18 @@ class StepTotals:
         return self.weight > 0 and not math.isnan(self.loss_sum)
 
     @property
-    def non_finite_lanes(self) -> list[LaneTotals]:
-        """The lanes whose loss is NaN or infinite."""
-        return [lane for lane in self.lanes if not math.isfinite(lane.loss_sum)]
+    def lanes(self) -> list[LaneTotals]:
+        """The lanes with samples, in order."""
+        return [LaneTotals(lane, *row) for lane, row in enumerate(self._rows)]
 
 
 def _sum(values: Sequence[float]) -> float:
     """Add up without rounding in between, so that the order makes no difference; NaN if one is not finite."""
-    if len(values) == 1:
-        return values[0] if math.isfinite(values[0]) else math.nan
-    return math.fsum(values) if all(map(math.isfinite, values)) else math.nan
+    try:
+        total = math.fsum(values)
+    except (ValueError, OverflowError):  # infinite ones of both signs, or finite ones beyond the range
+        return math.nan
+    return total if math.isfinite(total) else math.nan
 
 
 def start_totals(
@@ -123,9 +125,9 @@ def start_totals(
         gathered = wait()
         rank_rows = gathered[:, : rows.numel()].view(world.world_size, *rows.shape).tolist()
         lanes = [
-            LaneTotals(lane, *row)
+            (loss_sum, weight)
             for lanes_of_rank, rank_row in zip(ranges, rank_rows, strict=True)
-            for lane, row in zip(lanes_of_rank, rank_row, strict=False)
+            for lane, (loss_sum, weight) in zip(lanes_of_rank, rank_row, strict=False)
             if lane < num_present_lanes
         ]
         saves, stops = zip(*(rank_row[-1] for rank_row in rank_rows), strict=True)
@@ -139,7 +141,7 @@ def _totals_of_one_process(
     local: Sequence[LocalTotals], votes: tuple[bool, bool], buffer_changes: torch.Tensor | None
 ) -> StepTotals:
     """Return the same without a tensor: a small step takes no longer than those would."""
-    lanes = [LaneTotals(lane, _loss_sum(row), row.weight) for lane, row in enumerate(local)]
+    lanes = [(_loss_sum(row), row.weight) for row in local]
     saves, stops = votes
     changes = () if buffer_changes is None else buffer_changes.tolist()
     return StepTotals(lanes, wants_save=saves, wants_stop=stops, buffer_changes=changes)
