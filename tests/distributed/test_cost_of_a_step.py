@@ -129,13 +129,13 @@ def meetings(world: World) -> int:
 @pytest.mark.parametrize(
     ("world_size", "one_machine", "equality", "num_lanes", "most"),
     [
-        (1, True, "close", 1, (145, 41, 0, 0, 3868)),
-        (1, True, "close", 4, (379, 143, 0, 0, 15472)),
-        (1, True, "exact", 4, (393, 146, 0, 0, 15472)),
-        (2, True, "close", 4, (262, 115, 0, 1, 13300)),
-        (2, True, "exact", 4, (281, 128, 0, 1, 13300)),
-        (2, False, "close", 4, (246, 97, 2, 0, 8200)),
-        (2, False, "exact", 4, (265, 109, 3, 0, 8200)),
+        (1, True, "close", 1, (114, 40, 0, 0, 3868)),
+        (1, True, "close", 4, (303, 139, 0, 0, 15472)),
+        (1, True, "exact", 4, (317, 142, 0, 0, 15472)),
+        (2, True, "close", 4, (216, 113, 0, 1, 13300)),
+        (2, True, "exact", 4, (235, 126, 0, 1, 13300)),
+        (2, False, "close", 4, (200, 95, 2, 0, 8200)),
+        (2, False, "exact", 4, (219, 107, 3, 0, 8200)),
     ],
 )
 def test_a_step_costs_no_more_than_before(world_size, one_machine, equality, num_lanes, most):

@@ -84,6 +84,8 @@ class LaneGradients:
         self._open: list[LaneBatch] = []
         self._unit: str | None = None
         self._is_first_step = True
+        self.runs_forwards_once = True
+        """Whether a process must not run a forward again alone, or whether that is not known yet."""
 
     def groups(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
         """Yield the micro-batches of a step, on the device: as many at once as the reducer has replicas.
@@ -118,7 +120,8 @@ class LaneGradients:
                 is_first = False
             for replica in range(len(group)):
                 self._buffers.begin(replica)
-            self._crosstalk.before_forward()
+            if self._is_first_step:
+                self._crosstalk.before_forward()
             self._open = group
             yield group
             if self._open:
@@ -146,7 +149,8 @@ class LaneGradients:
                 "Add the losses of a micro-batch up, and call it once."
             )
         first = group[0].turn
-        self._crosstalk.after_forward(first)
+        if self._is_first_step:
+            self._crosstalk.after_forward(first)
         checked = list(map(partial(_check, what), group, losses))
         self._clock.lap("forward")
         for replica, batch in enumerate(group):
@@ -175,11 +179,6 @@ class LaneGradients:
             self._losses.start_exchange(turn, self._vote(), self._buffers.changes())
 
         self.reducer.backward(turn, value, factor, exchange_totals)
-
-    @property
-    def runs_forwards_once(self) -> bool:
-        """Whether a process must not run a forward again alone, or whether that is not known yet."""
-        return self._is_first_step or self._crosstalk.is_expected
 
     def restart(self) -> None:
         """Give the lanes of the group their starting buffers back, for another forward."""
@@ -237,7 +236,7 @@ class LaneGradients:
     def _describe_first_step(self, totals: StepTotals) -> None:
         """Say what only the first step could show. Collective."""
         self._is_first_step = False
-        self._crosstalk.end_first_step()
+        self.runs_forwards_once = self._crosstalk.is_expected
         unused = self._monitor.unused(self._world)
         if self._world.rank:
             return

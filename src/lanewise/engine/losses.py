@@ -54,13 +54,14 @@ class StepLosses:
             self._loss_scale.set_unit(self._num_lanes * weight_of_lane_0)
         if loss is None:
             return None, None
-        value = None if loss.value is None else loss.value.detach()
-        self._local.append(LocalTotals(value, loss.factor, loss.weight))
+        value = loss.value
+        known = 0.0 if value is None else value.item() if value.is_cpu else value.detach()
+        self._local.append(LocalTotals(known, loss.factor, loss.weight))
         self._samples[batch.turn.lane] = batch.indices
         factor = loss.factor * self.factor / (loss.weight if batch.turn.num_present_lanes == 1 else 1.0)
-        if loss.value is None or factor == 1.0:
-            return loss.value, None
-        return loss.value, _scalar(factor, loss.value.dtype, loss.value.device)
+        if value is None or factor == 1.0:
+            return value, None
+        return value, _scalar(factor, value.dtype, value.device)
 
     @property
     def factor(self) -> float:

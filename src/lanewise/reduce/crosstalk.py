@@ -28,6 +28,8 @@ class Crosstalk:
     SyncBatchNorm is known before the first step. Under fsdp every forward is a collective, and nothing is
     detected.
 
+    `before_forward` and `after_forward` are for the first step alone.
+
     Args:
         reducer: runs the forwards.
         world: the processes.
@@ -100,7 +102,3 @@ class Crosstalk:
                 "backward, for which SyncBatchNorm would wait forever on the other processes. "
                 f"Give every micro-batch something to learn from. {_REMEDY}"
             )
-
-    def end_first_step(self) -> None:
-        """Stop counting collectives."""
-        self._is_counting = False

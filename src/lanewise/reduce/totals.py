@@ -15,8 +15,8 @@ from lanewise.world.world import World
 class LocalTotals(NamedTuple):
     """What a lane of this process tells the others in a step."""
 
-    loss: torch.Tensor | None
-    """Scalar on its device, of which the lane's sum is `factor` times; None where the weight is 0."""
+    loss: torch.Tensor | float
+    """The lane's sum is `factor` times this: a number, or on an accelerator a scalar; 0.0 for weight 0."""
     factor: float
     weight: float
 
@@ -110,13 +110,13 @@ def start_totals(
     # A row for each lane, the votes, the buffers.
     is_on_cpu = world.device.type == "cpu"
     absent = [(0.0, 0.0)] * (len(ranges[0]) - len(local))
-    known = [(_loss_sum(row) if is_on_cpu else row.factor, row.weight) for row in local]
+    known = [(row.loss * row.factor if is_on_cpu else row.factor, row.weight) for row in local]
     rows = torch.tensor([*known, *absent, votes], dtype=torch.float64)
     if not is_on_cpu:
         rows = rows.to(device := float64_device(world.device), non_blocking=True)
         if local:
             zero = torch.zeros((), device=world.device)
-            losses = [zero if row.loss is None else row.loss for row in local]
+            losses = [row.loss if isinstance(row.loss, torch.Tensor) else zero for row in local]
             rows[: len(local), 0] *= torch.stack([loss.to(device).double() for loss in losses])
     flat = rows.flatten() if buffer_changes is None else torch.cat([rows.flatten(), buffer_changes])
     wait = world.start_all_gather_to_host(flat)
@@ -141,11 +141,7 @@ def _totals_of_one_process(
     local: Sequence[LocalTotals], votes: tuple[bool, bool], buffer_changes: torch.Tensor | None
 ) -> StepTotals:
     """Return the same without a tensor: a small step takes no longer than those would."""
-    lanes = [(_loss_sum(row), row.weight) for row in local]
+    lanes = [(float(row.loss * row.factor), row.weight) for row in local]
     saves, stops = votes
     changes = () if buffer_changes is None else buffer_changes.tolist()
     return StepTotals(lanes, wants_save=saves, wants_stop=stops, buffer_changes=changes)
-
-
-def _loss_sum(row: LocalTotals) -> float:
-    return 0.0 if row.loss is None else row.loss.item() * row.factor

@@ -56,8 +56,7 @@ def peak_bytes(device: torch.device) -> int:
 
 def seed_accelerator(seed: int) -> None:
     """Seed the generator of the current accelerator, if this process uses one."""
-    module = _module_in_use()
-    if module is not None:
+    if _module() is not None and (module := _module_in_use()) is not None:
         module.manual_seed(seed)
 
 
