@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,14 @@ def load(monkeypatch):
     yield importlib.import_module
     for name in names & sys.modules.keys():
         del sys.modules[name]
+
+
+def test_their_environment_is_built_by_commands_that_a_shell_can_read():
+    """A comma of pip's extras once ended an argument of make's call, and with it the quoted text."""
+    build = ["make", "--dry-run", "--always-make", ".venv-benchmarks/.installed"]
+    commands = subprocess.run(build, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert ".[examples,parquet]" in commands
+    subprocess.run(["sh", "-n"], input=commands, check=True, text=True)
 
 
 @pytest.mark.slow
