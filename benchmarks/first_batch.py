@@ -82,9 +82,10 @@ def collate(batches: list[torch.Tensor]) -> torch.Tensor:
     return batches[0]
 
 
-def build_loader(num_samples: int) -> "DataLoader[torch.Tensor]":
+def build_loader(num_samples: int, num_workers: int = 0) -> "DataLoader[torch.Tensor]":
     """Return the loader that a user writes."""
-    return DataLoader(Numbers(num_samples), BATCH_SIZE, shuffle=True, collate_fn=collate)
+    dataset = Numbers(num_samples)
+    return DataLoader(dataset, BATCH_SIZE, shuffle=True, collate_fn=collate, num_workers=num_workers)
 
 
 def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -159,10 +160,10 @@ def fabric(model: Witness, num_samples: int, save_step: int) -> None:
 
 
 def ignite(model: Witness, num_samples: int, save_step: int) -> None:
-    """Ignite's engine for runs that are resumed."""
+    """Ignite's engine for runs that are resumed, which goes on with the next batch only if workers read."""
     from ignite.engine import DeterministicEngine, Events
 
-    optimizer, loader = build_optimizer(model), build_loader(num_samples)
+    optimizer, loader = build_optimizer(model), build_loader(num_samples, num_workers=2)
 
     def train_step(_: Any, batch: Any) -> None:
         model(batch).backward()

@@ -5,7 +5,9 @@
 A model of one weight, micro-batches of 100, an epoch in random order, one process. A run saves after half of
 the epoch and reads one more batch. Then each side goes on from its checkpoint in a new process, as its
 documentation says; the time is that from the first line of training, with everything built, to its first
-batch. By hand it is an order from a seed, of which the sampler gets the rest.
+batch. By hand it is an order from a seed, of which the sampler gets the rest. Ignite reads with two workers:
+without any it goes on with another batch. Lightning warns that it does not put a DataLoader back (its issue
+18780).
 """
 
 import tempfile
