@@ -33,11 +33,13 @@ SMALL = (
 def example() -> SimpleNamespace:
     """The example's modules; other examples may have some of the same names."""
     names = ("sessions", "session_rec", "prepare", "baselines")
+    of_others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(EXAMPLE))
     modules = {name: importlib.import_module(name) for name in names}
     sys.path.remove(str(EXAMPLE))
     for name in names:
         del sys.modules[name]
+    sys.modules.update(of_others)
     return SimpleNamespace(**modules)
 
 
