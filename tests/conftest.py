@@ -2,12 +2,13 @@
 
 import os
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from lanewise.config import pin_environment
-from tests.server import warm_up
+from tests import server
 
 pin_environment(threads=1, equality="exact")
 # Warnings are errors in the processes that tests start as well; pytest's own setting ends at this process.
@@ -22,6 +23,16 @@ settings.load_profile("tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the server, unless this process only hands the tests to others."""
-    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        warm_up({})
+    """Start the server that tests fork from, or join it in a worker of xdist."""
+    if hasattr(config, "workerinput"):
+        server.join(config.workerinput["server"])
+    else:
+        server.start()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Let a worker of xdist join the server of this process."""
+    address = node.config._tmp_path_factory.getbasetemp() / f"server-{node.gateway.id}"
+    server.share(address)
+    node.workerinput["server"] = str(address)

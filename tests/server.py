@@ -1,8 +1,12 @@
-"""The servers from which tests fork worlds and command lines."""
+"""The one server from which tests fork worlds and command lines, also where xdist runs them in workers."""
 
-from collections.abc import Mapping
+import atexit
+import os
+import socket
+import threading
+from pathlib import Path
 
-from lanewise.launch import fork_server
+from lanewise.launch import fork_server, serve
 
 _MODULES = (
     "pytest",
@@ -22,6 +26,28 @@ _MODULES = (
 """What none of the forks needs to import any more; what is not installed is left out."""
 
 
-def warm_up(variables: Mapping[str, str]) -> None:
-    """Start the server of an environment, as `fork_server` says, and let it import what tests need."""
-    fork_server(variables).preload(*_MODULES)
+def start() -> None:
+    """Start the server of this environment, and let it import what tests need."""
+    fork_server({}).preload(*_MODULES)
+
+
+def share(address: Path) -> None:
+    """Let one other process join the server."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(address))
+    listener.listen()
+
+    def hand_over() -> None:
+        with listener, listener.accept()[0] as connection:
+            socket.send_fds(connection, [b"channel"], [fork_server({})._channel.fileno()])
+
+    threading.Thread(target=hand_over, daemon=True).start()
+
+
+def join(address: Path) -> None:
+    """Take the server that another process shares, as a fork takes the one that it comes from."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(address))
+        _, (channel,), _, _ = socket.recv_fds(connection, len(b"channel"), 1)
+    serve.channel, serve.started_with = socket.socket(fileno=channel), dict(os.environ)
+    atexit.register(serve.channel.close)

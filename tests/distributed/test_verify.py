@@ -24,7 +24,6 @@ from tests.distributed import mistakes, strangers
 from tests.distributed.mistakes import CAUSES, GENERATOR, MODELS, NAMES
 from tests.distributed.tasks import Language, configure
 from tests.distributed.test_exact import Compiled
-from tests.server import warm_up
 
 
 def run_job(world: World, job: VerifyJob) -> Any:
@@ -36,15 +35,11 @@ def run_job(world: World, job: VerifyJob) -> Any:
 
 
 def start(job: VerifyJob, *, is_fresh: bool) -> Any:
-    """Start processes in a fraction of the time that `jobs.start` needs, from servers that have torch."""
+    """Start processes in a fraction of the time that `jobs.start` needs, from the server that has torch."""
     assert is_fresh
-    return run_distributed(run_job, job.config.distributed.num_devices or 1, job)[0]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _server_of_the_repeat() -> None:
-    """Of another order of sets; without this each of its forks would import everything."""
-    warm_up({"PYTHONHASHSEED": "1"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONHASHSEED", raising=False)  # the repeat's would need a server of its own
+        return run_distributed(run_job, job.config.distributed.num_devices or 1, job)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -216,9 +211,7 @@ def test_the_repeat_has_another_order_of_sets(monkeypatch):
 
     def noting(job: VerifyJob, *, is_fresh: bool) -> Any:
         seeds.append(os.environ["PYTHONHASHSEED"])
-        with monkeypatch.context() as patch:  # whether it is the repeat shows already
-            patch.setenv("PYTHONHASHSEED", "1")
-            return start(job, is_fresh=is_fresh)
+        return start(job, is_fresh=is_fresh)
 
     monkeypatch.setattr(module, "start", noting)
     monkeypatch.setenv("PYTHONHASHSEED", "1")
