@@ -22,6 +22,9 @@ _MODULES = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "docstring_parser",
+    "jsonargparse",
+    "pandas",  # which pyarrow imports when it makes the first table
+    "pyarrow.parquet",
 )
 """What none of the forks needs to import any more; what is not installed is left out."""
 
