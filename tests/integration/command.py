@@ -205,6 +205,7 @@ class Warm(Command):
         arguments: those of the command line.
         variables: added to the environment; None removes a variable.
         cwd: the working directory.
+        output: the standard output and error, such as a terminal; None: `finish` returns what they got.
     """
 
     def __init__(
@@ -212,6 +213,7 @@ class Warm(Command):
         *arguments: object,
         variables: Mapping[str, str | None] | None = None,
         cwd: Path | None = None,
+        output: int | None = None,
     ) -> None:
         read_at_start = [name for name in variables or {} if name.startswith(READ_AT_START)]
         assert not read_at_start, f"a fork has read {read_at_start} already"
@@ -224,7 +226,7 @@ class Warm(Command):
             [str(argument) for argument in arguments],
             environment=_environment(variables or {}),
             cwd=None if cwd is None else str(cwd),
-            streams=(stdin[0], stdout[1], stderr[1]),
+            streams=(stdin[0], output or stdout[1], output or stderr[1]),
         )
         for number in (stdin[0], stdout[1], stderr[1]):
             os.close(number)
@@ -288,12 +290,12 @@ def train(config: Path, *overrides: object, **options: Any) -> Done:
     return lanewise("train", config, *overrides, **options)
 
 
-def wait_for(find: Callable[[], T | None]) -> T:
+def wait_for(find: Callable[[], T | None], every_seconds: float = 0.01) -> T:
     """Poll until something is there."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not (found := find()):
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+        time.sleep(every_seconds)
     return found
 
 

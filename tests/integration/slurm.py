@@ -85,7 +85,7 @@ class Slurm:
             state = dict(item.partition("=")[::2] for item in shown.split())["JobState"]
             return None if state in ("PENDING", "RUNNING", "COMPLETING") else state
 
-        return wait_for(ended)
+        return wait_for(ended, every_seconds=0.2)
 
     def is_ready(self) -> bool:
         """Tell whether both nodes wait for work."""
@@ -111,7 +111,7 @@ def running_slurm(folder: Path) -> Iterator[Slurm]:
         with Cold(*program, variables=variables, cwd=folder, stdout=log, stderr=log):
             slurm = Slurm(folder)
             try:
-                wait_for(slurm.is_ready)
+                wait_for(slurm.is_ready, every_seconds=0.2)
             except AssertionError:
                 print((folder / "daemons.log").read_text())
                 raise

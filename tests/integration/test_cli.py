@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.integration.command import LANEWISE, Cold, lanewise, run, train, write_config
+from tests.integration.command import LANEWISE, Warm, lanewise, run, train, write_config
 
 TOML = """
 search_path = "{search_path}"
@@ -146,7 +146,7 @@ def test_a_terminal_gets_one_progress_bar(tmp_path):
     terminal, end = pty.openpty()
     variables = {"TERM": "xterm", "COLUMNS": "120", "NO_COLOR": None, "TTY_COMPATIBLE": None}
     path = write_config(tmp_path, distributed={"devices": 2})
-    with Cold(*LANEWISE, "train", path, stdout=end, stderr=end, variables=variables) as command:
+    with Warm("train", path, output=end, variables=variables) as command:
         os.close(end)
         shown = read_to_end(terminal)
         os.close(terminal)

@@ -79,6 +79,7 @@ def test_the_resolved_configuration_gives_the_same_bytes_again(chat, on_one_proc
     assert (tmp_path / "other" / "model.safetensors").read_bytes() == on_one_process
 
 
+@pytest.mark.slow  # test_two_hosts.py joins those of two torchruns
 def test_joining_the_processes_of_torchrun_gives_the_same_bytes(tmp_path, on_one_process):
     run(*TORCHRUN, 2, "-m", "lanewise", "train", write_config(tmp_path)).require_success()
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == on_one_process
@@ -208,11 +209,17 @@ def end(folder, devices: int, num_workers: int, act, *, is_cold: bool = False) -
 
 
 @pytest.mark.parametrize(
-    ("devices", "num_workers"),
-    [pytest.param(1, 0, marks=ONE_MORE), (1, 1), (2, 0), pytest.param(2, 1, marks=ONE_MORE)],
+    ("devices", "num_workers", "is_cold"),
+    [
+        pytest.param(1, 0, False, marks=ONE_MORE),
+        (1, 1, False),
+        (2, 0, False),
+        pytest.param(2, 0, True, marks=ONE_MORE),
+        pytest.param(2, 1, True, marks=ONE_MORE),
+    ],
 )
-def test_ctrl_c_ends_every_process(tmp_path, devices, num_workers):
-    done = end(tmp_path, devices, num_workers, Command.interrupt, is_cold=devices == 2)
+def test_ctrl_c_ends_every_process(tmp_path, devices, num_workers, is_cold):
+    done = end(tmp_path, devices, num_workers, Command.interrupt, is_cold=is_cold)
     assert done.code == 130
     assert done.stderr.splitlines()[-1] == "interrupted"
     assert "Traceback" not in done.stderr

@@ -52,7 +52,10 @@ def python(*arguments: object, cwd: Path) -> str:
     return run(sys.executable, *arguments, cwd=cwd).require_success().stdout
 
 
-@pytest.mark.parametrize(("program", "devices"), [(run_script, 1), (python, 2)])
+@pytest.mark.parametrize(
+    ("program", "devices"),
+    [(run_script, 1), (run_script, 2), pytest.param(python, 2, marks=pytest.mark.slow)],
+)
 def test_a_plain_script_leaves_what_the_command_line_leaves(tmp_path, finished, program, devices):
     stdout = program(SCRIPT, tmp_path / "run", devices, cwd=tmp_path)
     assert model_of(tmp_path / "run") == model_of(finished)

@@ -13,6 +13,7 @@ from tests.integration.slurm import running_slurm, why_not
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
+TWO = ("--nodes=2", "--ntasks-per-node=1")
 FOUR = ("--nodes=2", "--ntasks-per-node=2")
 KILL = "--kill-on-bad-exit=1"
 DOCS = (ROOT / "docs" / "launch.md").read_text()
@@ -92,7 +93,7 @@ def test_a_rank_that_raises_ends_all_of_them(slurm, tmp_path, options, others_sl
     sleep = ("--task.init_args.others_sleep_seconds", others_sleep_seconds)
     start = time.monotonic()
     done = slurm.run(
-        *("srun", *FOUR, *options, "lanewise", "train", config, *sleep),
+        *("srun", *TWO, *options, "lanewise", "train", config, *sleep),
         variables={"PYTHONPATH": str(tmp_path)},
     )
     assert time.monotonic() - start < 100
@@ -109,7 +110,7 @@ def test_ranks_that_wait_for_one_that_never_joins_are_ended(slurm, digits):
     (digits / "run").mkdir()
     (digits / "run" / "metrics.jsonl").touch()
     start = time.monotonic()
-    done = slurm.run("srun", *FOUR, KILL, "lanewise", "train", "digits.yaml", cwd=digits)
+    done = slurm.run("srun", *TWO, KILL, "lanewise", "train", "digits.yaml", cwd=digits)
     assert time.monotonic() - start < 100
     assert done.code != 0
     assert done.leftover == []

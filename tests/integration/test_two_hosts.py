@@ -38,25 +38,33 @@ def hosts():
         yield ends
 
 
-def start(host, store_address: str, is_store: bool, *arguments: object) -> Cold:
+def start(host, store_address: str, is_store: bool, processes_each: int, *arguments: object) -> Cold:
     namespace, address, interface = host
-    torchrun = [str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-    torchrun += ["--rdzv-id", "two-hosts", "--rdzv-endpoint", f"{store_address}:29400"]
+    torchrun = [str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", str(processes_each)]
+    torchrun += [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-id",
+        "two-hosts",
+        "--rdzv-endpoint",
+        f"{store_address}:29400",
+    ]
     torchrun += ["--rdzv-conf", f"is_host={int(is_store)}", "--local-addr", address]
     command = ["ip", "netns", "exec", namespace, *torchrun, "-m", "lanewise", "train", *arguments]
     return Cold(*command, variables={"GLOO_SOCKET_IFNAME": interface})
 
 
-def test_four_processes_on_two_hosts_leave_the_model_of_one(hosts, tmp_path):
+@pytest.mark.parametrize("processes_each", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_processes_on_two_hosts_leave_the_model_of_one(hosts, tmp_path, processes_each):
     config = write_config(tmp_path)
     train(config, "--train.run_dir", tmp_path / "one").require_success()
     two = ("--train.run_dir", tmp_path / "two")
-    with start(hosts[0], hosts[0][1], True, config, *two) as first:
-        with start(hosts[1], hosts[0][1], False, config, *two) as second:
+    with start(hosts[0], hosts[0][1], True, processes_each, config, *two) as first:
+        with start(hosts[1], hosts[0][1], False, processes_each, config, *two) as second:
             second_done = second.finish()
         first_done = first.finish()
     first_done.require_success()
     second_done.require_success()
     model = (tmp_path / "two" / "model.safetensors").read_bytes()
     assert model == (tmp_path / "one" / "model.safetensors").read_bytes()
-    assert "4 processes on cpu" in first_done.stderr + second_done.stderr
+    assert f"{2 * processes_each} processes on cpu" in first_done.stderr + second_done.stderr
