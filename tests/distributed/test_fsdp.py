@@ -20,6 +20,9 @@ from lanewise.world.shards import is_sharded
 from lanewise.world.world import World
 from tests.distributed.tasks import VOCABULARY, Language, Sentences, configure, state_bytes, train
 
+SLOW = pytest.mark.slow
+"""Of other numbers of processes than the one that `make test` runs."""
+
 
 class Inner(nn.Linear):
     """A block inside a block; FSDP warns of outputs that are views."""
@@ -126,7 +129,7 @@ def of_one() -> Any:
     return run_distributed(train, 1, configured(1, reducer="single"))[0]
 
 
-@pytest.mark.parametrize("num_devices", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
+@pytest.mark.parametrize("num_devices", [pytest.param(2, marks=SLOW), 3, pytest.param(4, marks=SLOW)])
 def test_blocks_that_are_found_leave_the_bytes_of_one_device(of_one, num_devices):
     for result in run_distributed(train, num_devices, configured(num_devices)):
         assert result == of_one
@@ -220,7 +223,11 @@ def evaluate_between(world: World, config: RunConfig) -> Any:
 
 @pytest.mark.parametrize(
     ("task_class", "blocks", "world_sizes"),
-    [(Evaluated, (), (2, 4)), (EvaluatedTransformer, ("TransformerEncoderLayer",), (2,))],
+    [
+        (Evaluated, (), (3,)),
+        pytest.param(Evaluated, (), (2, 4), marks=SLOW),
+        (EvaluatedTransformer, ("TransformerEncoderLayer",), (2,)),
+    ],
 )
 def test_an_average_is_sharded_and_evaluated_like_the_model(task_class, blocks, world_sizes):
     """With three samples, most processes have none to evaluate."""

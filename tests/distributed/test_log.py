@@ -19,6 +19,8 @@ from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import Language, TinyTransformer, configure
 
+SLOW = pytest.mark.slow
+"""Of products of which `make test` shows pairs."""
 MEASURED = ("perf/", "time/", "memory/")
 
 
@@ -125,8 +127,17 @@ def test_the_norm_is_computed_for_a_line_only(every_norm, reducer, world_size):
         assert written == {step: every_norm[step] for step in computed}
 
 
-@pytest.mark.parametrize("needs", [{"clips": True}, {"precision": "fp16"}])
-@pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
+CLIPS, SCALES = {"clips": True}, {"precision": "fp16"}
+
+
+@pytest.mark.parametrize(
+    ("reducer", "needs"),
+    [
+        ("ddp", SCALES),
+        ("fsdp", CLIPS),
+        *(pytest.param(*one, marks=SLOW) for one in (("ddp", CLIPS), ("fsdp", SCALES))),
+    ],
+)
 def test_clipping_and_a_loss_scale_need_the_norm_of_every_step(reducer, needs):
     expected = run_distributed(norms, 1, logged(1, **needs))[0][1]
     for computed, written in run_distributed(norms, 2, logged(10, reducer=reducer, **needs)):
@@ -180,7 +191,13 @@ def test_lines_have_the_norm_of_each_parameter_before_clipping(norms_of_paramete
 
 @pytest.mark.parametrize(
     ("reducer", "world_size"),
-    [("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3), ("data_parallel", 1), ("balanced_data_parallel", 1)],
+    [
+        ("ddp", 3),
+        ("fsdp", 3),
+        *(pytest.param(reducer, 2, marks=SLOW) for reducer in ("ddp", "fsdp")),
+        ("data_parallel", 1),
+        ("balanced_data_parallel", 1),
+    ],
 )
 def test_they_are_the_same_on_any_devices(norms_of_parameters, reducer, world_size):
     config = logging_gradients(reducer=reducer)

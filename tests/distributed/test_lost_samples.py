@@ -122,7 +122,8 @@ def train_each(world: World, configs: Sequence[Any]) -> list[Any]:
     return [train(world, config) for config in configs]
 
 
-def test_the_bytes_are_those_of_one_process():
+@pytest.mark.parametrize("world_sizes", [(3,), pytest.param((2, 4), marks=pytest.mark.slow)])
+def test_the_bytes_are_those_of_one_process(world_sizes):
     configs = [
         config_for(task, precision=precision)
         for task in (DamagedLanguage, Normed)
@@ -130,7 +131,7 @@ def test_the_bytes_are_those_of_one_process():
     ]
     with_workers = replace(configs[0], data=DataConfig(order="sequential", num_workers=2))
     alone, *_ = run_distributed(train_each, 1, [*configs, configs[0]])
-    for world_size in (2, 4):
+    for world_size in world_sizes:
         assert run_distributed(train_each, world_size, [*configs, with_workers]) == [alone] * world_size
 
 

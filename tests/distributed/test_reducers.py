@@ -166,13 +166,13 @@ EACH_REDUCER = [("single", 1), ("ddp", 2), ("data_parallel", 3), ("balanced_data
 @pytest.mark.parametrize(
     ("task", "layouts", "distances"),
     [
-        (Whole, EACH_REDUCER, (1, 2)),
-        pytest.param(Whole, EACH_REDUCER, (3, 4, 5), marks=pytest.mark.slow),
-        (NotContiguous, EACH_REDUCER[:2], (1, 2)),
+        (Whole, EACH_REDUCER, (1,)),
+        pytest.param(Whole, EACH_REDUCER, (2, 3, 4, 5), marks=pytest.mark.slow),
+        (NotContiguous, EACH_REDUCER[:2], (1,)),
     ],
 )
 def test_each_reducer_goes_on_from_the_checkpoints_of_every_other(tmp_path, task, layouts, distances):
-    """In `make test` of two reducers one goes on from the other, and not the other way round."""
+    """In `make test` each goes on from the one before it, and not from all others."""
     whole, _ = single("float32", task)
     for number, saved in enumerate(layouts):
         run(configured(*saved, task=task), train_part, str(tmp_path / f"{number}"), 4)

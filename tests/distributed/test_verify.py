@@ -4,6 +4,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from lanewise.cli.main import main
 from lanewise.config import ClassConfig, DataConfig, RunConfig, SchedulerConfig
 from lanewise.errors import ConfigError
+from lanewise.jobs import start as jobs
 from lanewise.testing import run_distributed
 from lanewise.verify import verify as module
 from lanewise.verify.job import VerifyJob
@@ -24,6 +27,7 @@ from tests.distributed import mistakes, strangers
 from tests.distributed.mistakes import CAUSES, GENERATOR, MODELS, NAMES
 from tests.distributed.tasks import Language, configure
 from tests.distributed.test_exact import Compiled
+from tests.integration.command import write_config
 
 
 def run_job(world: World, job: VerifyJob) -> Any:
@@ -45,7 +49,8 @@ def start(job: VerifyJob, *, is_fresh: bool) -> Any:
 @pytest.fixture(autouse=True)
 def _fast_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "start", start)
-    monkeypatch.setattr(module, "prepare_workers", lambda *_: None)
+    for one in (module, jobs):
+        monkeypatch.setattr(one, "prepare_workers", lambda *_: None)
 
 
 def verify(config: RunConfig, *devices: int, **options: Any) -> Report:
@@ -178,7 +183,7 @@ def test_state_that_does_not_survive_is_named(section, model):
     ],
 )
 def test_models_that_nobody_here_wrote_verify(task):
-    report = verify(configure(task, num_lanes=5, equality="close"), 2, 3, resumes=True)
+    report = verify(configure(task, num_lanes=5, equality="close"), 3, resumes=True)
     assert (report.is_verified, list(report.findings)) == (True, [])
     for layout in report.layouts[2:]:
         assert 0 < layout.results[0].close.worst < 1
@@ -268,7 +273,7 @@ def test_an_optimizer_with_a_closure_is_verified_by_the_gradients_that_it_gets()
 def test_an_optimizer_that_is_shared_out_verifies():
     config = configure(Language, num_lanes=4, equality="close")
     distributed = replace(config.distributed, shard_optimizer=True)
-    report = verify(replace(config, distributed=distributed), 2, 3, resumes=True)
+    report = verify(replace(config, distributed=distributed), 3, resumes=True)
     assert report.is_verified, list(report.lines())
 
 
@@ -282,3 +287,15 @@ def test_what_depends_on_the_layout_is_named_once_and_left_out():
     assert list(report.lines())[-1].startswith(
         "not verified: 1 cause found, though 1 process and 2 processes agree"
     )
+
+
+def test_the_command_explains_a_mistake_and_its_exit_code_says_so(tmp_path, capsys):
+    batch = {"global_batch_size": 16, "micro_batch_size": 4}
+    config = write_config(tmp_path, f"{mistakes.__name__}.Named", batch=batch)
+    mistake = "{name: items that know the rank, model: RowTask, wrong: true}"
+    arguments = ["--devices", "2", "--steps", "2", "--task.init_args", mistake]
+    assert main(["verify", str(config), *arguments]) == 1
+    said = capsys.readouterr().out
+    assert "found: samples depend on the rank or the number of processes" in said
+    assert re.search(r"sample \d+ differs between rank 1 of 2 processes and one process", said)
+    assert said.splitlines()[-1].startswith("not verified: 1 cause found")
