@@ -6,7 +6,7 @@ A mistake that only one of the two models can make is made by that one.
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -660,6 +660,11 @@ NAMES = {
     "collate that counts": "task.calls",
 }
 """What holds the state, as the evidence says it."""
+
+
+def one_of_each_twin(names: Iterable[str]) -> list[str]:
+    """Of mistakes with the same correct twin, one."""
+    return list({TASKS[f"{name} RowTask"].TWIN or name: name for name in names}.values())
 
 
 def make(name: str, model: str, wrong: bool) -> Planted:

@@ -24,7 +24,7 @@ from lanewise.verify.report import Report
 from lanewise.world.determinism import set_determinism
 from lanewise.world.world import World
 from tests.distributed import mistakes, strangers
-from tests.distributed.mistakes import CAUSES, GENERATOR, MODELS, NAMES
+from tests.distributed.mistakes import CAUSES, GENERATOR, MODELS, NAMES, one_of_each_twin
 from tests.distributed.tasks import Language, configure
 from tests.distributed.test_exact import Compiled
 from tests.integration.command import write_config
@@ -95,8 +95,7 @@ def test_a_mistake_is_named(name, model):
     assert NAMES.get(name, "") in report.findings[0].evidence
 
 
-TWINS = {mistakes.TASKS[f"{name} RowTask"].TWIN or name: name for name in (*CAUSES, *STARTED)}.values()
-"""Of mistakes with the same correct twin, one."""
+TWINS = one_of_each_twin((*CAUSES, *STARTED))
 
 
 @pytest.mark.parametrize(("name", "model"), with_both_models(TWINS, STARTED))

@@ -16,7 +16,7 @@ from lanewise.verify.probe import probe
 from lanewise.verify.subject import Subject
 from lanewise.world.determinism import set_determinism
 from tests.distributed import mistakes
-from tests.distributed.mistakes import CAUSES, MODELS, NAMES
+from tests.distributed.mistakes import CAUSES, MODELS, NAMES, one_of_each_twin
 
 IN_ONE_PROCESS = [
     "mean of means",
@@ -84,25 +84,31 @@ def probed(config, monkeypatch=None):
     return Evidence(layouts)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", IN_ONE_PROCESS)
+def with_both_models(names):
+    """Each name with both models, one of which `make test` leaves out, in turn."""
+    return [
+        pytest.param(name, model, marks=pytest.mark.slow if (position + turn) % 2 else ())
+        for position, name in enumerate(names)
+        for turn, model in enumerate(MODELS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "model"), with_both_models(IN_ONE_PROCESS))
 def test_a_mistake_is_named(name, model):
     (finding,) = diagnose(probed(mistakes.config(name, model, wrong=True)))
     assert finding.cause == CAUSES[name]
     assert NAMES.get(name, "") in finding.evidence
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", IN_SEVERAL)
+@pytest.mark.parametrize(("name", "model"), with_both_models(IN_SEVERAL))
 def test_a_mistake_that_knows_the_rank_is_named(name, model, monkeypatch):
     (finding,) = diagnose(probed(mistakes.config(name, model, wrong=True), monkeypatch))
     assert finding.cause == CAUSES[name]
     assert "2 processes" in finding.evidence
 
 
-@pytest.mark.parametrize("name", IN_ONE_PROCESS + IN_SEVERAL)
-def test_its_correct_twin_passes(name, monkeypatch):
-    model = MODELS[(IN_ONE_PROCESS + IN_SEVERAL).index(name) % 2]
+@pytest.mark.parametrize(("name", "model"), with_both_models(one_of_each_twin(IN_ONE_PROCESS + IN_SEVERAL)))
+def test_its_correct_twin_passes(name, model, monkeypatch):
     assert diagnose(probed(mistakes.config(name, model, wrong=False), monkeypatch)) == []
 
 
