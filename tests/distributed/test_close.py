@@ -13,15 +13,28 @@ def weights(state):
     return np.concatenate([np.frombuffer(values, np.float32) for values in state.values()]).astype(np.float64)
 
 
+CONFIG = configure(Language, steps=20, equality="close", optimizer="torch.optim.SGD", lr=0.1)
+
+
+@pytest.fixture(scope="module")
+def on_one_process():
+    return run_distributed(train, 1, CONFIG)[0]
+
+
 @pytest.mark.parametrize(
     ("reducer", "world_size", "one_machine"),
-    [("ddp", 2, True), ("ddp", 2, False), ("ddp", 3, True), ("ddp", 4, False), ("fsdp", 3, True)],
+    [
+        pytest.param("ddp", 2, True, marks=pytest.mark.slow),
+        ("ddp", 2, False),
+        ("ddp", 3, True),
+        pytest.param("ddp", 4, False, marks=pytest.mark.slow),
+        ("fsdp", 3, True),
+    ],
 )
-def test_twenty_steps_of_sgd_agree(reducer, world_size, one_machine):
+def test_twenty_steps_of_sgd_agree(on_one_process, reducer, world_size, one_machine):
     """With dropout, which other libraries draw alike on every rank: there the weights end 0.4 apart."""
-    config = configure(Language, steps=20, equality="close", optimizer="torch.optim.SGD", lr=0.1)
-    alone, losses = run_distributed(train, 1, config)[0]
-    config = replace(config, distributed=replace(config.distributed, reducer=reducer))
+    alone, losses = on_one_process
+    config = replace(CONFIG, distributed=replace(CONFIG.distributed, reducer=reducer))
     for state, rank_losses in run_distributed(train, world_size, config, one_machine=one_machine):
         difference = np.linalg.norm(weights(state) - weights(alone)) / np.linalg.norm(weights(alone))
         assert difference < 1e-5

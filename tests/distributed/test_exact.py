@@ -24,7 +24,13 @@ def alone():
 
 
 @pytest.mark.parametrize(
-    ("world_size", "one_machine"), [(2, True), (2, False), (3, True), (3, False), (5, True), (8, True)]
+    ("world_size", "one_machine"),
+    [
+        (2, False),
+        (3, True),
+        (8, True),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, True), (3, False), (5, True))),
+    ],
 )
 def test_a_transformer_ends_with_the_same_bytes_and_losses(alone, world_size, one_machine):
     for state, losses in run_distributed(train, world_size, configure(Language), one_machine=one_machine):

@@ -72,7 +72,8 @@ def test_the_threads_that_the_environment_asks_for_change_nothing(
     assert trained == on_one_process
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=ONE_MORE), 2])
+@pytest.mark.slow  # test_resume.py trains with and without workers, on one to three processes
+@pytest.mark.parametrize("devices", [1, 2])
 def test_loader_workers_change_nothing(tmp_path, on_one_process, devices):
     overrides = (f"--distributed.devices={devices}", "--data.num_workers=2")
     assert train_mnist(tmp_path, *EPOCH, *overrides) == on_one_process

@@ -240,7 +240,7 @@ def measure_traffic(world, num_lanes):
     return (bytes_sent(world) - before) / (3 * 4 * sum(sizes))
 
 
-@pytest.mark.parametrize("num_lanes", [2, 8, 30])
+@pytest.mark.parametrize("num_lanes", [2, pytest.param(8, marks=pytest.mark.slow), 30])
 def test_exact_sends_about_as_much_as_a_ring_all_reduce(num_lanes):
     """On two processes each sends half of the gradient in either stage, for any number of lanes."""
     for ratio in run_distributed(measure_traffic, 2, num_lanes, one_machine=False):
