@@ -46,7 +46,8 @@ def identify(config: RunConfig, dataset: Mapping[str, Any], world: World, num_st
 def _identify_scheduler(config: RunConfig, scheduler: SchedulerConfig, num_steps: int) -> dict[str, Any]:
     """Say which scheduler a run has, and which value it follows, if it follows one."""
     if scheduler.name is not None:
-        return {"name": scheduler.name, "warmup": scheduler.warmup, "decay": scheduler.decay}
+        of_class = ("class_path", "init_args")
+        return {key: value for key, value in asdict(scheduler).items() if key not in of_class}
     identity = {} if scheduler.of_class is None else plain(scheduler.of_class)
     if scheduler.warmup:  # its state knows no fraction
         identity["warmup"] = scheduler.warmup_steps(num_steps)

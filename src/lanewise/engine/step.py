@@ -14,12 +14,12 @@ from lanewise.checkpoint import grow_buffers
 from lanewise.config.optimizer import needs_closure
 from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
+from lanewise.engine.closure import step_with_closure
 from lanewise.engine.gradient import LaneGradients, StepGradient
 from lanewise.engine.lane import TaskLane
 from lanewise.engine.log_interval import IntervalTotals, LogInterval
 from lanewise.engine.optimizer_shards import OptimizerShards
 from lanewise.engine.scheduler import Plateau
-from lanewise.engine.step_batches import StepBatches
 from lanewise.errors import TaskError
 from lanewise.lanes import lane_seed, update_seed
 from lanewise.precision import Precision
@@ -142,10 +142,11 @@ class TrainStep:
         training, optimizer = self._training, self._training.optimizer
         self._clock.skip()  # an evaluation may have come between
         if self._needs_closure:
-            gradient = self._update_by_closure(batches)
+            gradient = step_with_closure(
+                optimizer, batches, lambda again: self._clip(self.compute_gradient(again))
+            )
         else:
-            gradient = self.compute_gradient(batches)
-            self._clip(gradient)
+            gradient = self._clip(self.compute_gradient(batches))
             optimizer.step()  # does nothing where there is no gradient
         if training.shards is not None:  # processes that update other parameters may have drawn unequally
             self._seed_update(gradient.turn.step)
@@ -226,32 +227,13 @@ class TrainStep:
         seed_all = self._update_may_draw or was_drawn_from()
         (set_random_state if seed_all else seed_torch)(update_seed(self._seed, step))
 
-    def _clip(self, gradient: StepGradient) -> None:
+    def _clip(self, gradient: StepGradient) -> StepGradient:
+        """Clip what is in every `param.grad`, and pass on what is known of it."""
         if self._max_grad_norm is not None:
             assert gradient.norm is not None
             parameters = self._training.model.parameters()
             nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, gradient.norm)
-
-    def _update_by_closure(self, batches: Iterator[LaneBatch]) -> StepGradient:
-        """Let the optimizer ask for the gradient as often as it wants: each time is a pass over the lanes.
-
-        All of them have the same samples and random numbers, so that a line search compares values of one
-        function.
-
-        Returns:
-            What the first one found.
-        """
-        step_batches = StepBatches(batches, copies=True)
-        found: list[StepGradient] = []
-
-        def closure() -> torch.Tensor:
-            gradient = self.compute_gradient(iter(step_batches))
-            self._clip(gradient)
-            found.append(gradient)
-            return torch.tensor(gradient.totals.loss, dtype=torch.float64)
-
-        self._training.optimizer.step(closure)  # type: ignore[arg-type]  # torch's says that it gives a float
-        return found[0]
+        return gradient
 
     def _line(self, gradient: StepGradient, learning_rate: float) -> Line:
         """End the interval."""

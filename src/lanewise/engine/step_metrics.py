@@ -1,4 +1,7 @@
-"""The columns of metrics.jsonl that steps fill; callbacks and TensorBoard get the same."""
+"""The columns of metrics.jsonl that steps fill; callbacks and TensorBoard get the same.
+
+What only the step knows comes through its `Line`.
+"""
 
 from collections.abc import Mapping
 
