@@ -114,7 +114,8 @@ class Tiny(Workload):
     is_deterministic = True
     shuffle = False
     optimizer = torch.optim.SGD
-    optimizer_options: ClassVar[dict[str, Any]] = {"lr": 0.01}
+    # With 0.01, what sides round differently grows to 2e-4 of the loss in 7,800 steps.
+    optimizer_options: ClassVar[dict[str, Any]] = {"lr": 0.001}
 
     def build_model(self) -> nn.Module:
         """See `Workload`."""

@@ -66,9 +66,9 @@ def test_other_work_is_no_comparison(load):
     rounds, workload = load("rounds"), load("workload")
     training = rounds.Training(side="hand-written", work=workload.Tiny(num_micro_batches=1))
     both = {"one": training, "other": training}
-    rounds.require_equal_work(both, {"one": (2.0, 1.0), "other": (2.0, 1.0001)})
+    rounds.require_equal_work(both, {"one": (2.0, 1.0), "other": (2.0, 1.000001)})
     with pytest.raises(SystemExit, match="other computes something else"):
-        rounds.require_equal_work(both, {"one": (2.0, 1.0), "other": (2.0, 1.01)})
+        rounds.require_equal_work(both, {"one": (2.0, 1.0), "other": (2.0, 1.0001)})
     with pytest.raises(SystemExit, match="one has not trained"):
         rounds.require_equal_work(both, {"one": (2.0, float("nan")), "other": (2.0, 1.0)})
 
