@@ -16,7 +16,7 @@ _MODULES = (
     "lanewise.launch.agent",
     "lanewise.loggers",
     "lanewise.verify.verify",
-    "torch.utils.tensorboard",
+    "tensorboard.compat.proto.event_pb2",
     "torchmetrics.classification",  # three seconds, since it imports transformers and matplotlib
     "torchmetrics.retrieval",
     "transformers.models.bert.modeling_bert",

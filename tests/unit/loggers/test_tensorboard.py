@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lanewise.errors import StorageError
 from lanewise.loggers.tensorboard import TensorBoardLogger
 
 
@@ -51,3 +52,27 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(tmp_path):
     logger.on_start(tmp_path, 0, 8)
     logger.on_end(RuntimeError())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_run_leaves_its_lines(tmp_path):
+    logger = TensorBoardLogger(tmp_path)
+    logger.on_step(0, 0, {"train/loss": 1.0})
+    left = scalars_of(tmp_path)
+    logger.on_end(None)
+    assert left == {"train/loss": [(0, 1.0)]}
+
+
+def test_a_run_that_goes_on_writes_steps_again_and_tensorboard_forgets_the_first_time(tmp_path):
+    earlier, later = TensorBoardLogger(tmp_path), TensorBoardLogger(tmp_path, first_step=3)
+    for step in range(5):
+        earlier.on_step(0, step, {"train/loss": float(step)})
+    later.on_step(0, 3, {"train/loss": 30.0})
+    for logger in (earlier, later):
+        logger.on_end(None)
+    assert scalars_of(tmp_path) == {"train/loss": [(0, 0.0), (1, 1.0), (2, 2.0), (3, 30.0)]}
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
+    (tmp_path / "tensorboard").write_text("a file is in the way")
+    with pytest.raises(StorageError, match="tensorboard cannot be written: File exists"):
+        TensorBoardLogger(tmp_path / "tensorboard").on_step(0, 0, {"train/loss": 1.0})
