@@ -76,7 +76,7 @@ class StepLosses:
         return self.factor * (1.0 if turn.num_present_lanes == 1 else totals.weight)
 
     def start_exchange(
-        self, turn: LaneTurn, votes: tuple[bool, bool], buffer_changes: torch.Tensor | None
+        self, turn: LaneTurn, votes: tuple[bool, bool], buffer_changes: Sequence[float] | torch.Tensor
     ) -> None:
         """Begin to exchange. Collective: every rank must call this, when all its lanes were added.
 

@@ -1,7 +1,16 @@
-"""One buffer of a module: its value at a start, whether that changed, and the way back."""
+"""Buffers of modules: their values at a start, whether those changed, and the way back.
+
+[Note: groups of buffers]
+A model has many small buffers (a ResNet-50 159), and what is done with one takes as long as what is done with
+all of them in one tensor. So those of one dtype are a group: compared, copied, averaged and sent as one. A
+mean of values that no lane changed is that value, to the last bit, as products and sums of float64 hold
+products of a float32 and a number of samples exactly; so a group may be averaged where one of its buffers
+changed. float64 and complex buffers, and large ones, which are often constant, are groups of their own.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -9,70 +18,158 @@ from torch import nn
 from lanewise.errors import TaskError
 
 CHANGED, RESHAPED = 1.0, 2.0
-"""What is told of a buffer that changed, and of one that has another shape now; 0 of others."""
+"""What is told of a group that changed, and of one of whose buffers some has another form; 0 of others."""
+
+Form = tuple[torch.Size, torch.dtype]
+"""What all lanes must give a buffer alike."""
+
+_MOST_ELEMENTS = 2**14
+"""Of a buffer that shares a group."""
+_WIDE_DTYPES = (torch.float64, torch.complex64, torch.complex128)
 
 
-class Buffer:
-    """One buffer of one module; it survives that a forward replaces or resizes the tensor."""
+class _Place(NamedTuple):
+    """Where a buffer is."""
 
-    def __init__(self, name: str, module: nn.Module, key: str) -> None:
-        self.name = name
-        self._module = module
-        self._key = key
+    name: str
+    module: nn.Module
+    key: str
+
+
+class BufferGroup:
+    """Buffers whose values lie one after the other. See [Note: groups of buffers].
+
+    It survives that a forward replaces or resizes a tensor.
+
+    Args:
+        places: several of one dtype on one device, or one that may as well be None.
+    """
+
+    def __init__(self, places: Sequence[_Place]) -> None:
+        self._places = places
+        self._tensors: list[torch.Tensor | None] = [None] * len(places)
+        self.start: torch.Tensor | None = None
+        """Flat, at the start of a step; None where the buffer was None."""
         self.note_start()
 
-    def note_start(self) -> None:
-        """Take what the module holds for the start of a step."""
-        tensor = self._module._buffers[self._key]
-        if tensor is not None and any(
-            stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        ):
-            tensor = tensor.contiguous()  # of an expanded one, no element can be written by itself
-        self._tensor = self._module._buffers[self._key] = tensor
-        self.start = None if tensor is None else tensor.detach().clone()
+    @property
+    def names(self) -> list[str]:
+        """Of the buffers."""
+        return [place.name for place in self._places]
 
-    def follow(self, other: "Buffer") -> None:
-        """Take the start of the step from the same buffer of another replica."""
-        self._tensor = self._module._buffers[self._key]
-        device = None if self._tensor is None else self._tensor.device
-        self.start = None if other.start is None else other.start.to(device)
+    @property
+    def has_its_forms(self) -> bool:
+        """Whether the buffers have the shapes and dtypes that they had at the start."""
+        return forms_of(self._now()) == self.forms
+
+    def note_start(self) -> None:
+        """Take what the modules hold for the start of a step, with the forms of the last one."""
+        for number, (tensor, (_, module, key)) in enumerate(zip(self._now(), self._places, strict=True)):
+            if tensor is not self._tensors[number]:
+                self._tensors[number] = module._buffers[key] = _writable(tensor)
+        tensors = [tensor.detach() for tensor in self._tensors if tensor is not None]
+        if self.start is None:
+            start = _flatten(tensors).clone() if tensors else None
+            self._set_start(start, forms_of(self._tensors))
+        else:
+            torch.cat([tensor.flatten() for tensor in tensors], out=self.start)
+
+    def follow(self, other: "BufferGroup") -> None:
+        """Take the start of the step from the same buffers of another replica."""
+        self._tensors = self._now()
+        self.begin_with(other.start, other.forms)
         self.reset()
+
+    def begin_with(self, start: torch.Tensor | None, forms: list[Form]) -> None:
+        """Take values with such forms, which may lie elsewhere, for the start of the step."""
+        if start is not None and self.start is not None and forms == self.forms:
+            self.start.copy_(start.flatten())
+        else:
+            device = None if self._tensors[0] is None else self._tensors[0].device
+            self._set_start(None if start is None else start.to(device, copy=True).flatten(), forms)
 
     def reset(self) -> None:
         """Put the start of the step back."""
-        if self.start is None:
-            self._tensor = None
-        elif self._tensor is None or self._tensor.shape != self.start.shape:
-            self._tensor = self.start.clone()
-        else:
-            self._tensor.copy_(self.start)
-        self._module._buffers[self._key] = self._tensor
+        tensors = []
+        for number, (_, module, key) in enumerate(self._places):
+            tensor = self._tensors[number]
+            if self.start is None:
+                tensor = None
+            elif tensor is None or (tensor.shape, tensor.dtype) != self.forms[number]:
+                tensor = self._starts[number].clone()
+            self._tensors[number] = module._buffers[key] = tensor
+            tensors += [] if tensor is None else [tensor]
+        if tensors:
+            torch._foreach_copy_(tensors, self._starts)  # one call instead of many
 
-    def look(self) -> tuple[float | torch.Tensor, torch.Tensor | None]:
-        """Return whether the buffer is other than at the start of the step, and a copy of it if it may be.
+    def look(self) -> tuple[float | torch.Tensor, list[torch.Tensor | None]]:
+        """Return whether the buffers are other than at the start of the step, and a copy if they may be.
 
-        Does not wait for a GPU: there the answer is a tensor.
+        The copy is one flat tensor; if a buffer has another form, it is one of each. Does not wait for a GPU:
+        there the answer is a tensor.
         """
-        value, start = self._module._buffers[self._key], self.start
-        if value is None or start is None or value.shape != start.shape:
-            change: float | torch.Tensor = 0.0 if value is start else RESHAPED
-        elif value.is_cpu:
-            change = 0.0 if torch.equal(value, start) else CHANGED
-        else:
-            change = (value.detach() != start).any()
+        now = self._now()
+        if forms_of(now) != self.forms:
+            return RESHAPED, [None if one is None else one.detach().clone() for one in now]
+        if self.start is None:
+            return 0.0, []
+        flat = _flatten([one for one in now if one is not None]).detach()
+        change = (flat != self.start).any() if not flat.is_cpu else float(not torch.equal(flat, self.start))
         is_unchanged = isinstance(change, float) and not change
-        return change, None if value is None or is_unchanged else value.detach().clone()
+        return change, [] if is_unchanged else [flat.clone() if len(now) == 1 else flat]
+
+    def ungroup(self) -> "list[BufferGroup]":
+        """Return each buffer as a group of its own, after putting the start of the step back."""
+        self.reset()
+        return [BufferGroup([place]) for place in self._places]
+
+    def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """View the buffers in a flat tensor."""
+        shapes = [shape for shape, _ in self.forms]
+        parts = flat.split([shape.numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _now(self) -> list[torch.Tensor | None]:
+        """Return what the modules hold."""
+        return [module._buffers[key] for _, module, key in self._places]
+
+    def _set_start(self, start: torch.Tensor | None, forms: list[Form]) -> None:
+        self.start = start
+        self.forms = forms
+        """Of each buffer; none where it was None."""
+        self._starts = [] if start is None else self.split(start)
+
+
+def _writable(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a buffer each element of which can be written by itself, which is not so in an expanded one."""
+    if tensor is not None and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        return tensor.contiguous()
+    return tensor
+
+
+def forms_of(tensors: Sequence[torch.Tensor | None]) -> list[Form]:
+    """Return the forms of tensors, without those that are None."""
+    return [(tensor.shape, tensor.dtype) for tensor in tensors if tensor is not None]
+
+
+def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Lay tensors one after the other; a single one may not be copied."""
+    if len(tensors) == 1:
+        return tensors[0].flatten()
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 @contextmanager
 def kept_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Put all buffers of some modules back afterwards."""
-    buffers = list(find_buffers(modules))
+    groups = group_buffers(modules)
     try:
         yield
     finally:
-        for buffer in buffers:
-            buffer.reset()
+        for group in groups:
+            group.reset()
 
 
 @contextmanager
@@ -93,14 +190,24 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
             )
 
 
-def find_buffers(modules: Sequence[nn.Module]) -> Iterator[Buffer]:
-    """Find every buffer of the modules; if there are several modules, names begin with the module's number.
+def group_buffers(modules: Sequence[nn.Module]) -> list[BufferGroup]:
+    """Group every buffer of the modules; if there are several modules, names begin with the module's number.
 
     Sparse buffers are left alone: they have no elements that could be averaged.
     """
+    groups: dict[object, list[_Place]] = {}
     for number, root in enumerate(modules):
         for prefix, module in root.named_modules():
             for key, tensor in module._buffers.items():
+                name = ".".join(part for part in (prefix, key) if part)
+                place = _Place(f"{number}:{name}" if len(modules) > 1 else name, module, key)
                 if tensor is None or tensor.layout is torch.strided:
-                    name = ".".join(part for part in (prefix, key) if part)
-                    yield Buffer(f"{number}:{name}" if len(modules) > 1 else name, module, key)
+                    groups.setdefault(_group_of(tensor) or place.name, []).append(place)
+    return list(map(BufferGroup, groups.values()))
+
+
+def _group_of(tensor: torch.Tensor | None) -> object:
+    """Return what the buffers of a group have in common; None for one that is a group of its own."""
+    if tensor is None or tensor.dtype in _WIDE_DTYPES or tensor.numel() > _MOST_ELEMENTS:
+        return None
+    return tensor.dtype, tensor.device

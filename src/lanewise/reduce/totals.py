@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -87,7 +88,7 @@ def start_totals(
     num_present_lanes: int,
     local: Sequence[LocalTotals],
     votes: tuple[bool, bool] = (False, False),
-    buffer_changes: torch.Tensor | None = None,
+    buffer_changes: Sequence[float] | torch.Tensor = (),
 ) -> Callable[[], StepTotals]:
     """Begin to exchange the scalars of a step.
 
@@ -99,7 +100,7 @@ def start_totals(
         num_present_lanes: lanes that have samples in this step.
         local: the rows of this process's lanes that have samples.
         votes: whether this process wants to save, and to stop the run, after this step.
-        buffer_changes: what `LaneBuffers.changes` tells, alike on every rank: float64 [num_buffers], or None.
+        buffer_changes: what `LaneBuffers.changes` tells, of as many groups on every rank.
 
     Returns:
         A function that waits and returns the totals.
@@ -111,19 +112,23 @@ def start_totals(
     is_on_cpu = world.device.type == "cpu"
     absent = [(0.0, 0.0)] * (len(ranges[0]) - len(local))
     known = [(row.loss * row.factor if is_on_cpu else row.factor, row.weight) for row in local]
-    rows = torch.tensor([*known, *absent, votes], dtype=torch.float64)
-    if not is_on_cpu:
-        rows = rows.to(device := float64_device(world.device), non_blocking=True)
+    table = [*known, *absent, votes]
+    if is_on_cpu:
+        numbers = [*chain.from_iterable(table), *buffer_changes]
+        wait = world.start_all_gather(torch.tensor(numbers, dtype=torch.float64))
+    else:
+        device = float64_device(world.device)
+        rows = torch.tensor(table, dtype=torch.float64).to(device, non_blocking=True)
         if local:
             zero = torch.zeros((), device=world.device)
             losses = [row.loss if isinstance(row.loss, torch.Tensor) else zero for row in local]
             rows[: len(local), 0] *= torch.stack([loss.to(device).double() for loss in losses])
-    flat = rows.flatten() if buffer_changes is None else torch.cat([rows.flatten(), buffer_changes])
-    wait = world.start_all_gather_to_host(flat)
+        changes = [buffer_changes] if isinstance(buffer_changes, torch.Tensor) else []
+        wait = world.start_all_gather_to_host(torch.cat([rows.flatten(), *changes]))
 
     def finish() -> StepTotals:
         gathered = wait()
-        rank_rows = gathered[:, : rows.numel()].view(world.world_size, *rows.shape).tolist()
+        rank_rows = gathered[:, : 2 * len(table)].view(world.world_size, len(table), 2).tolist()
         lanes = [
             (loss_sum, weight)
             for lanes_of_rank, rank_row in zip(ranges, rank_rows, strict=True)
@@ -131,17 +136,19 @@ def start_totals(
             if lane < num_present_lanes
         ]
         saves, stops = zip(*(rank_row[-1] for rank_row in rank_rows), strict=True)
-        changes = gathered[:, rows.numel() :].amax(0).tolist()
+        changes = gathered[:, 2 * len(table) :].amax(0).tolist()
         return StepTotals(lanes, wants_save=any(saves), wants_stop=any(stops), buffer_changes=changes)
 
     return finish
 
 
 def _totals_of_one_process(
-    local: Sequence[LocalTotals], votes: tuple[bool, bool], buffer_changes: torch.Tensor | None
+    local: Sequence[LocalTotals],
+    votes: tuple[bool, bool],
+    buffer_changes: Sequence[float] | torch.Tensor,
 ) -> StepTotals:
     """Return the same without a tensor: a small step takes no longer than those would."""
     lanes = [(float(row.loss * row.factor), row.weight) for row in local]
     saves, stops = votes
-    changes = () if buffer_changes is None else buffer_changes.tolist()
-    return StepTotals(lanes, wants_save=saves, wants_stop=stops, buffer_changes=changes)
+    assert not isinstance(buffer_changes, torch.Tensor), "on a CPU they are known"
+    return StepTotals(lanes, wants_save=saves, wants_stop=stops, buffer_changes=buffer_changes)

@@ -176,6 +176,8 @@ class GroupWorld:
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """See `World`."""
+        if self.shared_memory is not None and self.shared_memory.can_gather(tensor):
+            return self.shared_memory.start_all_gather(tensor)
         sent = tensor.cpu() if self._is_on_host else tensor  # gloo gathers tensors of the CPU only
         gathered = sent.new_empty((self.world_size, *sent.shape))
         work = all_gather_single(gathered.view(-1), sent.contiguous().view(-1), async_op=True)
@@ -189,8 +191,6 @@ class GroupWorld:
 
     def start_all_gather_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """See `World`."""
-        if self.shared_memory is not None and self.shared_memory.can_gather(tensor):
-            return self.shared_memory.start_all_gather(tensor)
         if self._is_on_host:
             return self.start_all_gather(tensor.cpu())
         with side_stream(tensor.device):

@@ -39,7 +39,7 @@ class Steps:
         if discard:
             self.buffers.discard()
         else:
-            self.buffers.merge(self.buffers.changes().tolist())
+            self.buffers.merge(self.buffers.changes())
 
 
 class Holder(nn.Module):
@@ -207,6 +207,14 @@ def test_an_integer_that_differs_between_lanes_is_found_by_the_next_look(find):
         find(steps.buffers)
 
 
+def test_an_integer_that_only_some_lanes_write_is_found():
+    holder = Holder(torch.tensor(5))
+    steps = Steps(holder)
+    steps.run(lambda lane: holder.write(torch.tensor(6 if lane < 3 else 5)))
+    with pytest.raises(TaskError, match="lane 3 made 5 of it, and the first 6"):
+        steps.buffers.check()
+
+
 def test_an_integer_that_all_lanes_count_alike_counts_the_steps():
     holder = Holder(torch.tensor(2**60))  # which float64 would round
     steps = Steps(holder)
@@ -250,3 +258,95 @@ def test_equal_names_in_two_modules_do_not_collide():
     steps.run(counted.value.add_)
     with pytest.raises(TaskError, match="integer buffer 0:value differs"):
         steps.buffers.check()
+
+
+class Several(nn.Module):
+    """Has buffers of many dtypes and sizes, several of which share a group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([1.0, 2.0]))
+        self.register_buffer("mask", torch.tensor([[0.0, -torch.inf], [0.1, 0.2]]))
+        self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("table", torch.tensor([7, 8]))
+        self.register_buffer("narrow", torch.tensor([0.5], dtype=torch.float16))
+        self.register_buffer("wide", torch.tensor([0.1], dtype=torch.float64))
+        self.register_buffer("eighth", torch.tensor([2.0, 4.0]).to(torch.float8_e4m3fn))
+        self.register_buffer("large", torch.arange(20_000.0))
+        self.register_buffer("late", None)
+
+
+def test_of_buffers_that_are_merged_together_the_unchanged_ones_keep_every_bit():
+    module = Several()
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    steps = Steps(module)
+
+    def forward(lane: int) -> None:
+        module.mean += lane
+        module.eighth = (module.eighth.float() * 2).to(torch.float8_e4m3fn)
+        module.count += 1
+
+    for _ in range(3):
+        steps.run(forward)
+    steps.buffers.check()
+    after = dict(module.named_buffers())
+    assert after.pop("mean").tolist() == pytest.approx([1 + 3 * MEAN, 2 + 3 * MEAN])
+    assert after.pop("count").item() == 6
+    assert after.pop("eighth").tolist() == [16.0, 32.0]
+    for name, buffer in after.items():
+        assert torch.equal(buffer, before[name]), name
+
+
+def test_a_constant_that_is_infinite_stays_so_where_a_lane_has_lost_its_samples():
+    module = Several()
+    buffers = LaneBuffers([[module]], LocalWorld(torch.device("cpu")), 2)
+    for turn, num_samples in zip(Schedule(4, 4, 2).turns(range(2), 0, 1), (2, 0), strict=True):
+        buffers.begin()
+        module.mean += 1 + turn.lane
+        buffers.end(turn, num_samples)
+    buffers.merge(buffers.changes())
+    assert module.mask.tolist() == [[0.0, -torch.inf], [pytest.approx(0.1), pytest.approx(0.2)]]
+    assert module.mean.tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("first_to_grow", [0, 2])
+def test_one_of_several_buffers_may_grow(first_to_grow):
+    """The others of its group are merged in the same step as before, and in the next ones."""
+    module = Several()
+    steps = Steps(module)
+
+    def forward(lane: int) -> None:
+        module.mean += lane
+        module.count += 1
+        if steps_taken >= first_to_grow:
+            module.mask = torch.full((3,), float(lane))
+            module.late = torch.full((1,), 2.0 * lane)
+
+    for steps_taken in range(4):  # noqa: B007 - the forward looks at it
+        steps.run(forward)
+    steps.buffers.discard()
+    assert module.mean.tolist() == pytest.approx([1 + 4 * MEAN, 2 + 4 * MEAN])
+    assert module.mask.tolist() == pytest.approx([MEAN] * 3)
+    assert module.late.tolist() == pytest.approx([2 * MEAN])
+    assert module.count.item() == 7
+    assert module.narrow.item() == 0.5
+
+
+def test_the_integer_that_differs_is_named_among_several():
+    module = Several()
+    steps = Steps(module)
+    steps.run(lambda lane: module.table[1].copy_(torch.tensor(9 + lane // 3)))
+    with pytest.raises(
+        TaskError, match=r"buffer table differs .* lane 3 made \[7, 10\] of it, and the first \[7, 9\]"
+    ):
+        steps.buffers.check()
+
+
+def test_the_user_may_give_buffers_another_shape_between_steps():
+    module = Several()
+    steps = Steps(module)
+    steps.run(module.mean.add_)
+    module.mean, module.wide = torch.zeros(3), torch.zeros(1)
+    steps.run(module.mean.add_)
+    assert module.mean.tolist() == pytest.approx([MEAN] * 3)
+    assert module.wide.dtype == torch.float32
