@@ -59,9 +59,7 @@ class StepLosses:
         self._local.append(LocalTotals(known, loss.factor, loss.weight))
         self._samples[batch.turn.lane] = batch.indices
         factor = loss.factor * self.factor / (loss.weight if batch.turn.num_present_lanes == 1 else 1.0)
-        if value is None or factor == 1.0:
-            return value, None
-        return value, _scalar(factor, value.dtype, value.device)
+        return value, None if value is None else _scalar(factor, value.dtype, value.device)
 
     @property
     def factor(self) -> float:

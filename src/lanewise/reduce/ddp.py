@@ -27,7 +27,7 @@ from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.compression import CompressedAllReduce
 from lanewise.reduce.pending import PendingGradients, add_into_right, is_dense
-from lanewise.reduce.reducer import divide_gradients, without_loss
+from lanewise.reduce.reducer import divide_gradients, run_backward, without_loss
 from lanewise.reduce.whole_model import WholeModel
 from lanewise.world.world import World
 
@@ -100,7 +100,7 @@ class DDPReducer(WholeModel):
         if self._hooks:
             loss = _call_in_backward(loss, self._note_graph_task)
         if not turn.is_last:
-            loss.backward(factor)
+            run_backward(loss, factor)
             if self._pending is not None:
                 self._pending.push(turn)
             return
@@ -109,11 +109,11 @@ class DDPReducer(WholeModel):
         if self._pending is not None:
             self._earlier = self._pending.take()
         if self._hooks:
-            loss.backward(factor)
+            run_backward(loss, factor)
             self._enter_ddp(without_loss(self.parameters)).backward()
             self._end_first_step()
         else:
-            self._enter_ddp(loss).backward(factor)
+            run_backward(self._enter_ddp(loss), factor)
 
     def finish(self, weight: float) -> None:
         """See `Reducer`."""

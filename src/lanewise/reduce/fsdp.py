@@ -30,7 +30,7 @@ from lanewise.reduce.blocks import find_blocks, require_no_batch_norm
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.fsdp_group import group_of, send_zeros_for_unused
 from lanewise.reduce.reach import reach_all, tensors_in
-from lanewise.reduce.reducer import Lane, LaneWork, T, divide_gradients, trained_parameters
+from lanewise.reduce.reducer import Lane, LaneWork, T, divide_gradients, run_backward, trained_parameters
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
 from lanewise.world.accelerator import move
 from lanewise.world.shards import is_sharded, whole
@@ -185,7 +185,7 @@ class FSDPReducer:
             self._wait_for_checksums = self._world.start_all_gather_to_host(checksum.to(self._world.device))
             exchange_totals()
         self._contributes = loss is not None
-        reach_all(loss, [anchor]).backward(factor)
+        run_backward(reach_all(loss, [anchor]), factor)
         for sums in self._sums or ():
             sums.push(turn.num_present_lanes)
         self._on_backward()

@@ -96,7 +96,7 @@ class Reducer(Protocol):
         Args:
             turn: the lane's turn; one without samples takes part with nothing.
             loss: scalar, of which the lane contributes `factor` times the gradient; None for nothing.
-            factor: scalar, given to the backward, where it costs no node of the graph; None for 1.
+            factor: scalar, given to the backward, where it costs no node of the graph; None for no loss.
             exchange_totals: begins a collective; called once, in the last lane, at the same place among the
                 collectives of every rank.
         """
@@ -146,6 +146,21 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
 def without_loss(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     """Return a scalar whose backward gives no parameter a gradient."""
     return torch.zeros((), device=parameters[0].device, requires_grad=True)
+
+
+def run_backward(loss: torch.Tensor, factor: torch.Tensor | None) -> None:
+    """Do what `loss.backward(factor)` does.
+
+    That checks the arguments of all its uses, which took 28 of the 217 us of a small model's micro-batch.
+    """
+    if factor is None or type(loss) is not torch.Tensor or _engine is None:
+        loss.backward(factor)
+    else:  # retain_graph, create_graph and inputs are its defaults
+        _engine((loss,), (factor,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+# Not public; where a version of torch has it no more, the long way is taken.
+_engine: Callable[..., object] | None = getattr(torch.autograd.graph, "_engine_run_backward", None)
 
 
 def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from lanewise.config import Equality
 from lanewise.lanes import LaneTurn
 from lanewise.reduce.pending import PendingGradients
-from lanewise.reduce.reducer import divide_gradients, without_loss
+from lanewise.reduce.reducer import divide_gradients, run_backward, without_loss
 from lanewise.reduce.whole_model import WholeModel
 
 
@@ -38,7 +38,7 @@ class SingleReducer(WholeModel):
         """See `Reducer`."""
         if turn.is_last:
             exchange_totals()
-        (without_loss(self.parameters) if loss is None else loss).backward(factor)
+        run_backward(without_loss(self.parameters) if loss is None else loss, factor)
         if self._pending is not None:
             self._pending.push(turn)
 

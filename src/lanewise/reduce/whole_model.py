@@ -40,11 +40,11 @@ class WholeModel:
 
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """See `Reducer`."""
-        (model,) = self.replicas
-        return [
-            lane.loss(lane.forward(model, lane.data), lane.data) if lane.has_samples else None
-            for lane in lanes
-        ]
+        (model,), (lane,) = self.replicas, lanes
+        if not lane.has_samples:
+            return [None]
+        data = lane.data
+        return [lane.loss(lane.forward(model, data), data)]
 
     def grad_norm(self) -> torch.Tensor:
         """See `Reducer`."""
