@@ -48,7 +48,7 @@ class WholeModel:
 
     def grad_norm(self) -> torch.Tensor:
         """See `Reducer`."""
-        return nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
+        return torch.linalg.vector_norm(self.gradient_norms())
 
     def gradient_norms(self) -> torch.Tensor:
         """See `Reducer`."""
