@@ -172,7 +172,7 @@ def test_what_an_own_loop_draws_after_a_step_is_the_same_on_every_rank(world_siz
 
 def go_on(world, config: RunConfig, folder: str, steps: int) -> Any:
     """Go on, take some steps and save; return the model, its average, and what a file of it gives."""
-    set_determinism("exact", 1)
+    set_determinism(config.distributed.equality, 1)
     run = build_run(config, world)
     first = resume(run, CheckpointFolder(Path(folder)), allow=())
     engine = Engine(dataclasses.replace(run, last_step=first + steps), first_step=first)
@@ -198,3 +198,21 @@ def test_buffers_that_have_grown_are_averaged_saved_and_gone_on_with(tmp_path):
     run_distributed(go_on, 1, config, str(tmp_path / "stopped"), 2)
     for result in run_distributed(go_on, 2, config, str(tmp_path / "stopped"), 2):
         assert result == alone
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("compression", ["bf16", "powersgd"])
+def test_compressed_gradients_go_on_with_another_number_of_processes(tmp_path, compression, world_size):
+    """On one process nothing travels, so nothing is compressed."""
+    config = configure(Points, num_lanes=NUM_LANES, steps=4, equality="close")
+    distributed = dataclasses.replace(config.distributed, compression=compression)
+    config = dataclasses.replace(config, distributed=distributed)
+    (straight, _, _), *_ = run_distributed(go_on, 2, config, str(tmp_path / "straight"), 4)
+    run_distributed(go_on, 2, config, str(tmp_path / "stopped"), 2)
+    results = run_distributed(go_on, world_size, config, str(tmp_path / "stopped"), 2)
+    assert all(result == results[0] for result in results)
+    for name, gone_on in results[0][0].items():
+        if name.endswith(("weight", "bias")):
+            np.testing.assert_allclose(
+                np.frombuffer(gone_on, np.float32), np.frombuffer(straight[name], np.float32), atol=1e-2
+            )

@@ -21,6 +21,7 @@ class Statistics(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor([0.1, 0.2]))
+        self.register_buffer("wide", torch.arange(1, 50, dtype=torch.float64) / 7)
         self.register_buffer("mask", torch.tensor([0.3, -torch.inf]))
         self.register_buffer("seen", torch.tensor([0.5]))
         self.register_buffer("count", torch.tensor(2**60))
@@ -28,17 +29,22 @@ class Statistics(nn.Module):
 
     def forward(self, step: int, lane: int, grows_from: int) -> None:
         self.mean += 0.1 * lane
+        self.wide *= 0.7
         self.count += 1
         if step >= grows_from:
             self.seen = torch.full((step + 1,), 0.7 * lane)
 
 
-def merge(world, grows_from: int) -> dict[str, Any]:
+def merge(
+    world, grows_from: int, num_samples: int = NUM_SAMPLES, micro_batch_size: int = 2
+) -> dict[str, Any]:
     """Take some steps, and return the buffers."""
     module = Statistics()
     buffers = LaneBuffers([[module]], world, NUM_LANES)
     lanes = lane_ranges(NUM_LANES, world.world_size)[world.rank]
-    for turn in Schedule(NUM_SAMPLES, 2 * NUM_LANES, 2).turns(lanes, 0, NUM_STEPS):
+    for turn in Schedule(num_samples, micro_batch_size * NUM_LANES, micro_batch_size).turns(
+        lanes, 0, NUM_STEPS
+    ):
         buffers.begin()
         if turn.positions:
             module(turn.step, turn.lane, grows_from)
@@ -59,3 +65,15 @@ def test_they_are_the_same_bits_on_any_number_of_processes(world_size):
         assert alone["count"] == 2**60 + NUM_STEPS
         for buffers in run_distributed(merge, world_size, grows_from):
             assert buffers == alone
+
+
+@pytest.mark.parametrize("num_samples", [1, 49])
+def test_the_only_lane_of_a_step_leaves_them_as_it_made_them(num_samples):
+    """On one process nothing is compared or merged then; 49 times a float64 by 49 may be another one."""
+    module = Statistics()
+    for step in range(NUM_STEPS):
+        module(step, 0, 2)
+    made = {name: buffer.tolist() for name, buffer in module.named_buffers()}
+    for world_size in (1, 2):
+        for buffers in run_distributed(merge, world_size, 2, num_samples, 49):
+            assert buffers == made

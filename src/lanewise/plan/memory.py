@@ -96,7 +96,8 @@ def held(measured: Measured, layout: Layout) -> Memory:
     """Return what is alive throughout a step, but the first one."""
     num_parts, num_replicas = layout.num_shards, _num_replicas(measured, layout)
     parameters = sum(weight.shard_bytes(num_parts) for weight in measured.weights)
-    num_kept = 1 + layout.num_lanes_each if measured.changed_buffer_bytes else 1
+    is_alone = layout.num_lanes_each == layout.num_devices == 1  # nothing is merged
+    num_kept = 0 if is_alone else 1 + layout.num_lanes_each
     return Memory(
         parameters=parameters * num_replicas,
         optimizer=update_of(measured, layout).state_bytes,

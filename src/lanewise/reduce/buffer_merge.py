@@ -55,8 +55,10 @@ class BufferMerge:
         first: dict[int, torch.Tensor] | None = None
         for (lane, num_samples), of_lane in zip(lanes, values, strict=True):
             row = torch.cat([*(_to_real(of_lane[number], self._device) for number in floats), one])
-            # Not 0 times what may be infinite.
-            row = row.mul_(num_samples) if num_samples else row.zero_()
+            if not num_samples:  # not 0 times what may be infinite
+                row.zero_()
+            elif num_present > 1:  # else rounding would tell how many processes there are
+                row.mul_(num_samples)
             tree_sum.push((lane, lane + 1), [row])
             if num_samples and first is None:
                 first = {number: of_lane[number].flatten() for number in integers}

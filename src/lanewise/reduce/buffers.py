@@ -102,7 +102,7 @@ class LaneBuffers:
             return
         for lane in self._lanes[-1:]:  # whose forward is done by now
             lane.drop_unchanged()
-        if not turn.positions:
+        if not turn.positions or self._is_alone(turn):
             self._lanes.append(_Lane(turn, num_samples, {}, lambda: ()))
             return
         looks = [groups[replica].look() for groups in self._groups]
@@ -149,6 +149,9 @@ class LaneBuffers:
         """
         if not self._groups:
             return
+        if self._is_alone(self._lanes[0].turn):
+            self._lanes = []
+            return
         lanes = [lane for lane in self._lanes if lane.turn.positions]
         for lane in lanes:
             lane.drop_unchanged()
@@ -169,6 +172,10 @@ class LaneBuffers:
                 for other in others:
                     other.follow(first)
         self.discard()
+
+    def _is_alone(self, turn: LaneTurn) -> bool:
+        """Whether the step has one lane and the run one device, so that its buffers stay as they are."""
+        return turn.num_present_lanes == 1 and self._world.world_size == 1 and len(self._modules) == 1
 
     def check(self) -> None:
         """Raise what `merge` found; a call of its own, so that `merge` need not wait for a GPU.

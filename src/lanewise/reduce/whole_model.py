@@ -48,7 +48,8 @@ class WholeModel:
 
     def grad_norm(self) -> torch.Tensor:
         """See `Reducer`."""
-        return torch.linalg.vector_norm(self.gradient_norms())
+        norm: torch.Tensor = torch.linalg.vector_norm(self.gradient_norms())
+        return norm
 
     def gradient_norms(self) -> torch.Tensor:
         """See `Reducer`."""
