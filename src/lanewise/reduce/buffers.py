@@ -58,6 +58,7 @@ class LaneBuffers:
         self._modules = modules
         self._world = world
         self._float64_device = float64_device(world.device)
+        self._is_one_device = world.world_size == 1 and len(modules) == 1
         self._buffer_merge = BufferMerge(world, num_lanes)
         # Each group on each replica.
         self._groups: list[tuple[BufferGroup, ...]] | None = None
@@ -102,7 +103,8 @@ class LaneBuffers:
             return
         for lane in self._lanes[-1:]:  # whose forward is done by now
             lane.drop_unchanged()
-        if not turn.positions or self._is_alone(turn):
+        # Of the only lane, on the only device, the buffers stay as they are.
+        if not turn.positions or (turn.num_present_lanes == 1 and self._is_one_device):
             self._lanes.append(_Lane(turn, num_samples, {}, lambda: ()))
             return
         looks = [groups[replica].look() for groups in self._groups]
@@ -149,7 +151,7 @@ class LaneBuffers:
         """
         if not self._groups:
             return
-        if self._is_alone(self._lanes[0].turn):
+        if self._lanes[0].turn.num_present_lanes == 1 and self._is_one_device:
             self._lanes = []
             return
         lanes = [lane for lane in self._lanes if lane.turn.positions]
@@ -172,10 +174,6 @@ class LaneBuffers:
                 for other in others:
                     other.follow(first)
         self.discard()
-
-    def _is_alone(self, turn: LaneTurn) -> bool:
-        """Whether the step has one lane and the run one device, so that its buffers stay as they are."""
-        return turn.num_present_lanes == 1 and self._world.world_size == 1 and len(self._modules) == 1
 
     def check(self) -> None:
         """Raise what `merge` found; a call of its own, so that `merge` need not wait for a GPU.
