@@ -80,7 +80,7 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP)) ## run what needs a GP
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
 	PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu.py
 
-benchmarks: $(BENCHMARKS_STAMP) ## compare with hand-written loops and other libraries, and write docs/benchmarks.md (half an hour)
+benchmarks: $(BENCHMARKS_STAMP) ## compare with hand-written loops and other libraries, and write docs/benchmarks.md (more than an hour)
 	@for name in $(BENCHMARKS); do $(BENCHMARKS_VENV)/bin/python benchmarks/$$name.py --write || exit 1; done
 
 docs: $(STAMP) ## build the docs as a site in docs/_build; a warning is an error
