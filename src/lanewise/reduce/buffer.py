@@ -114,9 +114,10 @@ class BufferGroup:
         if self.start is None:
             return 0.0, []
         flat = _flatten([one for one in now if one is not None]).detach()
-        change = (flat != self.start).any() if not flat.is_cpu else float(not torch.equal(flat, self.start))
-        is_unchanged = isinstance(change, float) and not change
-        return change, [] if is_unchanged else [flat.clone() if len(now) == 1 else flat]
+        if flat.is_cpu and torch.equal(flat, self.start):
+            return 0.0, []
+        change = CHANGED if flat.is_cpu else (flat != self.start).any()
+        return change, [flat.clone() if len(now) == 1 else flat]
 
     def ungroup(self) -> "list[BufferGroup]":
         """Return each buffer as a group of its own, after putting the start of the step back."""
