@@ -5,6 +5,7 @@ import resource
 import signal
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,18 @@ class Stuck(Line):
 
     def train_dataset(self) -> Dataset[Any]:
         time.sleep(600)
+        return super().train_dataset()
+
+
+class SignalledWhereErrorsAreLost(Stuck):
+    """Gets a signal where python ignores every error, and never its data."""
+
+    def train_dataset(self) -> Dataset[Any]:
+        gone = object.__new__(type("Gone", (), {}))
+        gone = Line()
+        seen_last = weakref.ref(gone, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        del gone
+        assert seen_last() is None
         return super().train_dataset()
 
 

@@ -126,6 +126,11 @@ def test_before_the_first_step_a_signal_ends_the_run_at_once(tmp_path, devices):
         says_so(command.finish())
 
 
+def test_a_signal_where_python_ignores_errors_is_not_lost(tmp_path):
+    """It was raised as an error, which one of 400 runs lost in an import, whose locks have such callbacks."""
+    says_so(train(write_config(tmp_path, "tasks.SignalledWhereErrorsAreLost")))
+
+
 @pytest.mark.parametrize(("when", "devices"), [("alone", 1), ("launched", 2), ("shutdown", 1)])
 def test_after_the_last_step_a_signal_changes_nothing(tmp_path, when, devices):
     callback = {"class_path": "tasks.SignalAtTheEnd", "init_args": {"when": when}}

@@ -6,20 +6,22 @@
     a worker of that launcher   a thread takes the signal: from anybody it is such a wish, but from the agent
                                 in the launcher it says that another worker failed, and ends the process
 
-The wish is voted on in each step, so it is enough that one rank has it. Before the first step there is
-nothing to save: then one process, or the launcher with its workers, ends at once; a worker of torchrun or
-srun leaves the signals alone until then, since it may be waiting, where no handler runs, for one that
-failed. A second signal ends the process in any case.
+The wish is voted on in each step, so it is enough that one rank has it. A second signal ends the process in
+any case. Before the first step there is nothing to save: then the command ends at once, with its workers. It
+does so without an error that unwinds: a signal may come while python calls what takes every error for its
+own, or ignores it, such as the callback of a weak reference. A process that is not the command's does then
+what it did before lanewise. A worker of torchrun or srun leaves the signals alone until the first step, since
+it may be waiting, where no handler runs, for one that failed.
 """
 
 import atexit
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lanewise.errors import PreemptedError
 from lanewise.launch import LAUNCHER_PID_VARIABLE
@@ -32,10 +34,6 @@ _noted = threading.Event()
 _begun = threading.Event()
 _stop_file: Path | None = None
 _is_watched = False
-
-
-class _Stopped(BaseException):
-    """Raised by a handler, wherever its process is: in a library that takes any `Exception` for its own."""
 
 
 def wants_stop() -> bool:
@@ -71,13 +69,10 @@ def watch_as_worker() -> None:
     threading.Thread(target=_take_signals, name="signals", daemon=True).start()
 
 
-@contextmanager
-def watching_until_exit() -> Iterator[None]:
-    """Do what `watching` does, and leave the handlers until this process ends."""
-    with _stop_as_error():
-        _install()
-        ignore_at_exit()
-        yield
+def watch_until_exit() -> None:
+    """Take the signals by handlers as long as this process lives, which is the command's."""
+    _install(_leave)
+    ignore_at_exit()
 
 
 def ignore_at_exit() -> None:
@@ -87,19 +82,14 @@ def ignore_at_exit() -> None:
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """Take the signals by handlers for a while; does nothing outside of the main thread, which gets them.
-
-    Raises:
-        PreemptedError: at a signal before training began.
-    """
+    """Take the signals by handlers for a while; does nothing outside of the main thread, which gets them."""
     global _is_watched  # noqa: PLW0603 - signals are the process's
     if _is_watched or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = _install()
+    before = _install(signal.raise_signal)
     try:
-        with _stop_as_error():
-            yield
+        yield
     finally:
         _is_watched = False
         for sign, handler in before.items():
@@ -114,8 +104,12 @@ def training() -> Iterator[None]:
         yield
 
 
-def _install() -> dict[signal.Signals, Any]:
-    """Set the handlers, and return those that were there: the second signal does what it did before."""
+def _install(before_training: Callable[[int], object]) -> dict[signal.Signals, Any]:
+    """Set the handlers, and return those that were there: the second signal does what it did before.
+
+    Args:
+        before_training: what a handler does with a signal that comes so early.
+    """
     global _is_watched  # noqa: PLW0603 - signals are the process's
     _is_watched = True
     _noted.clear()
@@ -125,18 +119,17 @@ def _install() -> dict[signal.Signals, Any]:
         signal.signal(sign, before[signal.Signals(sign)])
         _note()
         if not _has_begun():
-            raise _Stopped
+            before_training(sign)
 
     before = {sign: signal.signal(sign, handle) or signal.SIG_DFL for sign in _SIGNALS}
     return before
 
 
-@contextmanager
-def _stop_as_error() -> Iterator[None]:
-    try:
-        yield
-    except _Stopped:
-        raise PreemptedError("a signal stopped the run before its first step. Start it again.") from None
+def _leave(_sign: int) -> NoReturn:
+    """End this process, and with it those that it started; the kernel frees what it holds."""
+    with suppress(OSError):  # nobody listens
+        os.write(2, b"a signal stopped the run before its first step. Start it again.\n")
+    os._exit(PreemptedError.exit_code)
 
 
 def _ignore() -> None:

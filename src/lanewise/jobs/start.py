@@ -78,8 +78,9 @@ def run_command(job: Job, show: Callable[[Any], None]) -> None:
     """Start a job for the command line, and show its result once; after an error, leave a prepared world."""
     environment = Environment.from_env(os.environ)
     if environment is None:
-        with signals.watching_until_exit() if job.can_stop else nullcontext():
-            show(start(job, is_fresh=False))
+        if job.can_stop:
+            signals.watch_until_exit()
+        show(start(job, is_fresh=False))
         return
     if job.can_stop:
         signals.ignore_at_exit()
