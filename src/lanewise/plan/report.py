@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
@@ -10,7 +10,6 @@ from rich.table import Table
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
 from lanewise.plan.measure import Subject
-from lanewise.plan.memory import Memory
 from lanewise.plan.row import Row
 
 
@@ -43,33 +42,21 @@ class Report:
         )
 
     def table(self) -> Table:
-        """Draw setting x what it needs."""
-        names = [field.name for field in fields(Memory)]
+        """Draw setting x what it needs; what is nothing in every row has no column."""
+        rows = [_cells(row) for row in self.rows]
+        names = [name for name in rows[0] if any(row[name] for row in rows)]
         table = Table(box=None, pad_edge=False)
-        for name in ("reducer", "checkpointing"):
-            table.add_column(name, no_wrap=True)
-        for name in ("devices", "global batch", "lanes each", *names, "allowance", "all", "sent"):
-            table.add_column(name, justify="right")
-        for name in ("link, s", "step, s"):
-            table.add_column(name, justify="right")
-        for row in self.rows:
-            parts = [*(getattr(row.memory, name) for name in names), row.fragmentation_bytes, row.num_bytes]
-            table.add_row(
-                row.layout.reducer,
-                "yes" if row.is_checkpointed else "no",
-                f"{row.layout.num_devices:,}",
-                f"{row.global_batch_size:,}",
-                f"{row.layout.num_lanes_each:,}",
-                *(_size(part) for part in (*parts, row.sent_bytes)),
-                "" if row.link_seconds is None else f"{row.link_seconds:.3g}",
-                "" if row.step is None else f"{row.step.total:.3g}",
-            )
+        for name in names:
+            is_word = name in ("reducer", "checkpointing")
+            table.add_column(name, justify="left" if is_word else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[name] for name in names))
         return table
 
     def lines(self) -> Iterator[str]:
         """Say what the table does not show; the last line is the choice."""
         yield from (f"note: {note}" for note in self._notes())
-        yield from (f"{_name(row)}: {_verdict(row)}" for row in self.rows)
+        yield from (f"{_name(row)}: {verdict}" for row in self.rows if (verdict := _verdict(row)))
         fastest = self.fastest
         if fastest is not None:
             speed = fastest.samples_per_second or 0.0
@@ -109,6 +96,25 @@ class Report:
                 break
 
 
+def _cells(row: Row) -> dict[str, str]:
+    """Return a line of the table, by column; empty for nothing, and for what is not known."""
+    sizes = {
+        **asdict(row.memory),
+        "allowance": row.fragmentation_bytes,
+        "all": row.num_bytes,
+        "sent": row.sent_bytes,
+    }
+    seconds = {"link, s": row.link_seconds, "step, s": row.step and row.step.total}
+    return {
+        "devices": f"{row.layout.num_devices:,}",
+        "lanes": f"{row.layout.num_lanes_each:,}",
+        "reducer": row.layout.reducer,
+        "checkpointing": "yes" if row.is_checkpointed else "",
+        **{name: _size(size) if size else "" for name, size in sizes.items()},
+        **{name: f"{time:.3g}" if time else "" for name, time in seconds.items()},
+    }
+
+
 def _name(row: Row) -> str:
     checkpointed = ", checkpointing" if row.is_checkpointed else ""
     devices = "device" if row.layout.num_devices == 1 else "devices"
@@ -116,22 +122,19 @@ def _name(row: Row) -> str:
 
 
 def _verdict(row: Row) -> str:
-    """Say in a few words whether a setting fits, and what limits it."""
-    limit = row.machine.memory_bytes
-    needs = _size(row.num_bytes)
-    if not row.fits and limit is not None:
+    """Say in a few words whether a setting fits and what limits it, as far as that is known."""
+    said, limit, step = [], row.machine.memory_bytes, row.step
+    if limit is not None:
+        said = [f"{'fits' if row.fits else 'does not fit'}, {_size(row.num_bytes)} of {_size(limit)}"]
+    if not row.fits:
         parts = asdict(row.memory)
         largest = max(parts, key=lambda name: parts[name])
-        return f"does not fit, {needs} of {_size(limit)}; most of it: {largest}, {_size(parts[largest])}"
-    fits = f"needs {needs}" if limit is None else f"fits, {needs} of {_size(limit)}"
-    step = row.step
-    if step is None:
-        return fits
-    if step.exposed > step.compute:
-        return (
-            f"{fits}; the link is the limit: {step.exposed:.3g} of {step.total:.3g} s of a step wait for it"
-        )
-    return f"{fits}; computing is the limit: {step.compute:.3g} of {step.total:.3g} s of a step"
+        said.append(f"most of it: {largest}, {_size(parts[largest])}")
+    elif step is not None and step.exposed > step.compute:
+        said.append(f"the link is the limit: {step.exposed:.3g} of {step.total:.3g} s of a step wait for it")
+    elif step is not None:
+        said.append(f"computing is the limit: {step.compute:.3g} of {step.total:.3g} s of a step")
+    return "; ".join(said)
 
 
 def _size(num_bytes: float) -> str:

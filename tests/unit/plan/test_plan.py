@@ -56,6 +56,16 @@ def test_every_line_of_the_table_and_of_json_is_a_row(report):
     assert report.table().row_count == len(report.rows) == len(report.to_json()["rows"])
 
 
+def test_what_is_nothing_in_every_row_has_no_column():
+    """A row had 200 characters, which no terminal shows on a line."""
+    table = plan(config_of("Plain"), [1, 2], Machine()).table()
+    names = [str(column.header) for column in table.columns]
+    assert names[:4] == ["devices", "lanes", "reducer", "checkpointing"]
+    assert not {"average", "allowance", "link, s", "step, s"} & set(names)
+    assert {"parameters", "all", "sent"} <= set(names)
+    assert {len(list(column.cells)) for column in table.columns} == {table.row_count}
+
+
 def test_what_is_not_given_is_named():
     assert "which is fastest is not known: give --tflops or --time-lane" in lines_of(config_of("Plain"))
 
@@ -68,7 +78,8 @@ def test_compile_is_left_out_and_said():
 def test_checkpointing_as_configured_has_the_rows_with_it():
     section = ActivationCheckpointingConfig(blocks=("Linear",))
     config = replace(config_of("Plain"), memory=MemoryConfig(activation_checkpointing=section))
-    assert "2 devices, ddp, checkpointing: needs" in lines_of(config)
+    rows = plan(config, [2], Machine()).rows
+    assert [row.is_checkpointed for row in rows if row.layout.reducer == "ddp"] == [False, True]
 
 
 def test_an_accelerator_has_an_allowance_for_fragmentation():
@@ -82,6 +93,6 @@ def test_a_model_that_cannot_be_sharded_has_no_row_of_fsdp():
     config = config_of("Plain")
     fsdp = replace(config.distributed.fsdp, blocks=("Nowhere",))
     config = replace(config, distributed=replace(config.distributed, fsdp=fsdp))
-    text = lines_of(config)
-    assert "note: no fsdp: distributed.fsdp.blocks names Nowhere" in text
-    assert "devices, fsdp" not in text
+    report = plan(config, [2], Machine())
+    assert "note: no fsdp: distributed.fsdp.blocks names Nowhere" in "\n".join(report.lines())
+    assert "fsdp" not in {row.layout.reducer for row in report.rows}
