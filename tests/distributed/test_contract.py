@@ -144,6 +144,21 @@ def test_a_global_weight_of_zero_updates_nothing_and_says_so(world_size, equalit
         assert sum("weight 0" in record for record in records) == 3
 
 
+class WeightlessWhereItIsPartial(Line):
+    def loss(self, outputs, batch):
+        return Loss(F.mse_loss(outputs, batch[1], reduction="sum"), len(outputs) if len(outputs) == 5 else 0)
+
+
+@pytest.mark.parametrize("equality", ["exact", "close"])
+def test_the_only_lane_of_a_step_may_have_weight_zero(equality):
+    """Its weight is in the factor of its backward, where it was a division by zero."""
+    options = {"micro_batch_size": 5, "steps": 6, "equality": equality}
+    alone, losses = run_distributed(run_task, 1, WeightlessWhereItIsPartial, options)[0]
+    assert [loss > 0 for loss in losses] == [True, False] * 3  # of the lanes' last step there is no mean
+    for state, _ in run_distributed(run_task, 3, WeightlessWhereItIsPartial, options):
+        assert equality == "close" or state == alone
+
+
 @EITHER
 def test_a_parameter_that_no_lane_uses_is_named_once(world_size):
     first, *others = [records for records, _ in run_distributed(count_warnings, world_size, Language)]

@@ -14,6 +14,9 @@ from lanewise.precision import LossScale
 from lanewise.reduce import LocalTotals, StepTotals, start_totals
 from lanewise.world.world import World
 
+_MOST_SHOWN = 16
+"""Of the lanes and samples that an error names."""
+
 
 class StepLosses:
     """Collects what the lanes of this process say of a step, and exchanges it with the other processes.
@@ -54,12 +57,15 @@ class StepLosses:
             self._loss_scale.set_unit(self._num_lanes * weight_of_lane_0)
         if loss is None:
             return None, None
-        value = loss.value
-        known = 0.0 if value is None else value.item() if value.is_cpu else value.detach()
-        self._local.append(LocalTotals(known, loss.factor, loss.weight))
         self._samples[batch.turn.lane] = batch.indices
+        value = loss.value
+        if value is None:
+            self._local.append(LocalTotals(0.0, loss.factor, loss.weight))
+            return None, None
+        known = value.item() if value.is_cpu else value.detach()
+        self._local.append(LocalTotals(known, loss.factor, loss.weight))
         factor = loss.factor * self.factor / (loss.weight if batch.turn.num_present_lanes == 1 else 1.0)
-        return value, None if value is None else _scalar(factor, value.dtype, value.device)
+        return value, _scalar(factor, value.dtype, value.device)
 
     @property
     def factor(self) -> float:
@@ -98,15 +104,25 @@ class StepLosses:
         samples: dict[int, Sequence[int]] = {}
         for rank_samples in self._world.all_gather_object(self._samples):
             samples |= rank_samples
-        described = "\n".join(
-            f"  lane {lane.lane}: loss {lane.loss_sum}, samples {list(samples[lane.lane])}"
-            for lane in totals.lanes
-            if not math.isfinite(lane.loss_sum)
-        )
+        bad = [lane for lane in totals.lanes if not math.isfinite(lane.loss_sum)]
+        described = [
+            f"  lane {lane.lane}: loss {lane.loss_sum}, samples {_shorten(samples[lane.lane])}"
+            for lane in bad[:_MOST_SHOWN]
+        ]
+        if len(bad) > _MOST_SHOWN:
+            described.append(f"  and {len(bad) - _MOST_SHOWN} more of {len(totals.lanes)} lanes")
+        listed = "\n".join(described)
         raise NonFiniteLossError(
-            f"the loss is not finite in step {turn.step} (epoch {turn.epoch}), so the update was "
-            f"not completed.\n{described}\nLook at these samples, or lower the learning rate."
+            f"the loss is not finite in step {turn.step} (epoch {turn.epoch}), so the weights were not "
+            f"updated.\n{listed}\nLook at these samples, or lower the learning rate."
         )
+
+
+def _shorten(numbers: Sequence[int]) -> str:
+    """Write the first of many numbers."""
+    if len(numbers) <= _MOST_SHOWN:
+        return str(list(numbers))
+    return f"{list(numbers[:_MOST_SHOWN])} and {len(numbers) - _MOST_SHOWN} more"
 
 
 @lru_cache(maxsize=64)
