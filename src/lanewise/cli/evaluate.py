@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from lanewise.cli.syntax import Command, Flag, Given, Operand, read_path
 
 _RUN_OR_MODEL = Operand(
-    "RUN_OR_MODEL", "a run_dir, for its model.safetensors; or a .safetensors file in one", read_path
+    "RUN_OR_MODEL",
+    "a run_dir, for its model.safetensors (with train.ema_decay for its averaged.safetensors); or a "
+    ".safetensors file in one",
+    read_path,
 )
 _TRUST = Flag(
     "--trust",

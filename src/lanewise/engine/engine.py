@@ -121,6 +121,8 @@ class Engine:
         if self._world.rank == 0:
             self._describe_end(end, time.perf_counter() - start)
             logger.info("model: %s", run_dir.model)
+            if self.training.average is not None:
+                logger.info("average of its weights, which is evaluated: %s", run_dir.averaged_model)
         return {} if self.evaluation is None else self.evaluation.last_values
 
     def steps(self) -> Iterator[StepReport]:

@@ -121,7 +121,8 @@ def evaluate(
     """Evaluate a trained model on the eval datasets of its task.
 
     Args:
-        run_or_model: a run directory, for its trained model; or a .safetensors file in one.
+        run_or_model: a run directory, for its trained model (the moving average with `train.ema_decay`); or
+            a .safetensors file in one.
         task: None: built again from the arguments that the run noted, if they are plain values.
         devices: processes, as in the configuration; None: one.
         trust: whether code that lies in the run directory may run.
@@ -154,7 +155,8 @@ def predict(
     """Compute the outputs of a trained model on one of the eval datasets of its task.
 
     Args:
-        run_or_model: a run directory, for its trained model; or a .safetensors file in one.
+        run_or_model: a run directory, for its trained model (the moving average with `train.ema_decay`); or
+            a .safetensors file in one.
         dataset: name of the eval dataset.
         task: None: built again from the arguments that the run noted, if they are plain values.
         devices: processes, as in the configuration; None: one.

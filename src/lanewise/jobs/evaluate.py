@@ -81,8 +81,8 @@ def find_model(
     of a run that was trained here is absolute and has none.
 
     Args:
-        run_or_model: a run directory, for its trained model; or a file of weights in one, such as its
-            `best.safetensors`.
+        run_or_model: a run directory, for its trained model, of which training evaluates the moving average
+            if there is one; or a file of weights in one, such as its `best.safetensors`.
         overrides: of the configuration; without one of the devices, one process evaluates.
         has_task: the task is there already as an object.
         trust: whether code that came with the run may run.
@@ -97,16 +97,13 @@ def find_model(
     run_or_model = Path(expand_user(str(run_or_model)))
     is_file = run_or_model.suffix == ".safetensors"
     run_dir = RunDir(run_or_model.parent if is_file else run_or_model)
-    model_file = run_or_model if is_file else run_dir.model
-    for needed in (run_dir.config, model_file):
-        if not needed.exists():
-            raise CheckpointError(
-                f"{run_or_model} is no finished run: there is no {needed}. "
-                "Name a run_dir, or a .safetensors file in one."
-            )
+    _require(run_dir.config, run_or_model)
     # An evaluation normalises by running statistics, so it has none of the conditions of SyncBatchNorm.
     of_training = [Override("distributed.devices", "null"), Override("distributed.sync_batch_norm", "false")]
     config = load_config(str(run_dir.config), [*of_training, *overrides])
+    trained = run_dir.model if config.train.ema_decay is None else run_dir.averaged_model
+    model_file = run_or_model if is_file else trained
+    _require(model_file, run_or_model)
     if not has_task and (found := _find_object(config.task.init_args)):
         raise CheckpointError(
             f"the task of {run_dir.path} cannot be built again: {found[0]} was {found[1]}. "
@@ -123,6 +120,14 @@ def find_model(
     if came_with or lies_in(search_path, folder):
         return replace(config, search_path=None), model_file, (folder, search_path)
     return config, model_file, (folder,)
+
+
+def _require(file: Path, run_or_model: Path) -> None:
+    if not file.exists():
+        raise CheckpointError(
+            f"{run_or_model} is no finished run: there is no {file}. "
+            "Name a run_dir, or a .safetensors file in one."
+        )
 
 
 def _find_object(value: object, name: str = "init_args") -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ from lanewise.config import ClassConfig, DataConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.load import dump_config, load_config
 from lanewise.config.override import Override
-from lanewise.errors import ConfigError
+from lanewise.errors import CheckpointError, ConfigError
 from lanewise.jobs.evaluate import EvaluateJob, find_model
 from lanewise.world.environment import Environment
 from tests.distributed.tasks import Smooth, configure
@@ -58,6 +58,19 @@ def check(run_dir: Path, *overrides: Override, trust: bool = False) -> None:
     config, model_file, untrusted = find_model(run_dir, overrides, trust=trust)
     add_search_path(config)
     EvaluateJob(config, model_file=model_file, untrusted=untrusted).check(Environment())
+
+
+def test_the_weights_are_those_that_training_evaluated(project):
+    """With a moving average, `lanewise evaluate RUN` gave other values than the training's last line."""
+    run_dir = write_run(project, "tests.distributed.tasks.Smooth", None)
+    assert find_model(run_dir)[1] == run_dir / "model.safetensors"
+    text = (run_dir / "config.yaml").read_text()
+    (run_dir / "config.yaml").write_text(text.replace("ema_decay: null", "ema_decay: 0.9"))
+    with pytest.raises(CheckpointError, match=r"is no finished run: there is no .*averaged\.safetensors"):
+        find_model(run_dir)
+    (run_dir / "averaged.safetensors").touch()
+    assert find_model(run_dir)[1] == run_dir / "averaged.safetensors"
+    assert find_model(run_dir / "model.safetensors")[1] == run_dir / "model.safetensors"
 
 
 def test_code_of_the_project_runs_though_the_run_lies_in_it(project):
