@@ -40,10 +40,11 @@ def resume(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> int:
             logger.info("no checkpoint in %s yet: starting from the beginning", folder.path)
         return 0
     path, manifest = found
-    if manifest.step > run.last_step:
+    mistakes, _ = compare(run.identity, manifest.identity, allow)
+    if manifest.step > run.last_step and not mistakes:  # a mistake may be why it has fewer steps
         raise CheckpointError(
-            f"{path} is of a run that took {manifest.step} steps, and this one ends before step "
-            f"{run.last_step}. Raise train.max_steps or train.epochs, or use another train.run_dir."
+            f"{path} is of a run that took {manifest.step} steps, and this one has {run.last_step}. "
+            "Raise train.max_steps or train.epochs, or use another train.run_dir."
         )
     allowed = restore(run.state, run.identity, path, manifest, allow)
     if run.training.scheduler is not None and run.identity["num_steps"] != manifest.identity.get("num_steps"):

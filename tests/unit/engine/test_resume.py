@@ -77,8 +77,16 @@ def test_a_run_goes_on_after_the_step_that_was_saved(saved):
 
 
 def test_a_run_that_is_shorter_now_is_an_error(saved):
-    with pytest.raises(CheckpointError, match=r"took 3 steps, and this one ends before step 2\. Raise"):
+    with pytest.raises(CheckpointError, match=r"took 3 steps, and this one has 2\. Raise"):
         go_on(configure(Line, steps=2), saved)
+
+
+def test_larger_batches_are_named_and_not_the_fewer_steps_that_follow(saved):
+    """The remedy was to raise the steps, which led to the error about the lanes."""
+    with pytest.raises(CheckpointError, match=r"(?s)of another run.*lanes was .*--allow lanes"):
+        go_on(configure(Line, num_lanes=16, steps=2), saved)
+    with pytest.raises(CheckpointError, match=r"took 3 steps, and this one has 2\. Raise"):
+        go_on(configure(Line, num_lanes=16, steps=2), saved, ("lanes",))
 
 
 def test_another_length_is_no_other_run(saved):
