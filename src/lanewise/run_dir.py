@@ -97,7 +97,7 @@ class RunDir:
             if held:
                 raise RunDirError(
                     f"run_dir {self.path} holds a run already (it has {held[0].name}). "
-                    "Go on with it by --resume, or choose another with --train.run_dir."
+                    "Go on with it (--resume, from Python resume=True), or choose another train.run_dir."
                 )
             with writing(self.path):
                 for file in (self.config, self.metrics, *self._models):
@@ -106,7 +106,7 @@ class RunDir:
             lock.close()
             raise RunDirError(
                 f"run_dir {self.path} is in use by another process. "
-                "Choose another with --train.run_dir, or wait for that one to end."
+                "Choose another train.run_dir, or wait for that one to end."
             ) from None
         except LanewiseError:
             lock.close()

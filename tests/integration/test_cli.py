@@ -111,14 +111,14 @@ def test_any_key_can_be_overridden(tmp_path):
             [
                 "22 samples",
                 "steps of 8 = 4 lanes x 2",
-                "3 steps an epoch",
-                "6 steps in all",
+                "steps: 3 in an epoch",
+                "6 in all",
                 "1 process on cpu",
             ],
         ),
         (
             ["--distributed.devices=3"],
-            ["3 processes on cpu", "reducer ddp (exact)", "1 or 2 lanes each", "accumulation x1 or 2"],
+            ["3 processes on cpu", "reducer ddp (exact)", "lanes each: 1 or 2,"],
         ),
     ],
 )

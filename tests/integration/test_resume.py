@@ -71,7 +71,7 @@ def test_a_run_dir_that_holds_a_run_needs_resume_or_another_run_dir(stopped):
     assert done.code == 2
     assert len(done.errors) == 1
     assert "--resume" in done.errors[0]
-    assert "--train.run_dir" in done.errors[0]
+    assert "choose another train.run_dir" in done.errors[0]
     assert result(stopped.parent) == before
 
 
@@ -119,7 +119,7 @@ def test_resume_with_fewer_steps_than_were_taken_changes_nothing_that_was_traine
     shutil.copytree(whole / "run", tmp_path / "run")
     done = train(write_noisy(tmp_path, num_steps=5), "--resume")
     assert done.code == 2
-    assert "and this one ends before step 5. Raise train.max_steps" in done.stderr
+    assert "and this one has 5. Raise train.max_steps" in done.stderr
     assert result(tmp_path) == result(whole)
 
 

@@ -54,7 +54,7 @@ def test_claiming_twice_is_an_error(tmp_path):
         RunDir(tmp_path).claim()
     assert str(caught.value) == (
         f"run_dir {tmp_path} is in use by another process. "
-        "Choose another with --train.run_dir, or wait for that one to end."
+        "Choose another train.run_dir, or wait for that one to end."
     )
 
 
@@ -96,7 +96,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path):
         RunDir(tmp_path).claim()
     assert str(caught.value) == (
         f"run_dir {tmp_path} holds a run already (it has metrics.jsonl). "
-        "Go on with it by --resume, or choose another with --train.run_dir."
+        "Go on with it (--resume, from Python resume=True), or choose another train.run_dir."
     )
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", ".lock"}
     assert (tmp_path / "metrics.jsonl").read_text() == "precious"

@@ -108,7 +108,7 @@ def _take_operands(texts: Sequence[str], command: Command, given: Given, *, requ
         mistakes.append(f"{command.name} needs {' '.join(needed)}: got {' '.join(texts) or 'none'}. Name it.")
     names = " ".join(map(write_operand, command.operands))
     mistakes += [
-        f"{command.name} takes {names}: got {extra} as well. An option begins with --."
+        f"{command.name} takes {names}: got {extra} as well. An option begins with --; quote what has spaces."
         for extra in texts[len(command.operands) :]
     ]
     return mistakes

@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mistake in mistakes_of(error):
             print(f"error: {mistake}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(": ".join(["interrupted", *map(str, error.args)]), file=sys.stderr)
         return 130
 
 

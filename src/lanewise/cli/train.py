@@ -40,7 +40,14 @@ def train(given: Given) -> int:
     from lanewise.jobs.train import TrainJob
 
     job = TrainJob(config, is_resumed=given[_RESUME], allow=given[_ALLOW], is_audited=given[_AUDIT])
-    run_command(job, show=lambda _: None)
+    try:
+        run_command(job, show=lambda _: None)
+    except KeyboardInterrupt:
+        from lanewise.checkpoint import CheckpointFolder
+
+        saved = CheckpointFolder(job.run_dir.checkpoints).all()
+        what = f"--resume goes on from {saved[0]}" if saved else "no checkpoint was saved yet"
+        raise KeyboardInterrupt(what) from None
     return 0
 
 

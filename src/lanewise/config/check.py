@@ -99,10 +99,15 @@ def _keys_below(cls: type[Section]) -> Iterator[str]:
 def suggest(word: object, known: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:
     """Say which of the `known` words was probably meant, or list them all if none is near."""
     known = list(known)
-    near = difflib.get_close_matches(str(word), known, n=1, cutoff=cutoff)
-    if near:
-        return f"Did you mean {prefix}{near[0]}?"
-    return f"Valid here: {', '.join(known) or 'nothing'}."
+    near = nearest(str(word), known, cutoff)
+    return f"Did you mean {prefix}{near}?" if near else f"Valid here: {', '.join(known) or 'nothing'}."
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float) -> str | None:
+    """Return the word that was probably meant, in which case letters are; None if none is near."""
+    by_letters = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), by_letters, n=1, cutoff=cutoff)
+    return by_letters[near[0]] if near else None
 
 
 def show(value: object) -> str:
@@ -235,16 +240,25 @@ def _needed(hint: Any) -> str:
     return _KINDS[hint]
 
 
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _remedy(hint: Any, value: object) -> str:
     """End the sentence about a value of the wrong type, with the right spelling where it can be guessed."""
     if isinstance(value, str) and get_origin(hint) is Literal:
-        return f". {suggest(value, get_args(hint), cutoff=0.8)}"  # fp32 is not tf32, and gpu not cpu
+        near = nearest(value, get_args(hint), cutoff=0.8)  # fp32 is not tf32, and gpu not cpu
+        return f". Did you mean {near}?" if near else "."
     if isinstance(value, str) and hint is bool and value.lower() in _BOOLEANS:
         return f", which is text. Write {_BOOLEANS[value.lower()]}."
     if isinstance(value, str) and _is_list(hint):
         return f". Write [{value}]."
     if isinstance(value, str):
-        return f", which is text. Write {_needed(hint)}, without quotes."
+        return f", which is text. Write {_needed(hint)}{', without quotes' if _is_number(value) else ''}."
     if isinstance(value, float) and hint is int and value.is_integer():
         return f". Write {int(value)}."
     if isinstance(value, (int, float)) and hint is str:

@@ -1,6 +1,5 @@
 """From a `class_path` to the class, or to a mistake that says why it cannot be imported."""
 
-import difflib
 import importlib
 import os
 import pkgutil
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lanewise.config.check import show, suggest
+from lanewise.config.check import nearest, show, suggest
 from lanewise.config.class_config import ClassConfig
 from lanewise.config.run import RunConfig
 from lanewise.errors import ConfigError, text_of
@@ -98,8 +97,11 @@ def resolve_class(key: str, config: ClassConfig) -> type:
     module = _import_module(f"{key}.class_path", module_name)
     found = getattr(module, class_name, None)
     if found is None:
-        classes = [name for name, value in vars(module).items() if isinstance(value, type) and name[0] != "_"]
-        hint = suggest(class_name, classes, prefix=f"{module_name}.")
+        classes = {
+            name: one for name, one in vars(module).items() if isinstance(one, type) and name[0] != "_"
+        }
+        own = [name for name, one in classes.items() if one.__module__.startswith(module_name)]
+        hint = suggest(class_name, own or classes, prefix=f"{module_name}.")
         raise ConfigError(f"{key}.class_path: module {module_name} has no {class_name}. {hint}")
     if not isinstance(found, type):
         kind = type(found).__name__
@@ -130,9 +132,9 @@ def _suggest_module(name: str | None) -> str:
     """Name the module that was probably meant, among those beside the missing one."""
     parent, _, last = (name or "").rpartition(".")
     folders = getattr(sys.modules.get(parent), "__path__", None) if parent else None
-    near = difflib.get_close_matches(last, [module.name for module in pkgutil.iter_modules(folders)], n=1)
+    near = nearest(last, [module.name for module in pkgutil.iter_modules(folders)], cutoff=0.75)
     if near:
-        return f"Did you mean {parent}{'.' if parent else ''}{near[0]}?"
+        return f"Did you mean {parent}{'.' if parent else ''}{near}?"
     return f"Put its file into {sys.path[0] or 'the working directory'}, or install its package."
 
 

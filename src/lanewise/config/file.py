@@ -1,6 +1,5 @@
 """Reads the tree of a configuration file, in one of four formats."""
 
-import difflib
 import json
 import re
 import stat
@@ -9,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from lanewise.config.check import show
+from lanewise.config.check import nearest, show
 from lanewise.config.jsonnet import evaluate_jsonnet
 from lanewise.config.strict_yaml import read_yaml
 from lanewise.config.tree import MOST_CHARACTERS, MOST_LEVELS, check_tree, read_integer, too_deep, too_long
@@ -48,9 +47,9 @@ def _read_text(path: Path) -> str:
         with path.open(encoding="utf-8-sig") as file:
             text = file.read(MOST_CHARACTERS + 1)
     except FileNotFoundError:
-        siblings = [file.name for file in path.parent.glob("*") if file.suffix in _READERS]
-        near = difflib.get_close_matches(path.name, siblings, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Looked in {path.parent.resolve()}."
+        siblings = {file.stem: file.name for file in path.parent.glob("*") if file.suffix in _READERS}
+        near = nearest(path.stem, siblings, cutoff=0.6)
+        hint = f"Did you mean {siblings[near]}?" if near else f"Looked in {path.parent.resolve()}."
         raise ConfigError(f"the configuration file {path} does not exist. {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}. Give a readable text file in UTF-8.") from error

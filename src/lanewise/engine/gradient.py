@@ -126,8 +126,9 @@ class LaneGradients:
             yield group
             if self._open:
                 raise TaskError(
-                    f"a lane of step {turn.step} had no backward. Call it once for each micro-batch, "
-                    "with a loss of weight 0 if there is nothing to learn from it."
+                    f"a lane of step {turn.step} had no backward. Call step.backward(loss), which is not "
+                    "loss.backward(), once for each micro-batch; give a loss of weight 0 if there is nothing "
+                    "to learn from it."
                 )
 
     def add(self, losses: Sequence[object], what: str = "the loss given to backward") -> None:
@@ -170,7 +171,7 @@ class LaneGradients:
     def _backward(self, batch: LaneBatch, loss: LaneLoss | None) -> None:
         turn = batch.turn
         if loss is not None and self._unit is None:
-            self._unit = "samples" if loss.is_sample_mean else "units that its Loss counts"
+            self._unit = "its samples" if loss.is_sample_mean else "the units that its Loss counts"
         value, factor = self._losses.add(batch, loss)
         if value is None:
             self._crosstalk.refuse_missing_backward(turn)
@@ -241,7 +242,7 @@ class LaneGradients:
         if self._world.rank:
             return
         logger.info(
-            "loss and gradient of a step are means over its %s; the first step has %g",
+            "loss and gradient of a step are means over %s; the first step has %g",
             self._unit,
             totals.weight,
         )

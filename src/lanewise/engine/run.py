@@ -70,12 +70,11 @@ class Run:
         schedule, world, num_replicas = self.schedule, self.world, len(self.reducer.replicas)
         num_devices = world.world_size * num_replicas
         lanes_each = sorted({len(lanes) for lanes in lane_ranges(schedule.num_lanes, num_devices)})
-        accumulation = " or ".join(map(str, lanes_each))
         processes = "1 process" if world.world_size == 1 else f"{world.world_size} processes"
         distributed = self.config.distributed
         logger.info(
-            "%d samples in steps of %d = %d lanes x %d: %d steps an epoch, %d steps in all\n"
-            "%s on %s, reducer %s (%s): %s lanes each, so gradient accumulation x%s; threads each: %d",
+            "%d samples in steps of %d = %d lanes x %d; steps: %d in an epoch, %d in all\n"
+            "%s on %s, reducer %s (%s); lanes each: %s, one after the other; threads each: %d",
             schedule.num_samples,
             schedule.global_batch_size,
             schedule.num_lanes,
@@ -86,7 +85,6 @@ class Run:
             world.device.type,
             distributed.reducer if num_devices > 1 else "single",
             distributed.equality,
-            accumulation,
-            accumulation,
+            " or ".join(map(str, lanes_each)),
             distributed.threads,
         )

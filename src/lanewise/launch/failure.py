@@ -64,7 +64,11 @@ def first_failure(failures: Iterable[tuple[int, Any]]) -> LaunchError:
         message = f"{shown}\n({place})" if said["is_mistake"] else f"{place} failed:\n{shown}"
         return LaunchError(message, failure.exitcode)
     if failure.exitcode < 0:
-        return LaunchError(f"rank {rank} was killed by signal {-failure.exitcode} ({failure.signal_name()}).")
+        why = ", often by the kernel for want of memory: see dmesg"
+        return LaunchError(
+            f"rank {rank} was killed by signal {-failure.exitcode} ({failure.signal_name()})"
+            f"{why if failure.exitcode == -signal.SIGKILL else ''}."
+        )
     return LaunchError(
         f"rank {rank} ended with exit code {failure.exitcode}; its log may say why.", failure.exitcode
     )

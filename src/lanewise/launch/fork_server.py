@@ -34,7 +34,9 @@ READ_AT_START = (
 _PRELOAD = ("torch", "torch._dynamo", "lanewise.engine")
 """What every worker needs; every optimizer imports torch._dynamo, which takes as long as torch itself."""
 
-_GONE = "the process that workers are forked from was killed."
+_GONE = (
+    "the process that workers are forked from was killed, often by the kernel for want of memory: see dmesg."
+)
 
 _servers: dict[frozenset[tuple[str, str]], "ForkServer"] = {}
 _lock = threading.Lock()

@@ -24,7 +24,8 @@ class LocalLauncher:
         from lanewise.launch.agent import ForkingAgent, OneHost
 
         # What the agent logs of a failure is said better, and once, by the error raised here.
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        for name in ("elastic", "elastic.agent.server.api"):  # which has a level of its own
+            logging.getLogger(f"torch.distributed.{name}").setLevel(logging.CRITICAL)
         (host,) = workers.hosts
         spec = WorkerSpec(
             role="worker",

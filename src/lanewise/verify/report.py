@@ -80,7 +80,10 @@ class Report:
         names = [layout.name for layout in self.layouts if layout.name != "1 again"]
         listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
         if self.is_verified:
-            yield f"verified: {listed} compute the same bytes"
+            grades = ""
+            if self.config.distributed.equality == "close":
+                grades = " in exact, and in close the same but for rounding"
+            yield f"verified: {listed} compute the same bytes{grades}"
         else:
             what = f"{len(self.findings)} cause{'s' if len(self.findings) > 1 else ''} found"
             if any(layout.differences or layout.failure for layout in self._rows()):

@@ -79,7 +79,10 @@ def test_a_key_without_a_value_is_left_to_the_configuration():
     ("arguments", "mistake"),
     [
         (["--resume"], "verify needs CONFIG: got none. Name it."),
-        (["a", "b", "c"], "verify takes CONFIG [OTHER]: got c as well. An option begins with --."),
+        (
+            ["a", "b", "c"],
+            "verify takes CONFIG [OTHER]: got c as well. An option begins with --; quote what has spaces.",
+        ),
         (["a", "--resume=3"], "--resume takes no value: got '3'. Write --resume alone."),
         (["a", "--resume", "--resume"], "--resume is given twice. Give it once."),
         (["a", "--devices=1", "--devices", "2"], "--devices is given twice. Give it once."),

@@ -85,7 +85,12 @@ def test_a_tree_becomes_the_dataclass():
         ({"flag": 1}, "flag must be true or false: got 1. Write true or false."),
         ({"name": 3}, 'name must be text: got 3. Put it into quotes: "3".'),
         ({"name": None}, "name must be text: got null. Write text."),
-        ({"mode": "slwo"}, 'mode must be one of fast, slow: got "slwo". Valid here: fast, slow.'),
+        ({"mode": "slwo"}, 'mode must be one of fast, slow: got "slwo".'),
+        ({"mode": "SLOW"}, 'mode must be one of fast, slow: got "SLOW". Did you mean slow?'),
+        (
+            {"inner": {"start": "three"}},
+            'inner.start must be a whole number: got "three", which is text. Write a whole number.',
+        ),
         ({"mode": 1}, "mode must be one of fast, slow: got 1. Write one of fast, slow."),
         (
             {"table": [1]},

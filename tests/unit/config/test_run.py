@@ -112,7 +112,7 @@ REQUIRED = {
         (-1, "must be at least 1: got -1."),
         (
             "often",
-            'must be a whole number: got "often", which is text. Write a whole number, without quotes.',
+            'must be a whole number: got "often", which is text. Write a whole number.',
         ),
     ],
 )

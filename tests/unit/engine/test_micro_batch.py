@@ -57,7 +57,7 @@ def test_what_was_found_is_said_with_the_line_to_write(monkeypatch, caplog):
     size = find(monkeypatch, 2**30)
     assert f"auto is {size} here" in caplog.text
     assert f"batch: {{global_batch_size: 120, micro_batch_size: {size}}}" in caplog.text
-    assert "steps an epoch" not in caplog.text  # of the trials
+    assert "in an epoch" not in caplog.text  # of the trials
 
 
 def test_nothing_that_fits_and_nobody_that_tells_are_errors(monkeypatch):

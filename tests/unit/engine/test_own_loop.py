@@ -337,7 +337,10 @@ def misuse(world, use):
 @pytest.mark.parametrize(
     ("use", "said"),
     [
-        (no_backward, "a lane of step 0 had no backward. Call it once for each micro-batch"),
+        (
+            no_backward,
+            "a lane of step 0 had no backward. Call step.backward(loss), which is not loss.backward()",
+        ),
         (two_backwards, "backward was called twice for one micro-batch"),
         (all_but_the_end_of_a_step, "step 0 was left before its micro-batches were done"),
         (half_a_step, "step 0 was left before its micro-batches were done"),
