@@ -15,9 +15,12 @@
 A user's mistake is shown as its message alone, without a traceback; an `AssertionError` is a bug of ours.
 """
 
+import os
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 _MAX_LENGTH = 600
 _MAX_MISTAKES = 10
@@ -112,6 +115,23 @@ def text_of(error: BaseException) -> str:
 def describe(error: BaseException) -> str:
     """Return what an error says, with the notes of where it arose."""
     return "\n".join([text_of(error), *getattr(error, "__notes__", [])])
+
+
+def traceback_of(error: BaseException) -> str:
+    """Write a traceback from the user's first frame on, if there is one: what called it is lanewise's."""
+    written = traceback.TracebackException.from_exception(error)
+    users = [
+        number for number, frame in enumerate(written.stack) if not frame.filename.startswith(_NOT_THE_USERS)
+    ]
+    del written.stack[: users[0] if users else 0]
+    return "".join(written.format()).rstrip()
+
+
+_NOT_THE_USERS = (
+    "<",  # frozen modules
+    f"{Path(__file__).parent}{os.sep}",
+    *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
 
 
 _TORCHS_SIGNAL_HANDLER = "torch/utils/data/_utils/signal_handling.py"

@@ -118,6 +118,7 @@ def shows_only(done: Done, exception: str) -> None:
     assert [line.partition(" on ")[0] for line in done.errors] == ["error: rank 1"]
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count(exception) == 1
+    assert "whole_model.py" not in done.stderr  # the frames of lanewise above the user's
     assert "in step 1, lane 2, samples [" in done.stderr
     assert "gloo" not in done.stderr
     assert done.leftover == []
@@ -147,6 +148,7 @@ def test_the_exception_of_a_single_process_is_shown_once(tmp_path):
     assert done.code == 1
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count("ValueError: the image is upside down") == 1
+    assert "lanewise/" not in done.stderr.partition("Traceback")[2]
     assert "in step 0, lane 2, samples [" in done.stderr
 
 

@@ -3,8 +3,11 @@
 import pickle
 import re
 import sys
+from functools import partial
+from operator import itemgetter
 
 import pytest
+import torch
 
 from lanewise import errors
 from lanewise.errors import (
@@ -15,7 +18,9 @@ from lanewise.errors import (
     describe,
     mistakes_of,
     noting,
+    traceback_of,
 )
+from lanewise.nested import map_leaves
 
 CLASSES = {
     name: value
@@ -114,3 +119,28 @@ def test_an_exit_of_the_users_code_is_an_error_that_says_where():
         r"sys\.exit\(0\) was called before the end, in .*test_errors\.py, line \d+\. ", str(caught.value)
     )
     assert describe(caught.value).endswith("\nin sample 3")
+
+
+def fail(_: object) -> None:
+    raise ValueError("of the user")
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (fail, ["fail"]),
+        (partial(map_leaves, fail), ["fail"]),
+        (itemgetter(5), ["map_leaves"]),  # no frame is the user's: it may be a bug of ours
+        (len, ["map_leaves", "__len__"]),
+    ],
+)
+def test_a_traceback_begins_with_the_users_code(function, names):
+    """Most of 60 lines were calls of lanewise, and the user's line was in the middle of them."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+        map_leaves(function, torch.ones(()))
+    error = caught.value
+    assert error.__traceback__ is not None
+    written = traceback_of(error.with_traceback(error.__traceback__.tb_next))  # without this function
+    assert re.findall(r"^  File .* in (\w+)$", written, re.MULTILINE) == names
+    assert written.startswith("Traceback (most recent call last):\n")
+    assert written.splitlines()[-1].startswith(type(error).__name__)

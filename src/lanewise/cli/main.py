@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(version("lanewise"))
         return 0
-    from lanewise.errors import LanewiseError, PreemptedError, mistakes_of
+    from lanewise.errors import LanewiseError, PreemptedError, mistakes_of, traceback_of
 
     try:
         from lanewise.cli.arguments import read_arguments
@@ -81,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mistake in mistakes_of(error):
             print(f"error: {mistake}", file=sys.stderr)
         return error.exit_code
+    except Exception as error:  # noqa: BLE001 - of the user's code, or our bug
+        print(traceback_of(error), file=sys.stderr)
+        return 1
     except KeyboardInterrupt as error:
         print(": ".join(["interrupted", *map(str, error.args)]), file=sys.stderr)
         return 130

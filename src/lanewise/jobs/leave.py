@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from lanewise.errors import LanewiseError, mistakes_of, refuse_exit
+from lanewise.errors import LanewiseError, mistakes_of, refuse_exit, traceback_of
 from lanewise.jobs.scratch import remove_at_exit
 from lanewise.launch import has_agent, record_failure
 
@@ -38,7 +38,7 @@ def _tell(error: BaseException, rank: int) -> None:
         for mistake in mistakes_of(error):
             sys.stderr.write(f"error: {mistake}\n")
     elif not has_agent():
-        traceback.print_exception(error)
+        sys.stderr.write(f"{traceback_of(error)}\n")
     logging.shutdown()
 
 

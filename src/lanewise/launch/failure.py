@@ -11,12 +11,11 @@ import os
 import signal
 import socket
 import time
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lanewise.errors import LanewiseError, LaunchError, describe, text_of
+from lanewise.errors import LanewiseError, LaunchError, describe, text_of, traceback_of
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
@@ -32,7 +31,7 @@ def record_failure(error: BaseException) -> None:
     if not path:
         return
     is_ours = isinstance(error, LanewiseError)
-    shown = describe(error) if is_ours else "".join(traceback.format_exception(error)).rstrip()
+    shown = describe(error) if is_ours else traceback_of(error)
     data = {
         "message": {
             "message": f"{type(error).__name__}: {text_of(error)}",
