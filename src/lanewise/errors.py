@@ -16,7 +16,6 @@ A user's mistake is shown as its message alone, without a traceback; an `Asserti
 """
 
 import os
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -120,18 +119,16 @@ def describe(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """Write a traceback from the user's first frame on, if there is one: what called it is lanewise's."""
     written = traceback.TracebackException.from_exception(error)
-    users = [
-        number for number, frame in enumerate(written.stack) if not frame.filename.startswith(_NOT_THE_USERS)
-    ]
+    users = [number for number, frame in enumerate(written.stack) if _is_users(frame.filename)]
     del written.stack[: users[0] if users else 0]
     return "".join(written.format()).rstrip()
 
 
-_NOT_THE_USERS = (
-    "<",  # frozen modules
-    f"{Path(__file__).parent}{os.sep}",
-    *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-)
+def _is_users(filename: str) -> bool:
+    """Tell whether code is of the user's own, not of python, of an installed package or of lanewise."""
+    others = ("<frozen ", *(f"{Path(file).parent}{os.sep}" for file in (__file__, os.__file__)))
+    is_installed = {"site-packages", "dist-packages"} & set(Path(filename).parts)
+    return not is_installed and not filename.startswith(others)
 
 
 _TORCHS_SIGNAL_HANDLER = "torch/utils/data/_utils/signal_handling.py"

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lanewise import Task
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_model, save_model
 from lanewise.config import EvaluateConfig, RunConfig
-from lanewise.engine import Engine, build_engine, build_model, build_run, resume
+from lanewise.engine import Engine, build_engine, build_model, build_run, resume_run
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
@@ -174,7 +174,7 @@ def go_on(world, config: RunConfig, folder: str, steps: int) -> Any:
     """Go on, take some steps and save; return the model, its average, and what a file of it gives."""
     set_determinism(config.distributed.equality, 1)
     run = build_run(config, world)
-    first = resume(run, CheckpointFolder(Path(folder)), allow=())
+    first = resume_run(run, CheckpointFolder(Path(folder)), allow=())
     engine = Engine(dataclasses.replace(run, last_step=first + steps), first_step=first)
     for _ in engine.steps():
         pass

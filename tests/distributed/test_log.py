@@ -11,7 +11,7 @@ import pytest
 
 from lanewise.checkpoint import CheckpointFolder
 from lanewise.config import CheckpointConfig, DistributedConfig, EveryConfig, LogConfig, RunConfig
-from lanewise.engine import Engine, Saving, build_engine, build_run, resume
+from lanewise.engine import Engine, Saving, build_engine, build_run, resume_run
 from lanewise.engine.step_metrics import step_metrics
 from lanewise.loggers import JsonlLogger
 from lanewise.run_dir import RunDir
@@ -39,7 +39,7 @@ def fit(world, config, folder) -> int:
     run_dir = RunDir(Path(folder))
     run = build_run(config, world)
     checkpoints = CheckpointFolder(run_dir.checkpoints)
-    first_step = resume(run, checkpoints, ())
+    first_step = resume_run(run, checkpoints, ())
     saving = Saving(run, checkpoints)
     loggers = [JsonlLogger(run_dir.metrics, first_step)] if world.rank == 0 else []
     Engine(run, first_step=first_step, saving=saving).fit(run_dir, loggers)

@@ -12,7 +12,7 @@ from torch import nn
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
 from lanewise.config import DistributedConfig, FSDPConfig, RunConfig
-from lanewise.engine import Engine, build_run, resume
+from lanewise.engine import Engine, build_run, resume_run
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import Language, TinyTransformer, configure, state_bytes, train
@@ -151,7 +151,7 @@ def train_part(world: Any, config: RunConfig, folder: str, last_step: int) -> An
     set_determinism("exact", threads=1)
     run = replace(build_run(config, world), last_step=last_step)
     checkpoints = CheckpointFolder(Path(folder))
-    engine = Engine(run, first_step=resume(run, checkpoints, allow=()))
+    engine = Engine(run, first_step=resume_run(run, checkpoints, allow=()))
     for _ in engine.steps():
         pass
     saver = Saver(checkpoints, world, keep_last=9, keep_best=0, sign=1)

@@ -1,19 +1,26 @@
-"""The loop: from a configuration to a trained model."""
+"""The loop: from a configuration to a trained model.
 
-from lanewise.engine.build import build_callbacks, build_engine, build_run, build_run_loader
-from lanewise.engine.dataset import count_samples
-from lanewise.engine.engine import Engine
-from lanewise.engine.evaluate import EvalSet, Evaluator, read_in_order
-from lanewise.engine.evaluation import build_evaluator
-from lanewise.engine.lane import LaneLoss, TaskLane, to_device
-from lanewise.engine.micro_batch import find_micro_batch_size
-from lanewise.engine.model import build_model, build_task
-from lanewise.engine.model_transforms import transform
-from lanewise.engine.optimizer import build_optimizer
-from lanewise.engine.resume import resume
-from lanewise.engine.run import Run
-from lanewise.engine.saving import Saving
-from lanewise.engine.step import StepReport, Training, TrainStep
+Names are imported when they are first used: the user's own loop, in this package as well, needs few of them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lanewise.engine.build import build_callbacks, build_engine, build_run, build_run_loader
+    from lanewise.engine.dataset import count_samples
+    from lanewise.engine.engine import Engine
+    from lanewise.engine.evaluate import EvalSet, Evaluator, read_in_order
+    from lanewise.engine.evaluation import build_evaluator
+    from lanewise.engine.lane import LaneLoss, TaskLane, to_device
+    from lanewise.engine.micro_batch import find_micro_batch_size
+    from lanewise.engine.model import build_model, build_task
+    from lanewise.engine.model_transforms import transform
+    from lanewise.engine.optimizer import build_optimizer
+    from lanewise.engine.resume import resume_run
+    from lanewise.engine.run import Run
+    from lanewise.engine.saving import Saving
+    from lanewise.engine.step import StepReport, Training, TrainStep
 
 __all__ = [
     "Engine",
@@ -37,7 +44,40 @@ __all__ = [
     "count_samples",
     "find_micro_batch_size",
     "read_in_order",
-    "resume",
+    "resume_run",
     "to_device",
     "transform",
 ]
+
+_MODULES = {
+    "Engine": "engine",
+    "EvalSet": "evaluate",
+    "Evaluator": "evaluate",
+    "LaneLoss": "lane",
+    "Run": "run",
+    "Saving": "saving",
+    "StepReport": "step",
+    "TaskLane": "lane",
+    "TrainStep": "step",
+    "Training": "step",
+    "build_callbacks": "build",
+    "build_engine": "build",
+    "build_evaluator": "evaluation",
+    "build_model": "model",
+    "build_optimizer": "optimizer",
+    "build_run": "build",
+    "build_run_loader": "build",
+    "build_task": "model",
+    "count_samples": "dataset",
+    "find_micro_batch_size": "micro_batch",
+    "read_in_order": "evaluate",
+    "resume_run": "resume",
+    "to_device": "lane",
+    "transform": "model_transforms",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"lanewise.engine.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
-from lanewise.engine.resume import find_newest, restore
+from lanewise.engine.restore import find_newest, restore
 from lanewise.engine.state import RunState
 from lanewise.errors import CheckpointError
 from lanewise.precision import LossScale

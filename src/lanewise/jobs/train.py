@@ -52,7 +52,7 @@ class TrainJob(Job):
     def run(self, world: "World") -> dict[str, float]:
         """See `Job`."""
         from lanewise.checkpoint import CheckpointFolder
-        from lanewise.engine import Engine, Saving, build_callbacks, build_run, resume
+        from lanewise.engine import Engine, Saving, build_callbacks, build_run, resume_run
         from lanewise.loggers import JsonlLogger, ProgressLogger, TensorBoardLogger
         from lanewise.world.determinism import exact_pins
 
@@ -61,7 +61,7 @@ class TrainJob(Job):
             return replace(self, config=replace(self.config, batch=batch)).run(world)
         run = build_run(self.config, world, self.task)
         folder = CheckpointFolder(self.run_dir.checkpoints)
-        first_step = resume(run, folder, self.allow) if self._goes_on else 0
+        first_step = resume_run(run, folder, self.allow) if self._goes_on else 0
         audit = None
         if self.is_audited or self.run_dir.audit.exists():  # one with gaps would be worth nothing
             audit = self._audit(run, first_step)

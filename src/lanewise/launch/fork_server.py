@@ -31,8 +31,12 @@ READ_AT_START = (
 )
 """What an interpreter or a library reads once, when it starts: a server serves one set of values of these."""
 
-_PRELOAD = ("torch", "torch._dynamo", "lanewise.engine")
-"""What every worker needs; every optimizer imports torch._dynamo, which takes as long as torch itself."""
+PRELOAD = (
+    "torch",
+    "torch._dynamo",  # which every optimizer imports, and which takes as long as torch itself
+    *(f"lanewise.engine.{name}" for name in ("build", "micro_batch", "resume", "saving")),
+)
+"""What every worker needs."""
 
 _GONE = (
     "the process that workers are forked from was killed, often by the kernel for want of memory: see dmesg."
@@ -57,7 +61,7 @@ def fork_server(variables: Mapping[str, str]) -> "ForkServer":
             return ForkServer(serve.channel)
         server = _servers.get(key)
         if server is None or not server.is_running():
-            server = _servers[key] = ForkServer.start(environment, _PRELOAD)
+            server = _servers[key] = ForkServer.start(environment, PRELOAD)
         return server
 
 

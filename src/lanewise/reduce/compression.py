@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from lanewise.config import CompressionName
 from lanewise.errors import TaskError
@@ -48,17 +46,25 @@ class CompressedAllReduce:
     """
 
     def __init__(self, model: nn.Module, world: World, compression: CompressionName) -> None:
+        # Late, since every program with a loop of its own would wait for what few need.
+        from torch.distributed.algorithms.ddp_comm_hooks import (  # noqa: PLC0415
+            default_hooks,
+            powerSGD_hook,
+        )
+
         _require_compressible(model, compression)
         self._world_size = world.world_size
-        self._state: PowerSGDState | None = None
-        self._hook: _Hook = bf16_compress_hook if compression == "bf16" else fp16_compress_hook
+        self._state: powerSGD_hook.PowerSGDState | None = None
+        self._hook: _Hook = default_hooks.bf16_compress_hook
         self._is_scaled = compression == "fp16"
+        if self._is_scaled:
+            self._hook = default_hooks.fp16_compress_hook
         self._factors: dict[int, torch.Tensor] = {}
         # Its collectives begin in callbacks: on gloo two buckets at once would wait for each other forever.
         self._takes_turns = compression == "powersgd" and dist.get_backend() == "gloo"
         if compression == "powersgd":
-            self._hook = powerSGD_hook
-            self._state = PowerSGDState(
+            self._hook = powerSGD_hook.powerSGD_hook
+            self._state = powerSGD_hook.PowerSGDState(
                 None, start_powerSGD_iter=_NUM_WHOLE_STEPS, orthogonalization_epsilon=_SMALLEST_NORM
             )
         if world.rank == 0:

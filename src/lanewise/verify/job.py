@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
-from lanewise.engine import Engine, Evaluator, build_engine, build_run, resume
+from lanewise.engine import Engine, Evaluator, build_engine, build_run, resume_run
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
 from lanewise.jobs.job import Job
 from lanewise.verify.bound import CloseResult, judge, write_reference
@@ -188,7 +188,7 @@ class ResumeJob(VerifyJob):
             steps = choose_steps(run.schedule, self.num_steps, run.last_step)
             rest = steps[len(steps) // 2 :]
             try:
-                first = resume(run, CheckpointFolder(self.checkpoints(self.resumes)), allow=())
+                first = resume_run(run, CheckpointFolder(self.checkpoints(self.resumes)), allow=())
                 if len(rest) == len(steps) or first != rest[0]:
                     raise CheckpointError(f"the run takes {len(steps)} steps: too few to stop in between.")
                 engine = Engine(run, first_step=first)

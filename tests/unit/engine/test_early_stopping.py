@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from lanewise.checkpoint import CheckpointFolder
 from lanewise.config import CheckpointConfig, EarlyStoppingConfig, EvaluateConfig, EveryConfig, RunConfig
-from lanewise.engine import Engine, Saving, build_run, resume
+from lanewise.engine import Engine, Saving, build_run, resume_run
 from lanewise.engine.early_stopping import EarlyStopping
 from lanewise.errors import ConfigError
 from lanewise.run_dir import RunDir
@@ -115,7 +115,7 @@ def train(world: World, config: RunConfig, folder: str) -> tuple[int, int, bytes
     run = build_run(config, world)
     run_dir = RunDir(Path(folder))
     checkpoints = CheckpointFolder(run_dir.checkpoints)
-    first_step = resume(run, checkpoints, ())
+    first_step = resume_run(run, checkpoints, ())
     saving = Saving(run, checkpoints)
     taken: list[object] = []
     run.training.optimizer.register_step_pre_hook(lambda *_: taken.append(None))

@@ -21,7 +21,7 @@ from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_state
 from lanewise.checkpoint.encode import decode
 from lanewise.checkpoint.manifest import write_durably
 from lanewise.engine.misfit import kind_misfits, optimizer_misfits
-from lanewise.engine.resume import restore
+from lanewise.engine.restore import restore
 from lanewise.engine.state import RunState, take_optimizer
 from lanewise.errors import CheckpointError
 from lanewise.precision import LossScale

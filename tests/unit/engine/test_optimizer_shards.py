@@ -11,7 +11,7 @@ from torch import nn
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
 from lanewise.config import ClassConfig, DistributedConfig, RunConfig, SchedulerConfig
-from lanewise.engine import Engine, Run, build_engine, build_run, resume
+from lanewise.engine import Engine, Run, build_engine, build_run, resume_run
 from lanewise.engine.optimizer_shards import OptimizerShards
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
@@ -48,7 +48,7 @@ def go_on(world, config: RunConfig, folder: Path) -> Run:
     """Build a run, and go on from the checkpoint in a folder if there is one."""
     set_determinism(config.distributed.equality, threads=1)
     run = build_run(config, world)
-    resume(run, CheckpointFolder(folder), allow=())
+    resume_run(run, CheckpointFolder(folder), allow=())
     return run
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lanewise import Task
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
 from lanewise.config import DataConfig, EvaluateConfig, RunConfig
-from lanewise.engine import Engine, Run, build_run, resume
+from lanewise.engine import Engine, Run, build_run, resume_run
 from lanewise.errors import CheckpointError
 from lanewise.testing import run_distributed
 from lanewise.world.determinism import set_determinism
@@ -65,7 +65,7 @@ def saved(tmp_path):
 
 
 def go_on(config: RunConfig, folder: CheckpointFolder, allow: tuple[str, ...] = ()) -> int:
-    return resume(build(config), folder, allow)
+    return resume_run(build(config), folder, allow)
 
 
 def test_without_a_checkpoint_a_run_begins(tmp_path):
@@ -148,7 +148,7 @@ def test_a_checkpoint_from_before_there_were_sums_for_metrics_has_none(tmp_path)
     assert saver.finish()
     begun = build(configure(Line))
     nothing = begun.log_interval.state_dict()
-    assert resume(begun, CheckpointFolder(tmp_path), ()) == 3
+    assert resume_run(begun, CheckpointFolder(tmp_path), ()) == 3
     assert begun.log_interval.state_dict() == nothing
 
 
@@ -172,7 +172,7 @@ def test_a_bad_checkpoint_is_skipped_with_a_warning(saved, caplog):
 def train_on(world: World, path: str, last_step: int) -> tuple[int, list[float], dict[str, bytes]]:
     """Go on from what is there, train up to a step and save; return where it began and what it gave."""
     run = build(configure(Line, num_lanes=8, steps=9), world)
-    step = resume(run, CheckpointFolder(Path(path)), ())
+    step = resume_run(run, CheckpointFolder(Path(path)), ())
     losses = []
     steps = Engine(run, first_step=step).steps()
     for report in steps:
@@ -200,7 +200,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
 def fail_on(world: World, path: str) -> str:
     run = build(configure(Line), world)
     try:
-        resume(run, CheckpointFolder(Path(path)), ())
+        resume_run(run, CheckpointFolder(Path(path)), ())
     except CheckpointError as error:
         return str(error)
     return ""
@@ -256,7 +256,7 @@ def test_the_best_value_of_another_metric_is_forgotten(tmp_path, caplog):
     save(first, tmp_path, world, 3)
     same, other = build(judge("min")), build(judge("max"))
     for run in (same, other):
-        resume(run, CheckpointFolder(tmp_path), ())
+        resume_run(run, CheckpointFolder(tmp_path), ())
         assert run.evaluation.last_value == first.evaluation.last_value
     assert same.evaluation.best_value == first.evaluation.best_value
     assert other.evaluation.best_value == -math.inf
@@ -269,7 +269,7 @@ def test_the_best_value_of_another_metric_is_forgotten(tmp_path, caplog):
 def take_steps(world: World, config: RunConfig, folder: Path, first_step: int, stop: int) -> list[bytes]:
     """Go on from a checkpoint, if there is one, and save after the last step."""
     run = build(config, world)
-    resumed = resume(run, CheckpointFolder(folder), allow=())
+    resumed = resume_run(run, CheckpointFolder(folder), allow=())
     assert resumed == first_step
     shorter = dataclasses.replace(run, last_step=stop)
     for _ in Engine(shorter, first_step=first_step).steps():

@@ -10,7 +10,7 @@ from torch import nn
 
 from lanewise.checkpoint import CheckpointFolder
 from lanewise.config import RunConfig
-from lanewise.engine import Engine, Saving, build_run, resume
+from lanewise.engine import Engine, Saving, build_run, resume_run
 from lanewise.errors import PreemptedError
 from lanewise.loggers import JsonlLogger
 from lanewise.run_dir import RunDir
@@ -44,7 +44,7 @@ def fit(world: World, config: RunConfig, run_dir: RunDir, task: Signalled) -> En
     set_determinism("exact", 1)
     run = build_run(config, world, task)
     folder = CheckpointFolder(run_dir.checkpoints)
-    first_step = resume(run, folder, ())
+    first_step = resume_run(run, folder, ())
     evaluates_first = run.evaluation.is_due
     loggers = []
     if world.rank == 0:

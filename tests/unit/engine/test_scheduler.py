@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from lanewise.checkpoint import CheckpointFolder
 from lanewise.config import CheckpointConfig, EvaluateConfig, EveryConfig, RunConfig, SchedulerConfig
-from lanewise.engine import Engine, Saving, build_run, resume
+from lanewise.engine import Engine, Saving, build_run, resume_run
 from lanewise.engine.scheduler import build_scheduler, named_factor
 from lanewise.errors import CheckpointError, ConfigError
 from lanewise.run_dir import RunDir
@@ -54,7 +54,7 @@ def train(world: World, config: RunConfig, folder: str) -> tuple[list[float], di
     run = build_run(config, world)
     run_dir = RunDir(Path(folder))
     checkpoints = CheckpointFolder(run_dir.checkpoints)
-    first_step = resume(run, checkpoints, ())
+    first_step = resume_run(run, checkpoints, ())
     saving = Saving(run, checkpoints)
     rates: list[float] = []
     run.training.optimizer.register_step_pre_hook(lambda one, *_: rates.append(one.param_groups[0]["lr"]))
@@ -116,7 +116,7 @@ def test_a_run_cannot_go_on_with_another_value(whole):
     set_determinism("exact", 1)
     run = build_run(dataclasses.replace(config, evaluate=evaluate), LocalWorld(torch.device("cpu")))
     with pytest.raises(CheckpointError, match=r"scheduler was .*'mode': 'min'.*, and is .*'mode': 'max'"):
-        resume(run, CheckpointFolder(RunDir(whole[0]).checkpoints), ())
+        resume_run(run, CheckpointFolder(RunDir(whole[0]).checkpoints), ())
 
 
 def test_a_value_that_torch_refuses_names_the_section():
@@ -220,9 +220,9 @@ def test_a_run_of_another_length_is_another_run_unless_it_is_allowed(tmp_path):
         r"run's length\n.*--allow num_steps"
     )
     with pytest.raises(CheckpointError, match=said):
-        resume(build_run(longer, LocalWorld(torch.device("cpu"))), checkpoints, ())
+        resume_run(build_run(longer, LocalWorld(torch.device("cpu"))), checkpoints, ())
     run = build_run(longer, LocalWorld(torch.device("cpu")))
-    assert resume(run, checkpoints, ("num_steps",)) == 4
+    assert resume_run(run, checkpoints, ("num_steps",)) == 4
     assert run.training.optimizer.param_groups[0]["lr"] == LR * 12 / 16
     assert [report.line.learning_rate for report in Engine(run, first_step=4).steps()] == [
         LR * (16 - step) / 16 for step in range(4, 16)

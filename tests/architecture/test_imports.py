@@ -1,0 +1,36 @@
+"""What is imported with what: a script waits for it, and a worker that is forked does not."""
+
+from lanewise import engine
+from lanewise.launch.fork_server import PRELOAD
+from tests.architecture.test_layers import SRC, imports_of, read_sources
+
+
+def imported_with(*names: str) -> set[str]:
+    """Return the modules that importing some of ours imports; of other packages what ours name."""
+    sources = read_sources(SRC)
+    found, pending = set(names), list(names)
+    while pending:
+        for imported in imports_of(sources.get(pending.pop(), ""), sources):
+            if imported.when == "run" and imported.target not in found:
+                found.add(imported.target)
+                pending.append(imported.target)
+    return found
+
+
+def test_a_loop_of_the_users_own_does_not_import_the_trainer():
+    """`from lanewise import Lanes, Task` took 1.13 times as long as torch alone; without the trainer 1.04."""
+    modules = imported_with("lanewise.engine.own_loop", "lanewise.task")
+    assert {"lanewise.engine.gradient", "lanewise.reduce.compression", "lanewise.config.run"} <= modules
+    assert not {f"lanewise.engine.{name}" for name in ("engine", "build", "run", "step")} & modules
+    assert not [name for name in modules if "ddp_comm_hooks" in name]
+
+
+def test_a_worker_is_forked_with_the_whole_engine_imported():
+    modules = imported_with(*PRELOAD)
+    missing = [name for name in engine._MODULES.values() if f"lanewise.engine.{name}" not in modules]
+    assert missing == []
+
+
+def test_the_engine_offers_what_it_says():
+    assert sorted(engine._MODULES) == sorted(engine.__all__)
+    assert all(hasattr(engine, name) for name in engine.__all__)
