@@ -5,7 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from lanewise.callback import Callback
 
@@ -25,21 +32,22 @@ class ProgressLogger(Callback):
         self._last_step = last_step
         if self._console.is_terminal:
             self._bar = Progress(
-                TextColumn("epoch {task.fields[epoch]}"),
+                TextColumn("{task.fields[epoch]}"),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[text]}"),
+                TimeElapsedColumn(),  # between logged steps the only sign of life
                 TimeRemainingColumn(),
                 console=self._console,
             )
-            self._row = self._bar.add_task("", total=last_step, completed=first_step, epoch=0, text="")
+            self._row = self._bar.add_task("", total=last_step, completed=first_step, epoch="", text="")
             self._bar.start()
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
         text = f"loss {metrics['train/loss']:.4f}  {metrics['perf/samples_per_second']:,.0f} samples/s"
         if self._bar is not None:
-            self._bar.update(self._row, completed=step + 1, epoch=epoch + 1, text=text)
+            self._bar.update(self._row, completed=step + 1, epoch=f"epoch {epoch + 1}", text=text)
         elif time.monotonic() >= self._next_line or step + 1 == self._last_step:
             self._console.print(
                 f"epoch {epoch + 1}  step {step + 1}/{self._last_step}  {text}", highlight=False

@@ -89,4 +89,7 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
 def test_a_bar_begins_where_the_run_resumes(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     start(6, 8).on_end(None)
-    assert "6/8" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "6/8" in printed
+    assert "epoch" not in printed  # nobody knows it before the first step: it was 0
+    assert "0:00:00" in printed  # the time goes on where steps are slow and few of them logged
