@@ -127,7 +127,7 @@ def test_before_the_first_step_a_signal_ends_the_run_at_once(tmp_path, devices):
 
 
 def test_a_signal_where_python_ignores_errors_is_not_lost(tmp_path):
-    """It was raised as an error, which one of 1,200 runs lost in an import, whose locks have such callbacks."""
+    """It was raised as an error, which 1 of 1,200 runs lost in an import, whose locks have such callbacks."""
     says_so(train(write_config(tmp_path, "tasks.SignalledWhereErrorsAreLost")))
 
 
