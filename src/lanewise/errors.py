@@ -117,18 +117,25 @@ def describe(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Write a traceback from the user's first frame on, if there is one: what called it is lanewise's."""
+    """Write a traceback from the first frame of the user's code that lanewise called, if there is one."""
     written = traceback.TracebackException.from_exception(error)
-    users = [number for number, frame in enumerate(written.stack) if _is_users(frame.filename)]
-    del written.stack[: users[0] if users else 0]
+    is_called = False
+    for number, frame in enumerate(written.stack):
+        if frame.filename.startswith(_OURS):
+            is_called = True
+        elif is_called and _is_users(frame.filename):
+            del written.stack[:number]
+            break
     return "".join(written.format()).rstrip()
 
 
+_OURS, _PYTHONS = (f"{Path(file).parent}{os.sep}" for file in (__file__, os.__file__))
+
+
 def _is_users(filename: str) -> bool:
-    """Tell whether code is of the user's own, not of python, of an installed package or of lanewise."""
-    others = ("<frozen ", *(f"{Path(file).parent}{os.sep}" for file in (__file__, os.__file__)))
+    """Tell whether code that is not lanewise's is neither python's nor an installed package's."""
     is_installed = {"site-packages", "dist-packages"} & set(Path(filename).parts)
-    return not is_installed and not filename.startswith(others)
+    return not is_installed and not filename.startswith((_PYTHONS, "<frozen "))
 
 
 _TORCHS_SIGNAL_HANDLER = "torch/utils/data/_utils/signal_handling.py"

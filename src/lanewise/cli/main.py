@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     _open_standard_streams()
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _show
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         lines = [f"  {f'{name} {form}':<37}  {purpose}" for name, (form, purpose) in _COMMANDS.items()]
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(version("lanewise"))
         return 0
-    from lanewise.errors import LanewiseError, PreemptedError, mistakes_of, traceback_of
+    from lanewise.errors import LanewiseError, PreemptedError, mistakes_of
 
     try:
         from lanewise.cli.arguments import read_arguments
@@ -81,12 +83,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mistake in mistakes_of(error):
             print(f"error: {mistake}", file=sys.stderr)
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 - of the user's code, or our bug
-        print(traceback_of(error), file=sys.stderr)
-        return 1
     except KeyboardInterrupt as error:
         print(": ".join(["interrupted", *map(str, error.args)]), file=sys.stderr)
         return 130
+
+
+def _show(_kind: object, error: BaseException, _traceback: object) -> None:
+    """Print an error that nobody catches, of the user's code or a bug of ours; debuggers see it before."""
+    from lanewise.errors import traceback_of
+
+    print(traceback_of(error), file=sys.stderr)
 
 
 def _find(name: str) -> "Command":

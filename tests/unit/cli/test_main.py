@@ -12,6 +12,7 @@ from lanewise.cli.arguments import read_arguments
 from lanewise.cli.help import write_keys
 from lanewise.cli.main import _COMMANDS, main
 from lanewise.config import RunConfig
+from tests.integration.command import write_config
 
 
 @pytest.mark.parametrize("name", _COMMANDS)
@@ -72,3 +73,19 @@ def test_the_help_imports_nothing_that_takes_long():
 def test_what_is_no_command_is_named_with_the_nearest_one(capsys, argument, hint):
     assert main([argument]) == 2
     assert capsys.readouterr().err == f"error: {argument} is not a command of lanewise. {hint}\n"
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [([], "no checkpoint was saved yet"), ([2, 10], "--resume goes on from {}/step-000010")],
+)
+def test_an_interrupted_training_says_from_where_to_go_on(tmp_path, monkeypatch, capsys, steps, said):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lanewise.jobs.start.run_command", interrupt)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for step in steps:
+        (checkpoints / f"step-{step:06d}").mkdir(parents=True)
+    assert main(["train", str(write_config(tmp_path))]) == 130
+    assert capsys.readouterr().err == f"interrupted: {said.format(checkpoints)}\n"
