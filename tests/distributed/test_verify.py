@@ -4,6 +4,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import random
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
+from lanewise import Task
 from lanewise.cli.main import main
 from lanewise.config import ClassConfig, DataConfig, RunConfig, SchedulerConfig
 from lanewise.errors import ConfigError
@@ -102,6 +105,48 @@ TWINS = one_of_each_twin((*CAUSES, *STARTED))
 def test_the_correct_twin_of_a_mistake_passes(name, model):
     report = verify(mistakes.config(name, model, wrong=False))
     assert (report.is_verified, list(report.findings)) == (True, [])
+
+
+class OpensInEachProcess(Dataset[Any]):
+    """Draws when it opens its file, and so shifts what the first micro-batch of each process draws."""
+
+    def __init__(self) -> None:
+        self.process: int | None = None
+
+    def __len__(self) -> int:
+        return 45
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.process != os.getpid():
+            self.process = os.getpid()
+            random.random()
+        return torch.tensor([index, random.random(), 1.0, 1.0])
+
+
+class Opening(Task):
+    def build_model(self) -> nn.Module:
+        return nn.Linear(4, 1)
+
+    def train_dataset(self) -> Dataset[Any]:
+        return OpensInEachProcess()
+
+    def forward(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch)
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return outputs.square().mean()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataset_that_draws_when_it_opens_is_named_where_loader_processes_open_it(num_workers):
+    """Without them each process opens it before it trains, when the processes compare their datasets."""
+    config = replace(configure(Opening), data=DataConfig(num_workers=num_workers))
+    report = verify(config, 2)
+    assert report.is_verified == (num_workers == 0)
+    if num_workers:
+        assert [one.cause for one in report.findings] == ["a sample depends on the loader's process"]
+        assert "must draw nothing" in report.findings[0].remedy
+    assert any("with another micro_batch_size samples are augmented otherwise" in one for one in report.notes)
 
 
 ALLOWED = ("task that changes what it gets", "buffer that is not saved", "forward-mode derivatives")

@@ -20,7 +20,7 @@ _RESUME = Flag("--resume", "goes on from the newest good checkpoint in run_dir, 
 _ALLOW = Option[tuple[str, ...]](
     "--allow",
     f"with --resume: goes on although the checkpoint has other {', '.join(MAY_DIFFER[:-1])} or "
-    f"{MAY_DIFFER[-1]}, those that are listed",
+    f"{MAY_DIFFER[-1]}, those that are listed; with other lanes samples are augmented otherwise too",
     "A,B",
     _read_names,
     default=(),

@@ -1,8 +1,7 @@
-"""Reads the samples of a lane's turn, each under its own random state, and collates them."""
+"""Reads the samples of a lane's turn and collates them, under the random state of the turn."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +10,9 @@ from torch.utils.data import Dataset, Subset
 from lanewise.data.file_dataset import FileDataset
 from lanewise.data.rows import Rows
 from lanewise.errors import note_place
-from lanewise.lanes import LaneTurn, collate_seed, sample_seed
+from lanewise.lanes import LaneTurn, read_seed, sample_seed
 from lanewise.nested import map_leaves
-from lanewise.random_state import SeededCalls
-
-_Seed = Callable[[int], None]
-"""Sets the random state of what is read next."""
+from lanewise.random_state import set_random_state
 
 
 @dataclass(slots=True)
@@ -61,15 +57,15 @@ class LaneBatch:
 class LaneReader(Dataset[LaneBatch]):
     """A dataset whose index is a lane's turn with its sample indices, and whose item is the lane's batch.
 
-    A sample is read under random state from (seed, epoch, sample index). Where the dataset has
-    `__getitems__`, the turn's samples are one read, under the state of the first one. They are collated under
-    (seed, step, lane). So the bytes don't depend on which process reads them, nor on what it read before.
+    The samples of a turn are read, and collated, under one random state from (seed, dataset, epoch, step,
+    lane). So the bytes don't depend on which process reads them, nor on what it read before. Where the
+    dataset has `__getitems__`, the turn's samples are one read.
 
     Args:
         dataset: map-style.
         collate: makes a micro-batch of samples: of a list, or of `Rows` where the dataset reads such.
         seed: seed of the run.
-        eval_dataset: what to call the dataset in an error, if it is evaluated.
+        eval_dataset: the dataset's name, if it is evaluated; part of the random state.
     """
 
     def __init__(
@@ -84,10 +80,11 @@ class LaneReader(Dataset[LaneBatch]):
         self.dataset = dataset
         self._collate = collate
         self._seed = seed
-        self._reads_many = _reads_many(dataset)
         inner = _without_subsets(dataset)
+        self._reads_many = hasattr(inner, "__getitems__")  # a Subset only passes the question on
         self._files = inner if isinstance(inner, FileDataset) else None
-        self._seeded = SeededCalls()
+        self.number = (0, 0)
+        """Which of a loop's datasets it is, and how often that was begun before; part of the random state."""
 
     def __getitem__(self, index: tuple[LaneTurn, tuple[int, ...]]) -> LaneBatch:
         """Read and collate one lane's samples."""
@@ -98,7 +95,7 @@ class LaneReader(Dataset[LaneBatch]):
         before = 0 if files is None else files.read_bytes
         try:
             with _OneThread():
-                batch.data = self._seeded(partial(self._make, batch))
+                self._fill(batch)
         except BaseException as error:
             note_place(error, batch.place)
             raise
@@ -106,16 +103,16 @@ class LaneReader(Dataset[LaneBatch]):
             batch.read_bytes = files.read_bytes - before
         return batch
 
-    def _make(self, batch: LaneBatch, seed: _Seed) -> Any:
-        """Return a batch's data, and note how many samples it has."""
-        turn, batch.num_samples = batch.turn, len(batch.indices)
-        samples = self._read(turn.epoch, batch.indices, seed)
-        if self._files is not None:
-            batch.num_samples = len(samples)  # others may hand out what stands for several samples
-            if not samples:
-                return None
-        seed(collate_seed(self._seed, turn.step, turn.lane))
-        return self._collate(samples)
+    def _fill(self, batch: LaneBatch) -> None:
+        turn = batch.turn
+        set_random_state(
+            read_seed(self._seed, self.number, self.eval_dataset, turn.epoch, turn.step, turn.lane)
+        )
+        samples = self._read(batch.indices)
+        # A file dataset may leave some out; others may hand out what stands for several samples.
+        batch.num_samples = len(batch.indices) if self._files is None else len(samples)
+        if batch.num_samples:
+            batch.data = self._collate(samples)
 
     @property
     def total_bytes(self) -> int | None:
@@ -123,28 +120,30 @@ class LaneReader(Dataset[LaneBatch]):
         return None if self._files is None else self._files.total_bytes
 
     def read(self, epoch: int, indices: tuple[int, ...]) -> Sequence[Any]:
-        """Return the samples at these dataset indices, as the epoch sees them."""
-        return self._seeded(lambda seed: self._read(epoch, indices, seed))
+        """Return the samples at these dataset indices outside of any turn, each under its own random state.
 
-    def _read(self, epoch: int, indices: tuple[int, ...], seed: _Seed) -> Sequence[Any]:
+        Where the dataset has `__getitems__` they are one read, under the state of the first one.
+        """
+        samples: list[Any] = []
+        for index in indices:
+            set_random_state(sample_seed(self._seed, epoch, index))
+            if self._reads_many:
+                return self._read(indices)
+            samples += self._read((index,))
+        return samples
+
+    def _read(self, indices: tuple[int, ...]) -> Sequence[Any]:
         if self._reads_many:
-            seed(sample_seed(self._seed, epoch, indices[0]))
             read = self.dataset.__getitems__(list(indices))  # type: ignore[attr-defined]
             return read if isinstance(read, Rows) else list(read)
         samples = []
         for index in indices:
-            seed(sample_seed(self._seed, epoch, index))
             try:
                 samples.append(self.dataset[index])
             except BaseException as error:
                 note_place(error, f"in sample {index}")
                 raise
         return samples
-
-
-def _reads_many(dataset: Dataset[Any]) -> bool:
-    """Tell whether a dataset reads several samples at once; a Subset only passes the question on."""
-    return hasattr(_without_subsets(dataset), "__getitems__")
 
 
 def _without_subsets(dataset: Dataset[Any]) -> Dataset[Any]:

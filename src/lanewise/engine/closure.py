@@ -1,20 +1,14 @@
 """Optimizers that ask for the gradient themselves, several times in a step: LBFGS searches along a line."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch.optim import Optimizer
 
-from lanewise.data import LaneBatch
 from lanewise.engine.gradient import StepGradient
-from lanewise.engine.step_batches import StepBatches
 
 
-def step_with_closure(
-    optimizer: Optimizer,
-    batches: Iterator[LaneBatch],
-    compute_gradient: Callable[[Iterator[LaneBatch]], StepGradient],
-) -> StepGradient:
+def step_with_closure(optimizer: Optimizer, compute_gradient: Callable[[], StepGradient]) -> StepGradient:
     """Let an optimizer ask for the gradient of a step as often as it wants: a pass over the lanes each time.
 
     All passes have the same samples and random numbers, so a line search compares values of one function.
@@ -23,17 +17,15 @@ def step_with_closure(
 
     Args:
         optimizer: updates the model.
-        batches: of this process; consumed for one step.
-        compute_gradient: leaves the gradient in every `param.grad`.
+        compute_gradient: leaves the step's gradient in every `param.grad`, from the same batches each time.
 
     Returns:
         What the first pass found.
     """
-    step_batches = StepBatches(batches, copies=True)
     found: list[StepGradient] = []
 
     def closure() -> torch.Tensor:
-        gradient = compute_gradient(iter(step_batches))
+        gradient = compute_gradient()
         found.append(gradient)
         return torch.tensor(gradient.totals.loss, dtype=torch.float64)
 

@@ -73,7 +73,6 @@ class Engine:
             self._gradients,
             run.clock,
             interval=run.log_interval,
-            read_again=self._read_again,
             seed=config.train.seed,
             max_grad_norm=config.train.max_grad_norm,
             logs_gradients=config.log.gradients,
@@ -141,11 +140,6 @@ class Engine:
     def close(self) -> None:
         """Stop what runs in the background."""
         self.reducer.close()
-
-    def _read_again(self, batch: LaneBatch) -> LaneBatch:
-        """Return a batch as it was before its forward, on the device."""
-        (again,) = to_device([self.loader.reader[batch.turn, batch.indices]], self._world.device)
-        return again
 
     @property
     def _ends_early(self) -> bool:

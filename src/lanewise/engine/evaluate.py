@@ -12,10 +12,11 @@ from torch import nn
 from lanewise.data import LaneBatch, LaneReader, read_turns
 from lanewise.engine.lane import LaneLoss, TaskLane, named_lane, to_device
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
-from lanewise.lanes import LaneTurn, SequentialSchedule, evaluation_seed, lane_ranges
+from lanewise.lanes import LaneTurn, SequentialSchedule, evaluation_seed, lane_ranges, metric_seed
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.nested import map_leaves
 from lanewise.precision import Precision
+from lanewise.random_state import set_random_state
 from lanewise.reduce import Reducer, evaluate_lanes, evaluating
 from lanewise.task import Task
 from lanewise.world.accelerator import has_streams
@@ -227,6 +228,7 @@ class Evaluator:
         weight = math.fsum(weight for lane in in_order for weight in lane.weights)
         is_finite = all(map(math.isfinite, loss_sums)) and weight > 0
         loss = math.fsum(loss_sums) / weight if is_finite else math.nan
+        set_random_state(metric_seed(self._seed, eval_set.name))  # what lanes drew differs between processes
         with noting(lambda: f"when the metrics of eval dataset {eval_set.name} were computed"):
             metrics = merge_metrics(self._metrics_for(eval_set), [lane.states for lane in in_order])
         return {"loss": loss, **metrics}

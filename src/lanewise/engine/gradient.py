@@ -84,8 +84,6 @@ class LaneGradients:
         self._open: list[LaneBatch] = []
         self._unit: str | None = None
         self._is_first_step = True
-        self.runs_forwards_once = True
-        """Whether a process must not run a forward again alone, or whether that is not known yet."""
 
     def groups(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
         """Yield the micro-batches of a step, on the device: as many at once as the reducer has replicas.
@@ -181,11 +179,6 @@ class LaneGradients:
 
         self.reducer.backward(turn, value, factor, exchange_totals)
 
-    def restart(self) -> None:
-        """Give the lanes of the group their starting buffers back, for another forward."""
-        for replica in range(len(self._open)):
-            self._buffers.reset(replica)
-
     def divide(self, *, needs_norm: bool = True, needs_norms: bool = False) -> StepGradient:
         """Make the gradient of the step whole: the weighted mean over the global batch.
 
@@ -237,7 +230,6 @@ class LaneGradients:
     def _describe_first_step(self, totals: StepTotals) -> None:
         """Say what only the first step could show. Collective."""
         self._is_first_step = False
-        self.runs_forwards_once = self._crosstalk.is_expected
         unused = self._monitor.unused(self._world)
         if self._world.rank:
             return

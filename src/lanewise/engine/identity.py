@@ -60,7 +60,15 @@ def identify_exact(distributed: DistributedConfig, world: World) -> dict[str, An
     """Say what equal bytes depend on; None where they are not promised."""
     if distributed.equality != "exact":
         return None
-    return {"threads": distributed.threads, **exact_pins(world.device)}
+    return {
+        "threads": distributed.threads,
+        "random_numbers": _RANDOM_NUMBERS,
+        **exact_pins(world.device),
+    }
+
+
+_RANDOM_NUMBERS = 2
+"""Counts the ways in which random numbers followed from the seed (docs/decisions/0015-seed-always.md)."""
 
 
 def compare(

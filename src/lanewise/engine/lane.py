@@ -15,7 +15,7 @@ from lanewise.errors import TaskError, note_place, text_of
 from lanewise.lanes import LaneTurn
 from lanewise.nested import map_leaves
 from lanewise.precision import Precision
-from lanewise.random_state import seed_torch, set_random_state
+from lanewise.random_state import set_random_state
 from lanewise.task import Loss, Task
 from lanewise.world.accelerator import new_stream, on_stream, start_copy_to_host
 
@@ -29,8 +29,6 @@ class TaskLane:
     batch: LaneBatch
     seed: int
     """Of the random numbers that forward and loss draw."""
-    seeds_all: bool = True
-    """Whether python's and numpy's generators are seeded beside torch's."""
 
     @property
     def turn(self) -> LaneTurn:
@@ -49,7 +47,7 @@ class TaskLane:
 
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""
-        (set_random_state if self.seeds_all else seed_torch)(self.seed)
+        set_random_state(self.seed)
         try:
             with self.precision.forward():
                 return self.task.forward(model, data)

@@ -51,7 +51,8 @@ class OwnCheckpoints:
         self.step = 0
         """The step that comes next: 0, or where the checkpoint was saved."""
         found = find_newest(checkpoints, world)
-        self._datasets: list[Any] = []
+        self.datasets: list[Any] = []
+        """What identifies those that the run was trained on so far."""
         self._found: Path | None = None
         if found is not None:
             path, manifest = found
@@ -59,8 +60,8 @@ class OwnCheckpoints:
             datasets = saved.pop(_DATASETS, [])
             restore(self._state, identity, path, replace(manifest, identity=saved))
             self.step = manifest.step
-            self._datasets = datasets if isinstance(datasets, list) else [datasets]
-            self._found = path if self._datasets else None
+            self.datasets = datasets if isinstance(datasets, list) else [datasets]
+            self._found = path if self.datasets else None
         if world.rank == 0:
             checkpoints.remove_leftovers(logger.warning)
 
@@ -71,15 +72,15 @@ class OwnCheckpoints:
             CheckpointError: if it is another one.
         """
         path, self._found = self._found, None
-        if dataset in self._datasets:
+        if dataset in self.datasets:
             return
         if path is not None:
-            was = " or ".join(map(str, self._datasets))
+            was = " or ".join(map(str, self.datasets))
             raise CheckpointError(
                 f"{path} is of another run.\n  dataset was {was}, and is {dataset} now\n"
                 "Use its dataset, or another folder."
             )
-        self._datasets.append(dataset)
+        self.datasets.append(dataset)
 
     def save(self, step: int) -> None:
         """Begin to save what the objects are before `step`; they may change at once.
@@ -87,7 +88,7 @@ class OwnCheckpoints:
         Raises:
             CheckpointError: if something cannot be saved, or the previous save failed.
         """
-        identity = {**self._identity, _DATASETS: list(self._datasets)}
+        identity = {**self._identity, _DATASETS: list(self.datasets)}
         manifest = Manifest(step=step, metric=None, identity=identity, files=())
         self._saver.save(self._state.take(), manifest)
 

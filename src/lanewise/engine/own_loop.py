@@ -122,7 +122,10 @@ class Lanes:
         self._clock = StepClock(self.device)
         self._prepared = Prepared(seed, self.device, self._clock)
         self._precision_name = precision
-        self._datasets: list[dict[str, Any]] = []
+        self._begun: list[tuple[dict[str, Any], int]] = []
+        """Of each call of `steps` what identifies the dataset, and the first step."""
+        self._numbered: list[Any] = []
+        """What identifies these datasets, and before them those of a checkpoint."""
         self._checkpoints: list[OwnCheckpoints] = []
         self._is_closed = False
         set_random_state(model_seed(seed))
@@ -173,6 +176,9 @@ class Lanes:
     ) -> Steps:
         """Cut a map-style dataset into steps; each process reads its own lanes only.
 
+        Each dataset of a loop is read under random numbers of its own, and so is each call for one dataset
+        with the same `first_step`.
+
         Args:
             dataset: the same on every rank.
             collate: makes a micro-batch of samples.
@@ -203,7 +209,11 @@ class Lanes:
             order=None if order is None else OrderChoice.of(order),
             tables=tables,
         )
-        self._datasets.append(identity)
+        if identity not in self._numbered:
+            self._numbered.append(identity)
+        begins = (identity, first_step)
+        loader.reader.number = (self._numbered.index(identity), self._begun.count(begins))
+        self._begun.append(begins)
         for checkpoints in self._checkpoints:
             checkpoints.use_dataset(identity)
         return Steps(loader, self._prepared, first_step)
@@ -284,8 +294,9 @@ class Lanes:
             Path(folder), self._world, identity, objects, scales, keep_last=keep_last
         )
         self._checkpoints.append(checkpoints)
-        for dataset in self._datasets:
-            checkpoints.use_dataset(dataset)
+        self._numbered += [dataset for dataset in checkpoints.datasets if dataset not in self._numbered]
+        for identity, _ in self._begun:
+            checkpoints.use_dataset(identity)
         return checkpoints
 
     def autocast(self) -> AbstractContextManager[object]:

@@ -1,8 +1,8 @@
 """One optimizer step over all lanes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -20,10 +20,10 @@ from lanewise.engine.lane import TaskLane
 from lanewise.engine.log_interval import IntervalTotals, LogInterval
 from lanewise.engine.optimizer_shards import OptimizerShards
 from lanewise.engine.scheduler import Plateau
-from lanewise.errors import TaskError
+from lanewise.engine.step_batches import StepBatches
 from lanewise.lanes import lane_seed, update_seed
 from lanewise.precision import Precision
-from lanewise.random_state import seed_torch, set_random_state, was_drawn_from
+from lanewise.random_state import set_random_state
 from lanewise.reduce import StepTotals
 from lanewise.task import Task
 from lanewise.world.accelerator import start_copy_to_host
@@ -92,7 +92,6 @@ class TrainStep:
         gradients: makes the gradient.
         clock: the one that `gradients` has.
         interval: the steps since the last line of metrics; knows which steps are logged.
-        read_again: reads a batch once more, as a forward may have changed it.
         seed: seed of the run.
         max_grad_norm: clip the gradient to this norm.
         logs_gradients: whether a line has the norm of each parameter's gradient.
@@ -105,7 +104,6 @@ class TrainStep:
         clock: StepClock,
         *,
         interval: LogInterval,
-        read_again: Callable[[LaneBatch], LaneBatch],
         seed: int,
         max_grad_norm: float | None = None,
         logs_gradients: bool = False,
@@ -114,16 +112,11 @@ class TrainStep:
         self._training = training
         self._clock = clock
         self._interval = interval
-        self._read_again = read_again
         self._seed = seed
         self._max_grad_norm = max_grad_norm
         self._logs_gradients = logs_gradients
         self._needs_closure = needs_closure(type(training.optimizer))
         self._what = f"the loss of {type(training.task).__name__}"
-        # See [Note: seeding what draws].
-        self._lanes_draw = False
-        is_of_torch = type(training.optimizer).__module__.startswith("torch.optim.")
-        self._update_may_draw = training.scheduler is not None or not is_of_torch
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
         """Take the next step's batches and update the model, alike on any number of processes.
@@ -142,16 +135,15 @@ class TrainStep:
         training, optimizer = self._training, self._training.optimizer
         self._clock.skip()  # an evaluation may have come between
         if self._needs_closure:
-            gradient = step_with_closure(
-                optimizer, batches, lambda again: self._clip(self.compute_gradient(again))
-            )
+            again = StepBatches(batches, copies=True)
+            self._seed_update(next(iter(again)).turn.step)  # for what runs before the optimizer asks
+            gradient = step_with_closure(optimizer, lambda: self._clip(self.compute_gradient(iter(again))))
         else:
             gradient = self._clip(self.compute_gradient(batches))
             optimizer.step()  # does nothing where there is no gradient
-        if training.shards is not None:  # processes that update other parameters may have drawn unequally
-            self._seed_update(gradient.turn.step)
         learning_rate = float(optimizer.param_groups[0]["lr"])
         if training.scheduler is not None:
+            self._seed_update(gradient.turn.step)  # processes with other parameters may have drawn unequally
             training.scheduler.step()
         for parameter in self.gradients.reducer.parameters:
             parameter.grad = None
@@ -177,9 +169,9 @@ class TrainStep:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         for group in self.gradients.groups(batches):  # those that this process carries
-            losses = self._losses(group)  # forward and loss, under each lane's random state
+            lanes = [self._lane(batch) for batch in group]
+            losses = self.gradients.reducer.losses(lanes)  # forward and loss, under each lane's random state
             self.gradients.add(losses, self._what)  # backward; the last one overlaps the reduction
-            self._note_draws(group)
         is_logged = self._interval.ends_with(group[-1].turn.step)
         gradient = self.gradients.divide(  # one sum over all lanes, one divisor
             needs_norm=is_logged or self._max_grad_norm is not None,
@@ -188,44 +180,13 @@ class TrainStep:
         self._seed_update(gradient.turn.step)
         return gradient
 
-    def _losses(self, group: Sequence[LaneBatch]) -> list[Any]:
-        """Run the forwards of a group of lanes; twice where they are the first that draw from numpy, say."""
-        seeds_all = self._lanes_draw or self.gradients.runs_forwards_once or was_drawn_from()
-        losses = self._run_lanes(group, seeds_all=seeds_all)
-        if was_drawn_from():
-            self._lanes_draw = True
-            if not seeds_all:
-                self.gradients.restart()
-                losses = self._run_lanes([self._read_again(batch) for batch in group], seeds_all=True)
-        self._is_seeded = seeds_all or self._lanes_draw
-        return losses
-
-    def _note_draws(self, group: Sequence[LaneBatch]) -> None:
-        """Note what a backward drew. It cannot run again: its gradients were added, maybe sent."""
-        if self._lanes_draw or not was_drawn_from():
-            return
-        if not self._is_seeded:
-            raise TaskError(
-                f"the backward of a lane drew from python's or numpy's generator {group[0].place}, and "
-                "nothing in the lanes of this process did before, so these were not seeded for it. "
-                "Draw from torch's generator in a hook, or in every step from the first one on."
-            )
-        self._lanes_draw = True
-
-    def _run_lanes(self, group: Sequence[LaneBatch], *, seeds_all: bool) -> list[Any]:
-        task, precision = self._training.task, self._training.precision
-        lanes = [
-            TaskLane(
-                task, precision, batch, lane_seed(self._seed, batch.turn.step, batch.turn.lane), seeds_all
-            )
-            for batch in group
-        ]
-        return self.gradients.reducer.losses(lanes)
+    def _lane(self, batch: LaneBatch) -> TaskLane:
+        seed = lane_seed(self._seed, batch.turn.step, batch.turn.lane)
+        return TaskLane(self._training.task, self._training.precision, batch, seed)
 
     def _seed_update(self, step: int) -> None:
-        """Set the random state of what follows the lanes."""
-        seed_all = self._update_may_draw or was_drawn_from()
-        (set_random_state if seed_all else seed_torch)(update_seed(self._seed, step))
+        """Set the random state of what follows the lanes, alike on every process."""
+        set_random_state(update_seed(self._seed, step))
 
     def _clip(self, gradient: StepGradient) -> StepGradient:
         """Clip what is in every `param.grad`, and pass on what is known of it."""

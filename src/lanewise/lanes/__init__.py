@@ -7,10 +7,11 @@ from lanewise.lanes.layout import lane_ranges
 from lanewise.lanes.order import OrderInputs, SampleOrder, SequentialOrder, ShuffledOrder
 from lanewise.lanes.schedule import LaneTurn, Schedule, SequentialSchedule
 from lanewise.lanes.seed import (
-    collate_seed,
     evaluation_seed,
     lane_seed,
+    metric_seed,
     model_seed,
+    read_seed,
     sample_seed,
     update_seed,
 )
@@ -31,11 +32,12 @@ __all__ = [
     "ShuffledOrder",
     "TreeSum",
     "WeightedOrder",
-    "collate_seed",
     "evaluation_seed",
     "lane_ranges",
     "lane_seed",
+    "metric_seed",
     "model_seed",
+    "read_seed",
     "sample_seed",
     "subtrees",
     "update_seed",

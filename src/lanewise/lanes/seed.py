@@ -33,14 +33,28 @@ def evaluation_seed(seed: int, step: int, lane: int) -> int:
     return _digest(f"evaluation {seed} {step} {lane}")
 
 
+def metric_seed(seed: int, name: str) -> int:
+    """Return the seed under which the metrics of an eval dataset are computed of what all lanes counted."""
+    return _digest(f"metric {seed} {name}")
+
+
+def read_seed(seed: int, number: tuple[int, int], name: str, epoch: int, step: int, lane: int) -> int:
+    """Return the seed under which a lane's samples are read and collated: augmentation, masking and the like.
+
+    Args:
+        seed: seed of the run.
+        number: which of the datasets of a loop is read, and how often that was begun before.
+        name: of a dataset that is evaluated; empty in training.
+        epoch: of the turn.
+        step: of the turn.
+        lane: of the turn.
+    """
+    return _digest(f"read {seed} {number[0]} {number[1]} {epoch} {step} {lane} {name}")
+
+
 def sample_seed(seed: int, epoch: int, sample_index: int) -> int:
-    """Return the seed under which a sample is read in an epoch: augmentation and the like."""
+    """Return the seed under which a single sample is read outside of any turn, to look at it."""
     return _digest(f"sample {seed} {epoch} {sample_index}")
-
-
-def collate_seed(seed: int, step: int, lane: int) -> int:
-    """Return the seed under which a lane's samples are collated in a step: masking and the like."""
-    return _digest(f"collate {seed} {step} {lane}")
 
 
 def _digest(text: str) -> int:

@@ -73,12 +73,8 @@ class LaneBuffers:
             return
         if replica == 0 and not self._lanes:
             self._begin_step()
-        else:
-            self.reset(replica)
-
-    def reset(self, replica: int = 0) -> None:
-        """Give a lane the starting values back, for another forward."""
-        for groups in self._groups or ():
+            return
+        for groups in self._groups:
             groups[replica].reset()
 
     def _find_groups(self) -> list[tuple[BufferGroup, ...]]:

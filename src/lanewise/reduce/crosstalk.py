@@ -50,11 +50,6 @@ class Crosstalk:
         )
         self._has_collectives = self._is_synchronised and equality == "close"
 
-    @property
-    def is_expected(self) -> bool:
-        """Whether forwards communicate, as far as is known."""
-        return self._is_fsdp or self._has_collectives
-
     def begin_step(self, turn: LaneTurn) -> None:
         """Raise TaskError where forwards communicate and processes have unequally many lanes in this step."""
         if not self._has_collectives:

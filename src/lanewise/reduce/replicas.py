@@ -26,10 +26,11 @@ from torch import nn
 
 from lanewise.config import Equality
 from lanewise.lanes import LaneTurn
+from lanewise.random_state import take_random_state
 from lanewise.reduce.pending import PendingGradients
 from lanewise.reduce.reducer import LaneWork, divide_gradients, trained_parameters, without_loss
 from lanewise.reduce.whole_model import WholeModel
-from lanewise.world.accelerator import generator_state, move, set_current_device, set_generator_state
+from lanewise.world.accelerator import move, set_current_device
 
 
 @final
@@ -79,8 +80,8 @@ class ReplicaReducer(WholeModel):
             return list(self._threads.map(self._run_lane, range(len(lanes)), lanes))
         forwards = list(self._threads.map(self._forward, range(len(lanes)), lanes))
         return [
-            self._loss_on_first(lane, outputs, random_state) if lane.has_samples else None
-            for lane, (_, outputs, random_state) in zip(lanes, forwards, strict=True)
+            self._loss_on_first(lane, outputs, go_on) if lane.has_samples else None
+            for lane, (_, outputs, go_on) in zip(lanes, forwards, strict=True)
         ]
 
     def backward(
@@ -122,26 +123,24 @@ class ReplicaReducer(WholeModel):
         """Run a lane from its random state to its loss; None without samples."""
         if not lane.has_samples:
             return None
-        data, outputs, random_state = self._forward(replica, lane)
-        return (
-            lane.loss(outputs, data) if self._balanced else self._loss_on_first(lane, outputs, random_state)
-        )
+        data, outputs, go_on = self._forward(replica, lane)
+        return lane.loss(outputs, data) if self._balanced else self._loss_on_first(lane, outputs, go_on)
 
-    def _forward(self, replica: int, lane: LaneWork) -> tuple[Any, Any, torch.Tensor | None]:
-        """Run a lane's forward; return its batch, where it ran, its outputs, and the generator's state."""
+    def _forward(self, replica: int, lane: LaneWork) -> tuple[Any, Any, Callable[[], None]]:
+        """Run a lane's forward; return its batch, where it ran, its outputs, and what restores its state."""
         if not lane.has_samples:
-            return None, None, None
+            return None, None, _go_on
         device = self._devices[replica]
         set_current_device(device)  # of this thread
         data = move(lane.data, device)
         outputs = lane.forward(self.replicas[replica], data)
-        state = None if self._balanced else generator_state(device)
-        return data, outputs, state
+        has_one_generator = self._balanced or device.type == "cpu"
+        return data, outputs, _go_on if has_one_generator else take_random_state()
 
-    def _loss_on_first(self, lane: LaneWork, outputs: Any, random_state: torch.Tensor | None) -> Any:
+    def _loss_on_first(self, lane: LaneWork, outputs: Any, go_on: Callable[[], None]) -> Any:
         """Gather a lane's outputs and compute its loss, which goes on with the lane's random numbers."""
-        if random_state is not None:
-            set_generator_state(random_state, self._devices[0])
+        set_current_device(self._devices[0])
+        go_on()
         return lane.loss(move(outputs, self._devices[0]), lane.data)
 
     def _send_weights(self) -> None:
@@ -162,6 +161,10 @@ class ReplicaReducer(WholeModel):
                 gradient = other.grad.to(parameter.device)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
             other.grad = None
+
+
+def _go_on() -> None:
+    """Leave the random state as it is."""
 
 
 def _copy(model: nn.Module, device: torch.device) -> nn.Module:

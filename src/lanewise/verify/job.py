@@ -129,7 +129,7 @@ class VerifyJob(Job):
             trace.evaluation = self._evaluate(task.eval_datasets(), engine, world)
         elif not no_loss.exists():
             try:
-                sets = {"training data": task.train_dataset()}  # whose batches may not be what metrics take
+                sets = {"training data": engine.loader.reader.dataset}  # whose batches metrics may not take
                 trace.evaluation = self._evaluate(sets, engine, world, has_metrics=False)
             except Exception:  # a task need not have a loss in evaluation mode if it never evaluates
                 if not self.is_reference:

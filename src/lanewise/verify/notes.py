@@ -36,6 +36,11 @@ def _on_cut(cut: CutProbe | None) -> Iterator[str]:
 
 
 def _on_reads(reads: Reads) -> Iterator[str]:
+    if any(late != reads.samples[name][0] for name, late in reads.later.items()):
+        yield (
+            "the dataset draws random numbers, which are those of a lane: with another micro_batch_size "
+            "samples are augmented otherwise."
+        )
     if reads.opaque:
         yield (
             f"{listed(reads.opaque)} in samples or micro-batches was compared by type alone, since it has no "

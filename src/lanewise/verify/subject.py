@@ -11,7 +11,7 @@ from torch import nn
 from lanewise.config import RunConfig
 from lanewise.data import digest
 from lanewise.engine import LaneLoss, build_model, build_run_loader, build_task
-from lanewise.lanes import LaneTurn, collate_seed, lane_seed
+from lanewise.lanes import LaneTurn, lane_seed
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.reduce import kept_buffers
@@ -66,7 +66,7 @@ class Subject:
 
     def collate(self, samples: Sequence[Any], seed: int) -> Any:
         """Make a micro-batch of samples that stay as they are."""
-        set_random_state(collate_seed(seed, 0, 0))
+        set_random_state(seed)
         return self.task.collate(copy.deepcopy(samples))  # which collate may change
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -60,33 +60,17 @@ def seed_accelerator(seed: int) -> None:
         module.manual_seed(seed)
 
 
-def generator_state(device: torch.device | None = None) -> torch.Tensor | None:
-    """Return the state of a device's generator; None for the CPU and where no accelerator is in use.
-
-    Args:
-        device: None for the accelerator that this thread uses by default.
-    """
+def generator_state() -> torch.Tensor | None:
+    """Return the state of the current accelerator's generator; None if this process uses none."""
     module = _module_in_use()
-    if module is None or (device is not None and device.type == "cpu"):
-        return None
-    with torch.accelerator.device_index(None if device is None else device.index):
-        state: torch.Tensor = module.get_rng_state()
-        return state
+    return None if module is None else module.get_rng_state()
 
 
-def set_generator_state(state: torch.Tensor, device: torch.device) -> None:
-    """Put what `generator_state` returned into the generator of an accelerator."""
-    with torch.accelerator.device_index(device.index):
-        torch.get_device_module(device).set_rng_state(state)
-
-
-def take_generator() -> Callable[[], None]:
-    """Return what puts the state of the current accelerator's generator back, if this process uses one."""
-    accelerator, state = torch.accelerator.current_accelerator(), generator_state()
-    if accelerator is None or state is None:
-        return lambda: None
-    device = torch.device(accelerator.type, torch.accelerator.current_device_index())
-    return lambda: set_generator_state(state, device)
+def set_generator_state(state: torch.Tensor) -> None:
+    """Put what `generator_state` returned into the generator of the current accelerator."""
+    module = _module_in_use()
+    assert module is not None
+    module.set_rng_state(state)
 
 
 @cache

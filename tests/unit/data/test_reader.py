@@ -1,5 +1,6 @@
-"""A lane's batch is a function of its turn: the random state is set for each sample, and to collate."""
+"""A lane's batch is a function of its turn, under whose random state it is read and collated."""
 
+import itertools
 import random
 from collections import defaultdict
 
@@ -10,7 +11,7 @@ from torch.utils.data import Dataset, Subset
 
 from lanewise.data.reader import LaneReader, map_leaves
 from lanewise.lanes import LaneTurn
-from lanewise.random_state import set_random_state
+from lanewise.random_state import kept_random_state, set_random_state
 
 
 def draw() -> tuple[float, float, float]:
@@ -43,8 +44,8 @@ def turn(epoch: int = 0, step: int = 0, lane: int = 0) -> LaneTurn:
     return LaneTurn(epoch, step, lane, positions=range(0), num_present_lanes=4, is_last=True)
 
 
-def read(dataset, indices, *, seed: int = 0, collate=list, **where: int):
-    return LaneReader(dataset, collate, seed)[turn(**where), indices].data
+def read(dataset, indices, *, seed: int = 0, collate=list, name: str = "", **where: int):
+    return LaneReader(dataset, collate, seed, eval_dataset=name)[turn(**where), indices].data
 
 
 @pytest.fixture
@@ -55,39 +56,54 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def test_a_sample_does_not_depend_on_lane_step_or_what_was_read_before():
-    alone = [read(Drawing(), (index,))[0] for index in range(6)]
-    assert [sample[0] for sample in alone] == list(range(6))
-    assert read(Drawing(), (0, 1, 2, 3, 4, 5)) == alone
-    assert read(Drawing(), (5, 3, 1), step=7, lane=2) == [alone[5], alone[3], alone[1]]
+class DrawingBack(Drawing):
+    """Puts the state back after it drew, as code does that wants to leave no trace."""
+
+    def __getitem__(self, index):
+        with kept_random_state():
+            return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("dataset", [Drawing, DrawingMany, DrawingBack])
+def test_a_batch_does_not_depend_on_what_was_read_or_drawn_before(dataset):
+    samples = read(dataset(), (5, 3, 1), step=7, lane=2)
+    assert [sample[0] for sample in samples] == [5, 3, 1]
     set_random_state(12345)
-    assert read(Drawing(), (4, 2), lane=1) == [alone[4], alone[2]]
+    read(dataset(), (0, 1), lane=1)
+    assert read(dataset(), (5, 3, 1), step=7, lane=2) == samples
 
 
-@pytest.mark.parametrize("other", [{"epoch": 1}, {"seed": 1}, {"index": 1}])
-def test_a_sample_depends_on_seed_epoch_and_index(other):
-    def drawn(*, index=0, **where):
-        return read(Drawing(), (index,), **where)[0][1:]
+@pytest.mark.parametrize("other", [{"epoch": 1}, {"step": 3}, {"lane": 2}, {"seed": 1}, {"name": "test"}])
+def test_a_batch_depends_on_its_turn_the_seed_and_the_dataset(other):
+    def drawn(**where):
+        return read(Drawing(), (0,), **where)[0][1:]
 
     assert all(a != b for a, b in zip(drawn(), drawn(**other), strict=True))
 
 
-def test_a_step_of_another_epoch_draws_again():
-    first, second = (read(Drawing(), (0, 1), epoch=epoch, step=9, lane=1) for epoch in (0, 1))
-    assert not {sample[1] for sample in first} & {sample[1] for sample in second}
+def test_each_dataset_of_a_loop_is_read_under_random_numbers_of_its_own():
+    drawn = []
+    for number in ((0, 0), (0, 1), (1, 0)):
+        reader = LaneReader(Drawing(), list, 0)
+        reader.number = number
+        drawn.append(reader[turn(), (0,)].data)
+    assert all(one != other for one, other in itertools.combinations(drawn, 2))
 
 
-def drawing_collate(samples):
-    return draw()
+def test_a_sample_that_is_in_a_micro_batch_twice_draws_twice():
+    """As the order weighted repeats one: it was the same crop each time."""
+    first, second = read(Drawing(), (3, 3))
+    assert (first[0], second[0]) == (3, 3)
+    assert first[1:] != second[1:]
 
 
-def test_collate_draws_under_the_state_of_its_lane_and_step():
-    drawn = read(Drawing(), (0, 1), step=3, lane=1, collate=drawing_collate)
-    assert read(Drawing(), (5,), step=3, lane=1, collate=drawing_collate) == drawn
-    others = [{"step": 4, "lane": 1}, {"step": 3, "lane": 2}, {"step": 3, "lane": 1, "seed": 1}]
-    for other in others:
-        drawn_there = read(Drawing(), (0, 1), collate=drawing_collate, **other)
-        assert all(a != b for a, b in zip(drawn, drawn_there, strict=True))
+def test_single_reads_depend_on_the_sample_alone():
+    """What verify looks at, and what a dataset is known by."""
+    reader, other = LaneReader(Drawing(), list, 0), LaneReader(DrawingMany(), list, 0)
+    first, second = reader.read(1, (4, 2))
+    assert reader.read(1, (2,)) == [second]
+    assert list(other.read(1, (4,))) == [first]
+    assert reader.read(0, (4,)) != [first]
 
 
 def test_collate_does_not_repeat_what_a_sample_drew():
@@ -107,18 +123,6 @@ def test_samples_are_read_at_once_where_the_dataset_can():
     assert dataset.asked == [[5, 3, 1]]
     assert isinstance(samples, list)
     assert [sample[0] for sample in samples] == [5, 3, 1]
-
-
-def test_what_is_read_at_once_is_a_function_of_its_turn():
-    samples = read(DrawingMany(), (5, 3, 1), epoch=1, step=2, lane=0)
-    set_random_state(12345)
-    assert read(DrawingMany(), (5, 3, 1), epoch=1, step=3, lane=2) == samples
-    assert read(DrawingMany(), (5, 3, 1), epoch=2, step=2, lane=0) != samples
-    assert read(DrawingMany(), (5, 3, 1), seed=1, epoch=1, step=2, lane=0) != samples
-
-
-def test_a_single_sample_is_the_same_read_either_way():
-    assert read(DrawingMany(), (4,)) == read(Drawing(), (4,))
 
 
 def test_without_samples_nothing_is_read():
@@ -148,11 +152,12 @@ def test_the_threads_come_back_after_a_sample_failed():
 
 
 def test_a_subset_reads_one_by_one_unless_what_it_cuts_reads_many():
-    """torch's Subset (of random_split) always has __getitems__, which would tie the samples to their turn."""
+    """torch's Subset (of random_split) always has __getitems__, where no error could name the sample."""
     subset = Subset(Subset(Drawing(), range(10)), [7, 3, 5])
-    alone = [read(subset, (index,))[0] for index in range(3)]
-    assert [sample[0] for sample in alone] == [7, 3, 5]
-    assert read(subset, (2, 0, 1)) == [alone[2], alone[0], alone[1]]
+    assert read(subset, (2, 0, 1)) == read(Drawing(), (5, 7, 3))
+    with pytest.raises(OSError, match="torn") as caught:
+        read(Subset(Torn(), [7, 3, 5]), (0, 2))
+    assert "in sample 2" in caught.value.__notes__
     many = DrawingMany()
     read(Subset(many, [7, 3, 5]), (2, 0))
     assert many.asked == [[5, 7]]

@@ -379,6 +379,47 @@ def test_steps_are_counted_without_shuffling_or_the_last_one():
     assert run_distributed(cosine, 1)[0] == ([*range(16), *range(16)], 2)
 
 
+class Drawing(Dataset[torch.Tensor]):
+    """Says which it is, and draws."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([self.number, torch.rand(())])
+
+
+def read_two(world, folder, last_step):
+    """Return what a loop reads of a dataset, of the same once more, and of another one, after `last_step`."""
+    lanes = make_lanes(world, global_batch_size=8)
+    model = lanes.prepare(nn.Linear(2, 1))
+    checkpoints = lanes.checkpoints(folder, model=model)
+    first = checkpoints.step
+    drawn = []
+    for number in (0, 0, 1):
+        step = next(iter(lanes.steps(Drawing(number), order="sequential", first_step=first)))
+        drawn.append([])
+        for batch in step:
+            drawn[-1] += batch[:, 1].tolist()
+            step.backward(model(batch).mean())
+    checkpoints.save(last_step)
+    checkpoints.finish()
+    return [number for one in drawn for of_rank in world.all_gather_object(one) for number in of_rank]
+
+
+def test_datasets_of_a_loop_draw_other_numbers_and_a_run_that_goes_on_the_same(tmp_path):
+    """The same crops came from two datasets, step by step."""
+    first = run_distributed(read_two, 1, str(tmp_path / "one"), 0)[0]
+    assert len(set(first)) == 3 * 8
+    assert run_distributed(read_two, 2, str(tmp_path / "two"), 3)[0] == first
+    second = run_distributed(read_two, 1, str(tmp_path / "two"), 3)[0]
+    assert run_distributed(read_two, 3, str(tmp_path / "two"), 3)[0] == second
+    assert not set(first) & set(second)
+
+
 def other_dataset(world, folder, *, steps_first):
     """Go on with a run of other samples, and with one of the same; return what was said."""
     lanes = make_lanes(world)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from lanewise.lanes.seed import collate_seed, lane_seed, model_seed, sample_seed, update_seed
+from lanewise.lanes.seed import lane_seed, metric_seed, model_seed, read_seed, sample_seed, update_seed
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,9 @@ from lanewise.lanes.seed import collate_seed, lane_seed, model_seed, sample_seed
         (lane_seed(1, 2, 3), 0xD66AB04D71B977BE),
         (sample_seed(0, 0, 0), 0xFC3917387C2D509D),
         (sample_seed(1, 2, 3), 0xA8523A51D25CBAB0),
-        (collate_seed(0, 0, 0), 0x2CAF2B54775F3FEF),
-        (collate_seed(1, 2, 3), 0x27FF28A33111466D),
+        (read_seed(0, (0, 0), "", 0, 0, 0), 0x70FF5AF5624AF61C),
+        (read_seed(1, (2, 3), "test", 4, 5, 6), 0x5D3572363F5363FE),
+        (metric_seed(0, "test"), 0xD406450F00D8CCBE),
     ],
 )
 def test_seeds_never_change(seed, golden):
@@ -26,9 +27,13 @@ def test_seeds_never_change(seed, golden):
 
 def grid() -> list[int]:
     """The seeds of all purposes for neighbouring runs, steps or epochs, and lanes or samples."""
+
+    def read(seed: int, step: int, lane: int) -> int:
+        return read_seed(seed, (0, 0), "", step // 5, step, lane)
+
     seeds = [
         purpose(*numbers)
-        for purpose in (lane_seed, sample_seed, collate_seed)
+        for purpose in (lane_seed, sample_seed, read)
         for numbers in itertools.product(range(4), range(40), range(40))
     ]
     updates = [update_seed(*numbers) for numbers in itertools.product(range(4), range(40))]

@@ -69,7 +69,6 @@ def test_the_cpu_is_always_in_use():
     accelerator.set_current_device(CPU)
     assert not accelerator.has_streams(CPU)
     assert accelerator.new_stream(CPU) is None
-    assert accelerator.generator_state(CPU) is None
     assert accelerator.float64_device(CPU) == CPU
     with accelerator.side_stream(CPU), accelerator.on_stream(None):
         tensor = torch.ones(3)
@@ -113,21 +112,16 @@ def test_the_most_memory_that_was_held(build_for):
 
 @pytest.mark.parametrize("is_initialized", [False, True])
 def test_an_accelerator_is_seeded_where_it_is_in_use_and_never_woken(build_for, is_initialized):
-    seeds, states = [], [torch.tensor([1], dtype=torch.uint8)]
+    seeds, state = [], torch.tensor([1], dtype=torch.uint8)
     build_for(
         "cuda",
         is_initialized=lambda: is_initialized,
         manual_seed=seeds.append,
-        get_rng_state=lambda: states[-1],
-        set_rng_state=states.append,
+        get_rng_state=lambda: state,
     )
     accelerator.seed_accelerator(2**63 + 5)
     assert seeds == ([2**63 + 5] if is_initialized else [])
-    assert accelerator.generator_state() is (states[0] if is_initialized else None)
-    put_back = accelerator.take_generator()
-    states.append(torch.tensor([2], dtype=torch.uint8))
-    put_back()
-    assert states[-1].tolist() == ([1] if is_initialized else [2])
+    assert accelerator.generator_state() is (state if is_initialized else None)
 
 
 @pytest.mark.parametrize(("is_available", "is_in_bad_fork"), [(True, False), (True, True), (False, False)])
@@ -143,20 +137,11 @@ def test_an_accelerator_that_does_not_tell_whether_it_is_in_use(build_for, is_av
     assert seeds == ([3] if is_available and not is_in_bad_fork else [])
 
 
-def test_each_device_has_a_generator(build_for):
-    states = {0: torch.zeros(1), 1: torch.ones(1)}
-    build_for(
-        "cuda",
-        is_initialized=lambda: True,
-        get_rng_state=lambda: states[torch.accelerator.current_device_index()],
-        set_rng_state=lambda state: states.update({torch.accelerator.current_device_index(): state}),
-    )
-    assert accelerator.generator_state() is states[0]
-    state = accelerator.generator_state(torch.device("cuda:1"))
-    assert state is states[1]
-    assert accelerator.generator_state(CPU) is None
-    accelerator.set_generator_state(torch.full((1,), 7.0), torch.device("cuda:1"))
-    assert [states[0].item(), states[1].item()] == [0, 7]
+def test_the_generator_is_that_of_the_current_device(build_for):
+    states = []
+    build_for("cuda", is_initialized=lambda: True, set_rng_state=states.append)
+    accelerator.set_generator_state(torch.full((1,), 7.0))
+    assert states == [torch.full((1,), 7.0)]
 
 
 def test_a_side_stream_waits_for_what_was_enqueued_and_can_be_entered_twice(build_for, monkeypatch):

@@ -16,6 +16,6 @@ DIAGNOSIS = Diagnosis(
     kind="samples",
     cause="samples depend on the process or the time",
     find=_find,
-    remedy="Draw from the default generators of torch, numpy and random, which are seeded for every sample, "
-    "and from nothing else.",
+    remedy="Draw from the default generators of torch, numpy and random, which are seeded for every "
+    "micro-batch, and from nothing else.",
 )

@@ -5,7 +5,8 @@ from lanewise.verify.evidence import Evidence
 
 REMEDY = (
     "Let __getitem__ and collate depend on the index alone, and draw from the default generators of torch, "
-    "numpy and random, which are seeded for every sample."
+    "numpy and random, which are seeded for every micro-batch; what opens a file on the first read must draw "
+    "nothing."
 )
 
 
