@@ -10,7 +10,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TextIO
 
-from lanewise.errors import StorageError
+from lanewise.errors import CheckpointError, StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -87,6 +87,23 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(error, path) from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever is wrong with a file that a run left, and that may hold anything, into one error.
+
+    Raises:
+        CheckpointError: names the file, and what is wrong.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {reason(error, path)}.") from error
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read: {error!r:.300}.") from error
 
 
 def storage_error(error: OSError, path: Path) -> StorageError:

@@ -161,7 +161,7 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Undo `encode`.
 
     Raises:
-        CheckpointError: if a tensor is missing, or an encoding is not one of ours.
+        LookupError: if a tensor is missing, or an encoding is not one of ours.
     """
     return _Decoder(tensors).decode(value)
 
@@ -197,9 +197,7 @@ class _Decoder:
                 return tuple(self.decode(content))
             items = {self.decode(key): self.decode(item) for key, item in content}
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(
-                f"the state of a checkpoint holds {value!r:.80}, which is not a known encoding."
-            ) from error
+            raise LookupError(f"it holds {value!r:.80}, which is not a known encoding") from error
         return Counter(items) if tag == "$counter" else items
 
     def _join(self, parts: list[tuple[str, int]]) -> torch.Tensor:

@@ -4,10 +4,12 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from lanewise.checkpoint.manifest import Manifest, sync_folder
 from lanewise.errors import CheckpointError
+from lanewise.run_file import reading, writing
 
 _NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,17})")
 _TEMPORARY = re.compile(rf"{_NAME.pattern}\.(tmp|old)-[0-9a-z]+")
@@ -60,11 +62,19 @@ class CheckpointFolder:
             sync_folder(self.path)
 
     def all(self) -> list[Path]:
-        """List what has the name of a checkpoint, the newest first."""
-        if not self.path.is_dir():
-            return []
-        steps = {int(match[1]): path for path in self.path.iterdir() if (match := _NAME.fullmatch(path.name))}
+        """List what has the name of a checkpoint, the newest first.
+
+        Raises:
+            CheckpointError: if the folder cannot be read.
+        """
+        steps = {int(match[1]): path for path in self._entries() if (match := _NAME.fullmatch(path.name))}
         return [steps[step] for step in sorted(steps, reverse=True)]
+
+    def _entries(self) -> list[Path]:
+        """List what is in the folder; nothing if it is not there."""
+        with reading(self.path), suppress(FileNotFoundError):
+            return sorted(self.path.iterdir())
+        return []
 
     def read(self) -> Iterator[tuple[Path, Manifest | CheckpointError]]:
         """Read the checkpoints, the newest first: each one's manifest, or why it is not good.
@@ -110,13 +120,16 @@ class CheckpointFolder:
 
         Args:
             warn: told what looks like ours and is not, which is left alone.
+
+        Raises:
+            CheckpointError: if the folder cannot be read.
+            StorageError: if something cannot be removed.
         """
-        if not self.path.is_dir():
-            return
         strange = []
-        for path in sorted(self.path.iterdir()):
+        for path in self._entries():
             if _TEMPORARY.fullmatch(path.name) and _is_folder(path):
-                shutil.rmtree(path)
+                with writing(path):
+                    shutil.rmtree(path)
             elif path.name.startswith("step-") and not _NAME.fullmatch(path.name):
                 strange.append(path.name)
         if strange:

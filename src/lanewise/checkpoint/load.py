@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from lanewise.checkpoint.encode import decode
 from lanewise.checkpoint.manifest import Manifest, read_json
 from lanewise.checkpoint.saver import MAX_STATE_BYTES, STATE
-from lanewise.errors import CheckpointError
+from lanewise.run_file import reading
 
 
 def load_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
@@ -25,20 +25,14 @@ def load_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
     Raises:
         CheckpointError: if a file cannot be read after all, or holds what no save writes.
     """
-    try:
-        tree = read_json(folder / STATE, MAX_STATE_BYTES)
-        with ExitStack() as stack:
-            tensors = _StoredTensors(folder, manifest, stack)
-            state = decode(tree, tensors)
-            if not isinstance(state, dict):
-                raise CheckpointError(f"{STATE} is not a mapping.")
-            if unused := tensors.unread():
-                raise ValueError(f"the state does not refer to the tensor {unused[0]:.80}")
-            return state
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder} cannot be read: {error}") from error
-    except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} cannot be read: {error!s:.300}.") from error
+    with reading(folder), ExitStack() as stack:
+        tensors = _StoredTensors(folder, manifest, stack)
+        state = decode(read_json(folder / STATE, MAX_STATE_BYTES), tensors)
+        if not isinstance(state, dict):
+            raise TypeError(f"{STATE} is not a mapping")
+        if unused := tensors.unread():
+            raise ValueError(f"the state does not refer to the tensor {unused[0]:.80}")
+        return state
 
 
 class _StoredTensors(dict[str, torch.Tensor]):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lanewise.errors import CheckpointError
-from lanewise.run_file import open_regular, reason
+from lanewise.run_file import open_regular, reading
 
 NAME = "manifest.json"
 _FORMAT = 1
@@ -58,8 +58,11 @@ class Manifest:
             CheckpointError: if there is none, or it is damaged.
         """
         path = folder / NAME
-        try:
-            whole = read_json(path, _MAX_BYTES)
+        with reading(path):
+            try:
+                whole = read_json(path, _MAX_BYTES)
+            except FileNotFoundError:
+                raise CheckpointError(f"{folder} has no {NAME}.") from None
             if whole["format"] != _FORMAT:
                 raise CheckpointError(f"{path} was written by another version of lanewise.")
             tree = whole["manifest"]
@@ -69,12 +72,6 @@ class Manifest:
             manifest = cls(files=files, **tree)
             manifest._require_types()
             return manifest
-        except FileNotFoundError:
-            raise CheckpointError(f"{folder} has no {NAME}.") from None
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {reason(error, path)}.") from error
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error!r:.200}.") from error
 
     def _require_types(self) -> None:
         """Raise ValueError where something is not of its type, or names a file elsewhere or twice."""
@@ -84,7 +81,7 @@ class Manifest:
             and (self.metric is None or (type(self.metric) in (int, float) and math.isfinite(self.metric)))
             and isinstance(self.identity, dict)
             and all(type(one.num_bytes) is int and type(one.sha256) is str for one in self.files)
-            and all(type(one.name) is str and Path(one.name).name == one.name for one in self.files)
+            and all(type(one.name) is str and _is_name(one.name) for one in self.files)
             and len({one.name for one in self.files} | {NAME}) == len(self.files) + 1
         )
         if not is_good:
@@ -97,13 +94,13 @@ class Manifest:
             CheckpointError: names the first file that is missing, too many, or other than it was.
         """
         names = {entry.name for entry in self.files} | {NAME}
-        path = folder
-        try:
+        with reading(folder):
             foreign = sorted(path.name for path in folder.iterdir() if path.name not in names)
-            if foreign:
-                raise CheckpointError(f"{folder / foreign[0]} does not belong to the checkpoint.")
-            for entry in self.files:
-                path = folder / entry.name
+        if foreign:
+            raise CheckpointError(f"{folder / foreign[0]} does not belong to the checkpoint.")
+        for entry in self.files:
+            path = folder / entry.name
+            with reading(path):
                 with open_regular(path) as file:
                     num_bytes = os.fstat(file.fileno()).st_size
                     if num_bytes != entry.num_bytes:
@@ -111,8 +108,11 @@ class Manifest:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 if digest != entry.sha256:
                     raise CheckpointError(f"{path} is damaged: its checksum does not match.")
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {reason(error, path)}.") from error
+
+
+def _is_name(text: str) -> bool:
+    """Tell whether a save could have given this name to a file of the folder."""
+    return Path(text).name == text and text.isascii() and text.isprintable()
 
 
 def read_json(path: Path, max_bytes: int) -> Any:

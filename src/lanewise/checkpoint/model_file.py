@@ -16,7 +16,7 @@ from torch import nn
 from lanewise.checkpoint.encode import TensorTable, real_view
 from lanewise.checkpoint.growth import grow_buffers, grown_buffers
 from lanewise.errors import CheckpointError
-from lanewise.run_file import open_regular, reason, replacing
+from lanewise.run_file import open_regular, reading, replacing
 from lanewise.world.shards import is_sharded, whole
 
 logger = logging.getLogger(__name__)
@@ -100,8 +100,11 @@ def load_model(model: nn.Module, path: Path) -> None:
     Raises:
         CheckpointError: if there is no such file, it is not whole, or it is of another model.
     """
-    try:
-        open_regular(path.resolve()).close()  # a pipe would be waited for
+    with reading(path):
+        try:
+            open_regular(path.resolve()).close()  # a pipe would be waited for
+        except FileNotFoundError:
+            raise CheckpointError(f"there is no {path}. Name the run_dir of a run that has ended.") from None
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             metadata: dict[str, str] = file.metadata() or {}
@@ -109,12 +112,6 @@ def load_model(model: nn.Module, path: Path) -> None:
         tensors |= {alias: tensors[name] for alias, name in aliases.items()}
         for name in json.loads(metadata.get("complex", "[]")):
             tensors[name] = torch.view_as_complex(tensors[name])
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no {path}. Name the run_dir of a run that has ended.") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {reason(error, path)}.") from error
-    except (ValueError, LookupError, AttributeError, TypeError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error!s:.200}.") from error
     current = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     current |= grown_buffers(model, tensors)
     mistakes = [f"{name} is not in the file" for name in current.keys() - tensors.keys()]

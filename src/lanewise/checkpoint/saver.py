@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -31,7 +32,8 @@ class Saver:
     """Writes a checkpoint of all processes in the background, one at a time.
 
     Every process writes its part; then rank 0 writes the rest, publishes the checkpoint and removes older
-    ones. The threads issue no collective: they report over the world's store.
+    ones. The threads issue no collective: they report over the world's store. Every process removes what a
+    save that failed has written.
 
     Collective: every rank must construct it.
 
@@ -110,7 +112,7 @@ class Saver:
 
     def _write(self, tree: Any, manifest: Manifest) -> None:
         """Write this process's part, and on rank 0 the rest; every rank learns how it ended."""
-        temporary = self._folder.temporary(manifest.step, self._token)
+        temporary = self._folder.temporary(manifest.step, f"{self._token}x{self._number}")
         key = f"checkpoint/{self._token}/{self._number}"  # another saver of this world told other things
         told: dict[str, Any] = {}
         error: BaseException | None = None
@@ -130,6 +132,7 @@ class Saver:
         except Exception as caught:  # noqa: BLE001 - the store is gone, or a rank
             outcome, error = _describe(caught, manifest.step, temporary), caught
         if outcome:
+            shutil.rmtree(temporary, ignore_errors=True)  # a disk that is full must not stay so
             self._error = StorageError(outcome)
             self._error.__cause__ = error
 

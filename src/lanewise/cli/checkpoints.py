@@ -28,7 +28,7 @@ def checkpoints(given: Given) -> int:
         size = sum(entry.num_bytes for entry in manifest.files) / 2**20
         metric = "" if manifest.metric is None else f"{manifest.metric:.6g}"
         table.add_row(str(manifest.step), f"{size:,.1f}", metric, "yes")
-    Console(soft_wrap=True).print(table)
+    Console(soft_wrap=True, markup=False).print(table)
     return 1 if num_bad else 0
 
 

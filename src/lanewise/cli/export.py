@@ -1,5 +1,7 @@
 """`lanewise export RUN_OR_CHECKPOINT --output FILE`."""
 
+import os
+
 from lanewise.cli.syntax import Command, Given, Operand, Option, read_path
 from lanewise.errors import CheckpointError
 from lanewise.run_dir import RunDir
@@ -18,7 +20,7 @@ def export(given: Given) -> int:
 
     source, output = given[_SOURCE], given[_OUTPUT]
     checkpoints = CheckpointFolder(RunDir(source).checkpoints)
-    if checkpoints.path.is_dir():
+    if os.path.lexists(checkpoints.path):
         found = checkpoints.newest_good(warn=print)
     else:
         found = source, read_good(source)

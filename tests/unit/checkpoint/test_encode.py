@@ -225,7 +225,7 @@ def test_encoding_changes_nothing():
     ids=repr,
 )
 def test_what_is_not_our_encoding_is_an_error(tree):
-    with pytest.raises(CheckpointError, match="which is not a known encoding"):
+    with pytest.raises(LookupError, match="which is not a known encoding"):
         decode(tree, {"a": torch.ones(1), "wide": torch.ones(1, 2)})
 
 

@@ -1,7 +1,11 @@
 """Which checkpoints of a folder are good, and which may go."""
 
+import errno
+import hashlib
+import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,7 @@ import pytest
 
 from lanewise.checkpoint.folder import CheckpointFolder, read_good
 from lanewise.checkpoint.manifest import Manifest, write_durably
-from lanewise.errors import CheckpointError
+from lanewise.errors import CheckpointError, StorageError
 
 
 def make(folder: CheckpointFolder, step: int, metric: float | None = None, content: bytes = b"{}") -> Path:
@@ -59,13 +63,31 @@ def cut_manifest(path: Path) -> str:
     return "manifest.json cannot be read"
 
 
+def sign_nonsense(path: Path) -> str:
+    """Write what has a right checksum, and a number beyond every float."""
+    tree = json.loads((path / "manifest.json").read_bytes())
+    tree["manifest"]["metric"] = 10**400
+    tree["sha256"] = hashlib.sha256(json.dumps(tree["manifest"], sort_keys=True).encode()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(tree))
+    return "manifest.json cannot be read: OverflowError"
+
+
 def put_file(path: Path) -> str:
     shutil.rmtree(path)
     path.touch()
     return "cannot be read"
 
 
-DAMAGES = [break_state, cut_state, remove_state, add_file, remove_manifest, cut_manifest, put_file]
+DAMAGES = [
+    break_state,
+    cut_state,
+    remove_state,
+    add_file,
+    remove_manifest,
+    cut_manifest,
+    sign_nonsense,
+    put_file,
+]
 
 
 def test_no_folder_and_an_empty_one_have_no_checkpoint(folder):
@@ -73,6 +95,38 @@ def test_no_folder_and_an_empty_one_have_no_checkpoint(folder):
     assert folder.all() == []
     folder.path.mkdir()
     assert folder.newest_good(pytest.fail) is None
+
+
+PLANTED: dict[str, Callable[[Path], object]] = {
+    "file": Path.touch,
+    "pipe": os.mkfifo,
+    "loop": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_folder_that_cannot_be_read_is_said(folder, kind):
+    """It must not pass for one without checkpoints: the run would start anew."""
+    PLANTED[kind](folder.path)
+    for read in (folder.newest_good, folder.remove_leftovers):
+        with pytest.raises(CheckpointError, match="checkpoints cannot be read: "):
+            read(pytest.fail)
+
+
+def test_a_folder_whose_name_is_too_long_is_said(folder):
+    with pytest.raises(CheckpointError, match="cannot be read: File name too long"):
+        CheckpointFolder(folder.path.with_name("n" * 300)).newest_good(pytest.fail)
+
+
+def test_a_leftover_that_cannot_be_removed_is_said(folder, monkeypatch):
+    (folder.path / "step-000002.tmp-abc").mkdir(parents=True)
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(StorageError, match=r"step-000002\.tmp-abc cannot be written: Permission denied"):
+        folder.remove_leftovers(pytest.fail)
+
+
+def refuse(*_: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def test_checkpoints_are_listed_by_number(folder):

@@ -3,7 +3,10 @@
 import hashlib
 import json
 import math
+from collections import Counter
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
@@ -150,10 +153,9 @@ def check(folder: Path) -> None:
     Manifest.read(folder).verify(folder)
 
 
-def write_fields(folder: Path, **fields: object) -> None:
+def sign(folder: Path, tree: object) -> None:
     folder.mkdir()
     (folder / "a").touch()
-    tree = {**WELL_FORMED, **fields}
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps({"format": 1, "sha256": digest, "manifest": tree}))
 
@@ -177,6 +179,11 @@ def write_fields(folder: Path, **fields: object) -> None:
         entry(name="../a"),
         entry(name="/etc/hostname"),
         entry(name="manifest.json"),
+        entry(name="a\0"),
+        entry(name="\ud800"),
+        entry(name="a" * 5000),
+        entry(num_bytes=10**400),
+        {"metric": 10**400},
         {"files": 10_000 * WELL_FORMED["files"]},
         {"step": -1},
         {"step": 10**30},
@@ -185,11 +192,61 @@ def write_fields(folder: Path, **fields: object) -> None:
     ids=lambda fields: f"{fields!r:.60}",
 )
 def test_a_manifest_of_wrong_types_is_an_error(tmp_path, fields):
-    write_fields(tmp_path / "good")
+    sign(tmp_path / "good", WELL_FORMED)
     check(tmp_path / "good")
-    write_fields(tmp_path / "bad", **fields)
+    sign(tmp_path / "bad", {**WELL_FORMED, **fields})
     with pytest.raises(CheckpointError):
         check(tmp_path / "bad")
+
+
+NASTY: list[Any] = [
+    None,
+    True,
+    -1,
+    10**18,
+    10**400,
+    1e308,
+    "",
+    "a",
+    "..",
+    "/",
+    "a/",
+    "a\0",
+    "\ud800",
+    "\udcff",
+    "\x1b[31m",
+    "a" * 5000,
+    [],
+    {},
+    [[]],
+    {"a": {"": None}},
+    {"$tensor": "a"},
+]
+
+
+def swap(tree: Any, random: Random) -> Any:
+    """Copy a tree with some values replaced, and some keys."""
+    if random.random() < 0.1:
+        return random.choice(NASTY)
+    if isinstance(tree, dict):
+        keys = {key: random.choice(["a\0", "\ud800", ""]) if random.random() < 0.02 else key for key in tree}
+        return {keys[key]: swap(value, random) for key, value in tree.items()}
+    return [swap(value, random) for value in tree] if isinstance(tree, list) else tree
+
+
+def test_whatever_is_in_a_manifest_it_is_read_or_damaged(tmp_path):
+    random, outcomes = Random(5), Counter[str]()
+    identity = {"seed": 1, "lanes": {"micro_batch_size": 2}, "best": None, "datasets": [{"length": 3}]}
+    for number in range(1000):
+        folder = tmp_path / str(number)
+        sign(folder, swap({**WELL_FORMED, "identity": identity}, random))
+        try:
+            check(folder)
+        except CheckpointError:
+            outcomes["damaged"] += 1
+        else:
+            outcomes["good"] += 1
+    assert min(outcomes["good"], outcomes["damaged"]) > 50, outcomes
 
 
 def test_a_flipped_bit_in_the_manifest_is_found(tmp_path):

@@ -92,9 +92,10 @@ class Faults:
             self.point(f"open {path.name}")
             return Counted(open_file(path, mode, *args, **kwargs), self)
 
-        def rmtree_counted(path: Path) -> None:
-            self.point(f"rmtree {path.name}", lambda: next(iter(path.iterdir())).unlink())
-            rmtree(path)
+        def rmtree_counted(path: Path, *, ignore_errors: bool = False) -> None:
+            if not ignore_errors:
+                self.point(f"rmtree {path.name}", lambda: next(iter(path.iterdir())).unlink())
+            rmtree(path, ignore_errors)
 
         def fsync_counted(descriptor: int) -> None:
             self.point("fsync")
@@ -180,6 +181,7 @@ def test_a_save_that_fails_anywhere_says_so_and_leaves_a_good_checkpoint(
             with pytest.raises(StorageError, match=r"No space left.*Earlier checkpoints are as they were"):
                 target.finish()
         assert find(path) in (LAST, NEW), faults.calls[-1]
+        assert not [name for name in names(path) if ".tmp-" in name], faults.calls[-1]
         assert target.finish()  # said once
         save(target, NEXT)  # there is space again
         assert find(path) == NEXT
@@ -285,10 +287,30 @@ def test_a_full_disk_is_reported_and_costs_no_checkpoint(small_disk, big):
     ):
         target.finish()
     assert find(path) == LAST
-    assert {"step-000002", "step-000004"} <= set(names(path))
-    CheckpointFolder(path).remove_leftovers(pytest.fail)
+    assert names(path) == ["step-000002", "step-000004"]
     save(target, NEW)
     assert find(path) == NEW
+
+
+def save_too_much_in_two(world, path: str) -> str:
+    """Save what the part of one process does not fit for; return what is said."""
+    target = Saver(CheckpointFolder(Path(path)), world, keep_last=2, keep_best=0, sign=1)
+    save(target, LAST)
+    target.save({"a": torch.zeros(2**17), "b": torch.zeros(2**18)}, Manifest(NEW, None, {}, ()))
+    with pytest.raises(StorageError) as caught:
+        target.finish()
+    world.all_gather_object(None)
+    assert names(Path(path)) == ["step-000004"]
+    world.all_gather_object(None)
+    save(target, NEW)
+    return str(caught.value)
+
+
+def test_no_process_leaves_what_it_wrote_to_a_full_disk(small_disk):
+    said = run_distributed(save_too_much_in_two, 2, str(small_disk / "checkpoints"))
+    assert said[0] == said[1]
+    assert "checkpoint of step 6 could not be written: No space left on device" in said[0]
+    assert find(small_disk / "checkpoints") == NEW
 
 
 def test_what_was_saved_is_what_was_there_when_save_returned(tmp_path, monkeypatch):
