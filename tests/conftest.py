@@ -1,7 +1,11 @@
 """Prepares the environment before any test imports torch, as the command line does."""
 
 import os
+import shutil
 import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +24,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says nothing where other programs run beside the tests.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of one MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
+    if not shutil.which("mount") or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("a file system of one MiB cannot be mounted: that needs root")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

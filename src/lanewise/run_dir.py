@@ -1,13 +1,17 @@
 """The folder of a run: what is in it, and who may write it."""
 
 import fcntl
+import logging
 import os
+import socket
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from lanewise.errors import LanewiseError, RunDirError
+from lanewise.errors import RunDirError
 from lanewise.run_file import is_full, open_log, reason, remove_leftover, storage_error, writing
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class RunDir:
         """The log of one rank."""
         return self.path / "logs" / f"rank-{rank:05d}.log"
 
-    def claim(self, *, may_hold_run: bool = False) -> IO[str]:
-        """Make the folder and become its only writer, until the returned file is closed or the process ends.
+    def claim(self, *, may_hold_run: bool = False) -> ExitStack:
+        """Make the folder and become its only writer, until what is returned is closed or the process ends.
 
         Args:
             may_hold_run: whether it may hold a run already, to go on with.
@@ -82,17 +86,18 @@ class RunDir:
 
         Raises:
             RunDirError: if another process writes it, it holds a run already, or it cannot be written.
-            StorageError: if the disk is full.
+            StorageError: if the disk is full, or a file in it is not what it should be.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = open_log(self.path / ".lock")
-        except OSError as error:
-            if is_full(error):
-                raise storage_error(error, self.path) from error
-            raise RunDirError(f"run_dir {self.path} cannot be written: {reason(error, self.path)}.") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with ExitStack() as stack:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock(stack)
+            except OSError as error:
+                if is_full(error):
+                    raise storage_error(error, self.path) from error
+                raise RunDirError(
+                    f"run_dir {self.path} cannot be written: {reason(error, self.path)}."
+                ) from None
             held = [] if may_hold_run else self._held()
             if held:
                 raise RunDirError(
@@ -102,16 +107,36 @@ class RunDir:
             with writing(self.path):
                 for file in (self.config, self.metrics, *self._models):
                     remove_leftover(file)
+            return stack.pop_all()
+
+    def _lock(self, stack: ExitStack) -> None:
+        """Keep other processes out, on every file system, until the stack is closed."""
+        lock = stack.enter_context(open_log(self.path / ".lock"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            lock.close()
             raise RunDirError(
                 f"run_dir {self.path} is in use by another process. "
                 "Choose another train.run_dir, or wait for that one to end."
             ) from None
-        except LanewiseError:
-            lock.close()
-            raise
-        return lock
+        except OSError as error:  # some network file systems have no locks
+            owner = self.path / ".owner"
+            try:
+                with owner.open("x", encoding="utf-8") as file:
+                    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            except FileExistsError:
+                raise RunDirError(
+                    f"run_dir {self.path} is in use by another process, or was until that was killed: it "
+                    f"cannot be locked ({error.strerror}). Choose another train.run_dir, or, if the process "
+                    f"that {owner} names has ended, remove that file."
+                ) from None
+            stack.callback(owner.unlink, missing_ok=True)
+            logger.warning(
+                "%s cannot be locked (%s): %s keeps other runs out, and stays if this process is killed",
+                self.path,
+                error.strerror,
+                owner,
+            )
 
     @property
     def _models(self) -> tuple[Path, ...]:
@@ -119,9 +144,8 @@ class RunDir:
 
     def _held(self) -> list[Path]:
         """Return what only a run that took a step leaves; its log and configuration may be written anew."""
-        folders = [
-            path
-            for path in (self.checkpoints, self.tensorboard, self.audit)
-            if path.is_dir() and any(path.iterdir())
-        ]
-        return [path for path in (self.metrics, *self._models) if os.path.lexists(path)] + folders
+        held = [path for path in (self.metrics, *self._models) if os.path.lexists(path)]
+        for folder in (self.checkpoints, self.tensorboard, self.audit):
+            with writing(folder), suppress(FileNotFoundError):
+                held += [folder] if any(folder.iterdir()) else []
+        return held

@@ -1,15 +1,17 @@
 """A run's folder has one writer, and one run in its life."""
 
+import errno
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lanewise.errors import RunDirError
+from lanewise.errors import RunDirError, StorageError
 from lanewise.run_dir import RunDir
 
 CLAIM = """
@@ -67,6 +69,37 @@ def test_another_process_cannot_claim_what_is_in_use(tmp_path):
 def test_it_is_free_again_once_its_claim_is_closed(tmp_path):
     RunDir(tmp_path).claim().close()
     RunDir(tmp_path).claim().close()
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO], ids=errno.errorcode.get)
+def no_locks(request, monkeypatch):
+    """A file system without locks; some say so in another way than others."""
+
+    def flock(*_: object) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def test_where_no_lock_can_be_had_a_file_keeps_others_out(tmp_path, no_locks, caplog):
+    owner = tmp_path / ".owner"
+    with RunDir(tmp_path).claim():
+        assert owner.read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+        with pytest.raises(RunDirError) as caught:
+            RunDir(tmp_path).claim()
+        assert owner.exists()
+    assert f"if the process that {owner} names has ended, remove that file." in str(caught.value)
+    assert not owner.exists()
+    (record,) = caplog.records
+    assert f"{owner} keeps other runs out" in record.getMessage()
+    RunDir(tmp_path).claim().close()
+
+
+def test_where_no_lock_can_be_had_a_refused_claim_leaves_nothing(tmp_path, no_locks):
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(RunDirError, match="holds a run already"):
+        RunDir(tmp_path).claim()
+    RunDir(tmp_path).claim(may_hold_run=True).close()
 
 
 @pytest.mark.parametrize("how", ["ends", "is killed"])
@@ -164,6 +197,16 @@ def test_whatever_a_step_leaves_is_of_a_run(tmp_path, trace):
     with pytest.raises(RunDirError, match=f"holds a run already .it has {trace.partition('/')[0]}"):
         RunDir(tmp_path).claim()
     RunDir(tmp_path).claim(may_hold_run=True).close()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "audit"])
+@pytest.mark.parametrize("kind", ["file", "loop"])
+def test_what_should_be_a_folder_and_is_none_is_said_before_the_run(tmp_path, name, kind):
+    (tmp_path / name).touch() if kind == "file" else (tmp_path / name).symlink_to(name)
+    with pytest.raises(StorageError, match=f"{name} cannot be written: "):
+        RunDir(tmp_path).claim()
+    (tmp_path / name).unlink()
+    RunDir(tmp_path).claim().close()
 
 
 def test_a_run_that_failed_before_its_first_step_may_be_started_again(tmp_path):

@@ -1,18 +1,21 @@
 """Writes what every lane was given in every step: the sample indices, and a hash of the tensors."""
 
-import json
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lanewise.data import LaneBatch, digest
-from lanewise.loggers.jsonl import cut
+from lanewise.loggers.jsonl import JsonLines, cut
 from lanewise.nested import map_leaves
-from lanewise.run_file import open_log, replacing, writing
+from lanewise.run_file import replacing, writing
+
+_RANK = re.compile(r"rank-[0-9]{5,9}\.jsonl")
 
 
 class AuditLog:
@@ -41,36 +44,34 @@ class AuditLog:
         plan: Mapping[str, Any],
         tables: Mapping[str, npt.NDArray[Any]],
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            written = [path for path in folder.iterdir() if _RANK.fullmatch(path.name)]
         self._path = folder / f"rank-{rank:05d}.jsonl"
-        others = [path for path in folder.glob("rank-*.jsonl") if int(path.stem[5:]) >= world_size]
+        others = [path for path in written if int(path.stem[5:]) >= world_size]
         plans = folder / "plan.jsonl"
         for path in [self._path, *([plans, *others] if rank == 0 else [])]:
-            if path.exists():
-                cut(path, first_step)
+            cut(path, first_step)
         if rank == 0:
             if tables:
                 path = folder / f"plan-{first_step:06d}.npz"
-                with writing(path), replacing(path) as new, new.open("wb") as file_of_tables:
+                with replacing(path) as new, new.open("wb") as file_of_tables:
                     np.savez(file_of_tables, **dict(tables))  # type: ignore[arg-type]  # names are not its own
-            with writing(plans), open_log(plans) as file:
-                file.write(json.dumps({"step": first_step, **plan}) + "\n")
+            with closing(JsonLines(plans)) as lines:
+                lines.write({"step": first_step, **plan})
 
     def record(self, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
         """Yield the batches, each written down first; on a GPU this waits for its copy."""
-        with writing(self._path):
-            file = open_log(self._path)
-        with file:
+        with closing(JsonLines(self._path)) as lines:
             for batch in batches:
                 if batch.turn.positions:
-                    with writing(self._path):
-                        _write(file, batch)
+                    lines.write(_columns(batch))
                 yield batch
 
 
-def _write(file: TextIO, batch: LaneBatch) -> None:
+def _columns(batch: LaneBatch) -> dict[str, Any]:
     turn = batch.turn
-    line = {
+    return {
         "step": turn.step,
         "lane": turn.lane,
         "indices": list(batch.indices),
@@ -78,7 +79,6 @@ def _write(file: TextIO, batch: LaneBatch) -> None:
         "rows": _num_rows(batch.data),
         "skipped": len(batch.indices) - batch.num_samples,
     }
-    file.write(json.dumps(line) + "\n")
 
 
 def _num_rows(data: Any) -> int | None:

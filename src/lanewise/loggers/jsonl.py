@@ -5,13 +5,46 @@ import logging
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lanewise.callback import Callback
+from lanewise.errors import StorageError
 from lanewise.run_file import open_log, open_regular, replacing, writing
 
 logger = logging.getLogger(__name__)
+
+
+class JsonLines:
+    """A file that grows by JSON objects, one on a line; a killed process leaves all that it wrote.
+
+    Args:
+        path: made if it is not there.
+
+    Raises:
+        StorageError: whatever the disk refuses, here and later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with writing(path):
+            self._file = open_log(path)
+
+    def write(self, columns: Mapping[str, Any]) -> None:
+        """Append a line."""
+        try:
+            with writing(self._path):
+                self._file.write(json.dumps(columns) + "\n")
+        except StorageError:
+            with suppress(OSError):  # it would try again to write what is left
+                self._file.close()
+            raise
+
+    def close(self) -> None:
+        """Write no more."""
+        with writing(self._path):
+            self._file.close()
 
 
 class JsonlLogger(Callback):
@@ -25,17 +58,15 @@ class JsonlLogger(Callback):
 
     def __init__(self, path: Path, first_step: int = 0, *, evaluates_first: bool = False) -> None:
         self._path = path
-        self._file: IO[str] | None = None
-        if os.path.lexists(path):
-            cut(path, first_step, evaluates_first=evaluates_first)
+        self._lines: JsonLines | None = None
+        cut(path, first_step, evaluates_first=evaluates_first)
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        with writing(self._path):
-            if self._file is None:
-                self._file = open_log(self._path)
-            self._file.write(json.dumps({"epoch": epoch, "step": step, **finite}) + "\n")
+        if self._lines is None:
+            self._lines = JsonLines(self._path)
+        self._lines.write({"epoch": epoch, "step": step, **finite})
 
     def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `Callback`. A line of its own."""
@@ -47,9 +78,8 @@ class JsonlLogger(Callback):
 
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`."""
-        if self._file is not None:
-            with writing(self._path):
-                self._file.close()
+        if self._lines is not None:
+            self._lines.close()
 
 
 def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
@@ -58,10 +88,12 @@ def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
     What a killed run left unfinished at the end goes without one.
 
     Args:
-        path: a file of lines, each with its step.
+        path: a file of lines, each with its step; it need not be there.
         first_step: the first step to remove.
         evaluates_first: whether to remove the evaluation after the step before as well.
     """
+    if not os.path.lexists(path):
+        return
     num_damaged, first_damaged = 0, 0
     with replacing(path) as new, open_regular(path) as lines, new.open("wb") as kept:
         for number, line in enumerate(lines, start=1):

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -261,18 +260,6 @@ def test_a_first_save_that_is_killed_anywhere_is_none_or_whole(tmp_path):
         save(make_saver(path), NEW)
         assert find(path) == NEW
     assert number > 10
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of one MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
-    if not shutil.which("mount") or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("a file system of one MiB cannot be mounted: that needs root")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
 
 
 @pytest.mark.parametrize("big", [torch.zeros(2**20), "x" * 2**20], ids=["tensor", "text"])

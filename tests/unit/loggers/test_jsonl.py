@@ -1,8 +1,6 @@
 """metrics.jsonl: strict JSON, one line a step."""
 
-import errno
 import json
-import os
 
 import pytest
 
@@ -149,14 +147,11 @@ def test_a_link_in_its_place_is_never_written_through(tmp_path):
     assert not (tmp_path / "precious").exists()
 
 
-def test_a_full_disk_is_one_error_that_names_the_file(tmp_path):
-    class Full:
-        def write(self, text: str) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    logger = JsonlLogger(tmp_path / "metrics.jsonl")
-    logger._file = Full()
+def test_a_full_disk_is_one_error_that_names_the_file(small_disk):
+    logger = JsonlLogger(small_disk / "metrics.jsonl")
+    steps = (logger.on_step(0, step, {}) for step in range(10**6))
     with pytest.raises(
         StorageError, match=r"metrics\.jsonl cannot be written: No space left on device, .* free"
     ):
-        logger.on_step(0, 0, {})
+        list(steps)
+    logger.on_end(None)
