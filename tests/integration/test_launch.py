@@ -20,6 +20,7 @@ from tests.integration.command import (
     wait_for,
     write_config,
 )
+from tests.listening import addresses
 
 TWO = {"devices": 2}
 OFTEN = "often by the kernel for want of memory: see dmesg."
@@ -78,6 +79,20 @@ def test_the_resolved_configuration_gives_the_same_bytes_again(chat, on_one_proc
     assert config["distributed"]["devices"] == 2
     train(run_dir / "config.yaml", "--train.run_dir", tmp_path / "other").require_success()
     assert (tmp_path / "other" / "model.safetensors").read_bytes() == on_one_process
+
+
+@pytest.mark.parametrize(
+    "command", [("train",), pytest.param(("verify", "--devices", 2, "--steps", 2), marks=ONE_MORE)]
+)
+def test_only_this_machine_can_call_a_run(tmp_path, command):
+    name, *arguments = command
+    config = write_config(tmp_path, distributed=TWO)
+    found = set()
+    with Warm(name, config, *arguments) as running:
+        while running.poll() is None:
+            found |= addresses(running.pids())
+        running.finish().require_success()
+    assert found == {"127.0.0.1"}
 
 
 @pytest.mark.slow  # test_two_hosts.py joins those of two torchruns

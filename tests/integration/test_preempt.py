@@ -120,10 +120,12 @@ def test_a_signal_to_one_rank_under_torchrun_saves_and_stops_all(tmp_path, whole
 @pytest.mark.parametrize("devices", [1, 2])
 def test_before_the_first_step_a_signal_ends_the_run_at_once(tmp_path, devices):
     config = write_config(tmp_path, "tasks.Stuck", distributed={"devices": devices})
-    with Warm("train", config) as command:
-        wait_for((tmp_path / "run" / ".lock").exists if devices == 1 else lambda: len(command.pids()) == 3)
+    (tmp_path / "temporary").mkdir()
+    with Warm("train", config, variables={"TMPDIR": str(tmp_path / "temporary")}) as command:
+        wait_for((tmp_path / "run" / "logs").exists if devices == 1 else lambda: len(command.pids()) == 3)
         os.kill(command.pid, signal.SIGTERM)
         says_so(command.finish())
+    assert not [*(tmp_path / "temporary").iterdir()]
 
 
 def test_a_signal_where_python_ignores_errors_is_not_lost(tmp_path):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from lanewise.errors import LanewiseError, mistakes_of, refuse_exit, traceback_of
-from lanewise.jobs.scratch import remove_at_exit
+from lanewise.jobs.scratch import remove_all
 from lanewise.launch import has_agent, record_failure
 
 
@@ -17,7 +17,7 @@ def leave_after(error: BaseException, rank: int) -> NoReturn:
     """End a process of a world after an error, telling its agent."""
     try:
         _tell(error, rank)
-        remove_at_exit()
+        remove_all()
     finally:  # whatever is wrong with the logs or the console
         # Leaving in the usual way would run destructors that wait for ranks which are gone.
         os._exit(error.exit_code if isinstance(error, LanewiseError) else 1)

@@ -15,9 +15,12 @@ _LOCK = "lock"
 _MAX_LENGTH = 70
 """Of a folder's path, in characters: a socket in a folder in it needs about 32 more, of at most 107."""
 
+_MOST_ATTEMPTS = 100
 _AFTER_MULTIPROCESSING = -200
 """Exit priority: multiprocessing removes its own folders at -100."""
 _until_exit = ExitStack()
+_folders: dict[Path, int] = {}
+"""Those that are in use, and the process that made each: one that was forked has them, too."""
 
 
 @contextmanager
@@ -35,21 +38,32 @@ def scratch_folder() -> Iterator[Path]:
         lock.write(socket.gethostname())
         lock.flush()
         unnamed.rename(folder / _LOCK)  # nobody ever sees it free
+        _folders[folder] = os.getpid()
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            del _folders[folder]
 
 
-def keep_sockets_until_exit() -> None:
-    """Do `keep_sockets_in` with a folder of this process, which is removed at its exit."""
-    keep_sockets_in(_until_exit.enter_context(scratch_folder()))
-    multiprocessing.util.Finalize(None, remove_at_exit, exitpriority=_AFTER_MULTIPROCESSING)
+def folder_until_exit() -> Path:
+    """Make a folder that is removed at the exit of this process, and do `keep_sockets_in` with it."""
+    folder = _until_exit.enter_context(scratch_folder())
+    keep_sockets_in(folder)
+    multiprocessing.util.Finalize(None, _until_exit.close, exitpriority=_AFTER_MULTIPROCESSING)
+    return folder
 
 
-def remove_at_exit() -> None:
-    """Remove the folder of `keep_sockets_until_exit`; a process that uses os._exit calls this before."""
-    _until_exit.close()
+def remove_all() -> None:
+    """Remove every folder of this process; one that uses os._exit calls this before.
+
+    Processes that write there may still live, so it may take several attempts.
+    """
+    for folder in (folder for folder, pid in _folders.items() if pid == os.getpid()):
+        for _ in range(_MOST_ATTEMPTS):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
 
 
 def keep_sockets_in(folder: Path) -> None:

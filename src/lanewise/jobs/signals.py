@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lanewise.errors import PreemptedError
+from lanewise.jobs.scratch import remove_all
 from lanewise.launch import LAUNCHER_PID_VARIABLE
 
 STOP_FILE_VARIABLE = "LANEWISE_STOP_FILE"
@@ -126,9 +127,10 @@ def _install(before_training: Callable[[int], object]) -> dict[signal.Signals, A
 
 
 def _leave(_sign: int) -> NoReturn:
-    """End this process, and with it those that it started; the kernel frees what it holds."""
+    """End this process, and with it those that it started; the kernel frees what it holds in memory."""
     with suppress(OSError):  # nobody listens
         os.write(2, b"a signal stopped the run before its first step. Start it again.\n")
+    remove_all()
     os._exit(PreemptedError.exit_code)
 
 

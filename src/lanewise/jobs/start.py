@@ -16,7 +16,7 @@ from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
 from lanewise.jobs import signals
 from lanewise.jobs.job import Job
 from lanewise.jobs.leave import leave_after, refusing_exit
-from lanewise.jobs.scratch import keep_sockets_in, keep_sockets_until_exit, scratch_folder
+from lanewise.jobs.scratch import folder_until_exit, keep_sockets_in, scratch_folder
 from lanewise.launch import Host, Launcher, LocalLauncher, Workers, fork_server, preload
 from lanewise.lifeline import name_process
 from lanewise.world.environment import Environment
@@ -47,8 +47,7 @@ def start(job: Job, *, is_fresh: bool) -> Any:
                 job.check(environment)
             if environment.rank == 0:
                 stack.enter_context(job.claim())
-            keep_sockets_until_exit()
-            return run_in_world(job, environment)
+            return run_in_world(job, environment, folder_until_exit())
     num_processes = distributed.num_processes or 1
     environment = Environment(world_size=num_processes, local_world_size=num_processes)
     starts_workers = num_processes > 1 or is_fresh
@@ -60,8 +59,7 @@ def start(job: Job, *, is_fresh: bool) -> Any:
         preload("torchmetrics")
     with job.claim():
         if num_processes == 1 and not is_fresh:
-            keep_sockets_until_exit()
-            return run_in_world(job, environment)
+            return run_in_world(job, environment, folder_until_exit())
         with signals.watching() if job.can_stop else nullcontext():
             return _launch(job, num_processes)
 
@@ -92,8 +90,14 @@ def run_command(job: Job, show: Callable[[Any], None]) -> None:
         leave_after(error, environment.rank)
 
 
-def run_in_world(job: Job, environment: Environment) -> Any:
-    """Be one process of the world in which a job runs. Collective: every rank must call this."""
+def run_in_world(job: Job, environment: Environment, folder: Path) -> Any:
+    """Be one process of the world in which a job runs. Collective: every rank must call this.
+
+    Args:
+        job: what to run.
+        environment: the place of this process.
+        folder: a temporary one, which the caller removes.
+    """
     from lanewise.loggers import RankLog
     from lanewise.world.allocator import set_malloc
     from lanewise.world.determinism import set_determinism
@@ -107,7 +111,7 @@ def run_in_world(job: Job, environment: Environment) -> Any:
     if devices[environment.local_rank] == "cpu":
         set_malloc(keeps_freed=job.config.memory.activation_checkpointing is None)
     backend = choose_backend(distributed.backend, devices, environment.world_size)
-    world = join_world(environment, devices, backend)
+    world = join_world(environment, devices, backend, folder)
     log.share_warnings(world.is_first)
     try:
         with refusing_exit(environment.rank):
@@ -134,7 +138,7 @@ def work(file: Path) -> None:
         keep_sockets_in(file.parent)
         job = pickle.loads(written["job"])  # noqa: S301 - likewise
         try:
-            result = run_in_world(job, environment)
+            result = run_in_world(job, environment, file.parent)
         except PreemptedError as error:  # no failure: the agent must not start the processes again
             result = error
         if environment.rank == 0:

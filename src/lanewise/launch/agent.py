@@ -1,6 +1,7 @@
 """Torch's elastic agent, with workers that are forks of a server instead of new interpreters."""
 
 import signal
+import socket
 import time
 import uuid
 from collections.abc import Mapping
@@ -79,7 +80,14 @@ class OneHost(RendezvousHandler):
 
     def __init__(self) -> None:
         self._id = uuid.uuid4().hex
-        self._store = TCPStore(self._ADDRESS, 0, is_master=True, wait_for_workers=False)
+        listener = socket.create_server((self._ADDRESS, 0))  # torch's own would listen on every address
+        self._store = TCPStore(
+            self._ADDRESS,
+            listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
 
     use_agent_store = True
 

@@ -18,6 +18,7 @@ from lanewise.world.world import GroupWorld, LocalWorld, World
 def work(folder: Path, rank: int, world_size: int, device: torch.device, *, one_machine: bool) -> None:
     """Join the world, call the function, and write what it returned or why it failed."""
     torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # which no other machine can reach
     try:
         path, call = pickle.loads((folder / "call").read_bytes())  # noqa: S301 - from our own parent
         sys.path[:] = path
@@ -26,7 +27,7 @@ def work(folder: Path, rank: int, world_size: int, device: torch.device, *, one_
         if world_size > 1:
             meeting = FileStore(f"{folder}/store", world_size)
             dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world_size)
-            memory = share_memory() if one_machine and device.type == "cpu" else None
+            memory = share_memory(folder) if one_machine and device.type == "cpu" else None
             world = GroupWorld(device, meeting, memory)
             dist.barrier()  # else a rank that ends at once hangs up on one that is still connecting
         result = pickle.dumps((time.monotonic(), False, function(world, *args)))

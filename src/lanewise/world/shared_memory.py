@@ -19,11 +19,12 @@ The memory has no name (`memfd_create`): it counts for no file system, such as a
 import logging
 import mmap
 import os
-import secrets
 import socket
 import struct
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -40,7 +41,6 @@ _BLOCK_BYTES = 2**22
 _SLOT_BYTES = 2**16
 _MAX_OPEN = 2
 _NUM_SLOTS = 2 * _MAX_OPEN
-_TOKEN_BYTES = 16
 _RANK, _TIME = struct.Struct("i"), struct.Struct("ll")
 
 
@@ -134,10 +134,14 @@ class SharedMemory:
             peer.close()
 
 
-def share_memory() -> SharedMemory | None:
+def share_memory(folder: Path | None = None) -> SharedMemory | None:
     """Share memory among the processes of torch's default process group, which are all on this machine.
 
     Collective: every rank must call this.
+
+    Args:
+        folder: of rank 0, for the sockets at which the ranks call each other, which are there for a moment
+            only; None: that of temporary files.
 
     Returns:
         None where the system refuses it on some rank, after a line that says why.
@@ -146,18 +150,27 @@ def share_memory() -> SharedMemory | None:
     sockets: dict[int, socket.socket] = {}
     with ExitStack() as stack:
 
-        def listen() -> tuple[socket.socket, bytes, int]:
+        def make_folder() -> str:
+            if rank > 0:
+                return ""
+            # No other user may enter it: whoever can call could keep the ranks waiting.
+            return stack.enter_context(tempfile.TemporaryDirectory(prefix="lanewise-", dir=folder))
+
+        def listen() -> tuple[socket.socket, str, int]:
+            entered = os.open(place, os.O_PATH)
+            stack.callback(os.close, entered)
+            short = f"/proc/self/fd/{entered}"  # the path of a socket has at most 107 characters
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-            listener.bind("")  # Linux gives it a name of its own, which is no file
+            listener.bind(f"{short}/{rank}")
             listener.listen(world_size)
             file = os.memfd_create("lanewise")
             stack.callback(os.close, file)
             if rank == 0:
                 os.posix_fallocate(file, 0, SharedMemory.size(world_size))  # else a write to it may be fatal
-            return listener, secrets.token_bytes(_TOKEN_BYTES), file
+            return listener, short, file
 
         def share() -> mmap.mmap:
-            _answer(sockets, listener, world_size, token)
+            _answer(sockets, listener, world_size)
             shared = file
             if rank == 0:
                 for peer in sockets.values():
@@ -168,11 +181,10 @@ def share_memory() -> SharedMemory | None:
             return mmap.mmap(shared, SharedMemory.size(world_size))
 
         try:
-            listener, token, file = _agree(listen)
-            names, tokens = zip(*_all_gather((listener.getsockname(), token)), strict=True)
-            token = tokens[0]
+            place = _all_gather(_agree(make_folder))[0]
+            listener, short, file = _agree(listen)
             # Everybody has called before anybody answers, so no answer waits for one who could not call.
-            _agree(lambda: _call(sockets, names[:rank], token + _RANK.pack(rank)))
+            _agree(lambda: _call(sockets, short, rank))
             return SharedMemory(rank, sockets, _agree(share))
         except _RefusedError as refused:
             for peer in sockets.values():
@@ -202,27 +214,21 @@ def _agree(function: Callable[[], T]) -> T:
     return cast("T", made)
 
 
-def _call(sockets: dict[int, socket.socket], names: Sequence[bytes], said: bytes) -> None:
+def _call(sockets: dict[int, socket.socket], folder: str, rank: int) -> None:
     """Open a socket to each rank before this one, and say who calls."""
-    for other, name in enumerate(names):
-        sockets[other] = socket.socket(socket.AF_UNIX)
-        sockets[other].connect(name)
-        sockets[other].sendall(said)
+    for other in range(rank):
+        peer = sockets[other] = socket.socket(socket.AF_UNIX)
+        peer.setblocking(False)  # a queue that is full is refused, and not waited for
+        peer.connect(f"{folder}/{other}")
+        peer.setblocking(True)
+        peer.sendall(_RANK.pack(rank))
 
 
-def _answer(
-    sockets: dict[int, socket.socket], listener: socket.socket, world_size: int, token: bytes
-) -> None:
+def _answer(sockets: dict[int, socket.socket], listener: socket.socket, world_size: int) -> None:
     """Open a socket to each rank after this one, all of which have called."""
     while len(sockets) < world_size - 1:
         caller, _ = listener.accept()
-        said = b""
-        with suppress(BlockingIOError):
-            said = caller.recv(_TOKEN_BYTES + _RANK.size, socket.MSG_DONTWAIT)
-        if said[:_TOKEN_BYTES] == token:  # else a stranger: every user of the machine may call
-            sockets[_RANK.unpack(said[_TOKEN_BYTES:])[0]] = caller
-        else:
-            caller.close()
+        sockets[_RANK.unpack(caller.recv(_RANK.size))[0]] = caller
     for peer in sockets.values():
         # A time limit of the kernel's: python's own would take a further system call for each byte.
         seconds = int(default_pg_timeout.total_seconds())

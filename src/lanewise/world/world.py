@@ -5,6 +5,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -268,7 +269,9 @@ class GroupWorld:
         gc.collect()  # what belongs to a process group must not be left to the end of the interpreter
 
 
-def join_world(environment: Environment, devices: Sequence[str], backend: str) -> World:
+def join_world(
+    environment: Environment, devices: Sequence[str], backend: str, folder: Path | None = None
+) -> World:
     """Meet the other processes.
 
     Collective: blocks until every rank has called it, for at most torch's default timeout.
@@ -277,6 +280,7 @@ def join_world(environment: Environment, devices: Sequence[str], backend: str) -
         environment: the place of this process.
         devices: the device of each local rank.
         backend: as torch names it.
+        folder: for sockets, see `share_memory`.
     """
     device = torch.device(devices[environment.local_rank])
     set_current_device(device)
@@ -293,5 +297,5 @@ def join_world(environment: Environment, devices: Sequence[str], backend: str) -
     # An agent keeps its store when it starts the processes again, with the addresses of those that are gone.
     store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
-    memory = share_memory() if is_one_machine and backend == "gloo" and device.type == "cpu" else None
+    memory = share_memory(folder) if is_one_machine and backend == "gloo" and device.type == "cpu" else None
     return GroupWorld(device, store, memory)

@@ -17,8 +17,8 @@ with scratch_folder():
 """
 WITH_SOCKETS = """
 import multiprocessing.util, tempfile
-from lanewise.jobs.scratch import keep_sockets_until_exit
-keep_sockets_until_exit()
+from lanewise.jobs.scratch import folder_until_exit
+folder_until_exit()
 print(multiprocessing.util.get_temp_dir(), tempfile.gettempdir(), flush=True)
 """
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from lanewise.testing.distributed import run_distributed
 from lanewise.world.world import GroupWorld, LocalWorld, World
+from tests.listening import addresses
 
 
 def is_running(pid: int) -> bool:
@@ -45,6 +46,15 @@ def test_one_process_gets_a_local_world():
 
 def test_several_processes_get_a_group():
     assert run_distributed(what_i_am, 2) == [(GroupWorld, True, "cpu", 1)] * 2
+
+
+def where_i_listen(world: World) -> set[str]:
+    world.all_gather_object(None)
+    return addresses([os.getpid()])
+
+
+def test_only_this_machine_can_call():
+    assert run_distributed(where_i_listen, 2) == [{"127.0.0.1"}] * 2
 
 
 def end_at_once(world: World) -> int:

@@ -4,8 +4,11 @@ import logging
 import os
 import random
 import socket
+import stat
 import time
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,24 +149,42 @@ def test_where_one_rank_is_refused_none_has_it_and_a_line_says_so(refused):
     assert others == [(True, []), (True, [])]
 
 
-def share_beside_a_stranger(world: World, said: bytes) -> bool:
-    """Call rank 0 with a wrong token before anybody else does."""
+def share_and_look(world: World) -> list[tuple[int, int, bool]]:
+    """Return owner and mode of the folder of each socket that listened, and whether it is there still."""
+    folders = []
 
     class Socket(socket.socket):
         def listen(self, backlog: int = 0) -> None:
             super().listen(backlog)
-            stranger = self.stranger = socket.socket(socket.AF_UNIX)  # stays on the line
-            stranger.connect(self.getsockname())
-            stranger.sendall(said)
+            folder = Path(self.getsockname()).parent.resolve()
+            folders.append((folder, folder.stat()))
 
-    if world.rank == 0:
-        shared_memory.socket.socket = Socket  # type: ignore[misc]
-    memory = share_memory()
-    assert memory is not None
-    memory.meet()
-    return bool((memory.start_all_gather(torch.tensor(world.rank))() == torch.arange(2)).all())
+    shared_memory.socket.socket = Socket  # type: ignore[misc]
+    assert share_memory() is not None
+    world.all_gather_object(None)  # rank 0 has removed it
+    return [(found.st_uid, stat.S_IMODE(found.st_mode), folder.exists()) for folder, found in folders]
 
 
-@pytest.mark.parametrize("said", [bytes(64), b""])
-def test_a_stranger_who_calls_is_not_answered(said):
-    assert run_distributed(share_beside_a_stranger, 2, said) == [True, True]
+def test_no_other_user_can_call():
+    assert run_distributed(share_and_look, 2) == [[(os.getuid(), 0o700, False)]] * 2
+
+
+def share_where_calls_wait(_: World) -> bool:
+    """Fill the queue of every socket with calls that nobody answers."""
+    callers = []
+
+    class Socket(socket.socket):
+        def listen(self, _: int = 0) -> None:
+            super().listen(0)
+            with suppress(BlockingIOError):
+                while True:
+                    callers.append(socket.socket(socket.AF_UNIX))
+                    callers[-1].setblocking(False)
+                    callers[-1].connect(self.getsockname())
+
+    shared_memory.socket.socket = Socket  # type: ignore[misc]
+    return share_memory() is None
+
+
+def test_a_queue_that_is_full_keeps_nobody_waiting():
+    assert run_distributed(share_where_calls_wait, 2, timeout_seconds=30) == [True, True]
