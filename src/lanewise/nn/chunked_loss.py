@@ -24,6 +24,11 @@ class Targets:
     label_smoothing: float
     z_loss: float
 
+    @property
+    def counts(self) -> torch.Tensor:
+        """Bool [tokens]: whether a token counts."""
+        return self.token_weights != 0
+
     def __getitem__(self, chunk: slice) -> Self:
         """Return those of some tokens."""
         return replace(self, classes=self.classes[chunk], token_weights=self.token_weights[chunk])
@@ -79,7 +84,9 @@ class _ChunkedLoss(torch.autograd.Function):
         products = hidden.new_empty((min(CHUNK_TOKENS, len(hidden)), len(weight)), dtype=dtype)
         for start in range(0, len(hidden), CHUNK_TOKENS):
             chunk = slice(start, start + CHUNK_TOKENS)
-            inputs = hidden[chunk].to(dtype)
+            # What does not count may be infinite, and 0 times that would be NaN.
+            states = hidden[chunk].where(targets[chunk].counts[:, None], 0)
+            inputs = states.to(dtype)
             logits = products[: len(inputs)]
             if product_bias is None:
                 torch.mm(inputs, product_weight.T, out=logits)
@@ -93,7 +100,7 @@ class _ChunkedLoss(torch.autograd.Function):
             if hidden_grad is not None:
                 hidden_grad[chunk] = gradient @ gradient_weight
             if weight_grad is not None and gradient_dtype is sum_dtype:
-                weight_grad.addmm_(gradient.T, hidden[chunk].to(sum_dtype))
+                weight_grad.addmm_(gradient.T, states.to(sum_dtype))
             elif weight_grad is not None:
                 weight_grad += gradient.T @ inputs
         ctx.save_for_backward(*gradients)
@@ -147,4 +154,4 @@ def _turn_into_gradient(logits: torch.Tensor, targets: Targets) -> torch.Tensor:
     logits.scatter_add_(1, places, -(token_weights * on_target)[:, None])
     if smoothing:
         logits.addr_(token_weights, class_weights, alpha=-smoothing)
-    return (token_weights * losses).sum()
+    return (token_weights * losses).where(targets.counts, 0).sum()

@@ -33,6 +33,33 @@ def test_ignored_tokens_alone_weigh_nothing_and_change_nothing():
     assert not module.weight.grad.any()
 
 
+def loss_and_gradients(function, module, hidden, targets):
+    hidden = hidden.clone().requires_grad_()
+    loss = function(hidden, targets)
+    return [loss, *torch.autograd.grad(loss, [hidden, *module.parameters()])]
+
+
+@pytest.mark.parametrize("options", [{}, {"class_weights": torch.tensor([1.0, 0.5, 2.0])}])
+def test_a_forbidden_class_and_ignored_tokens_that_are_not_finite_do_no_harm(options):
+    """They were NaN where torch's loss is finite: 0 times infinity, as ignored tokens have the class 0."""
+    module = LinearCrossEntropy(8, 3, **options)
+    with torch.no_grad():
+        module.bias[0] = -torch.inf
+    hidden, targets = torch.randn(300, 8), torch.arange(300) % 2 + 1
+    targets[::3] = -100
+    expected = loss_and_gradients(
+        lambda hidden, targets: F.cross_entropy(
+            module.logits(hidden), targets, options.get("class_weights"), reduction="sum"
+        ),
+        module,
+        hidden,
+        targets,
+    )
+    hidden[::6], hidden[3::6] = torch.nan, torch.inf  # of torch's loss alone the value would stay finite
+    found = loss_and_gradients(lambda *given: module(*given).sum, module, hidden, targets)
+    torch.testing.assert_close(found, expected)
+
+
 def test_the_z_loss_is_the_squared_logsumexp():
     hidden, targets = torch.randn(20, 8), torch.arange(20) % 4
     module = LinearCrossEntropy(8, 4)
