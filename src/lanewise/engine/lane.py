@@ -1,6 +1,7 @@
 """One lane's micro-batch: its way to the device, its forward, and its loss."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from lanewise.data import LaneBatch
-from lanewise.errors import TaskError, note_place, text_of
+from lanewise.errors import LanewiseError, TaskError, note_place, text_of
 from lanewise.lanes import LaneTurn
 from lanewise.nested import map_leaves
 from lanewise.precision import Precision
@@ -136,23 +137,9 @@ def note_lane(error: BaseException, batch: LaneBatch) -> None:
     Raises:
         TaskError: instead of an error of torch whose remedy is known, and of a SystemExit.
     """
-    if isinstance(error, Exception):
-        said = f"{type(error).__name__}: {text_of(error)}"
-        for text, remedy in _REMEDIES.items():
-            if text in said:
-                explained = TaskError(f"{error}. {remedy}")
-                explained.add_note(batch.place)
-                raise explained from error
-        if isinstance(error, MemoryError) or any(text in said for text in _OUT_OF_MEMORY):
-            explained = TaskError(
-                f"out of memory with a micro-batch of {batch.num_samples} sample"
-                f"{'s' * (batch.num_samples != 1)} ({_shapes_of(batch.data)}). "
-                "Let a lane need less: memory.activation_checkpointing=auto, precision=bf16, or a smaller "
-                "batch.micro_batch_size, which makes more lanes and so another model; or share the weights "
-                f"out: distributed.reducer=fsdp. torch says: {text_of(error).splitlines()[0]}"
-            )
-            explained.add_note(batch.place)
-            raise explained from error
+    if explained := _explain(error, batch):
+        explained.add_note(batch.place)
+        raise explained from error
     note_place(error, batch.place)
 
 
@@ -166,21 +153,50 @@ def named_lane(batch: LaneBatch) -> Iterator[None]:
         raise
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error says that there is no memory left, or explains one that does."""
+    if isinstance(error, LanewiseError) and error.__cause__ is not None:
+        error = error.__cause__
+    if type(error) in (RuntimeError, torch.AcceleratorError):
+        return re.search(_NO_MEMORY, text_of(error)) is not None
+    return isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+_NO_MEMORY = r"\bDefaultCPUAllocator: |\b(error: |backend )out of memory"
+"""By what torch says of the CPU, where it has no type of its own, of CUDA's own errors, and of mps."""
+
+_BATCH_OF_ONE = (
+    "BatchNorm cannot normalise this lane's micro-batch: a partial last step may leave a lane with one "
+    "sample. Set data.drop_last (drop_last of lanes.steps), or use another micro_batch_size."
+)
+_TOO_MANY_SHAPES = (
+    "In exact, torch.compile makes a kernel for each shape that it meets, and there are more shapes than "
+    "torch._dynamo.config.recompile_limit. Pad the batches to fewer shapes, or raise the limit."
+)
 _REMEDIES = {
-    "Expected more than 1 value per channel when training": (
-        "BatchNorm cannot normalise this lane's micro-batch: a partial last step may leave a lane with one "
-        "sample. Set data.drop_last (drop_last of lanes.steps), or use another micro_batch_size."
-    ),
-    "FailOnRecompileLimitHit": (
-        "In exact, torch.compile makes a kernel for each shape that it meets, and there are more shapes than "
-        "torch._dynamo.config.recompile_limit. Pad the batches to fewer shapes, or raise the limit."
-    ),
+    "builtins.ValueError": ("Expected more than 1 value per channel when training", _BATCH_OF_ONE),
+    "torch._dynamo.exc.FailOnRecompileLimitHit": ("", _TOO_MANY_SHAPES),
 }
-"""By what torch's error says: what is wrong, in terms of a run, and what to change."""
+"""By the type of torch's error: how it begins; what is wrong, in terms of a run, and what to change."""
 
 
-_OUT_OF_MEMORY = ("OutOfMemoryError", "can't allocate memory", "out of memory")
-"""By what torch says of accelerators, of the CPU, and of what it calls."""
+def _explain(error: BaseException, batch: LaneBatch) -> TaskError | None:
+    """Return an error of torch in terms of a run, with the remedy; None where none is known."""
+    if isinstance(error, LanewiseError):  # it may quote what torch says
+        return None
+    begin, remedy = _REMEDIES.get(f"{type(error).__module__}.{type(error).__qualname__}", ("", ""))
+    if remedy and text_of(error).startswith(begin):
+        return TaskError(f"{text_of(error)}. {remedy}")
+    if not is_out_of_memory(error):
+        return None
+    said = f"{type(error).__name__}: {text_of(error)}".splitlines()[0].removesuffix(": ")
+    return TaskError(
+        f"out of memory with a micro-batch of {batch.num_samples} sample"
+        f"{'s' * (batch.num_samples != 1)} ({_shapes_of(batch.data)}). "
+        "Let a lane need less: memory.activation_checkpointing=auto, precision=bf16, or a smaller "
+        "batch.micro_batch_size, which makes more lanes and so another model; or share the weights "
+        f"out: distributed.reducer=fsdp. The error was {said}"
+    )
 
 
 def _shapes_of(data: Any) -> str:

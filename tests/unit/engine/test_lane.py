@@ -16,6 +16,8 @@ from lanewise.lanes import LaneTurn
 from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import configure
 
+TURN = LaneTurn(epoch=0, step=0, lane=0, positions=range(2), num_present_lanes=1, is_last=True)
+
 
 class Normed(Task):
     """Nine samples: in the last step of an epoch one lane has a single sample."""
@@ -60,8 +62,7 @@ def test_too_many_compiled_shapes_name_the_limit():
 
 def test_batches_reach_an_accelerator_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane, "new_stream", lambda _device: None)
-    turn = LaneTurn(epoch=0, step=0, lane=0, positions=range(2), num_present_lanes=1, is_last=True)
-    batches = [LaneBatch(turn, (0, 1), {"x": torch.ones(2, 3)}, 2)]
+    batches = [LaneBatch(TURN, (0, 1), {"x": torch.ones(2, 3)}, 2)]
     (moved,) = lane.to_device(batches, torch.device("meta"))
     assert moved.data["x"].is_meta
     assert moved.indices == (0, 1)
@@ -87,3 +88,37 @@ def test_out_of_memory_names_the_sizes_of_the_lane_and_the_remedies():
     assert "Tried to allocate 20.00 MiB.\n" in said
     assert "in step 0, lane 0, samples [" in said
     assert "GPU 0 has" not in said
+
+
+@pytest.mark.parametrize(
+    ("error", "is_known"),
+    [
+        (MemoryError(), True),  # it was an IndexError
+        (MemoryError("Unable to allocate 7.28 TiB for an array"), True),
+        (torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GiB)"), True),
+        (TaskError("Leave the block out of memory.activation_checkpointing.blocks."), False),
+        (TaskError("Expected more than 1 value per channel when training"), False),
+        (ValueError("the cache is out of memory"), False),
+        (RuntimeError("keep OutOfMemoryError out of memory.json"), False),
+        (KeyError("can't allocate memory"), False),
+        (KeyError("Expected more than 1 value per channel when training"), False),
+        (AssertionError("FailOnRecompileLimitHit"), False),
+    ],
+)
+def test_only_errors_of_torch_are_explained_and_not_texts_that_are_alike(error, is_known):
+    batch = LaneBatch(TURN, (0, 1), {"x": torch.ones(2, 3)}, 2)
+    assert lane.is_out_of_memory(error) == is_known
+    with pytest.raises(TaskError if is_known else type(error)) as caught, lane.named_lane(batch):
+        raise error
+    assert caught.value.__notes__ == [batch.place]
+    if is_known:
+        assert "out of memory with a micro-batch of 2 samples" in str(caught.value)
+        assert f"The error was {type(error).__name__}" in str(caught.value)
+        assert lane.is_out_of_memory(caught.value)
+
+
+def test_the_allocator_of_the_cpu_has_no_type_of_its_own():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    assert lane.is_out_of_memory(caught.value)
