@@ -13,8 +13,8 @@ from lanewise.engine.lane import to_device
 from lanewise.engine.observers import Observers
 from lanewise.engine.run import Run
 from lanewise.engine.saving import Saving
-from lanewise.engine.step import Line, StepReport, TrainStep
-from lanewise.engine.step_metrics import step_metrics
+from lanewise.engine.step import StepReport, TrainStep
+from lanewise.engine.step_metrics import IntervalReport, StepMetrics
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.run_dir import RunDir
 from lanewise.transforms import CompilationLog
@@ -72,10 +72,15 @@ class Engine:
             run.training,
             self._gradients,
             run.clock,
-            interval=run.log_interval,
+            StepMetrics(
+                run.log_interval,
+                run.clock,
+                run.training.model,
+                run.training.precision.loss_scale,
+                with_norms=config.log.gradients,
+            ),
             seed=config.train.seed,
             max_grad_norm=config.train.max_grad_norm,
-            logs_gradients=config.log.gradients,
         )
 
     def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = ()) -> dict[str, float]:
@@ -104,8 +109,8 @@ class Engine:
                 end = report.step + 1
                 stops = report.totals.wants_stop
                 saves = self._saves_after(report)
-                observers.show(report.line)
-                if self._compilations is not None and report.line is not None:
+                observers.show(report.interval)
+                if self._compilations is not None and report.interval is not None:
                     self._compilations.tell()
                 if self._ends_epoch(report.step):
                     self._show_epoch(report.step, observers)
@@ -235,8 +240,8 @@ class Engine:
             num_samples / seconds,
         )
 
-    def _name_metrics(self, line: Line) -> Mapping[str, float]:
-        stop = line.step + 1
-        start = max(stop - line.totals.num_steps, self.first_step)  # an earlier attempt may have begun it
+    def _name_metrics(self, report: IntervalReport) -> Mapping[str, float]:
+        stop = report.step + 1
+        start = max(stop - report.totals.num_steps, self.first_step)  # an earlier attempt may have begun it
         before = self.schedule.num_samples_before
-        return step_metrics(line, stop - start, before(stop) - before(start), self._world.device)
+        return report.columns(stop - start, before(stop) - before(start), self._world.device)

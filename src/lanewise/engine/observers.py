@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from lanewise.callback import Callback
-from lanewise.engine.step import Line
+from lanewise.engine.step_metrics import IntervalReport
 from lanewise.errors import noting
 
 
@@ -16,21 +16,21 @@ class Observers:
 
     Args:
         callbacks: none on ranks other than 0.
-        name_metrics: names what a line says; may wait for the device.
-        num_behind: how many steps later a line is shown. What a step found is known on an accelerator only
+        name_metrics: names what a report says; may wait for the device.
+        num_behind: how many steps later a report is shown. What a step found is known on an accelerator only
             when it is done, so it is looked at while the next one runs.
     """
 
     def __init__(
         self,
         callbacks: Sequence[Callback],
-        name_metrics: Callable[[Line], Mapping[str, float]],
+        name_metrics: Callable[[IntervalReport], Mapping[str, float]],
         num_behind: int,
     ) -> None:
         self._callbacks = callbacks
         self._name_metrics = name_metrics
         self._num_behind = num_behind
-        self._unseen: deque[Line | None] = deque()
+        self._unseen: deque[IntervalReport | None] = deque()
 
     @contextmanager
     def observing(self, run_dir: Path, first_step: int, last_step: int) -> Iterator[None]:
@@ -41,14 +41,14 @@ class Observers:
                 callback.on_start(run_dir, first_step, last_step)
             yield
 
-    def show(self, line: Line | None) -> None:
-        """Show the line of a step, or soon; None where the step has none."""
+    def show(self, report: IntervalReport | None) -> None:
+        """Show the report of a step, or soon; None where the step is not logged."""
         if self._callbacks:
-            self._unseen.append(line)
+            self._unseen.append(report)
             self._show_all_but(self._num_behind)
 
     def catch_up(self) -> None:
-        """Show the lines that were not shown yet."""
+        """Show the reports that were not shown yet."""
         self._show_all_but(0)
 
     def show_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
@@ -68,13 +68,13 @@ class Observers:
 
     def _show_all_but(self, num_behind: int) -> None:
         while len(self._unseen) > num_behind:
-            line = self._unseen.popleft()
-            if line is None:
+            report = self._unseen.popleft()
+            if report is None:
                 continue
-            metrics = self._name_metrics(line)
-            with noting(lambda step=line.step: f"in a callback after step {step}"):  # type: ignore[misc]
+            metrics = self._name_metrics(report)
+            with noting(lambda step=report.step: f"in a callback after step {step}"):  # type: ignore[misc]
                 for callback in self._callbacks:
-                    callback.on_step(line.epoch, line.step, metrics)
+                    callback.on_step(report.epoch, report.step, metrics)
 
 
 def _end(callback: Callback, _kind: object, error: BaseException | None, _traceback: object) -> None:
