@@ -12,7 +12,6 @@ import pytest
 from lanewise.checkpoint import CheckpointFolder
 from lanewise.config import CheckpointConfig, DistributedConfig, EveryConfig, LogConfig, RunConfig
 from lanewise.engine import Engine, Saving, build_engine, build_run, resume_run
-from lanewise.engine.step_metrics import step_metrics
 from lanewise.loggers import JsonlLogger
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
@@ -108,8 +107,8 @@ def norms(world, config) -> tuple[list[int], dict[int, float]]:
     for report in engine.steps():
         computed += [report.step] * len(calls)
         calls.clear()
-        if report.line is not None:
-            written[report.step] = float(report.line.grad_norm())
+        if report.interval is not None:
+            written[report.step] = float(report.interval.grad_norm())
     return computed, written
 
 
@@ -160,8 +159,8 @@ def gradient_norms(world, config) -> tuple[list[int], list[dict[str, float]], li
     for report in engine.steps():
         if gradients.pop().norms is not None:
             computed.append(report.step)
-        if report.line is not None:
-            metrics = step_metrics(report.line, 1, 1, world.device)
+        if report.interval is not None:
+            metrics = report.interval.columns(1, 1, world.device)
             each.append({key: one for key, one in metrics.items() if key.startswith("gradients/")})
             together.append(metrics["train/grad_norm"])
     return computed, each, together

@@ -131,12 +131,12 @@ class TrainStep:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         for group in self.gradients.groups(batches):  # those that this process carries
-            losses = self.gradients.reducer.losses([self._lane(batch) for batch in group])
+            losses = self.gradients.reducer.losses(list(map(self._lane, group)))
             self.gradients.add(losses, self._what)  # backward; the last one overlaps the reduction
         step = group[-1].turn.step
+        needs_norm, needs_norms = self._metrics.needs(step)
         gradient = self.gradients.divide(  # one sum over all lanes, one divisor
-            needs_norm=self._metrics.is_logged(step) or self._max_grad_norm is not None,
-            needs_norms=self._metrics.needs_norms(step),
+            needs_norm=needs_norm or self._max_grad_norm is not None, needs_norms=needs_norms
         )
         if self._max_grad_norm is not None:
             assert gradient.norm is not None

@@ -86,19 +86,16 @@ class StepMetrics:
         self._loss_scale = loss_scale
         self._with_norms = with_norms
 
-    def is_logged(self, step: int) -> bool:
-        """Tell whether a line is written after a step, which needs the norm of its gradient."""
-        return self._interval.ends_with(step)
-
-    def needs_norms(self, step: int) -> bool:
-        """Tell whether that line needs the norm of each parameter's gradient."""
-        return self._with_norms and self.is_logged(step)
+    def needs(self, step: int) -> tuple[bool, bool]:
+        """Tell whether a step is logged, which needs its gradient's norm; and that of each parameter's."""
+        is_logged = self._interval.ends_with(step)
+        return is_logged, is_logged and self._with_norms
 
     def report(self, gradient: StepGradient, learning_rate: float) -> IntervalReport | None:
         """Add a step; where it is logged, report on the interval and begin the next one."""
         self._interval.add(gradient.totals)
         turn = gradient.turn
-        if not self.is_logged(turn.step):
+        if not self._interval.ends_with(turn.step):
             return None
         assert gradient.norm is not None
         return IntervalReport(

@@ -204,7 +204,7 @@ def test_a_line_is_shown_in_the_step_after_its_own_where_looking_at_it_would_wai
     observers = Observers([seen], engine._name_metrics, num_behind=1)
     shown = []
     for report in engine.steps():
-        observers.show(report.line)
+        observers.show(report.interval)
         shown.append([event[2] for event in seen.events])
     observers.catch_up()
     assert shown == [[], [0], [0], [0], [0], [0, 4], [0, 4], [0, 4], [0, 4]]

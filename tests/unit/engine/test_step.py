@@ -160,7 +160,7 @@ def learning_rates(
         config = dataclasses.replace(config, scheduler=section)
     elif warmup:
         config = dataclasses.replace(config, scheduler=SchedulerConfig(warmup=warmup))
-    return [report.line.learning_rate for report in engine_of(config).steps()]
+    return [report.interval.learning_rate for report in engine_of(config).steps()]
 
 
 @SCHEDULERS
@@ -188,7 +188,7 @@ def first_gradient(max_grad_norm: float | None) -> tuple[float, list[torch.Tenso
         lambda *_: given.extend(parameter.grad.clone() for parameter in parameters)
     )
     (report,) = engine.steps()
-    return float(report.line.grad_norm()), given
+    return float(report.interval.grad_norm()), given
 
 
 def test_the_norm_of_the_gradient_is_reported_and_clipped_to_as_torch_does():
