@@ -1,17 +1,17 @@
-"""One stored file, read by ranges of bytes: on a disk, or behind a URL."""
+"""One stored file, on a disk or behind a URL: read by ranges of bytes, or from front to end."""
 
 import hashlib
+import io
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fsspec
 from fsspec.utils import infer_compression
 
-from lanewise.data.source_file import is_remote
+from lanewise.data.source_file import file_system, is_remote
 from lanewise.errors import DataError
 
 _VERSION_KEYS = ("ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
@@ -50,6 +50,11 @@ class ByteFile(NamedTuple):
         return file
 
     @property
+    def is_remote(self) -> bool:
+        """Whether its path is an fsspec URL."""
+        return is_remote(self.path)
+
+    @property
     def compression(self) -> str | None:
         """How the content is compressed, in fsspec's words, going by the file's name; None: it is not."""
         known: str | None = infer_compression(self.path)
@@ -61,7 +66,42 @@ class ByteFile(NamedTuple):
         Raises:
             DataError: if it cannot be opened, or has changed.
         """
-        return _RemoteBytes(self) if is_remote(self.path) else LocalBytes(self)
+        return _RemoteBytes(self) if self.is_remote else LocalBytes(self)
+
+    def stream(self, count: Callable[[int], None]) -> "ByteStream":
+        """Open the file anew to read on in it: a handle that a fork shares would share its position.
+
+        Args:
+            count: is told the number of bytes of each read.
+
+        Raises:
+            DataError: if the file cannot be opened, or has changed.
+        """
+        self.check_place()
+        try:
+            if self.is_remote:
+                files, name = file_system(self.path)
+                opened = files.open(name, "rb", cache_type="none")  # whoever reads has a buffer
+            else:
+                opened = Path(self.path).open("rb", buffering=0)  # noqa: SIM115 - the stream closes it
+        except Exception as error:  # of any file system
+            raise self.unreadable(error) from error
+        return ByteStream(self, opened, count)
+
+    def check_place(self) -> None:
+        """See that what is at the file's place has not changed.
+
+        Raises:
+            DataError: if it has.
+        """
+        if self.is_remote:
+            self.check(ByteFile.find(self.path))
+            return
+        try:
+            status = os.stat(self.path)  # noqa: PTH116 - a third of the time of Path.stat, and asked often
+        except OSError as error:
+            raise self.unreadable(error) from error
+        self.check_status(status)
 
     def check(self, now: "ByteFile") -> None:
         """See that the file has not changed.
@@ -89,6 +129,53 @@ class ByteFile(NamedTuple):
         """Make the error of a file that the file system, or the decompression, refuses."""
         reason = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
         return DataError(f"{self.path} cannot be read: {reason}.")
+
+
+class ByteStream(io.RawIOBase):
+    """A file that is read from a position on, and counts the bytes that are read of it.
+
+    Args:
+        file: what is read.
+        opened: the same, open.
+        count: is told the number of bytes of each read.
+    """
+
+    def __init__(self, file: ByteFile, opened: Any, count: Callable[[int], None]) -> None:
+        self._file = file
+        self._opened = opened
+        self._count = count
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with the next bytes, and return how many there were.
+
+        Raises:
+            DataError: if they cannot be read, which is another matter than that they make no sense.
+        """
+        try:
+            num_bytes: int = self._opened.readinto(buffer)
+        except Exception as error:  # of any file system
+            raise self._file.unreadable(error) from error
+        self._count(num_bytes)
+        return num_bytes
+
+    def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
+        """Move to a position, and return it."""
+        moved: int = self._opened.seek(position, whence)
+        return moved
+
+    def readable(self) -> bool:
+        """Tell that the file can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Tell that the file has positions."""
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self.closed:
+            self._opened.close()
+        super().close()
 
 
 class OpenBytes(ABC):
@@ -145,8 +232,8 @@ class LocalBytes(OpenBytes):
 class _RemoteBytes(OpenBytes):
     def __init__(self, file: ByteFile) -> None:
         self._file = file
-        file.check(ByteFile.find(file.path))
-        self._file_system, self._name = fsspec.core.url_to_fs(file.path)
+        file.check_place()
+        self._file_system, self._name = file_system(file.path)
 
     def read(self, ranges: Sequence[Range]) -> list[bytes]:
         begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
@@ -166,15 +253,15 @@ class _RemoteBytes(OpenBytes):
 def _find_local(path: str) -> tuple[int, int]:
     try:
         status = Path(path).stat()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null character
         raise ByteFile(path, 0, 0).unreadable(error) from error
     return status.st_size, status.st_mtime_ns
 
 
 def _find_remote(url: str) -> tuple[int, int]:
+    files, name = file_system(url)
     try:
-        file_system, name = fsspec.core.url_to_fs(url)
-        info: dict[str, Any] = file_system.info(name)
+        info: dict[str, Any] = files.info(name)
     except Exception as error:  # of any file system
         raise ByteFile(url, 0, 0).unreadable(error) from error
     if info.get("size") is None:

@@ -2,22 +2,25 @@
 
 import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import IO, Any, Self
 
 from fsspec.compression import compr
 
 from lanewise.data.byte_file import ByteFile
-from lanewise.data.source_file import is_remote, open_file
+from lanewise.errors import DataError
 
 try:
     import zstandard
 except ImportError:
-    zstandard = None  # then fsspec knows another way to read .zst, or ByteFile refuses it
+    zstandard = None  # type: ignore[assignment]  # then fsspec knows another way to read .zst, or ByteFile refuses it
 
 _PART_BYTES = 4 * 2**20
 _BUFFER_BYTES = 2**20
 """As a block may have 256 cursors, and to ask a server takes about as long as to get a megabyte."""
+
+
+class DamagedContentError(DataError):
+    """What a file holds cannot be decompressed: the file itself can be read."""
 
 
 class FileContent:
@@ -33,21 +36,18 @@ class FileContent:
 
     def __init__(self, file: ByteFile, count: Callable[[int], None]) -> None:
         self._file = file
-        file.check(ByteFile.find(file.path))
-        try:
-            self._stored = io.BufferedReader(open_file(file.path, count), _BUFFER_BYTES)
-        except Exception as error:  # of any file system
-            raise file.unreadable(error) from error
+        self._stored = io.BufferedReader(file.stream(count), _BUFFER_BYTES)
         self._content: IO[bytes] | None = None
 
     def read(self, num_bytes: int) -> bytes:
         """Return the next bytes; fewer only at the end.
 
         Raises:
-            DataError: if they cannot be read or decompressed, or the file has changed.
+            DamagedContentError: if they cannot be decompressed.
+            DataError: if they cannot be read, or the file has changed.
         """
-        if not is_remote(self._file.path):
-            self._file.check_status(Path(self._file.path).stat())
+        if not self._file.is_remote:
+            self._file.check_place()
         parts = []
         try:
             if self._content is None:  # what is no such file may be refused here already
@@ -55,8 +55,10 @@ class FileContent:
             while num_bytes and (part := self._content.read(min(num_bytes, _PART_BYTES))):
                 parts.append(part)
                 num_bytes -= len(part)
+        except DataError:
+            raise
         except Exception as error:  # of any compression
-            raise self._file.unreadable(error) from error
+            raise DamagedContentError(*self._file.unreadable(error).args) from error
         return b"".join(parts)
 
     def __enter__(self) -> Self:

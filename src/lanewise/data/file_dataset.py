@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch.utils.data import Dataset
 
@@ -10,6 +10,18 @@ from lanewise.errors import DataError
 
 OnError = Literal["raise", "skip"]
 """What a dataset does with samples that it cannot read."""
+
+
+def check_arguments(on_error: Any, memory_mib: Any) -> None:
+    """See that arguments which datasets share are among those that they can be.
+
+    Raises:
+        DataError: if one is not.
+    """
+    if on_error not in get_args(OnError):
+        raise DataError(f"on_error is {on_error!r}. It can be {' or '.join(get_args(OnError))}.")
+    if not isinstance(memory_mib, int | float) or not 0 < memory_mib < float("inf"):
+        raise DataError(f"memory_mib is {memory_mib!r}. It is a number of MiB above 0, such as 256.")
 
 
 class FileDataset(Dataset[Any], ABC):

@@ -2,11 +2,18 @@
 
 import json
 import os
+import re
+from itertools import accumulate
 from typing import Any
 
 from lanewise.data.file_dataset import OnError
 from lanewise.data.record_files import RecordFiles
 from lanewise.data.source_file import Paths
+
+_MAX_DEPTH = 200
+"""Of lists and objects within each other. Python's own limit, of 1,000, counts the calls around it too, which
+are others in a loader's worker than in the process that trains."""
+_NO_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^][{}"]+', re.DOTALL)
 
 
 class JsonLinesDataset(RecordFiles):
@@ -38,7 +45,15 @@ class JsonLinesDataset(RecordFiles):
         super().__init__(paths, b"\n", on_error=on_error, cache_dir=cache_dir, memory_mib=memory_mib)
 
     def _decode(self, record: bytes) -> Any:
+        if record.count(b"[") + record.count(b"{") > _MAX_DEPTH and _depth(record) > _MAX_DEPTH:
+            raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
         try:
             return json.loads(record)
         except json.JSONDecodeError as error:
             raise ValueError(f"it is no JSON: {error.msg} (character {error.pos})") from error
+
+
+def _depth(record: bytes) -> int:
+    """Return how deep a line of JSON is nested, also where it turns out to be none later."""
+    brackets = _NO_BRACKETS.sub("", record.decode(json.detect_encoding(record), "surrogatepass"))
+    return max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)

@@ -2,16 +2,15 @@
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lanewise.data.block_reader import BlockReader
-from lanewise.data.file_dataset import FileDataset, OnError
+from lanewise.data.file_dataset import FileDataset, OnError, check_arguments
 from lanewise.data.row_groups import ROWS_PER_CHUNK, DamagedRowsError, RowGroups
 from lanewise.data.rows import Rows
 from lanewise.data.source_file import Paths, list_files
-from lanewise.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,8 +52,7 @@ class ParquetDataset(FileDataset):
         memory_mib: float = 256,
         on_error: OnError = "raise",
     ) -> None:
-        if on_error not in get_args(OnError):
-            raise DataError(f"on_error is {on_error!r}. It can be {' or '.join(get_args(OnError))}.")
+        check_arguments(on_error, memory_mib)
         self._on_error = on_error
         self._paths = list_files(paths)
         self._row_groups = RowGroups(self._paths, columns)

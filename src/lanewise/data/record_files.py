@@ -5,20 +5,21 @@ import logging
 import os
 import sys
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby, pairwise
-from typing import Any, get_args
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 
 from lanewise.data.block_reader import BlockReader
 from lanewise.data.byte_file import ByteFile, OpenBytes, Range
-from lanewise.data.file_content import FileContent
-from lanewise.data.file_dataset import FileDataset, OnError
+from lanewise.data.file_content import DamagedContentError, FileContent
+from lanewise.data.file_dataset import FileDataset, OnError, check_arguments
 from lanewise.data.open_files import OpenFiles
 from lanewise.data.record_index import RecordIndex, index_files
-from lanewise.data.record_scan import Offsets
+from lanewise.data.record_scan import ENTRY, Offsets
 from lanewise.data.source_file import Paths, list_files
 from lanewise.errors import DataError
 
@@ -41,7 +42,8 @@ class RecordFiles(FileDataset):
     Args:
         paths: a path, a pattern such as `data/*.jsonl`, a URL of fsspec, or several of them.
         separator: what stands between two records; None: each file is one record.
-        on_error: whether a record that cannot be decoded is an error, or is left out.
+        on_error: whether a record that cannot be decoded is an error, or is left out; likewise a whole file
+            that cannot be decompressed.
         cache_dir: where to keep what tells where records begin; None: `$XDG_CACHE_HOME/lanewise`, or
             `~/.cache/lanewise`.
         memory_mib: for what is decompressed and waits to be asked for, in MiB, in each process that reads.
@@ -59,18 +61,18 @@ class RecordFiles(FileDataset):
         cache_dir: str | os.PathLike[str] | None = None,
         memory_mib: float = 256,
     ) -> None:
-        if on_error not in get_args(OnError):
-            raise DataError(f"on_error is {on_error!r}; it is one of {', '.join(get_args(OnError))}.")
+        check_arguments(on_error, memory_mib)
         if separator == b"":
             raise DataError("The separator is empty. Give at least one character, or None for whole files.")
         self._separator = separator
         self._on_error = on_error
         with ThreadPoolExecutor(16) as pool:  # a network's file system takes its time for each
-            self._files = list(pool.map(ByteFile.find, list_files(paths)))
+            files = list(pool.map(ByteFile.find, list_files(paths)))
         if separator is None:
-            self._indexes = [RecordIndex(np.array([0, _end(file)]), "") for file in self._files]
+            self._indexes = [_index_of_one(file) for file in files]
         else:
-            self._indexes = index_files(self._files, separator, cache_dir)
+            self._indexes = _whole(index_files(files, separator, cache_dir, on_error))
+        self._files = [index.file for index in self._indexes]
         self._first = np.cumsum([0, *map(len, self._indexes)])
         """[number of files + 1]: the first sample of each file, and the number of all samples."""
         self._open: OpenFiles[OpenBytes] = OpenFiles()
@@ -121,29 +123,38 @@ class RecordFiles(FileDataset):
         records = self._read(indices)
         samples = []
         for index in indices:
+            record = records[index]
+            if isinstance(record, DamagedContentError):
+                self._leave_out(str(record))
+                continue
             try:
-                samples.append(self._decode(records[index]))
-            except (ValueError, RecursionError) as error:  # RecursionError: JSON of a thousand brackets
-                self._refuse(index, records[index], error)
+                samples.append(self._decode(record))
+            except ValueError as error:
+                self._refuse(index, record, error)
         return samples
 
-    def _read(self, indices: Sequence[int]) -> dict[int, bytes]:
+    def _read(self, indices: Sequence[int]) -> dict[int, bytes | DamagedContentError]:
         wanted = np.unique(np.asarray(indices, np.int64))
         numbers = np.searchsorted(self._first, wanted, side="right") - 1
-        records: list[bytes] = []
+        records: list[bytes | DamagedContentError] = []
         for of_file in np.split(wanted, np.flatnonzero(np.diff(numbers)) + 1):
             if len(of_file):
                 number = int(numbers[len(records)])
                 read = self._decompress if self._files[number].compression else self._read_ranges
-                records += read(number, of_file - self._first[number])
+                try:
+                    records += read(number, of_file - self._first[number])
+                except DamagedContentError as error:  # of a file that is one record, and so was not searched
+                    if self._on_error == "raise":
+                        raise
+                    records.append(error)
         return dict(zip(wanted.tolist(), records, strict=True))
 
     def _read_ranges(self, number: int, rows: Offsets) -> list[bytes]:
         """Return some records of a plain file, whose rows ascend; what lies side by side is one read."""
-        offsets = self._indexes[number].offsets
-        places = list(zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True))
+        index = self._indexes[number]
+        bounds = index.bounds(rows)
         ranges: list[Range] = []
-        for begin, end in places:
+        for begin, end in bounds:
             if ranges and ranges[-1][1] == begin:
                 ranges[-1] = (ranges[-1][0], end)
             else:
@@ -151,11 +162,13 @@ class RecordFiles(FileDataset):
         parts = self._open.get(number, self._files[number].open).read(ranges)
         self.read_bytes += sum(map(len, parts))
         records, at = [], 0
-        for begin, end in places:
+        for begin, end in bounds:
             if end > ranges[at][1]:
                 at += 1
             base = ranges[at][0]
             records.append(self._cut(parts[at][begin - base : end - base]))
+        if self._separator is not None:
+            index.check(rows, records)
         return records
 
     def _decompress(self, number: int, rows: Offsets) -> list[bytes]:
@@ -169,17 +182,25 @@ class RecordFiles(FileDataset):
 
     def _open_block(self, number: int) -> Generator[list[bytes], None, None]:
         """Yield the records of a compressed file, in lists of `rows_per_chunk`."""
-        file, offsets = self._files[number], self._indexes[number].offsets
-        with FileContent(file, self._count) as content:
-            content.read(int(offsets[0]))
-            for first in range(0, len(offsets) - 1, self._rows_per_chunk):
-                bounds = offsets[first : first + self._rows_per_chunk + 1].tolist()
-                data = content.read(bounds[-1] - bounds[0])
-                if len(data) < bounds[-1] - bounds[0] and self._separator is not None:
-                    raise DataError(
-                        f"{file.path} ends before byte {bounds[-1]:,} of its content. Start again."
-                    )
-                yield [self._cut(data[a - bounds[0] : b - bounds[0]]) for a, b in pairwise(bounds)]
+        index = self._indexes[number]
+        with FileContent(index.file, self._count) as content:
+            if self._separator is None:
+                yield [content.read(_FAR_AWAY)]
+                return
+            at = 0
+            for first in range(0, len(index), self._rows_per_chunk):
+                rows = np.arange(first, min(first + self._rows_per_chunk, len(index)))
+                bounds = index.bounds(rows)
+                base, end = bounds[0][0], bounds[-1][1]
+                try:
+                    data = content.read(end - at)[base - at :]
+                except DamagedContentError as error:
+                    what = f"from here on it cannot be decompressed ({error.__cause__!r})"
+                    raise index.contradiction(at, what) from error
+                records = [self._cut(data[begin - base : stop - base]) for begin, stop in bounds]
+                index.check(rows, records)
+                at = end
+                yield records
 
     def _count(self, num_bytes: int) -> None:
         self.read_bytes += num_bytes
@@ -204,6 +225,9 @@ class RecordFiles(FileDataset):
             raise DataError(
                 f"{message} Correct it, or leave such records out with on_error='skip'."
             ) from error
+        self._leave_out(message)
+
+    def _leave_out(self, message: str) -> None:
         self.num_skipped += 1
         if self.num_skipped <= _MAX_WARNINGS:
             last = " No more are named." if self.num_skipped == _MAX_WARNINGS else ""
@@ -221,13 +245,33 @@ class RecordFiles(FileDataset):
         if self._files[number].compression:
             yield len(offsets) - 1
             return
-        cuts = np.searchsorted(offsets[:-1], np.arange(0, offsets[-1], _BLOCK_BYTES))
-        yield from np.diff(np.unique([*cuts, len(offsets) - 1])).tolist()
+        last = len(offsets) - 1
+        # np.searchsorted would copy them all, as they don't lie side by side.
+        cuts = [
+            bisect_left(offsets, begin, hi=last) for begin in range(0, self._files[number].size, _BLOCK_BYTES)
+        ]
+        yield from np.diff(np.unique([0, *cuts, last])).tolist()
 
 
-def _end(file: ByteFile) -> int:
-    """Return where the content of a file ends; what is compressed is read to its end, wherever that is."""
-    return _FAR_AWAY if file.compression else file.size
+def _index_of_one(file: ByteFile) -> RecordIndex:
+    """Return the index of a file that is one record; of what is compressed nobody knows where it ends."""
+    end = _FAR_AWAY if file.compression else file.size
+    return RecordIndex(file, np.array([(0, 0), (end, 0)], ENTRY), end)
+
+
+def _whole(indexes: list[RecordIndex]) -> list[RecordIndex]:
+    """Return the indexes of files that can be decompressed, and say how much is left out."""
+    damaged = [index.file for index in indexes if index.is_damaged]
+    if damaged:
+        left_out = (
+            f"{len(damaged)} of {len(indexes)} files, {sum(file.size for file in damaged):,} of "
+            f"{sum(index.file.size for index in indexes):,} bytes, which cannot be decompressed to the end: "
+            f"{', '.join(file.path for file in damaged[:_MAX_WARNINGS])}"
+        )
+        if len(damaged) == len(indexes):
+            raise DataError(f"No sample is left: {left_out}. Write them again.")
+        logger.warning("left out: %s", left_out)
+    return [index for index in indexes if not index.is_damaged]
 
 
 def _num_bytes(records: list[bytes]) -> int:

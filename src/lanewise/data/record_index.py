@@ -1,69 +1,134 @@
-"""Where the records of text files begin: found once, and kept in a folder for the next time."""
+"""Where the records of text files begin, and their checksums: found once, and kept in a folder."""
 
 import fcntl
 import hashlib
+import io
 import logging
 import os
+import stat
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from uuid import uuid4
+from zlib import crc32
 
 import numpy as np
 
 from lanewise.data.byte_file import ByteFile
-from lanewise.data.record_scan import Offsets, scan_file
+from lanewise.data.file_content import DamagedContentError
+from lanewise.data.file_dataset import OnError
+from lanewise.data.record_scan import ENTRY, Entries, Offsets, scan_file
 from lanewise.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-_HEADER = struct.Struct("<8sqqqq16s8x")
-"""Magic, size and stamp of the file, number of records, end of the text, digest of the offsets."""
-_MAGIC = b"LWrecrd1"
+_HEADER = struct.Struct("<8sqqqq16sII")
+"""Magic, size and stamp of the file, number of records, bytes of the longest one, digest of the offsets, and
+CRC-32 of the entries, which follow, and of the header up to here."""
+_MAGIC = b"LWrecrd2"
 _MAX_LOADED_BYTES = 64 * 2**20
 """An index of more stays on the disk, and is mapped: the processes of a machine share its pages."""
 _MAX_THREADS = 16
 _LONG_BYTES = 2**30
 """What takes so long to search that a line is logged before."""
+_DAMAGED = np.array([(-1, 0)], ENTRY)
+"""The entries of a content that cannot be decompressed to its end."""
 
 
 @dataclass
 class RecordIndex:
-    """Where the records of one file begin, as `record_offsets` tells it."""
+    """Where the records of one file begin, and the checksum of each, as `find_records` tells them.
 
-    offsets: Offsets
-    """[number of records + 1], in bytes of what the file holds, decompressed."""
-    digest: str
+    An index may be damaged on the disk after it was made, and so may the file, whose size and time stay as
+    they are then. Each record is compared with its checksum when it is read, which finds both.
+    """
+
+    file: ByteFile
+    entries: Entries
+    """[number of records + 1]."""
+    longest: int
+    """Bytes of the longest record, with its separator: a damaged offset asks for no more."""
+    digest: str = ""
     """32 hexadecimal digits, equal for equal offsets."""
-    mapped: Path | None = None
-    """The file in which the offsets lie, where they are not in memory."""
+    kept: Path | None = None
+    """The file in which it is kept; None: in memory alone."""
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.entries) - 1
+
+    @property
+    def offsets(self) -> Offsets:
+        """[number of records + 1], in bytes of what the file holds, decompressed."""
+        return self.entries["offset"]
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the file could not be decompressed to its end; it has no records then."""
+        return bool(self.offsets[-1] < 0)
+
+    def bounds(self, rows: Offsets) -> list[tuple[int, int]]:
+        """Return where each of some records begins and ends.
+
+        Raises:
+            DataError: if that is not possible.
+        """
+        bounds = list(zip(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist(), strict=True))
+        for begin, end in bounds:
+            if not 0 <= begin < end <= begin + self.longest:
+                raise self.contradiction(begin, f"the record cannot end at byte {end:,}")
+        return bounds
+
+    def check(self, rows: Offsets, records: Sequence[bytes]) -> None:
+        """See that records, without their separators, are those of which the index was made.
+
+        Raises:
+            DataError: if one is not.
+        """
+        known = self.entries["checksum"][rows].tolist()
+        found = list(map(crc32, records))
+        if found != known:
+            wrong = next(place for place, one in enumerate(found) if one != known[place])
+            raise self.contradiction(
+                int(self.offsets[rows[wrong]]), "the record has another checksum than it had"
+            )
+
+    def contradiction(self, offset: int, what: str) -> DataError:
+        """Make the error of a file that is not as its index says."""
+        place = f"{self.file.path}, byte {offset:,}{' of its content' if self.file.compression else ''}"
+        index = f"the index {self.kept}" if self.kept else "the memory"
+        remedy = " If the file is as it should be, delete the index, which is made anew." if self.kept else ""
+        return DataError(
+            f"{place}: {what}, though the file's size and time are those with which it was searched. Either "
+            f"the file is damaged or {index}. Restore the file.{remedy}"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | ({"offsets": len(self.offsets)} if self.mapped else {})
+        is_mapped = isinstance(self.entries, np.memmap)
+        return self.__dict__ | ({"entries": len(self.entries)} if is_mapped else {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self.mapped:
+        if self.kept and isinstance(state["entries"], int):
             try:
-                with self.mapped.open("rb") as kept:
-                    digest = _HEADER.unpack(kept.read(_HEADER.size))[-1].hex()
-                self.offsets = _map(self.mapped, state["offsets"])
+                with _open_regular(self.kept) as kept:
+                    digest = _HEADER.unpack(kept.read(_HEADER.size))[5].hex()
+                self.entries = _map(self.kept, state["entries"])
             except (OSError, ValueError, struct.error) as error:
-                raise DataError(f"The index {self.mapped} cannot be read any more: {error}.") from error
+                raise DataError(f"The index {self.kept} cannot be read any more: {error}.") from error
             if digest != self.digest:
-                raise DataError(f"The index {self.mapped} was made anew, as its file changed. Start again.")
+                raise DataError(f"The index {self.kept} was made anew, as its file changed. Start again.")
 
 
 def index_files(
-    files: Sequence[ByteFile], separator: bytes, cache_dir: str | os.PathLike[str] | None
+    files: Sequence[ByteFile],
+    separator: bytes,
+    cache_dir: str | os.PathLike[str] | None,
+    on_error: OnError = "raise",
 ) -> list[RecordIndex]:
     """Return the index of each file, from the cache folder if it is there.
 
@@ -75,6 +140,7 @@ def index_files(
         separator: what stands between records, at least one byte.
         cache_dir: a folder to keep indexes in; None: `$XDG_CACHE_HOME/lanewise`, or `~/.cache/lanewise`.
             Where it cannot be written, indexes stay in memory, and a log line says so.
+        on_error: whether a file that cannot be decompressed to its end is an error, or has no records.
 
     Raises:
         DataError: if a file cannot be read, changes, or holds no record.
@@ -83,9 +149,11 @@ def index_files(
     num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
     # Several files at a time, and several ranges of each: a task of the first kind waits for the second.
     with ThreadPoolExecutor(num_threads) as searching, ThreadPoolExecutor(num_threads) as indexing:
-        indexed = list(indexing.map(lambda file: _index_file(file, separator, cache_dir, searching), files))
+        indexed = list(
+            indexing.map(lambda file: _index_file(file, separator, cache_dir, searching, on_error), files)
+        )
     for file, one in zip(files, indexed, strict=True):
-        if not len(one.records):
+        if not len(one.records) and not one.records.is_damaged:
             raise DataError(f"{file.path} holds no record that is not empty. Leave it out.")
     if built := [file for file, one in zip(files, indexed, strict=True) if one.is_new]:
         logger.info(
@@ -109,24 +177,33 @@ class _Indexed(NamedTuple):
 
 
 def _index_file(
-    file: ByteFile, separator: bytes, cache_dir: str | os.PathLike[str] | None, pool: Executor
+    file: ByteFile,
+    separator: bytes,
+    cache_dir: str | os.PathLike[str] | None,
+    pool: Executor,
+    on_error: OnError,
 ) -> _Indexed:
     try:
         folder = Path(cache_dir).expanduser() if cache_dir else _cache_folder()
         path = folder.absolute() / _name(file, separator)
-        if index := _load(path, file):
+        if index := _load(path, file, on_error):
             return _Indexed(index)
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(path.with_suffix(".lock"), file):
-            if index := _load(path, file):
+            if index := _load(path, file, on_error):
                 return _Indexed(index)
-            _build(path, file, separator, pool)
-            if index := _load(path, file):
+            with _replacing(path) as out:
+                _write(out, file, separator, pool, on_error)
+            if index := _load(path, file, on_error):
                 return _Indexed(index, is_new=True)
             raise OSError(f"{path} is not as it was written")
     except (OSError, RuntimeError) as error:  # RuntimeError: nobody knows the home folder
-        offsets = np.concatenate(list(_scan(file, separator, pool)))
-        return _Indexed(RecordIndex(offsets, _digest(offsets)), is_new=True, unkept=error)
+        in_memory = io.BytesIO()
+        _write(in_memory, file, separator, pool, on_error)
+        in_memory.seek(0)
+        index = _read(in_memory, file, None)
+        assert index is not None, "it was written now"
+        return _Indexed(index, is_new=True, unkept=error)
 
 
 def _cache_folder() -> Path:
@@ -141,7 +218,7 @@ def _name(file: ByteFile, separator: bytes) -> str:
 @contextmanager
 def _alone(lock: Path, file: ByteFile) -> Iterator[None]:
     """Wait until no other process of this machine builds the index."""
-    with lock.open("ab") as locked:
+    with _open_regular(lock, os.O_RDWR | os.O_CREAT) as locked:
         try:
             fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -154,22 +231,15 @@ def _alone(lock: Path, file: ByteFile) -> Iterator[None]:
         lock.unlink(missing_ok=True)
 
 
-def _build(path: Path, file: ByteFile, separator: bytes, pool: Executor) -> None:
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file that takes its place when it is whole."""
     for leftover in path.parent.glob(f"{path.stem}.*.tmp"):  # of a process that was killed
         leftover.unlink(missing_ok=True)
     new = path.with_suffix(f".{uuid4().hex}.tmp")
-    num_records, end, hashed = -1, 0, hashlib.blake2b(digest_size=16)
     try:
         with new.open("xb") as out:
-            out.seek(_HEADER.size)
-            for part in _scan(file, separator, pool):
-                written = part.astype("<i8", copy=False).tobytes()
-                out.write(written)
-                hashed.update(written)
-                num_records += len(part)
-                end = int(part[-1]) if len(part) else end
-            out.seek(0)
-            out.write(_HEADER.pack(_MAGIC, file.size, file.stamp, num_records, end, hashed.digest()))
+            yield out
             out.flush()
             os.fsync(out.fileno())
         new.replace(path)
@@ -177,36 +247,80 @@ def _build(path: Path, file: ByteFile, separator: bytes, pool: Executor) -> None
         new.unlink(missing_ok=True)
 
 
-def _scan(file: ByteFile, separator: bytes, pool: Executor) -> Iterator[Offsets]:
+def _write(out: IO[bytes], file: ByteFile, separator: bytes, pool: Executor, on_error: OnError) -> None:
+    """Search a file, and write its index."""
     if file.size >= _LONG_BYTES:
         logger.info("finding the records of %s, %.1f GiB", file.path, file.size / 2**30)
-    return scan_file(file, separator, pool)
+    try:
+        _write_parts(out, file, scan_file(file, separator, pool))
+    except DamagedContentError:
+        if on_error == "raise":
+            raise
+        # None of it counts: gzip's checksum stands at the end, so that what comes before may be wrong too.
+        out.truncate(0)
+        _write_parts(out, file, [_DAMAGED])
 
 
-def _load(path: Path, file: ByteFile) -> RecordIndex | None:
+def _write_parts(out: IO[bytes], file: ByteFile, parts: Iterable[Entries]) -> None:
+    num_entries, longest, end = 0, 0, 0
+    hashed, checksum = hashlib.blake2b(digest_size=16), 0
+    out.seek(_HEADER.size)
+    for part in parts:
+        if len(part):
+            lengths = np.diff(part["offset"], prepend=end if num_entries else part["offset"][0])
+            longest, end = max(longest, int(lengths.max())), int(part["offset"][-1])
+        num_entries += len(part)
+        hashed.update(part["offset"].tobytes())
+        written = part.tobytes()
+        checksum = crc32(written, checksum)
+        out.write(written)
+    known = (_MAGIC, file.size, file.stamp, num_entries - 1, longest, hashed.digest(), checksum)
+    header = _HEADER.pack(*known, 0)[:-4]
+    out.seek(0)
+    out.write(header + struct.pack("<I", crc32(header)))
+
+
+def _load(path: Path, file: ByteFile, on_error: OnError) -> RecordIndex | None:
     """Return the index that is kept, or None: it is not there, of another version of the file, or damaged."""
     try:
-        with path.open("rb") as kept:
-            header = kept.read(_HEADER.size)
-            num_bytes = os.fstat(kept.fileno()).st_size - _HEADER.size
-            if len(header) < _HEADER.size:
-                return None
-            magic, size, stamp, num_records, end, digest = _HEADER.unpack(header)
-            if (magic, size, stamp) != (_MAGIC, file.size, file.stamp) or num_bytes != 8 * (num_records + 1):
-                return None
-            if num_bytes <= _MAX_LOADED_BYTES:
-                offsets = np.fromfile(kept, "<i8")
-                is_whole = _digest(offsets) == digest.hex()
-                return RecordIndex(offsets, digest.hex()) if is_whole else None
-        offsets = _map(path, num_records + 1)
-        return RecordIndex(offsets, digest.hex(), path) if offsets[-1] == end else None
-    except OSError:
+        with _open_regular(path) as kept:
+            index = _read(kept, file, path)
+    except (OSError, ValueError):
         return None
+    # Whoever leaves nothing out searches a damaged file again, which says what is wrong.
+    return None if index is None or (index.is_damaged and on_error == "raise") else index
 
 
-def _map(path: Path, length: int) -> Offsets:
-    return np.memmap(path, "<i8", "r", _HEADER.size, (length,))
+def _read(kept: IO[bytes], file: ByteFile, path: Path | None) -> RecordIndex | None:
+    header = kept.read(_HEADER.size)
+    num_bytes = kept.seek(0, os.SEEK_END) - _HEADER.size
+    if num_bytes < ENTRY.itemsize:
+        return None
+    magic, size, stamp, num_records, longest, digest, checksum, of_header = _HEADER.unpack(header)
+    if (magic, size, stamp, crc32(header[:-4])) != (_MAGIC, file.size, file.stamp, of_header):
+        return None
+    if num_bytes != ENTRY.itemsize * (num_records + 1):
+        return None
+    if path is not None and num_bytes > _MAX_LOADED_BYTES:
+        entries = _map(path, num_records + 1)
+    else:
+        kept.seek(_HEADER.size)
+        data = kept.read()
+        entries = np.frombuffer(data, ENTRY)
+        if crc32(data) != checksum:
+            return None
+    index = RecordIndex(file, entries, longest, digest.hex(), path)
+    return index if file.compression or index.offsets[-1] == file.size else None
 
 
-def _digest(offsets: Offsets) -> str:
-    return hashlib.blake2b(offsets.astype("<i8", copy=False).tobytes(), digest_size=16).hexdigest()
+def _map(path: Path, length: int) -> Entries:
+    return np.memmap(path, ENTRY, "r", _HEADER.size, (length,))
+
+
+def _open_regular(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
+    """Open a file, but no FIFO, which would be waited for."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no regular file")
+    return os.fdopen(descriptor, "rb")

@@ -1,9 +1,10 @@
-"""Finds where the records of a text begin, in pieces of it."""
+"""Finds where the records of a text begin, in pieces of it, and the checksum of each."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +13,14 @@ from lanewise.data.byte_file import ByteFile, OpenBytes
 from lanewise.data.file_content import FileContent
 
 Offsets = NDArray[np.int64]
+Entries = NDArray[np.void]
+ENTRY = np.dtype([("offset", "<i8"), ("checksum", "<u4")])
+"""Where a record begins, and the CRC-32 of it without its separator. The last one is the end of the text."""
 
 _PIECE_BYTES = 4 * 2**20
 """Enough that Python's own work does not count, and little enough for a processor's cache."""
-_AHEAD = 32
-"""Pieces of a file that are searched before the first of them is used."""
+_AHEAD = 8
+"""Pieces of a file that are searched, and held, before the first of them is used."""
 
 
 class Separators(NamedTuple):
@@ -28,8 +32,16 @@ class Separators(NamedTuple):
     """Whether a carriage return stands before each, and the separator is a line feed."""
 
 
-def scan_file(file: ByteFile, separator: bytes, pool: Executor) -> Iterator[Offsets]:
-    """Yield the offsets of a file's records, in parts, as `record_offsets` does.
+class Piece(NamedTuple):
+    """A piece of a text, which follows the one before."""
+
+    text: bytes
+    separators: Separators
+    """What was found in the pieces so far, and not told before."""
+
+
+def scan_file(file: ByteFile, separator: bytes, pool: Executor) -> Iterator[Entries]:
+    """Yield the records of a file, in parts, as `find_records` does.
 
     Args:
         file: its ranges are searched in parallel; a compressed one is read from front to end.
@@ -41,32 +53,45 @@ def scan_file(file: ByteFile, separator: bytes, pool: Executor) -> Iterator[Offs
     """
     if file.compression:
         with FileContent(file, lambda _: None) as content:
-            yield from record_offsets(_search_content(content, separator), separator)
+            yield from find_records(_search_content(content, separator), separator)
     else:
-        yield from record_offsets(_search_ranges(file, separator, pool), separator)
+        yield from find_records(_search_ranges(file, separator, pool), separator)
 
 
-def record_offsets(pieces: Iterable[Separators], separator: bytes) -> Iterator[Offsets]:
-    """Yield the offsets of a text's records, in parts: n + 1 of them for n records.
+def find_records(pieces: Iterable[Piece], separator: bytes) -> Iterator[Entries]:
+    """Yield the records of a text, in parts: n + 1 entries for n records.
 
     Record i begins at offset i. Its separator follows it, and the empty records after it; all of that ends
     at offset i + 1, the last one at the end of the text. A record is what `bytes.split` gives, without a
     carriage return at its end where lines are separated; if nothing is left, it is empty, and left out.
 
     Args:
-        pieces: the separators of the whole text, in order; at last a piece that has one at the end of the
-            text, whether there is one or not.
+        pieces: the whole text, in order; at last a piece that has a separator at the end of the text, whether
+            there is one or not.
         separator: at least one byte.
     """
-    begin = end = 0
+    begin = end = base = 0
+    parts: list[bytes] = []
+    """The text from `base` on, as far as it was read: no record before has more of it."""
     for piece in pieces:
-        found = _without_overlaps(piece, begin, len(separator))
-        if len(found.begins):
-            after = found.begins + len(separator)
-            begins = np.concatenate([np.array([begin]), after[:-1]])
-            yield begins[found.begins - found.after_return > begins]
-            begin, end = int(after[-1]), int(found.begins[-1])
-    yield np.array([end])
+        parts.append(piece.text)
+        found = _without_overlaps(piece.separators, begin, len(separator))
+        if not len(found.begins):
+            continue
+        text = b"".join(parts)
+        after, ends = found.begins + len(separator), found.begins - found.after_return
+        begins = np.concatenate([np.array([begin]), after[:-1]])
+        is_record = ends > begins
+        begins, ends = begins[is_record], ends[is_record]
+        bounds = zip((begins - base).tolist(), (ends - base).tolist(), strict=True)
+        entries = np.empty(len(begins), ENTRY)
+        entries["offset"] = begins
+        entries["checksum"] = [crc32(text[first:stop]) for first, stop in bounds]
+        yield entries
+        begin, end = int(after[-1]), int(found.begins[-1])
+        parts = [text[begin - base :]]
+        base = min(begin, base + len(text))
+    yield np.array([(end, 0)], ENTRY)
 
 
 def find_separators(data: bytes, base: int, first: int, stop: int, separator: bytes) -> Separators:
@@ -115,9 +140,9 @@ def _without_overlaps(found: Separators, begin: int, length: int) -> Separators:
         taken, following = reached, following[following]
 
 
-def _search_ranges(file: ByteFile, separator: bytes, pool: Executor) -> Iterator[Separators]:
+def _search_ranges(file: ByteFile, separator: bytes, pool: Executor) -> Iterator[Piece]:
     opened = file.open()
-    pending: deque[Future[Separators]] = deque()
+    pending: deque[Future[Piece]] = deque()
     for begin in range(0, file.size, _PIECE_BYTES):
         pending.append(pool.submit(_search_range, opened, file.size, begin, separator))
         if len(pending) == _AHEAD:
@@ -128,13 +153,14 @@ def _search_ranges(file: ByteFile, separator: bytes, pool: Executor) -> Iterator
     yield _end_of_text(file.size, last, separator)
 
 
-def _search_range(opened: OpenBytes, size: int, begin: int, separator: bytes) -> Separators:
-    base, over = max(0, begin - 1), len(separator) - 1
-    (data,) = opened.read([(base, min(begin + _PIECE_BYTES + over, size))])
-    return find_separators(data, base, begin, min(begin + _PIECE_BYTES, size - over), separator)
+def _search_range(opened: OpenBytes, size: int, begin: int, separator: bytes) -> Piece:
+    base, over, end = max(0, begin - 1), len(separator) - 1, min(begin + _PIECE_BYTES, size)
+    (data,) = opened.read([(base, min(end + over, size))])
+    found = find_separators(data, base, begin, min(end, size - over), separator)
+    return Piece(data[begin - base : end - base], found)
 
 
-def _search_content(content: FileContent, separator: bytes) -> Iterator[Separators]:
+def _search_content(content: FileContent, separator: bytes) -> Iterator[Piece]:
     data, base, first = b"", 0, 0
     while True:
         read = content.read(_PIECE_BYTES)
@@ -143,10 +169,10 @@ def _search_content(content: FileContent, separator: bytes) -> Iterator[Separato
             return
         data += read
         stop = max(first, base + len(data) - len(separator) + 1)
-        yield find_separators(data, base, first, stop, separator)
+        yield Piece(read, find_separators(data, base, first, stop, separator))
         kept = min(len(data), len(separator))  # what the next separator may begin with, and a byte before it
         data, base, first = data[-kept:], base + len(data) - kept, stop
 
 
-def _end_of_text(size: int, last: bytes, separator: bytes) -> Separators:
-    return Separators(np.array([size]), np.array([separator == b"\n" and last == b"\r"]))
+def _end_of_text(size: int, last: bytes, separator: bytes) -> Piece:
+    return Piece(b"", Separators(np.array([size]), np.array([separator == b"\n" and last == b"\r"])))

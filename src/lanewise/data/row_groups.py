@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lanewise.data.byte_file import ByteFile
 from lanewise.data.digest import digest
-from lanewise.data.source_file import Stamp, is_remote, open_file, stamp_of
 from lanewise.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ class DamagedRowsError(DataError):
 
 
 class _File(NamedTuple):
-    path: str
-    stamp: Stamp
+    file: ByteFile
     footer: "pq.FileMetaData"
 
 
@@ -94,7 +93,7 @@ class RowGroups:
     def place(self, block: int) -> str:
         """Say which row group a block is, for an error."""
         file, group = self._find(block)
-        return f"row group {group} of {file.path} ({self.num_rows[block]:,} rows)"
+        return f"row group {group} of {file.file.path} ({self.num_rows[block]:,} rows)"
 
     def open(self, block: int) -> Generator["pa.RecordBatch", None, None]:
         """Decode a row group from its start, `ROWS_PER_CHUNK` rows at a time.
@@ -105,12 +104,12 @@ class RowGroups:
         """
         import pyarrow as pa  # noqa: PLC0415 - of an extra
 
-        file, group = self._find(block)
-        self._refuse_changed(file)
+        found, group = self._find(block)
+        file = found.file
         num_chunks, num_left = 0, int(self.num_rows[block])
         try:
-            with open_file(file.path, self._count) as opened:
-                batches = self._decode(file, opened, group)
+            with file.stream(self._count) as opened:
+                batches = self._decode(found, opened, group)
                 while num_left:
                     batch = next(batches, None)
                     expected = min(ROWS_PER_CHUNK, num_left)
@@ -118,13 +117,13 @@ class RowGroups:
                         raise pa.ArrowInvalid(
                             f"{expected} rows came as {batch.num_rows if batch else 'none'}"
                         )
-                    if not is_remote(file.path):
-                        self._refuse_changed(file)
+                    if not file.is_remote:
+                        file.check_place()
                     num_left -= expected
                     yield batch
                     num_chunks += 1
         except (pa.ArrowException, OSError) as error:
-            self._refuse_changed(file)
+            file.check_place()
             what = (
                 f"The {self.place(block)} cannot be decoded after row {num_chunks * ROWS_PER_CHUNK:,}: "
                 f"{' '.join(str(error).split())}"
@@ -133,15 +132,15 @@ class RowGroups:
                 f'{what} Write the file again, or leave such rows out with on_error="skip".', what, num_chunks
             ) from error
 
-    def _decode(self, file: _File, opened: Any, group: int) -> Generator["pa.RecordBatch", None, None]:
+    def _decode(self, found: _File, opened: Any, group: int) -> Generator["pa.RecordBatch", None, None]:
         import pyarrow as pa  # noqa: PLC0415 - of an extra
 
         batches = (
             _import_parquet()
             .ParquetFile(
                 opened,
-                metadata=file.footer,
-                buffer_size=_REMOTE_BUFFER_BYTES if is_remote(file.path) else _BUFFER_BYTES,
+                metadata=found.footer,
+                buffer_size=_REMOTE_BUFFER_BYTES if found.file.is_remote else _BUFFER_BYTES,
                 pre_buffer=False,  # it would read the whole row group into memory
                 page_checksum_verification=True,  # where the file has checksums; costs nothing measurable
             )
@@ -158,19 +157,11 @@ class RowGroups:
     def _count(self, num_bytes: int) -> None:
         self.read_bytes += num_bytes
 
-    def _refuse_changed(self, file: _File) -> None:
-        now = stamp_of(file.path)
-        if now != file.stamp:
-            raise DataError(
-                f"{file.path} was changed since its footer was read: it had {file.stamp.num_bytes:,} bytes "
-                f"then, and has {now.num_bytes:,} now. Start again, and leave the files of a dataset alone."
-            )
-
     def _refuse_other_types(self, schema: "pa.Schema", path: str) -> None:
         for ours, other in zip(self.schema, schema, strict=True):
             if ours.type != other.type:
                 raise DataError(
-                    f"Column {ours.name!r} is {ours.type} in {self._files[0].path}, and {other.type} in "
+                    f"Column {ours.name!r} is {ours.type} in {self._files[0].file.path}, and {other.type} in "
                     f"{path}. Write the files with one type for each column, or name the columns to read."
                 )
 
@@ -189,12 +180,12 @@ def _import_parquet() -> Any:
 def _read_footer(path: str) -> _File:
     import pyarrow as pa  # noqa: PLC0415 - of an extra
 
-    stamp = stamp_of(path)
+    file = ByteFile.find(path)
     try:
-        with open_file(path, lambda _: None) as opened:
-            return _File(path, stamp, _import_parquet().ParquetFile(opened, pre_buffer=False).metadata)
+        with file.stream(lambda _: None) as opened:
+            return _File(file, _import_parquet().ParquetFile(opened, pre_buffer=False).metadata)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} ({stamp.num_bytes:,} bytes) cannot be read as Parquet: {error}") from error
+        raise DataError(f"{path} ({file.size:,} bytes) cannot be read as Parquet: {error}") from error
 
 
 def _plain_schema(footer: "pq.FileMetaData") -> "pa.Schema":

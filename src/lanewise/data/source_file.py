@@ -1,24 +1,15 @@
-"""The files of a dataset, on this machine or behind an fsspec URL: which there are, and their bytes."""
+"""Which files a dataset has, on this machine or behind fsspec URLs."""
 
 import glob
-import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lanewise.errors import DataError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A path, a glob, or several of them; each local or an fsspec URL."""
-
-
-class Stamp(NamedTuple):
-    """What shows that a file was changed."""
-
-    num_bytes: int
-    mtime_ns: int
-    """When the file was written last; 0 for a remote file, of which only the size is known."""
 
 
 def is_remote(path: str) -> bool:
@@ -38,85 +29,30 @@ def list_files(paths: Paths) -> list[str]:
     return [file for path in given for file in _matches(os.fspath(path))]
 
 
-def stamp_of(path: str) -> Stamp:
-    """Return a file's stamp.
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, one object a process (a fork gets its own), and the name in it.
 
     Raises:
-        DataError: if there is no such file, or it is empty.
+        DataError: if fsspec knows none, or it cannot be reached.
     """
+    import fsspec  # noqa: PLC0415 - takes 50 ms, which most runs don't need
+
     try:
-        if is_remote(path):
-            files, name = _remote(path)
-            stamp = Stamp(int(files.size(name)), 0)
-        else:
-            status = os.stat(path)  # noqa: PTH116 - a third of the time of Path.stat, and asked for each chunk
-            stamp = Stamp(status.st_size, status.st_mtime_ns)
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file {path}.") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
-    if not stamp.num_bytes:
-        raise DataError(f"{path} is empty (0 bytes): it was not written to its end. Write it again.")
-    return stamp
-
-
-def open_file(path: str, count: Callable[[int], None]) -> "SourceFile":
-    """Open a file for reading, each time anew: a handle that a fork shares would share its position.
-
-    Args:
-        path: as `list_files` returns it.
-        count: is told the number of bytes of each read.
-
-    Raises:
-        OSError: if it cannot be opened.
-    """
-    return SourceFile(_open_remote(path) if is_remote(path) else Path(path).open("rb", buffering=0), count)
-
-
-class SourceFile(io.RawIOBase):
-    """A file for reading that counts the bytes which are read of it.
-
-    Args:
-        file: what is read.
-        count: is told the number of bytes of each read.
-    """
-
-    def __init__(self, file: Any, count: Callable[[int], None]) -> None:
-        self._file = file
-        self._count = count
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes, and return how many there were."""
-        num_bytes: int = self._file.readinto(buffer)
-        self._count(num_bytes)
-        return num_bytes
-
-    def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
-        """Move to a position, and return it."""
-        moved: int = self._file.seek(position, whence)
-        return moved
-
-    def readable(self) -> bool:
-        """Tell that the file can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Tell that the file has positions."""
-        return True
-
-    def close(self) -> None:
-        """Close the file."""
-        if not self.closed:
-            self._file.close()
-        super().close()
+        files, name = fsspec.core.url_to_fs(url)
+    except Exception as error:  # of any file system
+        raise _cannot_be_opened(url, error) from error
+    return files, name
 
 
 def _matches(path: str) -> list[str]:
     if is_remote(path):
-        files, pattern = _remote(path)
+        files, pattern = file_system(path)
         if not any(sign in pattern for sign in "*["):  # a question mark belongs to the URL
             return [path]
-        found = sorted(files.unstrip_protocol(name) for name in files.glob(pattern))
+        try:
+            found = sorted(files.unstrip_protocol(name) for name in files.glob(pattern))
+        except Exception as error:  # of any file system
+            raise _cannot_be_opened(path, error) from error
     elif Path(path).is_dir():
         raise DataError(f"{path} is a folder. Name the files in it, as in {Path(path, '*')}.")
     elif not glob.has_magic(path) or Path(path).exists():
@@ -128,17 +64,5 @@ def _matches(path: str) -> list[str]:
     return found
 
 
-def _open_remote(path: str) -> Any:
-    files, name = _remote(path)
-    return files.open(name, "rb", cache_type="none")  # each reader has a buffer of its own above
-
-
-def _remote(path: str) -> tuple[Any, str]:
-    """Return the file system of a URL, one object a process (a fork gets its own), and the name in it."""
-    import fsspec  # noqa: PLC0415 - takes 50 ms, which most runs don't need
-
-    try:
-        files, name = fsspec.core.url_to_fs(path)
-    except (ImportError, ValueError) as error:  # a package for the protocol is missing; no such protocol
-        raise DataError(f"{path} cannot be opened: {error}.") from error
-    return files, name
+def _cannot_be_opened(url: str, error: Exception) -> DataError:
+    return DataError(f"{url} cannot be opened: {type(error).__name__}: {error}.")

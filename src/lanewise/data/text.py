@@ -1,10 +1,12 @@
 """Lines and documents of text as samples."""
 
 import os
+from typing import Any
 
 from lanewise.data.file_dataset import OnError
 from lanewise.data.record_files import RecordFiles
 from lanewise.data.source_file import Paths
+from lanewise.errors import DataError
 
 
 class TextDataset(RecordFiles):
@@ -36,8 +38,19 @@ class TextDataset(RecordFiles):
         on_error: OnError = "raise",
         memory_mib: float = 256,
     ) -> None:
-        encoded = None if separator is None else separator.encode()
-        super().__init__(paths, encoded, on_error=on_error, cache_dir=cache_dir, memory_mib=memory_mib)
+        super().__init__(
+            paths, _encoded(separator), on_error=on_error, cache_dir=cache_dir, memory_mib=memory_mib
+        )
 
     def _decode(self, record: bytes) -> str:
         return record.decode()
+
+
+def _encoded(separator: Any) -> bytes | None:
+    if not isinstance(separator, str | None):
+        kind = type(separator).__name__
+        raise DataError(f"separator is {separator!r}, of type {kind}. It is a str, or None.")
+    try:
+        return None if separator is None else separator.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"separator is {separator!r}, which UTF-8 cannot write: {error.reason}.") from error

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lanewise.data.byte_file import ByteFile, LocalBytes
 from lanewise.data.file_dataset import FileDataset
 from lanewise.data.open_files import OpenFiles
-from lanewise.data.source_file import Paths, is_remote, list_files
+from lanewise.data.source_file import Paths, list_files
 from lanewise.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class _TokenFile(NamedTuple):
     @classmethod
     def find(cls, path: str, dtype: str) -> "_TokenFile":
         file = ByteFile.find(path)
-        if is_remote(path) or file.compression:
+        if file.is_remote or file.compression:
             raise DataError(f"{path} cannot be mapped into memory. Copy it to a disk, not compressed.")
         return cls._of_npy(file) if path.endswith(".npy") else cls._of_binary(file, dtype)
 

@@ -1,7 +1,9 @@
 """Ranges of a file are read whole, and a file that changes is an error."""
 
 import gc
+import gzip
 import os
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -95,7 +97,10 @@ def test_files_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
     refused("empty", r"empty is empty \(0 bytes\)", b"")
     refused("/gone/a.txt", "/gone/a.txt cannot be read: No such file")
     refused("memory://gone/a.txt", "memory://gone/a.txt cannot be read")
-    refused("unheard://of", "cannot be read: ValueError: Protocol not known")
+    refused("nul\0", "cannot be read: ValueError: embedded null byte")
+    refused("unheard://of", "unheard://of cannot be opened: ValueError: Protocol not known")
+    for url in ("tar://a::/nope", "zip://a::/nope", "http://["):
+        refused(url, "cannot be")
     refused("a.zip", "a.zip is an archive", b"PK")
     monkeypatch.setattr("lanewise.data.byte_file.infer_compression", lambda _: None)
     refused("a.zst", "pip install zstandard", b"x")
@@ -104,3 +109,53 @@ def test_files_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
 def test_a_range_behind_the_end_is_an_error(path):
     with pytest.raises(DataError, match=r"a\.bin ends before byte 101"):
         ByteFile.find(str(path)).open().read([(99, 101)])
+
+
+@pytest.fixture(params=["local", "remote"])
+def written(request, tmp_path):
+    """Write bytes to a file, and find it."""
+
+    def write(name, data):
+        if request.param == "local":
+            (tmp_path / name).write_bytes(data)
+            return ByteFile.find(str(tmp_path / name))
+        fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/{name}", data)
+        return ByteFile.find(f"memory://{tmp_path.name}/{name}")
+
+    return write
+
+
+def test_bytes_of_a_stream_are_counted_as_they_are_read(written):
+    counts = []
+    with written("a", bytes(range(100))).stream(counts.append) as stream:
+        assert stream.seek(10) == 10
+        assert stream.read(5) == bytes(range(10, 15))
+        assert stream.tell() == 15
+        assert stream.seek(0, 2) == 100
+        assert stream.read(5) == b""
+    assert stream.closed
+    assert counts == [5, 0]
+
+
+def test_a_decompressor_reads_of_a_stream(written):
+    counts, file = [], written("a.gz", gzip.compress(b"text" * 1000))
+    with file.stream(counts.append) as stream, gzip.open(stream) as text:
+        assert text.read() == b"text" * 1000
+    assert sum(counts) == file.size
+
+
+def test_a_file_that_changed_is_no_stream(written):
+    file = written("a", b"1")
+    written("a", b"12")
+    with pytest.raises(DataError, match=r"a has changed.* 1 bytes, and has 2 now"):
+        file.stream(len)
+
+
+def test_a_stream_that_cannot_be_read_on_is_an_error_of_the_file(written):
+    def broken(buffer):
+        raise OSError(5, "Input/output error")
+
+    with written("a", b"1").stream(len) as stream:
+        stream._opened = SimpleNamespace(readinto=broken, close=stream._opened.close)
+        with pytest.raises(DataError, match="a cannot be read: Input/output error"):
+            stream.read(1)

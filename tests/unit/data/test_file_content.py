@@ -6,6 +6,7 @@ import lzma
 
 import fsspec
 import pytest
+import zstandard
 
 from lanewise.data.byte_file import ByteFile
 from lanewise.data.file_content import FileContent
@@ -47,7 +48,6 @@ def test_no_more_than_a_buffer_is_read_ahead(tmp_path):
 
 
 def test_zst_in_several_frames(tmp_path):
-    zstandard = pytest.importorskip("zstandard")
     compressed = zstandard.compress(DATA) + zstandard.compress(b"more")
     with FileContent(find(tmp_path, ".zst", compressed), ignore) as content:
         assert content.read(len(DATA) - 1) == DATA[:-1]

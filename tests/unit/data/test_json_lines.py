@@ -33,7 +33,7 @@ def test_samples_are_what_json_gives(tmp_path, suffix):
         ),
         (b'"\xff"', r"byte 6: 'utf-8' codec can't decode byte 0xff"),
         (b"  ", "it is no JSON: Expecting value"),
-        (b"[" * 100_000, "recursion"),
+        (b"[" * 100_000, "it is nested more than 200 deep"),
     ],
 )
 def test_a_line_that_is_no_json(tmp_path, line, message):
@@ -44,3 +44,31 @@ def test_a_line_that_is_no_json(tmp_path, line, message):
     dataset = JsonLinesDataset(path, cache_dir=tmp_path, on_error="skip")
     assert dataset.__getitems__([0, 1, 2]) == [1234, 5]
     assert dataset.num_skipped == 1
+
+
+def called_from(depth, function):
+    """Call a function from within so many other calls."""
+    return called_from(depth - 1, function) if depth else function()
+
+
+@pytest.mark.parametrize("calls", [0, 300, 600])
+def test_which_lines_are_left_out_does_not_depend_on_where_they_are_read(tmp_path, calls):
+    depths = [1, 150, 199, 200, 201, 300, 850, 900, 990, 1100]
+    lines = [b"[" * depth + b"]" * depth for depth in depths]
+    flat = [
+        json.dumps([[{}]] * 500),
+        json.dumps("[" * 5000 + '"\\'),
+        json.dumps({"[": ["\\" * 9 + "[" * 300]}),
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, *(line.encode() for line in flat)]))
+    dataset = JsonLinesDataset(tmp_path / "a.jsonl", cache_dir=tmp_path, on_error="skip")
+    read = called_from(calls, lambda: dataset.__getitems__(list(range(len(dataset)))))
+    assert [json.dumps(value).count("[") for value in read[:4]] == [1, 150, 199, 200]
+    assert [json.dumps(value) for value in read[4:]] == flat
+    assert dataset.num_skipped == 6
+
+
+def test_the_error_of_a_line_that_is_nested_too_deep(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"a":' * 201 + b"1" + b"}" * 201)
+    with pytest.raises(DataError, match=r"a\.jsonl, byte 0: it is nested more than 200 deep\..*'skip'"):
+        JsonLinesDataset(tmp_path / "a.jsonl", cache_dir=tmp_path)[0]

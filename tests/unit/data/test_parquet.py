@@ -188,7 +188,7 @@ def test_mistakes_in_the_files_are_told(tmp_path):
     (tmp_path / "cut").write_bytes((tmp_path / "good").read_bytes()[:-20])
     for name, message in {
         "*.parquet": r"No file matches .*\*\.parquet",
-        "missing": r"There is no file .*missing",
+        "missing": r"missing cannot be read: No such file",
         "empty": r"empty is empty \(0 bytes\)",
         "text": r"text \(1,100 bytes\) cannot be read as Parquet: .*magic bytes",
         "cut": r"cut \([\d,]+ bytes\) cannot be read as Parquet",
@@ -230,9 +230,11 @@ def test_a_dictionary_and_names_of_list_items_are_no_other_type(tmp_path):
     ]
 
 
-def test_a_wrong_on_error_is_told(folder):
+def test_wrong_arguments_are_told(folder):
     with pytest.raises(DataError, match=r"on_error is 'ignore'\. It can be raise or skip"):
         ParquetDataset(f"{folder}/*.parquet", on_error="ignore")
+    with pytest.raises(DataError, match=r"memory_mib is nan\. It is a number of MiB above 0"):
+        ParquetDataset(f"{folder}/*.parquet", memory_mib=float("nan"))
 
 
 def test_without_pyarrow_the_error_says_what_to_install(folder, monkeypatch):
@@ -308,10 +310,10 @@ def change_time(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (change_time, r"was changed since its footer was read: it had [\d,]+ bytes then, and has"),
-        (lambda path: write(path, [1300]), r"was changed .* bytes then, and has [\d,]+ now\. Start again"),
-        (Path.unlink, "There is no file"),
-        (lambda path: path.write_bytes(b""), r"is empty \(0 bytes\)"),
+        (change_time, r"has changed while it was in use: it had [\d,]+ bytes, and has"),
+        (lambda path: write(path, [1300]), r"has changed .* bytes, and has [\d,]+ now.* start again"),
+        (Path.unlink, "cannot be read: No such file"),
+        (lambda path: path.write_bytes(b""), r"has changed .* bytes, and has 0 now"),
     ],
 )
 def test_a_changed_file_is_told(tmp_path, on_error, was_open, change, message):
@@ -386,7 +388,7 @@ def test_remote_files_are_read_by_their_url(folder):
     assert remote.fingerprint() == local.fingerprint()
     remote = ParquetDataset(f"{root}/0.parquet")
     files.pipe_file(f"{name}/0.parquet", b"other")
-    with pytest.raises(DataError, match=r"0\.parquet was changed since .* and has 5 now"):
+    with pytest.raises(DataError, match=r"0\.parquet has changed .* and has 5 now"):
         remote[0]
 
 

@@ -4,20 +4,33 @@ import bz2
 import copy
 import gzip
 import lzma
+import math
 import os
 import pickle
+import zlib
 from itertools import accumulate
+from types import SimpleNamespace
 
 import fsspec
+import numpy as np
 import pytest
+import zstandard
 from torch.utils.data import DataLoader
 
-from lanewise.data import record_files
+from lanewise.data import record_files, record_index
+from lanewise.data.byte_file import ByteStream
 from lanewise.data.file_dataset import FileDataset
 from lanewise.data.record_files import RecordFiles
+from lanewise.data.record_scan import ENTRY
 from lanewise.errors import DataError
 
-COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+COMPRESS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+}
 
 
 class Upper(RecordFiles):
@@ -171,6 +184,150 @@ def test_a_file_that_changes_is_an_error(tmp_path, suffix):
             dataset[1]
 
 
+def overwrite(path, data):
+    """Write a file again, of which the time stays."""
+    status = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def flipped(data, bit):
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
+
+
+def is_found(path, samples, **arguments):
+    """Read all samples of a damaged file: they are right, or an error names the damage."""
+    try:
+        assert Upper(path, b"\n", **arguments).__getitems__(list(range(len(samples)))) == samples
+    except DataError as error:
+        if "damaged" not in str(error):
+            raise
+        return True
+    return False
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_flipped_bit_of_a_file_is_found_when_it_is_read_also_where_an_index_is_kept(
+    tmp_path, suffix, on_error
+):
+    records, samples = words(1200)
+    (path,) = write(tmp_path, b"\n".join(records), suffix=suffix)
+    assert not is_found(path, samples)
+    whole = path.read_bytes()
+    num_found = 0
+    for bit in range(5, 8 * len(whole), 8 * len(whole) // 40):
+        overwrite(path, flipped(whole, bit))
+        num_found += is_found(path, samples, on_error=on_error)
+    assert num_found >= 30  # others are in what separates records, or means nothing
+    overwrite(path, whole)
+    assert not is_found(path, samples)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("max_loaded", [0, 2**20])
+def test_a_flipped_bit_of_an_index_never_gives_a_wrong_sample(tmp_path, suffix, max_loaded, monkeypatch):
+    monkeypatch.setattr(record_index, "_MAX_LOADED_BYTES", max_loaded)
+    records, samples = words(9)
+    (path,) = write(tmp_path, b"\n" + b"\n".join(records), suffix=suffix)
+    Upper(path, b"\n")
+    (kept,) = (tmp_path / "cache/lanewise").iterdir()
+    whole = kept.read_bytes()
+    num_found = 0
+    for bit in range(0, 8 * len(whole), 11):
+        kept.write_bytes(flipped(whole, bit))
+        num_found += is_found(path, samples)
+    # A small one is made anew at the start.
+    assert num_found == 0 if max_loaded else num_found > 30
+
+
+def planted(offset, row):
+    """An index with such an offset, all of whose checksums are right."""
+
+    def plant(whole):
+        entries = np.frombuffer(whole[record_index._HEADER.size :], ENTRY).copy()
+        entries["offset"][row] = offset
+        header = record_index._HEADER.unpack(whole[: record_index._HEADER.size])
+        packed = record_index._HEADER.pack(*header[:6], zlib.crc32(entries.tobytes()), 0)[:-4]
+        return packed + zlib.crc32(packed).to_bytes(4, "little") + entries.tobytes()
+
+    return plant
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("max_loaded", [0, 2**20])
+@pytest.mark.parametrize("offset", [-(2**63), -2, -1, 3, 2**40, 2**63 - 1])
+@pytest.mark.parametrize("row", [0, 1, 2, -1])
+def test_an_index_that_somebody_else_made_is_an_error_or_made_anew(
+    tmp_path, suffix, max_loaded, offset, row, monkeypatch
+):
+    monkeypatch.setattr(record_index, "_MAX_LOADED_BYTES", max_loaded)
+    records, samples = words(4)
+    (path,) = write(tmp_path, b"\n".join(records), suffix=suffix)
+    Upper(path, b"\n")
+    (kept,) = (tmp_path / "cache/lanewise").iterdir()
+    kept.write_bytes(planted(offset, row)(kept.read_bytes()))
+    is_found(path, samples)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+@pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: flipped(data, 4 * len(data))])
+@pytest.mark.parametrize("where", ["cache", "memory"])
+def test_a_file_that_cannot_be_decompressed_is_left_out_and_it_is_said_how_much(
+    tmp_path, suffix, damage, where, caplog
+):
+    paths = write(tmp_path, b"a\nb\n", b"c\n1\n" * 10_000, b"d", suffix=suffix)
+    paths[1].write_bytes(damage(paths[1].read_bytes()))
+    cache_dir = tmp_path / "cache" if where == "cache" else paths[0] / "no folder"
+    fingerprints = set()
+    for _ in range(2):  # the second time of what is kept
+        dataset = Upper(paths, b"\n", on_error="skip", cache_dir=cache_dir)
+        assert list(dataset) == ["A", "B", "D"]
+        assert list(DataLoader(dataset, batch_size=None, num_workers=2)) == ["A", "B", "D"]
+        fingerprints.add(dataset.fingerprint())
+        message = caplog.records[-1].message
+        sizes = [path.stat().st_size for path in paths]
+        assert message == (
+            f"left out: 1 of 3 files, {sizes[1]:,} of {sum(sizes):,} bytes, which cannot be decompressed to "
+            f"the end: {paths[1]}"
+        )
+    assert len(fingerprints) == 1
+    with pytest.raises(DataError, match=rf"1\.txt{suffix} cannot be read: "):
+        Upper(paths, b"\n", cache_dir=cache_dir)
+    with pytest.raises(DataError, match=r"No sample is left: 1 of 1 files"):
+        Upper(paths[1], b"\n", on_error="skip", cache_dir=cache_dir)
+
+
+def test_a_whole_file_that_cannot_be_decompressed_is_left_out(tmp_path, caplog):
+    paths = write(tmp_path, b"a", b"b" * 100, b"c", suffix=".gz")
+    paths[1].write_bytes(paths[1].read_bytes()[:-5])
+    dataset = Upper(paths, None, on_error="skip")
+    assert dataset.__getitems__([2, 1, 0]) == ["C", "A"]
+    assert dataset.num_skipped == 1
+    assert "left out: " in caplog.records[-1].message
+    with pytest.raises(DataError, match=r"1\.txt\.gz cannot be read: EOFError"):
+        Upper(paths, None)[1]
+
+
+def test_a_file_that_cannot_be_read_is_no_damaged_one(tmp_path, monkeypatch):
+    """What a disk or a network refuses may come another time: it is not left out for ever."""
+
+    def refuse(buffer):
+        raise OSError(5, "Input/output error")
+
+    paths = write(tmp_path, b"a\nb\n", suffix=".gz")
+    init = ByteStream.__init__
+
+    def broken(self, file, opened, count):
+        opened.close()
+        init(self, file, SimpleNamespace(readinto=refuse, close=lambda: None), count)
+
+    monkeypatch.setattr(ByteStream, "__init__", broken)
+    with pytest.raises(DataError, match="cannot be read: Input/output error"):
+        Upper(paths, b"\n", on_error="skip")
+    assert not list((tmp_path / "cache/lanewise").glob("*.records"))
+
+
 def test_the_fingerprint_tells_datasets_apart_but_not_where_they_lie(tmp_path):
     def fingerprint(*contents, separator=b"\n", kind=Upper):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -221,7 +378,9 @@ def test_workers_read_it(tmp_path, method):
     ("arguments", "message"),
     [
         ({"separator": b""}, "The separator is empty"),
-        ({"separator": b"\n", "on_error": "ignore"}, "on_error is 'ignore'; it is one of raise, skip"),
+        ({"separator": b"\n", "on_error": "ignore"}, r"on_error is 'ignore'\. It can be raise or skip"),
+        ({"separator": b"\n", "memory_mib": math.nan}, r"memory_mib is nan\. It is a number of MiB above 0"),
+        ({"separator": b"\n", "memory_mib": "8"}, r"memory_mib is '8'\. It is a number of MiB above 0"),
     ],
 )
 def test_wrong_arguments_are_refused(tmp_path, arguments, message):

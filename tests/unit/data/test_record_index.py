@@ -111,7 +111,7 @@ def overwritten(data, at, new):
         lambda data: bytes(len(data)),
         lambda data: overwritten(data, 0, b"X"),
         lambda data: overwritten(data, 24, b"\xff" * 8),
-        lambda data: overwritten(data, len(data) - 8, b"\0" * 8),
+        lambda data: overwritten(data, len(data) - 12, b"\0" * 8),
     ],
     ids=["empty", "no header", "short", "long", "zeros", "magic", "count", "end"],
 )
@@ -126,16 +126,16 @@ def test_a_damaged_index_is_built_again(path, cache, scans, damage, monkeypatch,
     assert kept.read_bytes() == whole
 
 
-def test_an_index_that_is_loaded_whole_is_compared_with_its_digest(path, cache):
+def test_an_index_that_is_loaded_whole_is_compared_with_its_checksum(path, cache):
     index(path, cache=cache)
     (kept,) = cache.iterdir()
-    kept.write_bytes(overwritten(kept.read_bytes(), 64 + 8, b"\1"))
+    kept.write_bytes(overwritten(kept.read_bytes(), record_index._HEADER.size + 12, b"\1"))
     assert index(path, cache=cache)[0].offsets.tolist() == OFFSETS
 
 
 def test_a_long_index_stays_on_the_disk_and_so_does_its_copy(path, cache, monkeypatch):
     (loaded,) = index(path, cache=cache)
-    monkeypatch.setattr(record_index, "_MAX_LOADED_BYTES", 31)
+    monkeypatch.setattr(record_index, "_MAX_LOADED_BYTES", 47)
     (mapped,) = index(path, cache=cache)
     assert isinstance(mapped.offsets, np.memmap)
     for one in (mapped, pickle.loads(pickle.dumps(mapped)), copy.deepcopy(mapped)):
@@ -256,3 +256,18 @@ def test_a_file_of_empty_records_is_refused(path, cache):
     path.write_bytes(b"\n\r\n\n")
     with pytest.raises(DataError, match=r"a\.txt holds no record that is not empty"):
         index(path, cache=cache)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("suffix", [".records", ".lock"])
+def test_a_fifo_in_the_cache_is_not_waited_for(path, cache, suffix, caplog):
+    index(path, cache=cache)
+    (kept,) = cache.iterdir()
+    kept.unlink()
+    os.mkfifo(kept.with_suffix(suffix))
+    assert index(path, cache=cache)[0].offsets.tolist() == OFFSETS
+    if suffix == ".records":
+        assert kept.is_file()  # made anew
+    else:
+        assert "each process finds again where records begin" in caplog.records[-1].message
+        assert caplog.records[-1].message.endswith(".lock is no regular file")

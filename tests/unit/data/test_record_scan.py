@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lanewise.data import record_scan
 from lanewise.data.byte_file import ByteFile
-from lanewise.data.record_scan import Separators, find_separators, record_offsets, scan_file
+from lanewise.data.record_scan import Piece, Separators, find_records, find_separators, scan_file
 
 FEW_BYTES = st.lists(st.sampled_from([b"\n", b"\r", b"a", b"b"]), max_size=60).map(b"".join)
 SEPARATORS = st.one_of(st.binary(min_size=1, max_size=3), FEW_BYTES.map(lambda data: data[:3] or b"\n"))
@@ -33,16 +33,24 @@ def cut(data: bytes, offsets, separator: bytes) -> list[bytes]:
     return [record.removesuffix(b"\r") for record in firsts] if separator == b"\n" else firsts
 
 
-def find_pieces(data: bytes, separator: bytes, borders: list[int]) -> list[Separators]:
-    """The separators of each piece between two borders, from no more bytes than it takes."""
+def check(data: bytes, entries, separator: bytes) -> None:
+    """See that entries are those of the records."""
+    assert entries["offset"][-1] == len(data)
+    records = cut(data, entries["offset"], separator)
+    assert records == split(data, separator)
+    assert entries["checksum"].tolist() == [*map(zlib.crc32, records), 0]
+
+
+def find_pieces(data: bytes, separator: bytes, borders: list[int]) -> list[Piece]:
+    """The pieces between borders with their separators, from no more bytes than it takes."""
     pieces = []
     for first, stop in pairwise(sorted({0, *(border % (len(data) + 1) for border in borders), len(data)})):
         base = max(0, first - 1)
         part = data[base : stop + len(separator) - 1]
         whole = min(stop, len(data) - len(separator) + 1)
-        pieces.append(find_separators(part, base, first, whole, separator))
+        pieces.append(Piece(data[first:stop], find_separators(part, base, first, whole, separator)))
     end = np.array([separator == b"\n" and data.endswith(b"\r")])
-    return [*pieces, Separators(np.array([len(data)]), end)]
+    return [*pieces, Piece(b"", Separators(np.array([len(data)]), end))]
 
 
 @given(st.one_of(st.binary(max_size=60), FEW_BYTES), SEPARATORS, st.lists(st.integers(0, 60), max_size=4))
@@ -51,18 +59,16 @@ def find_pieces(data: bytes, separator: bytes, borders: list[int]) -> list[Separ
 @example(b"\r\n\r\n\r\ra\r\n\r", b"\n", [1])
 @example(b"\n\r", b"\n", [])
 def test_the_records_are_those_of_split(data, separator, borders):
-    parts = list(record_offsets(find_pieces(data, separator, borders), separator))
-    offsets = np.concatenate(parts)
-    assert offsets.dtype == np.int64
-    assert offsets[-1] == len(data)
-    assert cut(data, offsets, separator) == split(data, separator)
+    check(
+        data, np.concatenate(list(find_records(find_pieces(data, separator, borders), separator))), separator
+    )
 
 
 def test_a_million_line_feeds_in_a_row_take_no_million_steps():
     data = b"a" + b"\n" * 1_000_001 + b"b"
     found = find_pieces(data, b"\n\n", [])
-    (_, [*starts], end) = record_offsets(found, b"\n\n")
-    assert [*starts, *end] == [1_000_001, len(data)]
+    (first, [*starts], end) = (part["offset"].tolist() for part in find_records(found, b"\n\n"))
+    assert [*first, *starts, *end] == [0, 1_000_001, len(data)]
 
 
 @pytest.fixture
@@ -85,9 +91,10 @@ def test_a_file_in_pieces(tmp_path, monkeypatch, pool, separator, piece_bytes, s
     path.write_bytes(compress.compress(data) + compress.flush() if suffix else data)
     monkeypatch.setattr(record_scan, "_PIECE_BYTES", piece_bytes)
     monkeypatch.setattr(record_scan, "_AHEAD", 3)
-    offsets = np.concatenate(list(scan_file(ByteFile.find(str(path)), separator, pool)))
-    assert cut(data, offsets, separator) == split(data, separator)
+    entries = np.concatenate(list(scan_file(ByteFile.find(str(path)), separator, pool)))
+    check(data, entries, separator)
     if separator != b"11":
         expected = {line for line in lines if line}
-        assert {record.decode().strip() for record in cut(data, offsets, separator)} - {""} == expected
+        records = cut(data, entries["offset"], separator)
+        assert {record.decode().strip() for record in records} - {""} == expected
     assert re.search(re.escape(separator), data)

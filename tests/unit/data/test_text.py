@@ -37,3 +37,18 @@ def test_a_text_that_is_no_utf_8(tmp_path):
         TextDataset(path, cache_dir=tmp_path)[1]
     dataset = TextDataset(path, cache_dir=tmp_path, on_error="skip")
     assert dataset.__getitems__([0, 1, 2]) == ["fine", "also"]
+
+
+@pytest.mark.parametrize(
+    ("separator", "message"),
+    [
+        (b"\n", r"separator is b'\\n', of type bytes\. It is a str, or None"),
+        (7, "separator is 7, of type int"),
+        ("\ud800", "UTF-8 cannot write: surrogates not allowed"),
+        ("", "The separator is empty"),
+    ],
+)
+def test_a_wrong_separator_is_refused(tmp_path, separator, message):
+    (tmp_path / "a.txt").write_text("a\nb")
+    with pytest.raises(DataError, match=message):
+        TextDataset(tmp_path / "a.txt", separator=separator, cache_dir=tmp_path)
