@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Subset
 
 from lanewise.collate import collate
 from lanewise.data import LaneReader, ParquetDataset
+from lanewise.data.byte_file import ByteStream
 from lanewise.errors import DataError
 from lanewise.lanes import LaneTurn
 
@@ -298,6 +299,19 @@ def test_a_page_with_a_wrong_checksum_is_damaged(tmp_path):
     damage(path, 0, 0, 0.5)
     with pytest.raises(DataError, match=r"cannot be decoded after row 0: .*CRC"):
         ParquetDataset(path)[0]
+
+
+def test_what_a_disk_refuses_is_not_left_out(tmp_path, monkeypatch):
+    """It may come another time, or to another process."""
+    write(tmp_path / "a", [600])
+    dataset = ParquetDataset(tmp_path / "a", on_error="skip")
+
+    def refuse(self, buffer):
+        raise self._file.unreadable(OSError(5, "Input/output error"))
+
+    monkeypatch.setattr(ByteStream, "readinto", refuse)
+    with pytest.raises(DataError, match="a cannot be read: Input/output error"):
+        dataset.__getitems__([0])
 
 
 def change_time(path: Path) -> None:
