@@ -98,7 +98,7 @@ class RunDir:
                 raise RunDirError(
                     f"run_dir {self.path} cannot be written: {reason(error, self.path)}."
                 ) from None
-            held = [] if may_hold_run else self._held()
+            held = [] if may_hold_run else self.held()
             if held:
                 raise RunDirError(
                     f"run_dir {self.path} holds a run already (it has {held[0].name}). "
@@ -142,7 +142,7 @@ class RunDir:
     def _models(self) -> tuple[Path, ...]:
         return self.model, self.averaged_model, self.best_model
 
-    def _held(self) -> list[Path]:
+    def held(self) -> list[Path]:
         """Return what only a run that took a step leaves; its log and configuration may be written anew."""
         held = [path for path in (self.metrics, *self._models) if os.path.lexists(path)]
         for folder in (self.checkpoints, self.tensorboard, self.audit):

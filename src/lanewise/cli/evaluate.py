@@ -10,10 +10,10 @@ _RUN_OR_MODEL = Operand(
     ".safetensors file in one",
     read_path,
 )
-_TRUST = Flag(
+TRUST = Flag(
     "--trust",
-    "runs code that lies in the run directory, too; without it only that of this environment and of the "
-    "project that the run was trained from",
+    "runs code that lies in the run directory, too, and builds any class that the run names; without it only "
+    "code of this environment and of the project that the run was trained from",
 )
 
 
@@ -22,7 +22,7 @@ def evaluate(given: Given) -> int:
     from lanewise.jobs.evaluate import EvaluateJob, find_model
     from lanewise.jobs.start import run_command
 
-    config, model_file, untrusted = find_model(given[_RUN_OR_MODEL], given.overrides, trust=given[_TRUST])
+    config, model_file, untrusted = find_model(given[_RUN_OR_MODEL], given.overrides, trust=given[TRUST])
     run_command(EvaluateJob(config, model_file=model_file, untrusted=untrusted), _show)
     return 0
 
@@ -42,6 +42,6 @@ any number of devices:
   lanewise evaluate runs/mnist/best.safetensors --distributed.devices 4""",
     run=evaluate,
     operands=(_RUN_OR_MODEL,),
-    options=(_TRUST,),
+    options=(TRUST,),
     has_overrides=True,
 )

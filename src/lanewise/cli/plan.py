@@ -3,12 +3,17 @@
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
+from lanewise.cli.evaluate import TRUST
 from lanewise.cli.report import JSON, show_report
 from lanewise.cli.syntax import Command, Flag, Given, Operand, Option, read_counts
 from lanewise.config.load import load_config
+from lanewise.config.marks import expand_user
 from lanewise.config.override import Override
+from lanewise.config.trust import distrust
 from lanewise.errors import ConfigError
+from lanewise.run_dir import RunDir
 from lanewise.world.environment import Environment
 
 
@@ -54,6 +59,10 @@ def plan(given: Given) -> int:
         raise ConfigError("--tflops and --time-lane both give the time of a lane: leave one of them out.")
     # The numbers of devices are those of --devices.
     config = load_config(given[_CONFIG], [*given.overrides, Override("distributed.devices", "null")])
+    file, trust = Path(expand_user(given[_CONFIG])), bool(given[TRUST])
+    untrusted: tuple[str, ...] = ()
+    if not trust and file == RunDir(file.parent).config and RunDir(file.parent).held():
+        config, untrusted = distrust(file, config, given.overrides)
 
     from rich.console import Console
 
@@ -70,6 +79,7 @@ def plan(given: Given) -> int:
             config,
             given[_DEVICES],
             machine,
+            untrusted=untrusted,
             flops_per_second=None if tflops is None else tflops * 1e12,
             times_lane=given[_TIME_LANE],
             show=status.update,
@@ -87,6 +97,6 @@ memory where the task lets it; the rest are formulas, for any number of devices.
 run_dir.""",
     run=plan,
     operands=(_CONFIG,),
-    options=(_DEVICES, _MEMORY, _LINK, _TFLOPS, _TIME_LANE, JSON),
+    options=(_DEVICES, _MEMORY, _LINK, _TFLOPS, _TIME_LANE, TRUST, JSON),
     has_overrides=True,
 )

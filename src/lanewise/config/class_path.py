@@ -1,18 +1,10 @@
 """From a `class_path` to the class, or to a mistake that says why it cannot be imported."""
 
 import importlib
-import os
 import pkgutil
 import sys
-import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import PathFinder
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from lanewise.config.check import nearest, show, suggest
 from lanewise.config.class_config import ClassConfig
@@ -29,57 +21,6 @@ def add_search_path(config: RunConfig) -> None:
         sys.path.insert(0, config.search_path)
 
 
-@contextmanager
-def refusing_imports_from(folders: Sequence[str]) -> Iterator[None]:
-    """Let no module be imported that lies in one of the folders, wherever Python would find it.
-
-    Modules that are nowhere else are looked for in the folders, so that the error names what lies there.
-
-    Raises:
-        ConfigError: such a module would have been imported.
-    """
-    guard, before = _Guard(folders), list(sys.path)
-    sys.meta_path.insert(0, guard)
-    sys.path += folders
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-        sys.meta_path.remove(guard)
-
-
-def lies_in(path: str, folder: str) -> bool:
-    """Tell whether a path leads into a folder, by its name or where links lead."""
-    return any(one.is_relative_to(other) for one in _places(path) for other in _places(folder))
-
-
-def _places(path: str) -> tuple[Path, Path]:
-    return Path(os.path.normpath(Path.cwd() / path)), Path(os.path.realpath(path))
-
-
-# Of the Python that runs; it may be an environment inside of a project, and is the user's own.
-_ENVIRONMENT = ("stdlib", "platstdlib", "purelib", "platlib")
-
-
-class _Guard(MetaPathFinder):
-    """Is asked for each module before those that find it."""
-
-    def __init__(self, folders: Sequence[str]) -> None:
-        self._folders = folders
-
-    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> None:
-        """Raise where a module would be loaded from one of the folders; never find one."""
-        spec = PathFinder.find_spec(fullname, path, target)
-        origin = None if spec is None else spec.origin  # a folder without an __init__.py has none, nor code
-        if origin is None or any(lies_in(origin, sysconfig.get_path(name)) for name in _ENVIRONMENT):
-            return
-        if any(lies_in(origin, folder) for folder in self._folders):
-            raise ConfigError(
-                f"{fullname} would be imported from {origin}, which came with the run and may be somebody "
-                "else's. If you trust that code, add --trust (from Python: trust=True)."
-            )
-
-
 def resolve_class(key: str, config: ClassConfig) -> type:
     """Import the class of a section.
 
@@ -94,6 +35,10 @@ def resolve_class(key: str, config: ClassConfig) -> type:
     module_name, _, class_name = class_path.rpartition(".")
     if not all(part.isidentifier() for part in class_path.split(".")) or not module_name:
         raise ConfigError(f"{key}.class_path must name a class as module.Class: got {show(class_path)}.")
+    if module_name.endswith(".__main__"):  # it would run its program
+        raise ConfigError(
+            f"{key}.class_path: {module_name} is a program. Name a class of a module that only defines it."
+        )
     module = _import_module(f"{key}.class_path", module_name)
     found = getattr(module, class_name, None)
     if found is None:

@@ -8,8 +8,8 @@ YAML, which is undone here: the values of a configuration have types already, an
 import copy
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -19,6 +19,7 @@ from lanewise.config.class_config import ClassConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.optimizer import refuse_optimizer
 from lanewise.config.run import RunConfig
+from lanewise.config.trust import REMEDY, is_known, named_in, refusing_imports_from
 from lanewise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,24 +53,27 @@ _OBJECT = _Kind("builtins.object")  # inside an argument, whose type hint says w
 _UNSEEN = inspect.Parameter("unseen", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
-def check_classes(config: RunConfig, *, has_task: bool = False) -> None:
+def check_classes(config: RunConfig, *, has_task: bool = False, untrusted: Sequence[str] = ()) -> None:
     """Import every class and check its arguments; nothing is built.
 
     Args:
         config: names the classes.
         has_task: the task is there already as an object.
+        untrusted: folders that no code may come from; if there are any, what is built is limited as well.
 
     Raises:
         ConfigError: lists every mistake of all sections.
     """
     mistakes: list[str] = []
-    for key, section in _sections(config):
-        if has_task and key == "task":
-            continue
-        try:
-            _bind(section, key, _kind_of(key))
-        except ConfigError as error:
-            mistakes += error.mistakes
+    inner = replace(_OBJECT, refuse=partial(_refuse_unknown, config.search_path)) if untrusted else _OBJECT
+    with refusing_imports_from(untrusted):
+        for key, section in _sections(config):
+            if has_task and key == "task":
+                continue
+            try:
+                _bind(section, key, _kind_of(key), inner)
+            except ConfigError as error:
+                mistakes += error.mistakes
     if mistakes:
         raise ConfigError(*mistakes)
 
@@ -188,7 +192,7 @@ class _Constructor:
             raise ValueError("this is null")
         parser = self._parser(only=name)
         try:
-            parsed = parser.parse_object({name: value})
+            parsed = parser.parse_object({name: copy.deepcopy(value)})  # it changes what it gets
         except Exception as error:  # a type may convert by any function
             raise ValueError from error
         if not isinstance(value, str) or type(parsed[name]) not in _YAML_TYPES:
@@ -201,6 +205,13 @@ class _Constructor:
     def accepts_anything(self, name: str) -> bool:
         """Tell whether an argument has no type hint that could refuse a value."""
         return name not in self.arguments or self._accepts(name, object())
+
+    def named_freely(self, name: str, value: object) -> Iterator[Any]:
+        """Yield each class and function that a value names where the type hint would accept any other."""
+        parsed = self._parser(only=name).parse_object({name: copy.deepcopy(value)})[name]
+        for named, other in named_in(parsed):
+            if self._accepts(name, other):
+                yield resolve_class(name, ClassConfig(class_path=named)) if isinstance(named, str) else named
 
     def _accepts(self, name: str, value: object) -> bool:
         try:
@@ -236,15 +247,31 @@ def _require_kind(cls: type, class_path: str, key: str, kind: _Kind) -> None:
         raise ConfigError(f"{key}.class_path: {class_path} cannot be used. {why}")
 
 
-def _bind(config: ClassConfig, key: str, kind: _Kind) -> tuple[_Constructor, dict[str, Callable[[], object]]]:
-    """Find the constructor and what makes each of its arguments, or raise every mistake."""
+def _refuse_unknown(search_path: str | None, cls: type) -> str:
+    """Refuse a class that no type asks for, in the configuration of a run that may be somebody else's."""
+    if is_known(cls, search_path):
+        return ""
+    return f"No type in the signature asks for it, and it is not of the project. {REMEDY}"
+
+
+def _bind(
+    config: ClassConfig, key: str, kind: _Kind, inner: _Kind = _OBJECT
+) -> tuple[_Constructor, dict[str, Callable[[], object]]]:
+    """Find the constructor and what makes each of its arguments, or raise every mistake.
+
+    Args:
+        config: names the class.
+        key: its dotted key.
+        kind: what the class must be.
+        inner: the same of objects inside of its arguments.
+    """
     constructor = _Constructor(config, key, kind)
     prefix = f"{key}.init_args."
     mistakes: list[str] = []
     values: dict[str, Callable[[], object]] = {}
     for name, value in config.init_args.items():
         try:
-            values[name] = _bind_argument(constructor, name, value, prefix)
+            values[name] = _bind_argument(constructor, name, value, prefix, inner)
         except ConfigError as error:
             mistakes += error.mistakes
     mistakes += [
@@ -260,7 +287,9 @@ def _bind(config: ClassConfig, key: str, kind: _Kind) -> tuple[_Constructor, dic
     return constructor, values
 
 
-def _bind_argument(constructor: _Constructor, name: str, value: object, prefix: str) -> Callable[[], object]:
+def _bind_argument(
+    constructor: _Constructor, name: str, value: object, prefix: str, inner: _Kind
+) -> Callable[[], object]:
     """Check one argument by name and type; an object inside it is checked the same way."""
     key = f"{prefix}{name}"
     if name in constructor.runtime_names:
@@ -273,19 +302,23 @@ def _bind_argument(constructor: _Constructor, name: str, value: object, prefix: 
         if not is_object:
             return lambda: copy.deepcopy(value)
         nested = read_section(ClassConfig, value, key)
-        _bind(nested, key, _OBJECT)
+        _bind(nested, key, inner, inner)
         return partial(_build, key, nested, _OBJECT)
     try:
-        return constructor.convert(name, value)
+        make = constructor.convert(name, value)
     except ValueError as error:
         if is_object:
-            _bind(read_section(ClassConfig, value, key), key, _OBJECT)
+            _bind(read_section(ClassConfig, value, key), key, inner, inner)
         text = ", which is text" if isinstance(value, str) else ""
         needed = _type_name(constructor.arguments[name].hint)
         mistake = (
             f"{key} must be {needed}: got {show(value)}{text}. lanewise train CONFIG --help describes it."
         )
         raise ConfigError(mistake) from error
+    for named in constructor.named_freely(name, value) if inner is not _OBJECT else ():
+        if why := inner.refuse(named):
+            raise ConfigError(f"{key}: {named.__module__}.{named.__qualname__} cannot be used. {why}")
+    return make
 
 
 def _refuses_none(hint: Any) -> bool:

@@ -1,20 +1,18 @@
 """Evaluating a trained model, and predicting with it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lanewise.config import RunConfig
-from lanewise.config.class_path import lies_in, refusing_imports_from
-from lanewise.config.file import read_file
 from lanewise.config.load import load_config
 from lanewise.config.marks import expand_user
 from lanewise.config.override import Override
+from lanewise.config.trust import distrust
 from lanewise.errors import CheckpointError
 from lanewise.jobs.job import Job
 from lanewise.run_dir import RunDir
-from lanewise.world.environment import Environment
 
 if TYPE_CHECKING:
     from lanewise.engine.evaluate import Evaluator
@@ -26,13 +24,6 @@ class EvaluateJob(Job):
     """Evaluates a model on the task's eval datasets; the result is every value by `set/metric`."""
 
     model_file: Path
-    untrusted: tuple[str, ...] = ()
-    """Folders that no code may come from."""
-
-    def check(self, environment: Environment) -> None:
-        """See `Job`. Every class is imported here, before any worker starts."""
-        with refusing_imports_from(self.untrusted):
-            super().check(environment)
 
     def run(self, world: "World") -> Any:
         """See `Job`."""
@@ -77,8 +68,8 @@ def find_model(
     """Find a model, and the configuration that it was trained with.
 
     A run may be somebody else's, so that code which came with it runs only if the user trusts it: what lies
-    in the run directory, and what a search_path leads to that is relative or has links in it. The search_path
-    of a run that was trained here is absolute and has none.
+    in the run directory, and what a search_path leads to that is relative or has links in it, or is a folder
+    that others can write. The search_path of a run that was trained here is none of that.
 
     Args:
         run_or_model: a run directory, for its trained model, of which training evaluates the moving average
@@ -109,17 +100,10 @@ def find_model(
             f"the task of {run_dir.path} cannot be built again: {found[0]} was {found[1]}. "
             "From Python, give evaluate or predict the task."
         )
-    if trust:
-        return config, model_file, ()
-    assert config.search_path is not None  # load_config makes it absolute
-    folder, search_path = str(run_dir.path), config.search_path
-    is_named = any(override.key == "search_path" for override in overrides)
-    # A run that was trained here notes the folder as it is, without a link or anything that depends on where
-    # and by whom the run is evaluated.
-    came_with = not is_named and read_file(run_dir.config).get("search_path") != search_path
-    if came_with or lies_in(search_path, folder):
-        return replace(config, search_path=None), model_file, (folder, search_path)
-    return config, model_file, (folder,)
+    untrusted: tuple[str, ...] = ()
+    if not trust:
+        config, untrusted = distrust(run_dir.config, config, overrides)
+    return config, model_file, untrusted
 
 
 def _require(file: Path, run_or_model: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +24,8 @@ class Job(ABC):
     config: RunConfig
     task: "Task | None" = None
     """The user's task, where it was given as an object; None: built from the configuration."""
+    untrusted: tuple[str, ...] = field(default=(), kw_only=True)
+    """Folders that no code may come from."""
     can_stop: ClassVar[bool] = False
     """Whether the job, told so by a file, ends by itself in good order; else signals end its processes."""
 
@@ -68,7 +70,7 @@ class Job(ABC):
             distributed.num_devices if distributed.is_one_process else None
         ) or environment.world_size
         lane_ranges(self.config.batch.num_lanes, num_workplaces)  # raises where one would have no lane
-        check_classes(self.config, has_task=self.task is not None)
+        check_classes(self.config, has_task=self.task is not None, untrusted=self.untrusted)
         devices = choose_devices(
             distributed.device_type,
             distributed.num_devices or environment.local_world_size,

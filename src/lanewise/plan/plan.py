@@ -23,6 +23,7 @@ def plan(
     devices: Sequence[int],
     machine: Machine,
     *,
+    untrusted: Sequence[str] = (),
     flops_per_second: float | None = None,
     times_lane: bool = False,
     show: Callable[[str], None] = lambda _: None,
@@ -35,6 +36,7 @@ def plan(
         config: the run; nothing is written to its run_dir. Its reducer and devices do not matter.
         devices: numbers of devices.
         machine: what a device has.
+        untrusted: folders that no code may come from.
         flops_per_second: what a device reaches in a forward and backward, which gives the time of a lane.
         times_lane: whether to take that time on the CPU of this machine instead.
         show: told what is being done.
@@ -46,7 +48,7 @@ def plan(
     """
     config.batch.require_number("plan")
     add_search_path(config)
-    check_classes(config)
+    check_classes(config, untrusted=untrusted)
     device_type = config.distributed.device_type
     if device_type == "auto":
         device_type = accelerator_type() or "cpu"

@@ -1,6 +1,7 @@
 """`lanewise plan`, in this process: its arguments, its exit code and its file."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,29 @@ def test_it_is_no_job_for_several_processes(config, monkeypatch, capsys):
     monkeypatch.setenv("MASTER_PORT", "1")
     assert main(["plan", config]) == 2
     assert "run it without torchrun or srun" in capsys.readouterr().err
+
+
+def test_the_configuration_of_a_run_builds_no_object_that_no_type_asks_for(
+    config, tmp_path, monkeypatch, capsys
+):
+    """It may be of a stranger's run; any other file is a configuration that the user has chosen."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own_task.py").write_text(
+        "from tests.distributed.tasks import Smooth\n"
+        "class Own(Smooth):\n    def __init__(self, note=None): super().__init__()\n"
+    )
+    program = {"class_path": "zipfile.ZipFile", "init_args": {"file": "ran", "mode": "w"}}
+    named = ["--task", json.dumps({"class_path": "own_task.Own", "init_args": {"note": program}})]
+    arguments = [*named, "--search_path", str(tmp_path), "--devices", "1"]
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    of_run = Path(config).rename(run_dir / "config.yaml")
+    assert main(["plan", str(of_run), *arguments]) == 0
+    (tmp_path / "ran").unlink()
+    (run_dir / "metrics.jsonl").touch()
+    assert main(["plan", str(of_run), *arguments]) == 2
+    assert "zipfile.ZipFile cannot be used. No type" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+    assert main(["plan", str(of_run), *arguments, "--trust"]) == 0
+    assert (tmp_path / "ran").exists()

@@ -1,6 +1,7 @@
 """A run that came from somebody else does not run code that it brings, unless the user says so."""
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -19,7 +20,8 @@ MODULE = """
 import pathlib
 from tests.distributed.tasks import Smooth
 pathlib.Path(__file__).with_suffix(".ran").touch()
-class Task(Smooth): pass
+class Task(Smooth):
+    def __init__(self, note=None): super().__init__()
 """
 
 
@@ -125,6 +127,16 @@ def test_code_that_came_with_a_run_needs_trust(project, class_path, search_path,
     assert not path.with_suffix(".ran").exists()
     check(run_dir, trust=True)
     assert path.with_suffix(".ran").exists()
+
+
+def test_a_run_starts_no_program(project):
+    """It did, where an argument of the task has no type."""
+    run_dir = write_run(project, "own_task.Task", project)
+    popen = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", str(project / "ran")]}}
+    named = Override("task.init_args.note", json.dumps(popen))
+    with pytest.raises(ConfigError, match=r"^task.init_args.note.class_path: subprocess.Popen .*--trust"):
+        check(run_dir, named)
+    check(run_dir, named, trust=True)
 
 
 def test_what_lies_in_a_run_does_not_take_the_place_of_an_installed_module(project):

@@ -1,0 +1,165 @@
+"""What the configuration of a run that may be somebody else's can make this process import and build.
+
+Code that came with the run is not imported, nor what others can write. An object is built where the signature
+that it goes into says what it is; elsewhere only if its class is of the project, or of a few packages whose
+classes start no program and write no file of somebody's choice.
+"""
+
+import os
+import stat
+import sys
+import sysconfig
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import replace
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lanewise.config.file import read_file
+from lanewise.config.override import Override
+from lanewise.config.run import RunConfig
+from lanewise.errors import ConfigError
+
+REMEDY = "If you trust it, add --trust (from Python: trust=True)."
+
+# Others in torch start programs or write files.
+_KNOWN = (
+    *("torch.nn", "torch.optim", "torch.utils.data", "torch.distributions"),
+    *("lanewise.data", "lanewise.lanes", "lanewise.metrics", "lanewise.nn"),
+)
+# Of the Python that runs; it may be an environment inside of a project, and is the user's own.
+_ENVIRONMENT = ("stdlib", "platstdlib", "purelib", "platlib")
+
+
+def distrust(
+    file: Path, config: RunConfig, overrides: Sequence[Override]
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """Take the search_path away from the configuration of a run, unless only the user can have written there.
+
+    Args:
+        file: the configuration, in the folder of the run.
+        config: what was read from it.
+        overrides: with which it was read.
+
+    Returns:
+        The configuration, and the folders that no code may come from, of which one is the run's.
+    """
+    assert config.search_path is not None  # load_config makes it absolute
+    folder, search_path = str(file.parent), config.search_path
+    # A run that was trained here notes the folder as it is, without a link or anything that depends on where
+    # and by whom the run is evaluated.
+    is_named = any(override.key == "search_path" for override in overrides)
+    is_own = read_file(file).get("search_path") == search_path and _is_own(Path(search_path))
+    if lies_in(search_path, folder) or not (is_named or is_own):
+        return replace(config, search_path=None), (folder, search_path)
+    return config, (folder,)
+
+
+def is_known(found: object, search_path: str | None) -> bool:
+    """Tell whether a class or function may be named where no type says what is meant."""
+    name = getattr(found, "__module__", None) or ""
+    if any(f"{name}.".startswith(f"{package}.") for package in _KNOWN):
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None or search_path is None:
+        return False
+    return lies_in(file, search_path) and not _is_installed(file)
+
+
+class _Anything:
+    """An object that no type can have been meant for, unless it accepts any."""
+
+    def __call__(self) -> None:
+        """Be what a type of functions accepts."""
+
+
+def named_in(value: object) -> Iterator[tuple[object, object]]:
+    """Find each class path and each function in a value, with the value that has any object in its place."""
+    items: Iterable[tuple[Any, object]] = ()
+    if isinstance(value, Namespace):  # what jsonargparse makes of a mapping
+        value = dict(vars(value))
+    if isinstance(value, Mapping):
+        items = value.items()
+        if isinstance(value.get("class_path"), str):
+            yield value["class_path"], _Anything()
+    elif isinstance(value, list | tuple | set):
+        value = list(value)
+        items = enumerate(value)
+    elif callable(value):
+        yield value, _Anything()
+    for key, item in items:
+        for found, other in named_in(item):
+            changed: Any = copy(value)
+            changed[key] = other
+            yield found, changed
+
+
+@contextmanager
+def refusing_imports_from(folders: Sequence[str]) -> Iterator[None]:
+    """Let no module be imported that lies in one of the folders, wherever Python would find it.
+
+    Modules that are nowhere else are looked for in the folders, so that the error names what lies there.
+
+    Raises:
+        ConfigError: such a module would have been imported.
+    """
+    guard, before = _Guard(folders), list(sys.path)
+    sys.meta_path.insert(0, guard)
+    sys.path += folders
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+        sys.meta_path.remove(guard)
+
+
+def lies_in(path: str, folder: str) -> bool:
+    """Tell whether a path leads into a folder, by its name or where links lead."""
+    return any(one.is_relative_to(other) for one in _places(path) for other in _places(folder))
+
+
+def _places(path: str) -> tuple[Path, Path]:
+    return Path(os.path.normpath(Path.cwd() / path)), Path(os.path.realpath(path))
+
+
+def _is_installed(file: str) -> bool:
+    return any(lies_in(file, sysconfig.get_path(name)) for name in _ENVIRONMENT)
+
+
+def _is_own(folder: Path) -> bool:
+    """Tell whether only this user can write into a folder."""
+    try:
+        status = folder.stat()
+    except OSError:  # it is not there
+        return False
+    others = stat.S_IWOTH | stat.S_IWGRP
+    with suppress(KeyError):  # a user without a name
+        if folder.group() == folder.owner():  # a group of each user alone
+            others = stat.S_IWOTH
+    return status.st_uid == os.getuid() and not status.st_mode & others
+
+
+class _Guard(MetaPathFinder):
+    """Is asked for each module before those that find it."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = folders
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> None:
+        """Raise where a module would be loaded from one of the folders, or is a program; never find one."""
+        if fullname.endswith(".__main__"):
+            raise ConfigError(f"{fullname} is a program. Name a class of a module that only defines it.")
+        spec = PathFinder.find_spec(fullname, path, target)
+        origin = None if spec is None else spec.origin  # a folder without an __init__.py has none, nor code
+        if origin is None or _is_installed(origin):
+            return
+        if any(lies_in(origin, folder) for folder in self._folders):
+            raise ConfigError(
+                f"{fullname} would be imported from {origin}, which came with the run, or which others can "
+                f"write, and may be somebody else's. {REMEDY}"
+            )
