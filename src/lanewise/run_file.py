@@ -30,7 +30,7 @@ def open_log(path: Path) -> TextIO:
     Raises:
         OSError: if it is a link, a pipe, a device or a folder, or cannot be written.
     """
-    return open(path, "a", encoding="utf-8", buffering=1, opener=_open)
+    return open(path, "a", encoding="utf-8", errors="backslashreplace", buffering=1, opener=_open)
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ _RUN = Operand("RUN", "the run_dir of a run", read_path)
 def checkpoints(given: Given) -> int:
     """List and verify the checkpoints of a run; the exit code is 1 if one is bad."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from lanewise.checkpoint import CheckpointFolder
 
@@ -18,7 +18,7 @@ def checkpoints(given: Given) -> int:
     found = list(folder.read())
     if not found:
         raise CheckpointError(f"there is no checkpoint in {folder.path}. Name the run_dir of a run.")
-    table = Table("step", "MiB", "metric", "verified", box=None)
+    table = Table("step", "MiB", "metric", Column("verified", overflow="fold"), box=None)
     num_bad = 0
     for path, manifest in reversed(found):
         if isinstance(manifest, CheckpointError):

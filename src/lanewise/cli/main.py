@@ -3,6 +3,7 @@
 Everything else is imported late, so that `lanewise --help` takes little more than the start of Python.
 """
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     _open_standard_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr's: a file may have any name
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lanewise.cli.syntax import Option, read_path
+from lanewise.run_file import writing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,4 +42,5 @@ def show_report(report: Report, heading: str, file: Path | None) -> None:
     for line in report.lines():
         console.print(line, markup=False)
     if file is not None:
-        file.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+        with writing(file):
+            file.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")

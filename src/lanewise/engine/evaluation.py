@@ -84,7 +84,7 @@ class Evaluation:
         """
         best, last, is_due = state["best"], state["last"], state["is_due"]
         early_stopping = state.get("early_stopping")
-        if not all(isinstance(key, str) and type(value) in (int, float) for key, value in last.items()):
+        if not all(isinstance(key, str) and isinstance(value, float) for key, value in last.items()):
             raise ValueError(f"an evaluation gave {last!r:.100}")
         num_known = 3 if early_stopping is None else 4
         if not isinstance(best, float) or not isinstance(is_due, bool) or len(state) > num_known:

@@ -206,10 +206,8 @@ def _kind(value: object) -> object:
 def _is_finite(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.is_meta or (value.dim() == 0 and bool(torch.isfinite(value)))
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond every float
-        return False
+    # Torch takes no longer integers.
+    return value.bit_length() < 63 if isinstance(value, int) else math.isfinite(value)
 
 
 def _differs(what: str, saved: object, current: object) -> str:

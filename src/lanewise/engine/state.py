@@ -1,6 +1,7 @@
 """What a run is besides its configuration: all that a checkpoint holds, by the names of parameters."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -97,16 +98,18 @@ class RunState:
         loads = [load for key, value in objects.items() for load in _loads(key, value, state[key])]
         for number, (key, load, _, saved) in enumerate(loads):
             try:
-                load(saved)
-            except Exception as error:
+                with _loading(key):
+                    load(saved)
+            except CheckpointError:
                 for _, load_back, before, _ in loads[: number + 1]:
                     load_back(before)
-                raise CheckpointError(f"{key} does not accept its state: {error!r:.200}.") from error
+                raise
         for key, value in objects.items():
             if isinstance(value, nn.Module):
                 _copy(value, state[key])
             elif isinstance(value, Optimizer):
-                restore_optimizer(value, state[key], self._shards)
+                with _loading(key):
+                    restore_optimizer(value, state[key], self._shards)
 
     def _compare(self, key: str, current: Mapping[str, Any], saved: object) -> Iterable[str]:
         value = self._objects[key]
@@ -183,6 +186,15 @@ def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
 
 def _class_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+@contextmanager
+def _loading(key: str) -> Iterator[None]:
+    """Turn whatever an object finds wrong with its state into one error."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(f"{key} does not accept its state: {error!r:.200}.") from error
 
 
 def _loads(key: str, value: Any, saved: Mapping[str, Any]) -> Iterator[_Load]:

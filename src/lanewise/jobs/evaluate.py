@@ -1,5 +1,6 @@
 """Evaluating a trained model, and predicting with it."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,7 @@ def find_model(
 
 
 def _require(file: Path, run_or_model: Path) -> None:
-    if not file.exists():
+    if not os.path.exists(file):  # noqa: PTH110 - Path raises where a name is too long
         raise CheckpointError(
             f"{run_or_model} is no finished run: there is no {file}. "
             "Name a run_dir, or a .safetensors file in one."

@@ -15,6 +15,9 @@ from lanewise.run_file import open_log, open_regular, replacing, writing
 
 logger = logging.getLogger(__name__)
 
+_MAX_LINE = 16 * 2**20
+"""In bytes, of a file that may be anything; a norm for each of 100,000 parameters takes about as much."""
+
 
 class JsonLines:
     """A file that grows by JSON objects, one on a line; a killed process leaves all that it wrote.
@@ -96,7 +99,7 @@ def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
         return
     num_damaged, first_damaged = 0, 0
     with replacing(path) as new, open_regular(path) as lines, new.open("wb") as kept:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(iter(lambda: lines.readline(_MAX_LINE), b""), start=1):
             columns = _columns_of(line)
             if columns is None and line.endswith(b"\n"):
                 num_damaged += 1

@@ -36,7 +36,7 @@ class RankLog:
         if rank == 0:
             self._console = _Console(rank, lambda: sys.stderr)  # a progress bar may have replaced it
         else:
-            terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
+            terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
             self._console = _Console(rank, lambda: terminal)
             sys.stdout.flush()
             sys.stderr.flush()

@@ -1,6 +1,7 @@
 """Checks what `--audit` wrote: that every sample of every epoch was trained once, where it was planned."""
 
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -13,6 +14,9 @@ import numpy as np
 import lanewise.lanes as own_orders
 from lanewise.errors import CheckpointError
 from lanewise.lanes import OrderInputs, SampleOrder, Schedule
+from lanewise.run_file import open_regular, reading
+
+_MAX_LANES = 2**20
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,18 @@ class Given:
     """Samples that could not be read, and were left out."""
     file: str
     """Name of the file that says so, which names the rank."""
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any], file: str) -> "Given":
+        """Read a line of a rank's file."""
+        rows = line.get("rows")
+        return cls(
+            tuple(map(_count, line["indices"])),
+            str(line["tensors"]),
+            None if rows is None else _count(rows),
+            _count(line["skipped"]),
+            file,
+        )
 
 
 @dataclass(frozen=True)
@@ -58,24 +74,27 @@ class Audit:
         folder: `audit` in a run directory.
 
     Raises:
-        CheckpointError: if there is none.
+        CheckpointError: if there is none, or it cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         plans = folder / "plan.jsonl"
-        if not plans.exists():
+        if not os.path.lexists(plans):
             raise CheckpointError(f"there is no audit in {folder.parent}. Train with --audit.")
-        self._plans = [_Plan.from_line(line, folder) for line in _lines(plans)]
+        with reading(plans):
+            self._plans = [_Plan.from_line(line, folder) for line in _lines(plans)]
         self.steps: dict[int, dict[int, list[Given]]] = defaultdict(lambda: defaultdict(list))
         """What was given, by step and lane."""
         for path in sorted(folder.glob("rank-*.jsonl")):
-            for line in _lines(path):
-                given = Given(
-                    tuple(line["indices"]), line["tensors"], line.get("rows"), line["skipped"], path.stem
-                )
-                self.steps[line["step"]][line["lane"]].append(given)
-        if not self.steps:
-            raise CheckpointError(f"the audit in {folder} is empty: no step was trained.")
+            with reading(path):
+                for line in _lines(path):
+                    step, lane = _count(line["step"]), _count(line["lane"])
+                    self.steps[step][lane].append(Given.from_line(line, path.stem))
+        if not self.steps or not self._plans or min(self.steps) < self._plans[0].first_step:
+            raise CheckpointError(
+                f"the audit in {folder} is empty, or not whole: a step or its plan is missing."
+            )
         self.last_step = max(self.steps)
 
     def check(self) -> AuditReport:
@@ -83,20 +102,25 @@ class Audit:
         problems: list[str] = []
         notes: list[str] = []
         num_epochs = num_samples = 0
-        first_step = min(plan.first_step for plan in self._plans)
+        first_step = self._plans[0].first_step
         seen: dict[int, Counter[int]] = defaultdict(Counter)
         if first_step:
             notes.append(f"steps before {first_step} were trained without --audit")
-        for step in range(first_step, self.last_step + 1):
+        due = first_step
+        for step in sorted(self.steps):
+            if due < step:
+                problems.append(f"steps {due} to {step - 1}: nothing was trained")
+            due = step + 1
             plan = self._plan(step)
-            lanes = self.steps.get(step, {})
+            lanes = self.steps[step]
             missing = self.missing_lanes(step)
             if step == self.last_step and missing:
                 notes.append(f"step {step} is not complete: the run was stopped in it")
             else:
                 problems += [f"step {step}, lane {lane}: nothing was trained" for lane in missing]
             for lane, given in sorted(lanes.items()):
-                problems += _compare(step, lane, given, plan)
+                with reading(self._folder):  # an order of other tables than it was made from
+                    problems += _compare(step, lane, given, plan)
                 num_samples += len(given[0].indices) - given[0].num_skipped
                 if plan.order is None:
                     seen[step // plan.schedule.steps_per_epoch].update(given[0].indices)
@@ -159,19 +183,25 @@ class _Plan:
     def from_line(cls, line: Mapping[str, Any], folder: Path) -> "_Plan":
         """Read a line of `plan.jsonl`, and the tables beside it."""
         schedule = Schedule(
-            line["num_samples"], line["global_batch_size"], line["micro_batch_size"], line["drop_last"]
+            _count(line["num_samples"]),
+            _count(line["global_batch_size"]),
+            _count(line["micro_batch_size"]),
+            bool(line["drop_last"]),
         )
+        if schedule.num_present_lanes(0) > _MAX_LANES:
+            raise ValueError(f"it plans more than {_MAX_LANES} lanes")
         package, _, name = line["order"]["class_path"].rpartition(".")
         order = None
         if package == own_orders.__name__:
             loaded: dict[str, Any] = {}
-            with suppress(FileNotFoundError), np.load(folder / f"plan-{line['step']:06d}.npz") as tables:
+            path = folder / f"plan-{line['step']:06d}.npz"
+            with suppress(FileNotFoundError), open_regular(path) as file, np.load(file) as tables:
                 loaded = {name: tables[name] for name in tables.files}
-            inputs = OrderInputs(schedule, line["seed"], {}, used=loaded)
+            inputs = OrderInputs(schedule, _count(line["seed"]), {}, used=loaded)
             order = getattr(own_orders, name)(inputs, **line["order"]["init_args"])
             schedule = order.schedule
         draws = line["repeats"] or schedule.num_samples != line["num_samples"]
-        return cls(line["step"], schedule, order, line["repeats"], draws)
+        return cls(_count(line["step"]), schedule, order, bool(line["repeats"]), draws)
 
 
 def _compare(step: int, lane: int, given: list[Given], plan: _Plan) -> Iterator[str]:
@@ -211,8 +241,18 @@ def _fewer_rows(step: int, lanes: Mapping[int, list[Given]]) -> Iterator[str]:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Read the lines, without one that a killed run left unfinished."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
+    with open_regular(path) as lines:
+        for line in lines:
+            with suppress(ValueError):
+                yield json.loads(line)
+
+
+def _count(value: object) -> int:
+    """Return what must be a number from 0 on.
+
+    Raises:
+        TypeError: if it is not.
+    """
+    if type(value) is int and value >= 0:
+        return value
+    raise TypeError(f"{value!r:.60} is no count")

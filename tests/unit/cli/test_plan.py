@@ -27,6 +27,12 @@ def test_it_prints_the_table_and_writes_json(config, tmp_path, capsys):
     assert [row["num_devices"] for row in json.loads(file.read_text())["rows"]] == [1, 2, 2, 2, 2]
 
 
+def test_a_report_that_cannot_be_written_is_one_error(config, tmp_path, capsys):
+    file = tmp_path / "nowhere" / "plan.json"
+    assert main(["plan", config, "--devices", "1", "--memory-gib", "1", "--json", str(file)]) == 1
+    assert capsys.readouterr().err == f"error: {file} cannot be written: No such file or directory.\n"
+
+
 def test_the_exit_code_is_1_where_nothing_fits(config, capsys):
     assert main(["plan", config, "--devices", "1", "--memory-gib", "1e-9"]) == 1
     assert "nothing fits" in capsys.readouterr().out

@@ -234,6 +234,14 @@ def test_a_checkpoint_whose_best_value_is_no_number_goes_on():
     assert judged.run()[1]
 
 
+def test_a_checkpoint_whose_last_values_are_no_numbers_of_an_evaluation_is_refused():
+    """Integers beyond every float would end the next save."""
+    judged = evaluation(0.5)
+    for value in (10**400, 1, None, "0.5"):
+        with pytest.raises(ValueError, match="an evaluation gave"):
+            judged.load_state_dict({**judged.state_dict(), "last": {"test/loss": value}})
+
+
 def test_the_loss_has_one_value():
     with pytest.raises(ConfigError, match=r"got test/loss/x. Use one of test/loss, test/f1"):
         evaluation(best="test/loss/x")

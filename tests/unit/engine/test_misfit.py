@@ -278,11 +278,17 @@ def test_another_optimizer_is_measured_by_its_other_parameters():
         ([], [1]),
         (Counter(), Counter({3: 1})),
         ((1, None), (2, 3)),
+        (0.1, 2**62 - 1),
     ],
     ids=repr,
 )
 def test_what_is_of_the_same_kind_fits(own, saved):
     assert list(kind_misfits(own, saved, "it")) == []
+
+
+@pytest.mark.parametrize("saved", [2**62, -(2**63), 10**400])
+def test_an_integer_that_torch_does_not_take_fits_nothing(saved):
+    assert len(list(kind_misfits(0.1, saved, "lr"))) == 1
 
 
 def test_a_state_that_is_named_by_nobody_is_refused(saved, tmp_path):

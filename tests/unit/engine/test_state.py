@@ -428,3 +428,17 @@ def test_extra_state_goes_on(tmp_path, is_tensor):
     run(first, SAVED)
     second.state.restore(save(first, tmp_path))
     assert second.training.model.calls == first.training.model.calls > 0
+
+
+class Picky(torch.optim.SGD):
+    """An optimizer of the user's that looks at its state."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        raise LookupError("where is my state?")
+
+
+def test_an_optimizer_that_does_not_accept_its_state_is_one_error():
+    net = nn.Linear(2, 2)
+    state = RunState({"model": net, "optimizer": Picky(net.parameters(), lr=0.1)})
+    with pytest.raises(CheckpointError, match="optimizer does not accept its state: LookupError"):
+        state.restore(state.take())

@@ -75,6 +75,12 @@ def test_the_weights_are_those_that_training_evaluated(project):
     assert find_model(run_dir / "model.safetensors")[1] == run_dir / "model.safetensors"
 
 
+def test_a_name_that_no_file_can_have_is_no_run(tmp_path):
+    for name in ("n" * 300, "a\0b"):
+        with pytest.raises(CheckpointError, match="is no finished run"):
+            find_model(tmp_path / name)
+
+
 def test_code_of_the_project_runs_though_the_run_lies_in_it(project):
     check(write_run(project, "own_task.Task", project))
     assert (project / "own_task.ran").exists()

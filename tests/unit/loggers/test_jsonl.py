@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lanewise.errors import StorageError
+from lanewise.loggers import jsonl
 from lanewise.loggers.jsonl import JsonlLogger
 
 
@@ -155,3 +156,12 @@ def test_a_full_disk_is_one_error_that_names_the_file(small_disk):
     ):
         list(steps)
     logger.on_end(None)
+
+
+def test_a_line_without_end_is_not_read_whole(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(jsonl, "_MAX_LINE", 20)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + b"\0" * 50 + b'\n{"step": 1}\n')
+    JsonlLogger(path, first_step=2)
+    assert path.read_bytes() == b'{"step": 0}\n{"step": 1}\n'
+    assert "1 lines that cannot be read are left out" in caplog.text

@@ -36,7 +36,7 @@ def in_a_process(world, script: str, arguments: list[str], folder: str) -> int:
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT), number)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8")
-    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8")
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     warnings.resetwarnings()
     warnings.simplefilter("default")
     sys.argv = ["-c", *arguments]
@@ -193,3 +193,21 @@ def test_warnings_of_every_rank_are_on_the_console_once(tmp_path):
         log = (tmp_path / f"rank-{rank}.log").read_text()
         assert log.count("all ranks say this") == 2
         assert "a loader process says this" in log
+
+
+ODD = """
+import logging, sys
+from pathlib import Path
+from lanewise.loggers.rank_log import RankLog
+
+RankLog(Path(sys.argv[1]), int(sys.argv[2])).share_warnings(lambda _: True)
+logging.getLogger("mine").warning("the file %s", "a\\udcffb")
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_name_that_is_no_text_is_written_as_its_bytes(tmp_path, rank):
+    code, _, stderr = start(ODD, tmp_path / "log", rank)
+    assert code == 0
+    for text in (stderr, (tmp_path / "log").read_text()):
+        assert "the file a\\udcffb\n" in text

@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -230,3 +231,77 @@ def test_no_audit_is_an_error(tmp_path, make):
     make(tmp_path / "audit")
     with pytest.raises(CheckpointError, match=r"no audit in .*--audit|audit in .* is empty"):
         Audit(tmp_path / "audit")
+
+
+def append(**fields: object) -> Callable[[Path], object]:
+    """Return what adds a line with other values to a rank's file."""
+
+    def write_line(folder: Path) -> None:
+        path = folder / "rank-00000.jsonl"
+        line = json.loads(path.read_text().splitlines()[-1]) | fields
+        path.write_text(f"{path.read_text()}{json.dumps(line)}\n")
+
+    return write_line
+
+
+def replan(**fields: object) -> Callable[[Path], object]:
+    """Return what puts other values into the plan."""
+    return lambda folder: (folder / "plan.jsonl").write_text(json.dumps({"step": 0, **PLAN, **fields}))
+
+
+def put(name: str, kind: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Return what puts something else in the place of a file."""
+
+    def replace_file(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        kind(folder / name)
+
+    return replace_file
+
+
+BUCKETED = {"class_path": "lanewise.lanes.BucketedOrder", "init_args": {"window_steps": 2, "max_tokens": 90}}
+WRONG: dict[str, Callable[[Path], object]] = {
+    "no step": lambda folder: (folder / "rank-00001.jsonl").write_text("{}\n"),
+    "a list": lambda folder: (folder / "rank-00001.jsonl").write_text("[1]\n"),
+    "nested": lambda folder: (folder / "rank-00001.jsonl").write_text("[" * 100_000 + "\n"),
+    "step": append(step="1"),
+    "lane": append(lane=-1),
+    "indices": append(indices=[None]),
+    "skipped": append(skipped=1.5),
+    "number of samples": replan(num_samples=None),
+    "micro-batch": replan(micro_batch_size=0),
+    "lanes": replan(num_samples=10**18, global_batch_size=10**18),
+    "order": replan(order=5),
+    "no order": replan(order={"class_path": "lanewise.lanes.Schedule", "init_args": {}}),
+    "late": replan(step=3),
+    "no plan": lambda folder: (folder / "plan.jsonl").write_text(""),
+    "tables": lambda folder: (replan(order=BUCKETED)(folder), (folder / "plan-000000.npz").write_text("PK")),
+    "pipe": put("rank-00000.jsonl", os.mkfifo),
+    "folder": put("plan.jsonl", Path.mkdir),
+    "loop": put("plan.jsonl", lambda path: path.symlink_to(path.name)),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("damage", WRONG.values(), ids=WRONG)
+def test_an_audit_of_anything_else_is_one_error(tmp_path, damage):
+    write(tmp_path, 0, 3, 2)
+    damage(tmp_path)
+    with pytest.raises(CheckpointError):
+        Audit(tmp_path).check()
+
+
+@pytest.mark.timeout(20)
+def test_steps_that_nobody_trained_are_one_problem(tmp_path):
+    write(tmp_path, 0, 3, 2)
+    append(step=10**18)(tmp_path)
+    report = Audit(tmp_path).check()
+    assert f"steps 3 to {10**18 - 1}: nothing was trained" in report.problems
+
+
+def test_bytes_that_are_no_text_cost_their_line(tmp_path):
+    write(tmp_path, 0, 3, 1)
+    path = tmp_path / "rank-00000.jsonl"
+    first, *later = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first.replace(b"step", b"st\xffp"), *later]))
+    assert Audit(tmp_path).check().problems == ["step 0, lane 0: nothing was trained"]
