@@ -76,7 +76,7 @@ def take_first_step(world, has_unit) -> tuple[int, float, bool]:
     (report,) = engine.steps()
     after = engine.training.model.state_dict()
     is_untouched = all(torch.equal(before[name], after[name]) for name in after)
-    return report.line.skipped_steps, report.line.grad_norm().item(), is_untouched
+    return report.interval.skipped_steps, report.interval.grad_norm().item(), is_untouched
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

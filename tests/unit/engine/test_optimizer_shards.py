@@ -55,7 +55,7 @@ def go_on(world, config: RunConfig, folder: Path) -> Run:
 def take_steps(run: Run, folder: Path, steps: range) -> list[float]:
     """Take some steps, and save; return the norm of the last gradient."""
     engine = Engine(replace(run, last_step=steps.stop), first_step=steps.start)
-    norms = [float(report.line.grad_norm()) for report in engine.steps()]
+    norms = [float(report.interval.grad_norm()) for report in engine.steps()]
     saver = Saver(CheckpointFolder(folder), run.world, keep_last=9, keep_best=0, sign=1)
     saver.save(engine.state.take(), Manifest(steps.stop, None, engine.identity, ()))
     saver.finish()

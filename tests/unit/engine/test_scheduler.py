@@ -224,7 +224,7 @@ def test_a_run_of_another_length_is_another_run_unless_it_is_allowed(tmp_path):
     run = build_run(longer, LocalWorld(torch.device("cpu")))
     assert resume_run(run, checkpoints, ("num_steps",)) == 4
     assert run.training.optimizer.param_groups[0]["lr"] == LR * 12 / 16
-    assert [report.line.learning_rate for report in Engine(run, first_step=4).steps()] == [
+    assert [report.interval.learning_rate for report in Engine(run, first_step=4).steps()] == [
         LR * (16 - step) / 16 for step in range(4, 16)
     ]
 

@@ -133,7 +133,7 @@ def run(engine: Engine, last_step: int = STEPS) -> list[tuple[float, float]]:
     if engine.first_step < last_step:
         steps = engine.steps()
         for report in steps:
-            found.append((report.totals.loss, report.line.learning_rate))
+            found.append((report.totals.loss, report.interval.learning_rate))
             if report.step + 1 == last_step:
                 break
         steps.close()
