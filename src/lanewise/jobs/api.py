@@ -54,6 +54,8 @@ def train(  # noqa: PLR0913 - the sections of the configuration
     optimizer: Section,
     scheduler: Section | None = None,
     precision: str = "float32",
+    memory: Section | None = None,
+    compile: Section | str | None = None,  # noqa: A002 - as the section is called
     data: Section | None = None,
     log: Section | None = None,
     evaluate: Section | None = None,
@@ -74,6 +76,8 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         optimizer: `{"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-3}}`.
         scheduler: `{"name": "cosine", "warmup": 0.05}`, or a class likewise.
         precision: `float32`, `tf32`, `bf16` or `fp16`.
+        memory: `{"activation_checkpointing": "auto"}`: what is traded for memory.
+        compile: `auto`, `whole` or a mapping: what torch.compile makes faster.
         data: how samples are ordered and loaded.
         log: how often metrics are written.
         evaluate: when to evaluate.
@@ -98,6 +102,8 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         "optimizer": optimizer,
         "scheduler": scheduler,
         "precision": precision,
+        "memory": memory,
+        "compile": compile,
         "data": data,
         "log": log,
         "evaluate": evaluate,
