@@ -48,7 +48,9 @@ _TFLOPS = Option[float | None](
     _read_amount,
     default=None,
 )
-_TIME_LANE = Flag("--time-lane", "instead of --tflops: takes the time of one lane on the CPU of this machine")
+_TIME_LANE = Flag(
+    "--time-lane", "instead of --tflops: takes the time of a lane and of an update on this machine's CPU"
+)
 
 
 def plan(given: Given) -> int:

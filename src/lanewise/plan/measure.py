@@ -1,12 +1,14 @@
 """Measures what the formulas are fed with: one lane of a run, on fake tensors where that is possible."""
 
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
+from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,20 +17,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lanewise.blocks import repeated_blocks
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
-from lanewise.engine import TaskLane, build_model, build_run_loader, build_task, transform
+from lanewise.engine import TaskLane, build_model, build_optimizer, build_run_loader, build_task, transform
 from lanewise.errors import ConfigError, LanewiseError, text_of
 from lanewise.lanes import lane_seed
 from lanewise.nested import copied, map_leaves
 from lanewise.plan.memory import Measured
 from lanewise.plan.model import weights_of, with_tensors
+from lanewise.plan.real_sizes import RealSizes
 from lanewise.plan.record import count_flops, record_tape, run_lane
 from lanewise.plan.update import measure_update
 from lanewise.precision import Precision
 from lanewise.reduce import find_blocks, tensors_in
 from lanewise.task import Task
+from lanewise.world.allocator import set_malloc
 from lanewise.world.world import LocalWorld
 
 _NUM_BATCHES = 16
+_NUM_TIMES = 7
 _CPU = torch.device("cpu")
 
 
@@ -43,6 +48,8 @@ class Subject:
     """Whether the model has blocks that could be checkpointed."""
     why_no_fsdp: str
     """Why the model cannot be sharded; empty where it can be."""
+    not_counted: Sequence[str]
+    """Operators of which only the results are counted, but not what they may keep besides."""
     why_real: str = ""
     """Why the lane had to run on real tensors; empty where it did not."""
 
@@ -84,16 +91,35 @@ def measure(config: RunConfig, batch: LaneBatch, device_type: str) -> Subject:
     return replace(_measure(config, batch, device_type, None), why_real=why_real)
 
 
-def time_lane(config: RunConfig, batch: LaneBatch) -> float:
-    """Return the seconds of a lane's forward and backward on the CPU of this machine, the second time."""
+class Seconds(NamedTuple):
+    """What a process takes for the parts of a step."""
+
+    lane: float
+    """A forward, loss and backward."""
+    update: float = 0.0
+    """The step of an optimizer that has all parameters."""
+
+
+def time_lane(config: RunConfig, batch: LaneBatch) -> Seconds:
+    """Take the times on the CPU of this machine, as a process of the run would: the median of several."""
     task = build_task(config)
     model = transform(build_model(task, config.train.seed), config, _CPU)
-    for _ in range(2):
-        lane = _lane(config, task, replace(batch, data=copied(batch.data)))
-        start = perf_counter()
-        run_lane(model, lane)
-        seconds = perf_counter() - start
-    return seconds
+    optimizer = build_optimizer(config, task, model)
+    times, num_threads = [], torch.get_num_threads()
+    set_malloc(keeps_freed=config.memory.activation_checkpointing is None)
+    torch.set_num_threads(config.distributed.threads)
+    try:
+        for _ in range(1 + _NUM_TIMES):
+            lane = _lane(config, task, replace(batch, data=copied(batch.data)))
+            start = perf_counter()
+            run_lane(model, lane)
+            middle = perf_counter()
+            optimizer.step()
+            times.append((middle - start, perf_counter() - middle))
+            optimizer.zero_grad()
+    finally:
+        torch.set_num_threads(num_threads)
+    return Seconds(*map(median, zip(*times[1:], strict=True)))  # the first one makes what others find
 
 
 def _measure(config: RunConfig, batch: LaneBatch, device_type: str, mode: FakeTensorMode | None) -> Subject:
@@ -108,7 +134,8 @@ def _measure(config: RunConfig, batch: LaneBatch, device_type: str, mode: FakeTe
     before = _buffers_of(model)
     with mode or nullcontext():
         fresh = [_lane(config, task, replace(batch, data=_data_for(mode, batch.data))) for _ in range(2)]
-        tape = record_tape(model, fresh[0], blocks)
+        with RealSizes() as real_sizes:
+            tape = record_tape(model, fresh[0], blocks)
         num_flops = count_flops(model, fresh[1])
     measured = Measured(
         weights=weights_of(model, blocks),
@@ -124,7 +151,7 @@ def _measure(config: RunConfig, batch: LaneBatch, device_type: str, mode: FakeTe
         gathered_itemsize_factor=0.5 if fsdp.param_dtype == "bf16" else 1.0,
         offloads=fsdp.cpu_offload,
     )
-    return Subject(measured, num_flops, repeats_blocks, why_no_fsdp)
+    return Subject(measured, num_flops, repeats_blocks, why_no_fsdp, sorted(real_sizes.not_counted))
 
 
 def _build_model(config: RunConfig, task: Task, mode: FakeTensorMode | None) -> nn.Module:

@@ -106,11 +106,16 @@ def held(measured: Measured, layout: Layout) -> Memory:
     )
 
 
+def updated_parts(measured: Measured, layout: Layout) -> tuple[int, Cut]:
+    """Return among how many processes the update is shared out, and how."""
+    if layout.reducer == "ddp" and measured.shards_optimizer:
+        return layout.num_devices, "whole"
+    return layout.num_shards, "rows"
+
+
 def update_of(measured: Measured, layout: Layout) -> Update:
     """Return what the optimizer needs on each process."""
-    if layout.reducer == "ddp" and measured.shards_optimizer:
-        return measured.update(layout.num_devices, "whole")
-    return measured.update(layout.num_shards, "rows")
+    return measured.update(*updated_parts(measured, layout))
 
 
 def moments_of_update(measured: Measured, layout: Layout, gradient_bytes: int) -> Moments:

@@ -7,8 +7,8 @@ from lanewise.config import ActivationCheckpointingConfig, ReducerName, RunConfi
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes
 from lanewise.plan.formulas import peak_memory
-from lanewise.plan.measure import largest_batch, measure, time_lane
-from lanewise.plan.memory import Layout
+from lanewise.plan.measure import Seconds, largest_batch, measure, time_lane
+from lanewise.plan.memory import Layout, updated_parts
 from lanewise.plan.report import Report
 from lanewise.plan.row import FRAGMENTATION, Machine, Row
 from lanewise.plan.traffic import traffic_of
@@ -38,7 +38,7 @@ def plan(
         machine: what a device has.
         untrusted: folders that no code may come from.
         flops_per_second: what a device reaches in a forward and backward, which gives the time of a lane.
-        times_lane: whether to take that time on the CPU of this machine instead.
+        times_lane: whether to take that time, and that of an update, on the CPU of this machine instead.
         show: told what is being done.
 
     Raises:
@@ -65,15 +65,19 @@ def plan(
         subjects.append(measure(variants[1], batch, device_type))
     rows: list[Row] = []
     for variant, subject in zip(variants, subjects, strict=True):
-        seconds = None if flops_per_second is None else subject.num_flops / flops_per_second
+        layouts = [
+            layout
+            for layout in _layouts(config.batch.num_lanes, devices)
+            if layout.reducer != "fsdp" or not subject.why_no_fsdp
+        ]
+        memories = [peak_memory(subject.measured, layout) for layout in layouts]
+        seconds = None if flops_per_second is None else Seconds(subject.num_flops / flops_per_second)
         if times_lane:
-            show("timing a lane")
+            show("timing lanes")
             seconds = time_lane(variant, batch)
-        for layout in _layouts(config.batch.num_lanes, devices):
-            if layout.reducer == "fsdp" and subject.why_no_fsdp:
-                continue
-            memory = peak_memory(subject.measured, layout)
+        for layout, memory in zip(layouts, memories, strict=True):
             unused = 0 if device_type == "cpu" else FRAGMENTATION / (1 - FRAGMENTATION)
+            num_parts, _ = updated_parts(subject.measured, layout)
             rows.append(
                 Row(
                     layout,
@@ -83,7 +87,8 @@ def plan(
                     fragmentation_bytes=int(unused * memory.num_bytes),
                     traffic=traffic_of(subject.measured, layout),
                     machine=machine,
-                    lane_seconds=seconds,
+                    lane_seconds=seconds and seconds.lane,
+                    update_seconds=seconds.update / num_parts if seconds else 0.0,
                 )
             )
     rows.sort(key=lambda row: row.layout.num_devices)

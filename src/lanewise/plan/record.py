@@ -62,13 +62,13 @@ def count_flops(model: nn.Module, lane: TaskLane) -> int:
     """
     with FlopCounterMode(display=False) as counter:
         run_lane(model, lane)
+    model.zero_grad()
     return int(counter.get_total_flops())
 
 
 def run_lane(model: nn.Module, lane: TaskLane) -> None:
-    """Run forward, loss and backward, and forget the gradients."""
+    """Run forward, loss and backward."""
     _loss_of(lane, lane.forward(model, lane.data)).backward()
-    model.zero_grad()
 
 
 def _loss_of(lane: TaskLane, outputs: Any) -> torch.Tensor:

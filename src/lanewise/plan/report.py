@@ -84,6 +84,11 @@ class Report:
                 yield f"{key} is set, and was left out of all numbers"
         if self.device_type != "cpu":
             yield f"activations are those of the CPU's kernels: {self.device_type} may keep more or less"
+        if operators := sorted({name for subject in self.subjects for name in subject.not_counted}):
+            yield (
+                f"what {', '.join(operators)} may keep besides the results is not counted: they would "
+                "have to run on real tensors, which failed or needs more memory than is free"
+            )
         if why := self.subjects[0].why_no_fsdp:
             yield f"no fsdp: {why}"
         for row in self.rows:

@@ -30,7 +30,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """The step, without what the optimizer and the loader take."""
+        """The step, without what the loader takes."""
         return self.compute + self.exposed
 
 
@@ -47,6 +47,8 @@ class Row:
     traffic: Traffic
     machine: Machine
     lane_seconds: float | None
+    update_seconds: float = 0.0
+    """What the optimizer takes, of what the process updates."""
 
     @property
     def num_bytes(self) -> int:
@@ -78,7 +80,7 @@ class Row:
         exposed = self.traffic.between / speed
         exposed += num_lanes * max(0.0, self.traffic.of_each_lane / speed - self.lane_seconds)
         exposed += max(0.0, self.traffic.of_last_backward / speed - _BACKWARD * self.lane_seconds)
-        return StepTime(num_lanes * self.lane_seconds, exposed)
+        return StepTime(num_lanes * self.lane_seconds + self.update_seconds, exposed)
 
     @property
     def samples_per_second(self) -> float | None:

@@ -5,6 +5,9 @@ import pytest
 
 from lanewise.config import CompileConfig, MemoryConfig
 from lanewise.config.memory import ActivationCheckpointingConfig
+from lanewise.plan import plan as plan_module
+from lanewise.plan import real_sizes
+from lanewise.plan.measure import Seconds
 from lanewise.plan.plan import plan
 from lanewise.plan.report import Report
 from lanewise.plan.row import Machine
@@ -68,6 +71,30 @@ def test_what_is_nothing_in_every_row_has_no_column():
 
 def test_what_is_not_given_is_named():
     assert "which is fastest is not known: give --tflops or --time-lane" in lines_of(config_of("Plain"))
+
+
+def test_an_update_takes_as_long_as_the_part_of_the_parameters_that_a_process_updates(monkeypatch):
+    monkeypatch.setattr(plan_module, "time_lane", lambda *_: Seconds(lane=3.0, update=1.0))
+    config = config_of("Plain")
+    rows = plan(config, [1, 2], Machine(link_bytes_per_second=1e9), times_lane=True).rows
+    assert {row.layout.reducer: row.update_seconds for row in rows} == {
+        "single": 1.0,
+        "data_parallel": 1.0,
+        "balanced_data_parallel": 1.0,
+        "ddp": 1.0,
+        "fsdp": 0.5,
+    }
+    distributed = replace(config.distributed, shard_optimizer=True)
+    rows = plan(replace(config, distributed=distributed), [2], Machine(), times_lane=True).rows
+    assert {row.update_seconds for row in rows if row.layout.reducer == "ddp"} == {0.5}
+    assert {row.lane_seconds for row in rows} == {3.0}
+
+
+def test_operators_that_could_not_be_measured_are_named(monkeypatch):
+    monkeypatch.setattr(real_sizes, "free_bytes", lambda *_: 10)
+    assert "note: what aten.mean.default, aten.sum.dim_IntList may keep besides" in lines_of(
+        config_of("Plain")
+    )
 
 
 def test_compile_is_left_out_and_said():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from lanewise.plan.memory import Memory
@@ -36,6 +38,12 @@ def test_what_no_computation_hides_comes_to_the_time_of_a_step(traffic, exposed)
     assert one.step is not None
     assert (one.step.compute, one.step.exposed) == pytest.approx((6, exposed))
     assert one.samples_per_second == pytest.approx(32 / (6 + exposed))
+
+
+def test_the_update_comes_to_the_time_of_a_step():
+    one = replace(row(Traffic(0, 0, 0), Machine()), update_seconds=0.5)
+    assert one.step is not None
+    assert one.step.total == 6.5
 
 
 def test_a_time_is_not_known_without_the_lanes_or_the_links():
