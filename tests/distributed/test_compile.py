@@ -12,7 +12,9 @@ from lanewise.world.world import World
 from tests.distributed.tasks import train
 from tests.distributed.test_activation_checkpointing import config_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+COMPILING_SECONDS = 500
+"""Of the first that compiles: with no kernel in a cache, and other tests beside, 134 s were seen."""
 
 
 def train_each(world: World, config: RunConfig, *every: int | None) -> list[Any]:
@@ -30,7 +32,8 @@ def train_each(world: World, config: RunConfig, *every: int | None) -> list[Any]
 
 @pytest.fixture(scope="module")
 def alone() -> Any:
-    return run_distributed(train_each, 1, config_for("single", 1), None)[0][0]
+    config = config_for("single", 1)
+    return run_distributed(train_each, 1, config, None, timeout_seconds=COMPILING_SECONDS)[0][0]
 
 
 @pytest.mark.parametrize(
@@ -48,5 +51,6 @@ def eager_and_compiled(world: World, config: RunConfig) -> list[float]:
 
 
 def test_the_first_loss_is_that_of_eager_with_the_same_dropout():
-    eager, compiled = run_distributed(eager_and_compiled, 1, config_for("single", 1))[0]
+    config = config_for("single", 1)
+    ((eager, compiled),) = run_distributed(eager_and_compiled, 1, config, timeout_seconds=COMPILING_SECONDS)
     assert compiled == pytest.approx(eager, rel=1e-5)

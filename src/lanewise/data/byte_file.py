@@ -238,7 +238,9 @@ class _RemoteBytes(OpenBytes):
     def read(self, ranges: Sequence[Range]) -> list[bytes]:
         begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
         try:
-            parts: list[bytes] = self._file_system.cat_ranges([self._name] * len(ranges), begins, ends)
+            parts: list[bytes] = self._file_system.cat_ranges(
+                [self._name] * len(ranges), begins, ends, on_error="raise"
+            )
         except Exception as error:  # of any file system
             raise self._file.unreadable(error) from error
         for (begin, end), part in zip(ranges, parts, strict=True):

@@ -197,7 +197,7 @@ def _index_file(
             if index := _load(path, file, on_error):
                 return _Indexed(index, is_new=True)
             raise OSError(f"{path} is not as it was written")
-    except (OSError, RuntimeError) as error:  # RuntimeError: nobody knows the home folder
+    except (OSError, RuntimeError, ValueError) as error:  # nobody knows the home folder; a null in its name
         in_memory = io.BytesIO()
         _write(in_memory, file, separator, pool, on_error)
         in_memory.seek(0)

@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,16 @@ def list_files(paths: Paths) -> list[str]:
     """Return the files in the order in which they are given, and those of a glob sorted by name.
 
     Raises:
-        DataError: if a glob matches no file, a path is a folder, or fsspec cannot read such URLs.
+        DataError: if a glob matches no file, a path is a folder or no path, or fsspec cannot read such URLs.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str | bytes) else [paths]
     if not given:
         raise DataError("The dataset has no files: paths is empty. Give it a path or a glob.")
+    for path in given:
+        if not isinstance(path, str | os.PathLike):
+            raise DataError(
+                f"{path!r} is no path: it is of type {type(path).__name__}. Give a str or a Path."
+            )
     return [file for path in given for file in _matches(os.fspath(path))]
 
 

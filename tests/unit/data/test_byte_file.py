@@ -80,6 +80,15 @@ def test_a_remote_file_that_changes_is_an_error():
         file.open()
 
 
+def test_a_remote_file_that_is_refused_is_an_error():
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/byte_file/c.bin", b"123456")
+    opened = ByteFile.find("memory://byte_file/c.bin").open()
+    memory.rm("/byte_file/c.bin")
+    with pytest.raises(DataError, match=r"memory://byte_file/c\.bin cannot be read: FileNotFoundError"):
+        opened.read([(0, 6), (1, 2)])
+
+
 def test_how_a_file_is_compressed(tmp_path):
     for name, compression in {"a.gz": "gzip", "a.json.bz2": "bz2", "a.xz": "xz", "a.json": None}.items():
         (tmp_path / name).write_bytes(b"x")

@@ -6,11 +6,12 @@ import lzma
 
 import fsspec
 import pytest
-import zstandard
 
 from lanewise.data.byte_file import ByteFile
 from lanewise.data.file_content import FileContent
 from lanewise.errors import DataError
+
+zstandard = pytest.importorskip("zstandard")
 
 DATA = bytes(range(256)) * 400
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": bytes}

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import fsspec
 import numpy as np
 import pytest
-import zstandard
 from torch.utils.data import DataLoader
 
 from lanewise.data import record_files, record_index
@@ -23,6 +22,8 @@ from lanewise.data.file_dataset import FileDataset
 from lanewise.data.record_files import RecordFiles
 from lanewise.data.record_scan import ENTRY
 from lanewise.errors import DataError
+
+zstandard = pytest.importorskip("zstandard")
 
 COMPRESS = {
     "": bytes,

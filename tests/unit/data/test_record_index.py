@@ -9,6 +9,7 @@ import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,6 +158,8 @@ def unwritable(kind, tmp_path, monkeypatch):
     if kind == "no folder":
         (tmp_path / "file").touch()
         return tmp_path / "file" / "cache"
+    if kind == "null":
+        return Path(tmp_path, "a\0b")
     if kind == "full disk":
 
         def full(descriptor):
@@ -166,7 +169,7 @@ def unwritable(kind, tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-@pytest.mark.parametrize("kind", ["no folder", "full disk"])
+@pytest.mark.parametrize("kind", ["no folder", "null", "full disk"])
 def test_where_nothing_can_be_kept_the_index_is_in_memory_and_one_line_says_so(
     path, tmp_path, monkeypatch, kind, caplog
 ):
