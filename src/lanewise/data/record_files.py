@@ -72,7 +72,6 @@ class RecordFiles(FileDataset):
             self._indexes = [_index_of_one(file) for file in files]
         else:
             self._indexes = _whole(index_files(files, separator, cache_dir, on_error))
-        self._files = [index.file for index in self._indexes]
         self._first = np.cumsum([0, *map(len, self._indexes)])
         """[number of files + 1]: the first sample of each file, and the number of all samples."""
         self._open: OpenFiles[OpenBytes] = OpenFiles()
@@ -93,12 +92,12 @@ class RecordFiles(FileDataset):
     @property
     def reads_from_start(self) -> bool:
         """See `FileDataset`: compressed files are."""
-        return any(file.compression for file in self._files)
+        return any(index.file.compression for index in self._indexes)
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all files, as they are stored."""
-        return sum(file.size for file in self._files)
+        return sum(index.file.size for index in self._indexes)
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -106,13 +105,13 @@ class RecordFiles(FileDataset):
     def fingerprint(self) -> str:
         """Return the number of records and bytes, and a hash of the files' sizes and where records begin."""
         hashed = hashlib.blake2b(repr((type(self).__qualname__, self._separator)).encode(), digest_size=16)
-        for file, index in zip(self._files, self._indexes, strict=True):
-            hashed.update(f"{file.size} {len(index)} {index.digest};".encode())
+        for index in self._indexes:
+            hashed.update(f"{index.file.size} {len(index)} {index.digest};".encode())
         return f"{len(self)} records, {self.total_bytes} bytes, {hashed.hexdigest()}"
 
     def block_sizes(self) -> Sequence[int]:
         """Return how many consecutive records to read together: about 8 MiB of them, or a compressed file."""
-        return [size for number in range(len(self._files)) for size in self._block_sizes(number)]
+        return [size for index in self._indexes for size in _block_sizes(index)]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Read several records; consecutive ones are one read.
@@ -140,7 +139,7 @@ class RecordFiles(FileDataset):
         for of_file in np.split(wanted, np.flatnonzero(np.diff(numbers)) + 1):
             if len(of_file):
                 number = int(numbers[len(records)])
-                read = self._decompress if self._files[number].compression else self._read_ranges
+                read = self._decompress if self._indexes[number].file.compression else self._read_ranges
                 try:
                     records += read(number, of_file - self._first[number])
                 except DamagedContentError as error:  # of a file that is one record, and so was not searched
@@ -159,7 +158,7 @@ class RecordFiles(FileDataset):
                 ranges[-1] = (ranges[-1][0], end)
             else:
                 ranges.append((begin, end))
-        parts = self._open.get(number, self._files[number].open).read(ranges)
+        parts = self._open.get(number, index.file.open).read(ranges)
         self.read_bytes += sum(map(len, parts))
         records, at = [], 0
         for begin, end in bounds:
@@ -214,11 +213,11 @@ class RecordFiles(FileDataset):
 
     def _refuse(self, index: int, record: bytes, error: Exception) -> None:
         number = int(np.searchsorted(self._first, index, side="right")) - 1
-        offset = int(self._indexes[number].offsets[index - self._first[number]])
+        file, offsets = self._indexes[number].file, self._indexes[number].offsets
+        offset = int(offsets[index - self._first[number]])
         if isinstance(error, UnicodeDecodeError):
             offset += error.start
         shown = f"{record[:_MAX_SHOWN]!r}{' ...' if len(record) > _MAX_SHOWN else ''}"
-        file = self._files[number]
         place = f"{file.path}, byte {offset:,}{' of its content' if file.compression else ''}"
         message = f"{place}: {error}. The record begins: {shown}."
         if self._on_error == "raise":
@@ -235,22 +234,19 @@ class RecordFiles(FileDataset):
 
     def _fitting_rows(self, num_bytes: int) -> int:
         """Return how many records of compressed files have about so many bytes."""
-        pairs = zip(self._files, self._indexes, strict=True)
-        indexes = [index for file, index in pairs if file.compression]
+        indexes = [index for index in self._indexes if index.file.compression]
         total = sum(int(index.offsets[-1]) for index in indexes)
         return max(1, min(_MAX_ROWS, num_bytes * sum(map(len, indexes)) // max(1, total)))
 
-    def _block_sizes(self, number: int) -> Iterator[int]:
-        offsets = self._indexes[number].offsets
-        if self._files[number].compression:
-            yield len(offsets) - 1
-            return
-        last = len(offsets) - 1
-        # np.searchsorted would copy them all, as they don't lie side by side.
-        cuts = [
-            bisect_left(offsets, begin, hi=last) for begin in range(0, self._files[number].size, _BLOCK_BYTES)
+
+def _block_sizes(index: RecordIndex) -> Iterator[int]:
+    last, cuts = len(index), [0]
+    if not index.file.compression:
+        # np.searchsorted would copy the offsets, as they don't lie side by side.
+        cuts += [
+            bisect_left(index.offsets, begin, hi=last) for begin in range(0, index.file.size, _BLOCK_BYTES)
         ]
-        yield from np.diff(np.unique([0, *cuts, last])).tolist()
+    yield from np.diff(np.unique([*cuts, last])).tolist()
 
 
 def _index_of_one(file: ByteFile) -> RecordIndex:

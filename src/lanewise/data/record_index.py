@@ -108,20 +108,18 @@ class RecordIndex:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        is_mapped = isinstance(self.entries, np.memmap)
-        return self.__dict__ | ({"entries": len(self.entries)} if is_mapped else {})
+        return self.__dict__ | ({"entries": None} if isinstance(self.entries, np.memmap) else {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self.kept and isinstance(state["entries"], int):
-            try:
-                with _open_regular(self.kept) as kept:
-                    digest = _HEADER.unpack(kept.read(_HEADER.size))[5].hex()
-                self.entries = _map(self.kept, state["entries"])
-            except (OSError, ValueError, struct.error) as error:
-                raise DataError(f"The index {self.kept} cannot be read any more: {error}.") from error
-            if digest != self.digest:
-                raise DataError(f"The index {self.kept} was made anew, as its file changed. Start again.")
+        if state["entries"] is None and self.kept:
+            index = _load(self.kept, self.file, "skip")
+            if index is None or index.digest != self.digest:
+                raise DataError(
+                    f"The index {self.kept} cannot be read any more, or was made anew, as its file changed. "
+                    "Start again."
+                )
+            self.entries = index.entries
 
 
 def index_files(
@@ -186,15 +184,15 @@ def _index_file(
     try:
         folder = Path(cache_dir).expanduser() if cache_dir else _cache_folder()
         path = folder.absolute() / _name(file, separator)
-        if index := _load(path, file, on_error):
+        if (index := _load(path, file, on_error)) is not None:
             return _Indexed(index)
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(path.with_suffix(".lock"), file):
-            if index := _load(path, file, on_error):
+            if (index := _load(path, file, on_error)) is not None:
                 return _Indexed(index)
             with _replacing(path) as out:
                 _write(out, file, separator, pool, on_error)
-            if index := _load(path, file, on_error):
+            if (index := _load(path, file, on_error)) is not None:
                 return _Indexed(index, is_new=True)
             raise OSError(f"{path} is not as it was written")
     except (OSError, RuntimeError, ValueError) as error:  # nobody knows the home folder; a null in its name

@@ -275,13 +275,15 @@ def test_an_index_that_somebody_else_made_is_an_error_or_made_anew(
 @pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: flipped(data, 4 * len(data))])
 @pytest.mark.parametrize("where", ["cache", "memory"])
 def test_a_file_that_cannot_be_decompressed_is_left_out_and_it_is_said_how_much(
-    tmp_path, suffix, damage, where, caplog
+    tmp_path, suffix, damage, where, caplog, monkeypatch
 ):
     paths = write(tmp_path, b"a\nb\n", b"c\n1\n" * 10_000, b"d", suffix=suffix)
     paths[1].write_bytes(damage(paths[1].read_bytes()))
     cache_dir = tmp_path / "cache" if where == "cache" else paths[0] / "no folder"
+    searched, scan_file = [], record_index.scan_file
+    monkeypatch.setattr(record_index, "scan_file", lambda *args: searched.append(args) or scan_file(*args))
     fingerprints = set()
-    for _ in range(2):  # the second time of what is kept
+    for _ in range(2):
         dataset = Upper(paths, b"\n", on_error="skip", cache_dir=cache_dir)
         assert list(dataset) == ["A", "B", "D"]
         assert list(DataLoader(dataset, batch_size=None, num_workers=2)) == ["A", "B", "D"]
@@ -293,6 +295,7 @@ def test_a_file_that_cannot_be_decompressed_is_left_out_and_it_is_said_how_much(
             f"the end: {paths[1]}"
         )
     assert len(fingerprints) == 1
+    assert len(searched) == (3 if where == "cache" else 6)
     with pytest.raises(DataError, match=rf"1\.txt{suffix} cannot be read: "):
         Upper(paths, b"\n", cache_dir=cache_dir)
     with pytest.raises(DataError, match=r"No sample is left: 1 of 1 files"):
