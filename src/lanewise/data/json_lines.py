@@ -28,7 +28,8 @@ class JsonLinesDataset(RecordFiles):
 
     Args:
         paths: a path, a pattern such as `data/*.jsonl`, a URL of fsspec, or several of them.
-        on_error: whether a line that is no JSON is an error, or is left out.
+        on_error: whether a line that is no JSON or nested more than 200 deep, and a file that cannot be
+            decompressed, is an error, or is left out.
         cache_dir: where to keep what tells where lines begin; None: `$XDG_CACHE_HOME/lanewise`, or
             `~/.cache/lanewise`.
         memory_mib: for what is decompressed and waits to be asked for, in MiB, in each process that reads.

@@ -22,7 +22,8 @@ class TextDataset(RecordFiles):
             their end goes too), `"\n\n"` or `"<|endoftext|>"` documents; None makes each file one document.
         cache_dir: where to keep what tells where texts begin; None: `$XDG_CACHE_HOME/lanewise`, or
             `~/.cache/lanewise`.
-        on_error: whether a text that is no UTF-8 is an error, or is left out.
+        on_error: whether a text that is no UTF-8, and a file that cannot be decompressed, is an error, or is
+            left out.
         memory_mib: for what is decompressed and waits to be asked for, in MiB, in each process that reads.
 
     Raises:
