@@ -205,6 +205,22 @@ def test_a_run_without_standard_streams_trains(tmp_path, devices):
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=ONE_MORE), 2])
+def test_a_run_whose_output_nobody_reads_any_more_trains(tmp_path, devices):
+    """As behind `| head -1`: its log has what the console misses."""
+    path = write_config(tmp_path, "tasks.Chatty", distributed={"devices": devices})
+    read, write = os.pipe()
+    os.close(read)
+    with Warm("train", path, output=write) as command:
+        os.close(write)
+        command.finish().require_success()
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    log = (tmp_path / "run" / "logs" / "rank-00000.log").read_text()
+    assert log.count("the console cannot be written any more (Broken pipe)") >= 1
+    for said in ("python speaks on rank 0", "native code speaks on rank 0", "epoch 2  step 6/6  loss"):
+        assert said in log
+
+
 def end(folder, devices: int, num_workers: int, act, *, is_cold: bool = False) -> Done:
     """Begin a run, end it from outside in the middle of a step, and see what is left."""
     path = write_config(

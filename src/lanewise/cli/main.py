@@ -56,6 +56,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr's: a file may have any name
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except OSError:
+        why = _refusal()
+        if why is None:
+            raise
+        print(f"error: the output cannot be written: {why}.", file=sys.stderr)
+        return 1
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         lines = [f"  {f'{name} {form}':<37}  {purpose}" for name, (form, purpose) in _COMMANDS.items()]
@@ -89,6 +102,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print(": ".join(["interrupted", *map(str, error.args)]), file=sys.stderr)
         return 130
+
+
+def _refusal() -> str | None:
+    """Say why the standard output takes nothing; what it would get at the end of python goes nowhere then."""
+    try:
+        print(flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error.strerror
+    return None
 
 
 def _show(_kind: object, error: BaseException, _traceback: object) -> None:

@@ -1,5 +1,6 @@
 """Feeds the lanes of one process for a whole run through a single torch DataLoader iterator."""
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lanewise.data.reader import LaneBatch, LaneReader
+from lanewise.errors import DataError, text_of
 from lanewise.lanes import LaneTurn, SampleOrder
 from lanewise.lifeline import die_with_parent
 
@@ -107,6 +109,14 @@ def read_turns(
         # Else the loader would draw its workers' seeds from the default generator.
         generator=torch.Generator(),
     )
+    if num_workers:
+        try:
+            multiprocessing.Lock()  # as the queues of the workers have
+        except OSError as error:
+            raise DataError(
+                f"data.num_workers {num_workers} cannot be started: {text_of(error)}. Let /dev/shm be "
+                "written, or use data.num_workers 0."
+            ) from error
     with _signals_blocked():
         return iter(loader)
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from lanewise.errors import StorageError, text_of
+
 _PREFIX = "lanewise-"
 _LOCK = "lock"
 _MAX_LENGTH = 70
@@ -30,20 +32,30 @@ def scratch_folder() -> Iterator[Path]:
     A process that is killed removes nothing. So each folder has a lock for as long as its process lives, and
     whoever makes the next one removes those of this machine and this user whose lock is free.
     """
-    _remove_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    unnamed = folder / f"{_LOCK}.tmp"
-    with unnamed.open("w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write(socket.gethostname())
-        lock.flush()
-        unnamed.rename(folder / _LOCK)  # nobody ever sees it free
-        _folders[folder] = os.getpid()
+    with ExitStack() as stack:
         try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            del _folders[folder]
+            _remove_abandoned()
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            stack.callback(_remove, folder)
+            _folders[folder] = os.getpid()
+            unnamed = folder / f"{_LOCK}.tmp"
+            lock = stack.enter_context(unnamed.open("w", encoding="utf-8"))
+            with suppress(OSError):  # without locks nobody takes it for abandoned
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.write(socket.gethostname())
+            lock.flush()
+            unnamed.rename(folder / _LOCK)  # nobody ever sees it free
+        except OSError as error:
+            raise StorageError(
+                f"there is no place for temporary files: {text_of(error)}. Set TMPDIR to a folder that can "
+                "be written."
+            ) from error
+        yield folder
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    del _folders[folder]
 
 
 def folder_until_exit() -> Path:

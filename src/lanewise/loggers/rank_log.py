@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 from lanewise.run_file import open_log, writing
 
@@ -19,7 +19,8 @@ class RankLog:
     same `shown_once_as` in `extra`, the console shows the first.
 
     On other ranks everything that is printed goes to the file, by the file descriptors, so that native code
-    is included: otherwise each line of the user's code would appear once for each process.
+    is included: otherwise each line of the user's code would appear once for each process. On rank 0 it does
+    once nobody takes it any more, as behind `| head`, and the run goes on.
 
     Args:
         path: the log file of this rank.
@@ -33,10 +34,15 @@ class RankLog:
             file: TextIO = path.open("a", encoding="utf-8") if path == Path(os.devnull) else open_log(path)
         to_file = _File(file)
         to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        keeps_log = path != Path(os.devnull)
         if rank == 0:
+            for name in ("stdout", "stderr") if keeps_log else ():
+                stream = getattr(sys, name)
+                if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
+                    setattr(sys, name, _or_log(stream, stream.fileno(), file))
             self._console = _Console(rank, lambda: sys.stderr)  # a progress bar may have replaced it
         else:
-            terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+            terminal = _or_log(cast("io.TextIOWrapper", sys.stderr), os.dup(2), file)
             self._console = _Console(rank, lambda: terminal)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -56,6 +62,38 @@ class RankLog:
             is_first: tells whether this process is the first of all to ask with this text.
         """
         self._console.is_first = is_first
+
+
+class _OrLog(io.FileIO):
+    """A stream to the console; when that takes nothing any more, the log does."""
+
+    def __init__(self, number: int, log: TextIO) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._log = log
+
+    def write(self, data: Any, /) -> int:
+        """See `io.RawIOBase`."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            self._log.write(
+                f"the console cannot be written any more ({error.strerror}); what it misses follows\n"
+            )
+            os.dup2(self._log.fileno(), self.fileno())
+            return super().write(data)
+
+
+def _or_log(stream: io.TextIOWrapper, number: int, log: TextIO) -> TextIO:
+    """Make a stream like the given one, to a file descriptor, for which the log stands in."""
+    stream.flush()
+    raw = _OrLog(number, log)
+    return io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),
+        stream.encoding,
+        "backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 class _File(logging.StreamHandler[TextIO]):

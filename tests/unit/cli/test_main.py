@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +90,20 @@ def test_an_interrupted_training_says_from_where_to_go_on(tmp_path, monkeypatch,
         (checkpoints / f"step-{step:06d}").mkdir(parents=True)
     assert main(["train", str(write_config(tmp_path))]) == 130
     assert capsys.readouterr().err == f"interrupted: {said.format(checkpoints)}\n"
+
+
+@pytest.mark.parametrize("buffering", [1, -1])
+def test_output_that_nobody_takes_is_one_error(capsys, monkeypatch, buffering):
+    with Path("/dev/full").open("w", buffering=buffering) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["--help"]) == 1
+    assert capsys.readouterr().err == "error: the output cannot be written: No space left on device.\n"
+
+
+def test_an_error_of_another_file_stays_what_it_is(monkeypatch):
+    def fail(_: object) -> None:
+        raise OSError("of a task")
+
+    monkeypatch.setattr("lanewise.cli.main._run", fail)
+    with pytest.raises(OSError, match="of a task"):
+        main(["train"])

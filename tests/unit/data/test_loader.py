@@ -1,5 +1,7 @@
 """One iterator feeds a process for the whole run, with the same bytes whatever reads them ahead."""
 
+import errno
+import multiprocessing.synchronize
 import os
 import random
 import signal
@@ -17,7 +19,7 @@ from torch.utils.data import Dataset, default_collate
 
 from lanewise.data.loader import LaneLoader
 from lanewise.data.reader import LaneReader
-from lanewise.errors import noting
+from lanewise.errors import DataError, noting
 from lanewise.lanes import BlockedOrder, FeistelShuffle, OrderInputs, Schedule, ShuffledOrder, lane_ranges
 
 # Three workers are more than some machines have processors, of which torch warns.
@@ -257,7 +259,7 @@ def test_a_killed_worker_is_no_error_of_the_code_that_ran_meanwhile():
 TRAINER = """
 import os, signal, sys, time
 from lanewise.data import LaneLoader, LaneReader
-from lanewise.errors import noting
+from lanewise.errors import DataError, noting
 from lanewise.lanes import OrderInputs, Schedule, ShuffledOrder
 
 class Pid:
@@ -315,3 +317,16 @@ def test_a_trainer_that_fails_ends_its_workers_and_itself(end):
     )
     assert done.returncode == 1
     assert not [pid for pid in map(int, done.stdout.split()) if is_running(pid)]
+
+
+def test_workers_that_have_no_memory_to_share_are_one_error(monkeypatch):
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))  # what a read-only /dev/shm does
+
+    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", refuse)
+    loader = make_loader(
+        Drawing(), Schedule(num_samples=4, global_batch_size=2, micro_batch_size=2), num_workers=1
+    )
+    said = r"^data.num_workers 1 cannot be started: .*Read-only file system\. Let /dev/shm be written, or use"
+    with pytest.raises(DataError, match=said):
+        loader.batches(0, 1)

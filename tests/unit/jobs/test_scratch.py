@@ -1,5 +1,8 @@
 """Folders that are gone when their process is, at the latest when the next one is made."""
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 import tempfile
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lanewise.errors import StorageError
 from lanewise.jobs.scratch import scratch_folder
 
 KILLED = """
@@ -72,3 +76,22 @@ def test_sockets_whose_names_would_be_too_long_stay_where_they_were(folder):
     done = run(WITH_SOCKETS, deep)
     assert Path(done.stdout.split()[0]).parent == deep
     assert not list(deep.iterdir())
+
+
+def test_no_place_for_temporary_files_is_one_error(folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "missing"))
+    with (
+        pytest.raises(StorageError, match=r"^there is no place for temporary files: .*/missing.* Set TMPDIR"),
+        scratch_folder(),
+    ):
+        pass
+
+
+def test_a_file_system_without_locks_has_folders_too(folder, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with scratch_folder() as first, scratch_folder() as second:
+        assert {first, second} == set(folder.iterdir())
+    assert not list(folder.iterdir())
