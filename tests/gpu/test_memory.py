@@ -6,6 +6,7 @@ import pytest
 
 from lanewise.config import ActivationCheckpointingConfig, BatchConfig, CompileConfig, MemoryConfig
 from lanewise.engine import find_micro_batch_size
+from lanewise.errors import ConfigError
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import train
 from tests.distributed.test_activation_checkpointing import Checkpointed, config_for
@@ -37,9 +38,14 @@ def test_compiled_blocks_leave_the_same_bytes_in_two_processes():
 
 
 def find(world, config):
-    return find_micro_batch_size(config, world, Checkpointed(num_samples=43))
+    try:
+        return find_micro_batch_size(config, world, Checkpointed(num_samples=43), fits=None)  # a CPU's
+    except ConfigError as error:
+        return str(error)
 
 
-def test_the_largest_micro_batch_is_found():
+def test_the_largest_micro_batch_is_found_and_is_the_same_on_two_processes():
     config = replace(checkpointed(), batch=BatchConfig(global_batch_size=24, micro_batch_size="auto"))
-    assert run_distributed(find, 2, config, device="cuda:0") == [12, 12]
+    assert run_distributed(find, 1, config, device="cuda:0") == [24]
+    said = "auto is 24 here on any number of devices"
+    assert all(said in one for one in run_distributed(find, 2, config, device="cuda:0"))

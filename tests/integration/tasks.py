@@ -1,5 +1,6 @@
 """Tasks that the tests name in configuration files; small, fast, and most of them wrong in one way."""
 
+import mmap
 import os
 import resource
 import signal
@@ -321,3 +322,18 @@ class Deep(Line):
 
     def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return model(batch[0].expand(1 << 15, 1)).mean().reshape(1, 1)
+
+
+class Greedy(Line):
+    """Takes 50 MiB of addresses for each sample besides; the process may take 500 MiB more."""
+
+    def build_model(self) -> nn.Module:
+        used = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmSize" in line)
+        limit = (int(used.split()[1]) << 10) + (500 << 20)
+        if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        return super().build_model()
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        with mmap.mmap(-1, len(batch[0]) * 50 << 20):
+            return super().forward(model, batch)

@@ -33,13 +33,26 @@ def batch_of(run_dir):
 
 
 def test_a_micro_batch_that_was_found_stays_when_the_run_goes_on(tmp_path):
-    batch = {"global_batch_size": 8, "micro_batch_size": "auto"}
-    path = write_config(tmp_path, batch=batch, distributed={"devices": 2})
+    path = write_config(tmp_path, batch={"global_batch_size": 8, "micro_batch_size": "auto"})
+    done = train(path, "--distributed.devices=2")
+    assert done.code == 2
+    assert "for 2 devices, each of which needs one. Write batch.micro_batch_size=4" in done.stderr
     train(path, "--train.epochs=1").require_success()
-    assert batch_of(tmp_path / "run") == {"global_batch_size": 8, "micro_batch_size": 4}  # a lane each
-    done = train(path, "--distributed.devices=1", "--resume", "--train.epochs=2").require_success()
+    assert batch_of(tmp_path / "run") == {"global_batch_size": 8, "micro_batch_size": 8}
+    done = train(path, "--resume", "--train.epochs=2").require_success()
     assert "auto is" not in done.stdout + done.stderr
-    assert batch_of(tmp_path / "run") == {"global_batch_size": 8, "micro_batch_size": 4}
+    assert batch_of(tmp_path / "run") == {"global_batch_size": 8, "micro_batch_size": 8}
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_is_found_fits_where_the_process_has_a_limit_of_its_own(tmp_path, devices):
+    """Tensors alone would have room for all: it was found, and out of memory in the first step."""
+    batch = {"global_batch_size": 32, "micro_batch_size": "auto"}
+    train_section = {"max_steps": 2, "run_dir": str(tmp_path / "run")}
+    distributed = {"devices": devices}
+    path = write_config(tmp_path, "tasks.Greedy", batch=batch, train=train_section, distributed=distributed)
+    train(path).require_success()
+    assert batch_of(tmp_path / "run")["micro_batch_size"] == 8
 
 
 def test_verify_refuses_what_another_machine_may_find_otherwise(tmp_path):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lanewise.engine.engine import Engine
     from lanewise.engine.evaluate import EvalSet, Evaluator, read_in_order
     from lanewise.engine.evaluation import build_evaluator
-    from lanewise.engine.lane import LaneLoss, TaskLane, to_device
+    from lanewise.engine.lane import LaneLoss, TaskLane, is_out_of_memory, to_device
     from lanewise.engine.micro_batch import find_micro_batch_size
     from lanewise.engine.model import build_model, build_task
     from lanewise.engine.model_transforms import transform
@@ -43,6 +43,7 @@ __all__ = [
     "build_task",
     "count_samples",
     "find_micro_batch_size",
+    "is_out_of_memory",
     "read_in_order",
     "resume_run",
     "to_device",
@@ -70,6 +71,7 @@ _MODULES = {
     "build_task": "model",
     "count_samples": "dataset",
     "find_micro_batch_size": "micro_batch",
+    "is_out_of_memory": "lane",
     "read_in_order": "evaluate",
     "resume_run": "resume",
     "to_device": "lane",

@@ -1,5 +1,6 @@
 """One lane's micro-batch: its way to the device, its forward, and its loss."""
 
+import errno
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -159,6 +160,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         error = error.__cause__
     if type(error) in (RuntimeError, torch.AcceleratorError):
         return re.search(_NO_MEMORY, text_of(error)) is not None
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 

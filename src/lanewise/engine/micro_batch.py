@@ -3,7 +3,8 @@
 import gc
 import logging
 import math
-import socket
+import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -15,25 +16,28 @@ from lanewise.errors import ConfigError
 from lanewise.task import Task
 from lanewise.world.free_memory import free_bytes
 from lanewise.world.live_storage import LiveStorage
-from lanewise.world.world import World
+from lanewise.world.world import LocalWorld, World
 
 logger = logging.getLogger(__name__)
 
 _SIZES = (2, 4)
 """Of the micro-batches that are tried; BatchNorm cannot train on a single sample."""
 _LANES_EACH = 4
-"""How many of them a device tries, since samples may differ in size."""
+"""How many of them are tried, since samples may differ in size."""
 _SHARE_OF_CPU, _SHARE_OF_ACCELERATOR = 0.5, 0.85
 """Of the free memory that tensors may fill. glibc's malloc was seen to take 1.6 times the bytes of a plain
 model's live tensors; an accelerator's allocator and the kernels' own memory need less."""
 _GIB = 2**30
 
 
-def find_micro_batch_size(config: RunConfig, world: World, task: Task | None) -> int:
+def find_micro_batch_size(
+    config: RunConfig, world: World, task: Task | None, fits: Callable[[RunConfig], bool]
+) -> int:
     """Measure what a step needs with two small micro-batches, and return the largest one that should fit.
 
-    It divides the global batch, and leaves a lane for each device. What it is depends on the free memory, and
-    the lanes depend on it: another machine may find another one, and so train another model.
+    It divides the global batch. What it is depends on the free memory, and the lanes depend on it: another
+    machine may find another one, and so train another model. It does not depend on the number of devices: a
+    device is measured that carries the model alone, beside as many processes as the machine has cores for.
 
     Collective: every rank must call this, with the same configuration. All return the same number.
 
@@ -41,16 +45,17 @@ def find_micro_batch_size(config: RunConfig, world: World, task: Task | None) ->
         config: with `batch.micro_batch_size: auto`.
         world: the processes.
         task: used instead of the one that the configuration names.
+        fits: asked on rank 0, and on a CPU only, where no count tells what malloc and the limits of a process
+            add: whether a process of its own gets through the run that it is given.
 
     Raises:
-        ConfigError: if nothing fits, or nobody tells how much memory is free.
+        ConfigError: if nothing fits, nobody tells how much memory is free, or a device has no lane.
     """
-    num_replicas = (config.distributed.num_devices or 1) if config.distributed.is_one_process else 1
-    num_devices = world.world_size * num_replicas
-    num_local = world.all_gather_object(socket.gethostname()).count(socket.gethostname())
-    free = free_bytes(world.device, num_local)
-    share = _SHARE_OF_CPU if world.device.type == "cpu" else _SHARE_OF_ACCELERATOR
-    small, large = (_measure(config, world, task, size, num_devices) for size in _SIZES)
+    batch, is_cpu = config.batch, world.device.type == "cpu"
+    num_processes = max(1, (os.cpu_count() or 1) // config.distributed.threads)
+    free = free_bytes(world.device, num_processes)
+    share = _SHARE_OF_CPU if is_cpu else _SHARE_OF_ACCELERATOR
+    small, large = (_measure(_trial(config, size, _LANES_EACH), world, task) for size in _SIZES)
     each = (large - small) / (_SIZES[1] - _SIZES[0])
     if each <= 0:  # samples differ in size
         each = large / _SIZES[1]
@@ -61,44 +66,70 @@ def find_micro_batch_size(config: RunConfig, world: World, task: Task | None) ->
             "batch.micro_batch_size auto needs to know how much memory is free, which nobody tells here: got "
             f"device type {world.device.type}. Give a number."
         )
-    least = min(math.floor((share * one - base) / more) for one, base, more in frees)
-    most = config.batch.global_batch_size // num_devices
-    fitting = [size for size in range(1, min(least, most) + 1) if config.batch.global_batch_size % size == 0]
-    if not fitting:
+    most = min(math.floor((share * one - base) / more) for one, base, more in frees)
+    size, whole = 0, batch.global_batch_size
+    if world.rank == 0:
+        for one in (one for one in range(min(most, whole), 0, -1) if whole % one == 0):
+            if not is_cpu or fits(_trial(config, one, min(_LANES_EACH, whole // one))):
+                size = one
+                break
+    found: int = world.broadcast_object(size)
+    if not found:
         raise ConfigError(
-            "batch.micro_batch_size auto finds none that fits: with a single sample in a lane a step takes "
-            f"about {(fixed + each) / _GIB:.2f} GiB, and {share:.0%} of what is free is "
-            f"{share * (free or 0) / _GIB:.2f} GiB. Set memory.activation_checkpointing, or share weights "
-            "out: distributed.reducer=fsdp."
+            "batch.micro_batch_size auto finds none that fits: with a single sample in a lane a step of one "
+            f"device alone takes about {(fixed + each) / _GIB:.2f} GiB, and {share:.0%} of what is free is "
+            f"{share * (free or 0) / _GIB:.2f} GiB. Set memory.activation_checkpointing; or give a number, "
+            "and share weights out: distributed.reducer=fsdp."
         )
-    size = fitting[-1]
     if world.rank == 0:
         logger.info(
             "batch.micro_batch_size: auto is %d here: a step takes about %.2f GiB of %.2f GiB that are free. "
             "The model depends on it; to train the same one elsewhere, write\n"
             "batch: {global_batch_size: %d, micro_batch_size: %d}",
-            size,
-            (fixed + each * size) / _GIB,
+            found,
+            (fixed + each * found) / _GIB,
             (free or 0) / _GIB,
-            config.batch.global_batch_size,
-            size,
+            batch.global_batch_size,
+            found,
         )
-    return size
+    _require_a_lane_each(config, world, found)
+    return found
 
 
-def _measure(config: RunConfig, world: World, task: Task | None, size: int, num_devices: int) -> int:
-    """Return the most bytes of tensors that a step with such micro-batches has at once. Collective.
+def _require_a_lane_each(config: RunConfig, world: World, size: int) -> None:
+    """Raise ConfigError where a micro-batch that fits leaves fewer lanes than there are devices."""
+    num_replicas = (config.distributed.num_devices or 1) if config.distributed.is_one_process else 1
+    num_devices, whole = world.world_size * num_replicas, config.batch.global_batch_size
+    num_lanes = whole // size
+    if num_lanes < num_devices:
+        smaller = next(one for one in range(whole // num_devices, 0, -1) if whole % one == 0)
+        raise ConfigError(
+            f"batch.micro_batch_size auto is {size} here on any number of devices, as the model depends on "
+            f"it: got {num_lanes} lane{'s' * (num_lanes != 1)} of batch.global_batch_size {whole} for "
+            f"{num_devices} devices, each of which needs one. Write batch.micro_batch_size={smaller}, or use "
+            f"distributed.devices={num_lanes}, or a global_batch_size of at least {size * num_devices}."
+        )
+
+
+def _trial(config: RunConfig, size: int, num_lanes: int) -> RunConfig:
+    """Return a run of one step on one device, with such micro-batches."""
+    distributed = replace(config.distributed, reducer="ddp", devices=None, sync_batch_norm=False)
+    return replace(
+        config,
+        batch=BatchConfig(global_batch_size=size * num_lanes, micro_batch_size=size),
+        train=replace(config.train, max_steps=1),
+        # A small dataset may have no whole step of so many samples.
+        data=replace(config.data, num_workers=0, drop_last=False),
+        distributed=distributed,
+        compile=None,
+    )
+
+
+def _measure(trial: RunConfig, world: World, task: Task | None) -> int:
+    """Return the most bytes of tensors that a step of one device has at once, and of the buckets of ddp.
 
     On accelerators it is what their allocator counts.
     """
-    trial = replace(
-        config,
-        batch=BatchConfig(global_batch_size=size * num_devices * _LANES_EACH, micro_batch_size=size),
-        train=replace(config.train, max_steps=1),
-        # A small dataset may have no whole step of so many samples; SyncBatchNorm needs whole ones.
-        data=replace(config.data, num_workers=0, drop_last=config.distributed.sync_batch_norm),
-        compile=None,
-    )
     is_counted = world.device.type != "cpu" and hasattr(torch.accelerator, "max_memory_allocated")
     if is_counted:
         torch.accelerator.reset_peak_memory_stats(world.device)
@@ -106,13 +137,16 @@ def _measure(config: RunConfig, world: World, task: Task | None, size: int, num_
     logging.disable(logging.INFO)  # of this trial the user need not read
     try:
         with nullcontext() if is_counted else live:
-            for _ in build_engine(trial, world, task).steps():
+            engine = build_engine(trial, LocalWorld(world.device), task)
+            for _ in engine.steps():
                 pass
     finally:
         logging.disable(logging.NOTSET)
+    buckets = sum(one.nbytes for one in engine.training.model.parameters() if one.requires_grad)
+    del engine
     gc.collect()  # what is in cycles, before the next size
     if not is_counted:
-        return live.peak_bytes
+        return live.peak_bytes + buckets
     peak = int(torch.accelerator.max_memory_allocated(world.device))
     torch.accelerator.empty_cache()
-    return peak
+    return peak + buckets

@@ -4,12 +4,14 @@ import logging
 import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from lanewise.config.load import dump_config, load_config
 from lanewise.jobs.job import Job
 from lanewise.jobs.signals import training, wants_stop
+from lanewise.jobs.trial import has_room
 from lanewise.run_dir import RunDir
 from lanewise.run_file import replace_text
 
@@ -102,7 +104,9 @@ class TrainJob(Job):
         if world.rank == 0 and self._goes_on and self.run_dir.config.exists():
             of_run = load_config(str(self.run_dir.config)).batch.micro_batch_size
         of_run = world.broadcast_object(of_run)
-        return of_run if isinstance(of_run, int) else find_micro_batch_size(self.config, world, self.task)
+        if isinstance(of_run, int):
+            return of_run
+        return find_micro_batch_size(self.config, world, self.task, partial(has_room, task=self.task))
 
     def _audit(self, run: "Run", first_step: int) -> "AuditLog":
         """Begin the audit, or go on with it."""

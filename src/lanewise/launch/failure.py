@@ -17,17 +17,17 @@ from typing import Any
 
 from lanewise.errors import LanewiseError, LaunchError, describe, text_of, traceback_of
 
-_ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 
 def has_agent() -> bool:
     """Tell whether an agent started this process: then it is the agent that shows the first failure."""
-    return bool(os.environ.get(_ERROR_FILE_VARIABLE))
+    return bool(os.environ.get(ERROR_FILE_VARIABLE))
 
 
 def record_failure(error: BaseException) -> None:
     """Write the error of this worker where its agent looks for it; does nothing without an agent."""
-    path = os.environ.get(_ERROR_FILE_VARIABLE)
+    path = os.environ.get(ERROR_FILE_VARIABLE)
     if not path:
         return
     is_ours = isinstance(error, LanewiseError)

@@ -2,14 +2,20 @@
 
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-_CGROUPS = (  # version 2 and version 1
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
+_CGROUPS = {  # by what /proc/self/cgroup calls version 2 and version 1: folder, limit, use, cache in that
+    "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    "memory": (
+        "sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+}
 
 
 def free_bytes(device: torch.device, num_processes: int, root: Path = Path("/")) -> int | None:
@@ -17,7 +23,7 @@ def free_bytes(device: torch.device, num_processes: int, root: Path = Path("/"))
 
     Args:
         device: an accelerator: what it has free; the CPU: the least of its share of the machine's memory and
-            of the container's (cgroup), and of what RLIMIT_AS leaves.
+            of the cgroups', and of what RLIMIT_AS leaves.
         num_processes: how many share the machine's memory.
         root: of the file system.
 
@@ -33,25 +39,39 @@ def free_bytes(device: torch.device, num_processes: int, root: Path = Path("/"))
 
 
 def _host_bytes(root: Path, num_processes: int) -> Iterator[int]:
-    if (available := _read_kib(root / "proc/meminfo", "MemAvailable:")) is not None:
-        yield available // num_processes
-    for maximum, used in _CGROUPS:
-        try:
-            limit = (root / maximum[1:]).read_text().strip()
-            if limit != "max":
-                yield max(0, int(limit) - int((root / used[1:]).read_text())) // num_processes
-        except OSError:
-            continue
+    if (kib := _read(root / "proc/meminfo", "MemAvailable:")) is not None:
+        yield kib * 1024 // num_processes
+    for free in _bytes_of_cgroups(root):
+        yield free // num_processes
     limit_of_process, _ = resource.getrlimit(resource.RLIMIT_AS)
-    taken = _read_kib(root / "proc/self/status", "VmSize:")
-    if limit_of_process != resource.RLIM_INFINITY and taken is not None:
-        yield max(0, limit_of_process - taken)
+    kib = _read(root / "proc/self/status", "VmSize:")
+    if limit_of_process != resource.RLIM_INFINITY and kib is not None:
+        yield max(0, limit_of_process - kib * 1024)
 
 
-def _read_kib(path: Path, name: str) -> int | None:
-    """Return a number of KiB from a file of the kernel, in bytes."""
+def _bytes_of_cgroups(root: Path) -> Iterator[int]:
+    """Yield what is left in each cgroup that this process is in: its own and those around it.
+
+    In a container its own may be shown as the outermost one, under another path.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for controllers, path in (line.split(":", 2)[1:] for line in lines):
+        for name in _CGROUPS.keys() & set(controllers.split(",")):
+            mount, limit, used, cache = _CGROUPS[name]
+            own = Path(path.lstrip("/"))
+            for folder in (root / mount / one for one in (own, *own.parents)):
+                with suppress(OSError, ValueError):  # it is not there, or "max"
+                    free = int((folder / limit).read_text()) - int((folder / used).read_text())
+                    yield max(0, free + (_read(folder / "memory.stat", cache) or 0))
+
+
+def _read(path: Path, name: str) -> int | None:
+    """Return a number from a file of the kernel that has lines of names and numbers."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
+    return next((int(words[1]) for line in lines if (words := line.split())[:1] == [name]), None)

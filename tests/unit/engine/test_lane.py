@@ -1,5 +1,6 @@
 """A lane's errors: where they arose, and what to do about those of torch that a run can explain."""
 
+import errno
 from typing import Any
 
 import pytest
@@ -97,6 +98,8 @@ def test_out_of_memory_names_the_sizes_of_the_lane_and_the_remedies():
         (MemoryError("Unable to allocate 7.28 TiB for an array"), True),
         (torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be"), True),
         (RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GiB)"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),  # mmap's
+        (OSError(errno.ENOSPC, "No space left on device"), False),
         (TaskError("Leave the block out of memory.activation_checkpointing.blocks."), False),
         (TaskError("Expected more than 1 value per channel when training"), False),
         (ValueError("the cache is out of memory"), False),

@@ -35,11 +35,15 @@ class Wide(Task):
         return outputs.mean()
 
 
-def find(monkeypatch, free_bytes, *, global_batch_size: int = 120) -> int:
-    monkeypatch.setattr(micro_batch, "free_bytes", lambda *_: free_bytes)
-    batch = BatchConfig(global_batch_size=global_batch_size, micro_batch_size="auto")
-    config = replace(configure(Wide, equality="close", steps=7), batch=batch)
-    return micro_batch.find_micro_batch_size(config, LocalWorld(CPU), None)
+def find(monkeypatch, free_bytes, *, fits=lambda _trial: True, world=None, threads=1, **distributed) -> int:
+    monkeypatch.setattr(
+        micro_batch, "free_bytes", free_bytes if callable(free_bytes) else lambda *_: free_bytes
+    )
+    batch = BatchConfig(global_batch_size=120, micro_batch_size="auto")
+    config = configure(Wide, equality="close", steps=7)
+    distributed = replace(config.distributed, threads=threads, **distributed)
+    config = replace(config, batch=batch, distributed=distributed)
+    return micro_batch.find_micro_batch_size(config, world or LocalWorld(CPU), None, fits)
 
 
 def test_it_divides_the_global_batch_and_fits_with_a_margin(monkeypatch):
@@ -50,6 +54,54 @@ def test_it_divides_the_global_batch_and_fits_with_a_margin(monkeypatch):
     # AdamW: parameters, gradients, two states and temporaries take less than 2 MiB. Three tensors of a lane
     # are there at once.
     assert found[16] * 3 * 4 * WIDTH < 8 * 2**20
+
+
+class Several(LocalWorld):
+    """As if other processes did what this one does."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__(CPU)
+        self.world_size = world_size
+
+    def all_gather_object(self, value: object) -> list[object]:
+        return [value] * self.world_size
+
+
+def test_it_does_not_depend_on_the_number_of_devices(monkeypatch):
+    """It was 12 on one process, and 6 on two of the same machine."""
+    asked = []
+
+    def free_bytes(_device: torch.device, num_processes: int) -> int:
+        asked.append(num_processes)
+        return 2**24
+
+    monkeypatch.setattr(micro_batch.os, "cpu_count", lambda: 8)
+    alone = find(monkeypatch, free_bytes, threads=2)
+    assert alone < 60
+    assert find(monkeypatch, free_bytes, threads=2, world=Several(2)) == alone
+    assert find(monkeypatch, free_bytes, threads=2, reducer="data_parallel", devices=2) == alone
+    assert asked == [4, 4, 4]  # as many as there are cores for
+
+
+def test_fewer_lanes_than_devices_are_an_error_that_says_what_to_write(monkeypatch):
+    remedy = r"got 1 lane .* 120 for 9 devices, .* Write batch.micro_batch_size=12, .* at least 1080"
+    with pytest.raises(ConfigError, match=remedy):
+        find(monkeypatch, 2**30, world=Several(9))
+    with pytest.raises(ConfigError, match=r"for 2 devices, .*micro_batch_size=60"):
+        find(monkeypatch, 2**30, reducer="balanced_data_parallel", devices=2)
+
+
+def test_the_next_smaller_divisor_is_tried_where_a_process_did_not_get_through(monkeypatch):
+    tried = []
+
+    def fits(trial):
+        tried.append((trial.batch.global_batch_size, trial.batch.micro_batch_size))
+        return trial.batch.micro_batch_size <= 40
+
+    assert find(monkeypatch, 2**30, fits=fits) == 40
+    assert tried == [(120, 120), (120, 60), (120, 40)]
+    with pytest.raises(ConfigError, match="finds none that fits"):
+        find(monkeypatch, 2**30, fits=lambda _trial: False)
 
 
 def test_what_was_found_is_said_with_the_line_to_write(monkeypatch, caplog):

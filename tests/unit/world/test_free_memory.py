@@ -32,24 +32,43 @@ def test_processes_share_the_machine(root):
     assert free_bytes(CPU, 4, root) == 25 * MIB
 
 
+VERSION_2 = ("0::", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+VERSION_1 = (
+    "4:cpu,memory:",
+    "sys/fs/cgroup/memory",
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file",
+)
+
+
+@pytest.mark.parametrize("version", [VERSION_2, VERSION_1])
 @pytest.mark.parametrize(
-    ("limit", "used"),
+    ("own", "limited"),
     [
-        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
-        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+        ("/", ""),
+        ("/docker/123", ""),  # which the container sees as the outermost one
+        ("/jobs/7", "jobs/7"),  # it was read at the mount's root alone
+        ("/jobs/7/tasks/1", "jobs/7"),
     ],
 )
-def test_a_container_has_a_limit_of_its_own(root, limit, used):
-    write(root / used, 20 * MIB)
-    write(root / limit, 80 * MIB)
+def test_a_cgroup_has_a_limit_of_its_own(root, version, own, limited):
+    begin, mount, limit, used, cache = version
+    write(root / "proc/self/cgroup", f"9:name=systemd:/a:b\n{begin}{own}\n")
+    folder = root / mount / limited
+    write(folder / used, 20 * MIB)
+    write(folder / limit, 80 * MIB)
     assert free_bytes(CPU, 2, root) == 30 * MIB
-    write(root / limit, 10 * MIB)
+    write(folder / limit, 10 * MIB)
     assert free_bytes(CPU, 2, root) == 0
+    write(folder / "memory.stat", f"anon 5\n{cache} {14 * MIB}\n")  # files that nobody holds
+    assert free_bytes(CPU, 2, root) == 2 * MIB
 
 
-def test_a_container_without_a_limit(root):
-    write(root / "sys/fs/cgroup/memory.max", "max\n")
-    write(root / "sys/fs/cgroup/memory.current", 20 * MIB)
+def test_a_cgroup_without_a_limit(root):
+    write(root / "proc/self/cgroup", "0::/jobs\n")
+    write(root / "sys/fs/cgroup/jobs/memory.max", "max\n")
+    write(root / "sys/fs/cgroup/jobs/memory.current", 20 * MIB)
     assert free_bytes(CPU, 1, root) == 100 * MIB
 
 
