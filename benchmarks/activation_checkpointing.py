@@ -1,36 +1,38 @@
-"""Activation checkpointing: how many blocks run again together, against memory and time.
+"""Activation checkpointing: what it saves in memory, and costs in time.
 
     python benchmarks/activation_checkpointing.py
 
 examples/char_gpt with 36 layers of width 128: forward and backward of 16 texts of 64 characters, one thread.
-Memory is the most bytes of tensors that were alive at once, beside the weights and their gradients. Where k
-of n layers run again together it is near n / k inputs and what k layers save, in the column "expected". That
-is least where k is near the square root of n * input / saved: a layer that saves 20 times its input, as here,
-should run again alone. Times are CPU times of one process, in which the sides take turns.
+Memory is the most bytes of tensors that were alive at once, beside the weights and their gradients; where
+layers run again it is near the inputs of all of them and what one saves, in the column "expected". "torch" is
+torch's `checkpoint` around each layer, which puts back torch's generators alone. The first step of a run also
+compares both runs of each layer. Times are CPU times of one process, in which the sides take turns.
 """
 
 import copy
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from section import publish, ratios, spread, table
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lanewise import checkpoint_activations
+from lanewise.transforms import compare_runs
 from lanewise.world.live_storage import LiveStorage
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "char_gpt"))
 from char_gpt import GPT, GPTConfig
 
 NUM_LAYERS = 36
-EVERY = (None, 1, 2, 3, 4, 6, 9, 12, 18, 36)
 
 
-def build_sides() -> dict[int | None, Callable[[], None]]:
-    """Return a forward and backward of the same model for each number of layers; None: without."""
+def build_sides() -> dict[str, Callable[[], None]]:
+    """Return a forward and backward of the same model for each side."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     plain = GPT(GPTConfig(num_layers=NUM_LAYERS), vocabulary_size=65)
@@ -43,11 +45,14 @@ def build_sides() -> dict[int | None, Callable[[], None]]:
 
         return run
 
-    models = {every: copy.deepcopy(plain) for every in EVERY}
-    for every, model in models.items():
-        if every is not None:
-            checkpoint_activations(model, every=every)
-    return {every: side(model) for every, model in models.items()}
+    bare, later, first = (copy.deepcopy(plain) for _ in range(3))
+    for layer in bare.get_submodule("blocks").children():
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    checkpoint_activations(later)
+    compare_runs([later], is_on=False)
+    checkpoint_activations(first)
+    models = {"without": plain, "torch": bare, "lanewise": later, "lanewise, in the first step": first}
+    return {name: side(model) for name, model in models.items()}
 
 
 def mebibytes(run: Callable[[], None]) -> float:
@@ -60,28 +65,27 @@ def mebibytes(run: Callable[[], None]) -> float:
 
 
 def measure(num_rounds: int) -> str:
-    """Return a row for each number of layers."""
+    """Return a row for each side."""
     sides = build_sides()
-    memory = {every: mebibytes(run) for every, run in sides.items()}
-    times: dict[int | None, list[float]] = {every: [] for every in sides}
+    memory = {name: mebibytes(run) for name, run in sides.items()}
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(num_rounds):
-        for every, run in sides.items():
+        for name, run in sides.items():
             start = time.process_time()
             run()
-            times[every].append(time.process_time() - start)
+            times[name].append(time.process_time() - start)
     kept = 16 * 64 * 128 * 4 / 2**20
-    saved = (memory[None] - kept) / NUM_LAYERS
-    expected = {every: NUM_LAYERS / (every or 1) * kept + (every or 1) * saved for every in EVERY}
+    saved = (memory["without"] - kept) / NUM_LAYERS
     rows = [
         [
-            "without" if every is None else str(every),
-            f"{memory[every]:.0f}",
-            f"{expected[every] if every else memory[None]:.0f}",
-            spread(ratios(times[every], times[None])),
+            name,
+            f"{memory[name]:.0f}",
+            f"{memory[name] if name == 'without' else NUM_LAYERS * kept + saved:.0f}",
+            spread(ratios(times[name], times["without"])),
         ]
-        for every in sides
+        for name in sides
     ]
-    return table(["every", "MiB", "expected", "CPU time / without"], rows)
+    return table(["", "MiB", "expected", "CPU time / without"], rows)
 
 
 if __name__ == "__main__":

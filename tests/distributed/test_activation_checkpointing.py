@@ -1,6 +1,7 @@
 """Activation checkpointing changes no byte, under any reducer, on any number of processes."""
 
 import random
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,10 @@ from lanewise.config import (
     PrecisionName,
     RunConfig,
 )
+from lanewise.engine import build_engine
+from lanewise.errors import TaskError, describe
 from lanewise.testing import run_distributed
+from lanewise.verify.trace import run_steps
 from lanewise.world.world import World
 from tests.distributed.tasks import VOCABULARY, configure, train
 from tests.distributed.test_fsdp import Deeper
@@ -73,11 +77,11 @@ def config_for(reducer: str, devices: int) -> RunConfig:
     )
 
 
-def train_each(world: World, config: RunConfig, *runs: tuple[PrecisionName, int | None]) -> list[Any]:
-    """Train in each format with so many layers in a segment; None: without checkpointing."""
+def train_each(world: World, config: RunConfig, *runs: tuple[PrecisionName, bool]) -> list[Any]:
+    """Train in each format, with checkpointing or without."""
     results = []
-    for precision, every in runs:
-        section = None if every is None else ActivationCheckpointingConfig(every=every)
+    for precision, is_checkpointed in runs:
+        section = ActivationCheckpointingConfig() if is_checkpointed else None
         memory = MemoryConfig(activation_checkpointing=section)
         results.append(train(world, replace(config, memory=memory, precision=precision)))
     return results
@@ -85,7 +89,7 @@ def train_each(world: World, config: RunConfig, *runs: tuple[PrecisionName, int 
 
 @pytest.fixture(scope="module")
 def without() -> list[Any]:
-    return run_distributed(train_each, 1, config_for("single", 1), ("float32", None), ("bf16", None))[0]
+    return run_distributed(train_each, 1, config_for("single", 1), ("float32", False), ("bf16", False))[0]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +104,65 @@ def without() -> list[Any]:
     ],
 )
 def test_no_byte_changes(without, reducer, num_processes, devices):
-    runs = (("float32", 1), ("float32", NUM_LAYERS), ("bf16", 2))
+    runs = (("float32", True), ("bf16", True))
     results = run_distributed(train_each, num_processes, config_for(reducer, devices), *runs)
-    in_float32, in_bf16 = without
-    assert results == [[in_float32, in_float32, in_bf16]] * num_processes
+    assert results == [without] * num_processes
+
+
+class Wandering(nn.Module):
+    """Goes by a counter of its calls from some call on."""
+
+    def __init__(self, num_good_calls: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.num_calls = -num_good_calls
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        return self.linear(hidden) * max(1, self.num_calls)
+
+
+class Astray(Checkpointed):
+    def __init__(self, num_samples: int, num_good_calls: int) -> None:
+        super().__init__(num_samples)
+        self.num_good_calls = num_good_calls
+
+    def build_model(self) -> nn.Module:
+        layers = [Wandering(self.num_good_calls) for _ in range(2)]
+        return nn.Sequential(nn.Embedding(VOCABULARY, 16), *layers, nn.Linear(16, VOCABULARY))
+
+
+def train_astray(world: World, num_good_calls: int, verifies: bool) -> str:
+    config = configure(Astray, num_lanes=5, steps=4, num_samples=43, num_good_calls=num_good_calls)
+    memory = MemoryConfig(activation_checkpointing=ActivationCheckpointingConfig())
+    try:
+        if verifies:
+            list(run_steps(build_engine(replace(config, memory=memory), world), world, [0, 1]))
+        else:
+            train(world, replace(config, memory=memory))
+    except TaskError as error:
+        return describe(error)
+    return ""
+
+
+CALLS_OF_A_STEP = 10
+"""Five lanes, each with a second run."""
+
+
+@pytest.mark.parametrize(
+    ("num_good_calls", "verifies", "said"),
+    [
+        (
+            0,
+            False,
+            r"2, a Wandering, returned something else when it ran again.*counter(.|\n)*step 0, lane 0",
+        ),
+        (CALLS_OF_A_STEP, True, r"2, a Wandering, returned something else.*counter(.|\n)*step 1, lane"),
+        (CALLS_OF_A_STEP, False, "^$"),  # a run compares in its first step alone
+    ],
+)
+def test_a_block_that_does_not_repeat_itself_is_named_in_the_first_step_and_in_verify(
+    num_good_calls, verifies, said
+):
+    (found,) = run_distributed(train_astray, 1, num_good_calls, verifies)
+    assert re.search(said, found), found

@@ -17,10 +17,10 @@ COMPILING_SECONDS = 500
 """Of the first that compiles: with no kernel in a cache, and other tests beside, 134 s were seen."""
 
 
-def train_each(world: World, config: RunConfig, *every: int | None) -> list[Any]:
-    """Train with compiled layers, and so many of them in a segment; None: without checkpointing."""
+def train_each(world: World, config: RunConfig, *is_checkpointed: bool) -> list[Any]:
+    """Train with compiled layers, with checkpointing or without."""
     warnings.simplefilter("ignore")  # of inductor's own imports, in this process
-    sections = [None if number is None else ActivationCheckpointingConfig(every=number) for number in every]
+    sections = [ActivationCheckpointingConfig() if one else None for one in is_checkpointed]
     return [
         train(
             world,
@@ -33,7 +33,7 @@ def train_each(world: World, config: RunConfig, *every: int | None) -> list[Any]
 @pytest.fixture(scope="module")
 def alone() -> Any:
     config = config_for("single", 1)
-    return run_distributed(train_each, 1, config, None, timeout_seconds=COMPILING_SECONDS)[0][0]
+    return run_distributed(train_each, 1, config, False, timeout_seconds=COMPILING_SECONDS)[0][0]
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def alone() -> Any:
     [("single", 1, 1), ("ddp", 2, 2), ("ddp", 3, 3), ("fsdp", 2, 2), ("balanced_data_parallel", 1, 2)],
 )
 def test_no_byte_depends_on_the_layout_or_on_what_runs_again(alone, reducer, num_processes, devices):
-    results = run_distributed(train_each, num_processes, config_for(reducer, devices), None, 1, 2)
-    assert results == [[alone] * 3] * num_processes
+    results = run_distributed(train_each, num_processes, config_for(reducer, devices), False, True)
+    assert results == [[alone] * 2] * num_processes
 
 
 def eager_and_compiled(world: World, config: RunConfig) -> list[float]:

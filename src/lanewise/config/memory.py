@@ -1,10 +1,9 @@
 """The sections `memory` and `compile`: how a model computes, which lanes and devices know nothing of."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from lanewise.config.check import Section
-from lanewise.config.marks import AtLeast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,9 +15,6 @@ class ActivationCheckpointingConfig(Section):
     blocks: Literal["auto"] | tuple[str, ...] = "auto"
     """auto: the modules that a list of modules repeats, as fsdp finds them; or names of classes or modules,
     such as [Block] or [encoder.layers.*]."""
-    every: Annotated[int, AtLeast(1)] = 1
-    """How many blocks, one after the other, run again together: only the first one's inputs are kept. More
-    than 1 saves memory where a block saves little more than its inputs."""
     offload: bool = False
     """Whether the inputs are kept in host memory; needs an accelerator."""
 

@@ -14,15 +14,19 @@ import torch
 logger = logging.getLogger(__name__)
 
 
-def digest(*values: Any) -> str:
+def digest(*values: Any, tensors: list[torch.Tensor] | None = None) -> str:
     """Return 32 hexadecimal digits, equal for equal values.
 
     Tensors, arrays, numbers and texts count in any nesting, sets without an order, images by their bytes, and
     other objects by their type and by what pickle would keep of them: attributes, slots, a state of their
     own. Never by their text, which may hold an address. Of what has no value that can be told, only the type
     counts; a warning names each such type once, and `opaque_types` gives them.
+
+    Args:
+        values: what to hash.
+        tensors: a list to which the tensors are added that are found, instead of hashing their elements.
     """
-    hasher = _Hasher()
+    hasher = _Hasher(tensors)
     for value in values:
         hasher.feed(value)
     return hasher.hexdigest()
@@ -36,7 +40,8 @@ def opaque_types() -> tuple[str, ...]:
 class _Hasher:
     """A hash that grows, and the way from the outermost value to the one that it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: list[torch.Tensor] | None) -> None:
+        self._tensors = tensors
         self._hashed = hashlib.blake2b(digest_size=16)
         self._above: list[int] = []
         """Identities of the values around this one: an object may hold itself."""
@@ -64,6 +69,10 @@ class _Hasher:
     def _feed_tensor(self, value: torch.Tensor) -> None:
         if value.is_nested:
             self.feed(list(value.unbind()))
+            return
+        if self._tensors is not None:
+            self.feed([str(value.dtype), tuple(value.shape)])
+            self._tensors.append(value)
             return
         if value.layout is not torch.strided:
             value = value.to_dense()
@@ -143,8 +152,8 @@ def _say(value: Any, why: str) -> None:
     if name not in _opaque:
         _opaque[name] = None
         logger.warning(
-            "%s is compared by its type alone where samples are compared, so that different values count as "
-            "equal: %s. Give the class __getstate__, or keep its objects out of the samples.",
+            "%s is compared by its type alone, so that different values count as equal: %s. Give the class "
+            "__getstate__, or keep its objects out of samples and of what checkpointed blocks get.",
             name,
             why,
         )

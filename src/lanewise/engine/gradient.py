@@ -18,6 +18,7 @@ from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.precision import LossScale
 from lanewise.reduce import Crosstalk, LaneBuffers, ParameterMonitor, Reducer, StepTotals
+from lanewise.transforms import compare_runs
 from lanewise.world.accelerator import start_copy_to_host
 from lanewise.world.world import World
 
@@ -74,6 +75,7 @@ class LaneGradients:
     ) -> None:
         self.reducer = reducer
         self.loss_scale = loss_scale
+        self._modules = modules
         self._vote = vote
         self._world = world
         self._clock = clock
@@ -230,6 +232,8 @@ class LaneGradients:
     def _describe_first_step(self, totals: StepTotals) -> None:
         """Say what only the first step could show. Collective."""
         self._is_first_step = False
+        for of_replica in self._modules:
+            compare_runs(of_replica, is_on=False)
         unused = self._monitor.unused(self._world)
         if self._world.rank:
             return

@@ -50,7 +50,7 @@ def _checkpoint_activations(model: nn.Module, config: RunConfig, device: torch.d
             "memory.activation_checkpointing.offload needs an accelerator: got true on the CPU, where "
             "everything is in host memory. Leave it out."
         )
-    return checkpoint_activations(model, section.blocks, every=section.every, offload=section.offload)
+    return checkpoint_activations(model, section.blocks, offload=section.offload)
 
 
 def _names(model: nn.Module) -> list[str]:

@@ -29,6 +29,7 @@ from lanewise.plan.update import measure_update
 from lanewise.precision import Precision
 from lanewise.reduce import find_blocks, tensors_in
 from lanewise.task import Task
+from lanewise.transforms import compare_runs
 from lanewise.world.allocator import set_malloc
 from lanewise.world.world import LocalWorld
 
@@ -103,7 +104,7 @@ class Seconds(NamedTuple):
 def time_lane(config: RunConfig, batch: LaneBatch) -> Seconds:
     """Take the times on the CPU of this machine, as a process of the run would: the median of several."""
     task = build_task(config)
-    model = transform(build_model(task, config.train.seed), config, _CPU)
+    model = _transformed(build_model(task, config.train.seed), config)
     optimizer = build_optimizer(config, task, model)
     times, num_threads = [], torch.get_num_threads()
     set_malloc(keeps_freed=config.memory.activation_checkpointing is None)
@@ -158,7 +159,7 @@ def _build_model(config: RunConfig, task: Task, mode: FakeTensorMode | None) -> 
     """Build the model; if there is a mode without memory for its tensors, where the user's code allows it."""
     seed = config.train.seed
     if mode is None:
-        return transform(build_model(task, seed), config, _CPU)
+        return _transformed(build_model(task, seed), config)
     try:
         with mode:
             model = build_model(task, seed)
@@ -168,7 +169,14 @@ def _build_model(config: RunConfig, task: Task, mode: FakeTensorMode | None) -> 
         model = with_tensors(
             model, lambda one: torch.empty_strided(one.size(), one.stride(), dtype=one.dtype)
         )
-        return transform(model, config, _CPU)
+        return _transformed(model, config)
+
+
+def _transformed(model: nn.Module, config: RunConfig) -> nn.Module:
+    """Return the model as a run has it after its first step, when blocks no longer compare their two runs."""
+    model = transform(model, config, _CPU)
+    compare_runs([model], is_on=False)
+    return model
 
 
 def _data_for(mode: FakeTensorMode | None, data: Any) -> Any:

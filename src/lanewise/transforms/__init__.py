@@ -1,7 +1,14 @@
 """What is done to a user's model before the reducer gets it."""
 
 from lanewise.transforms.activation_checkpointing import checkpoint_activations
+from lanewise.transforms.checkpointed import compare_runs
 from lanewise.transforms.compile import CompilationLog, compile_forwards
 from lanewise.transforms.sync_batch_norm import synchronise_batch_norm
 
-__all__ = ["CompilationLog", "checkpoint_activations", "compile_forwards", "synchronise_batch_norm"]
+__all__ = [
+    "CompilationLog",
+    "checkpoint_activations",
+    "compare_runs",
+    "compile_forwards",
+    "synchronise_batch_norm",
+]

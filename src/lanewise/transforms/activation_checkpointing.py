@@ -1,14 +1,13 @@
 """Trades time for memory: keeps of each block its inputs alone, and runs it again for its backward."""
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Literal
 
 from torch import nn
 
 from lanewise.blocks import named_blocks, repeated_blocks
 from lanewise.errors import ConfigError, TaskError
-from lanewise.transforms.segment import Segment
+from lanewise.transforms.checkpointed import Checkpointed
 
 _KEY = "memory.activation_checkpointing.blocks"
 
@@ -17,16 +16,14 @@ def checkpoint_activations(
     model: nn.Module,
     blocks: Literal["auto"] | Sequence[str] = "auto",
     *,
-    every: int = 1,
     offload: bool = False,
 ) -> nn.Module:
     """Let a model keep less for the backward: of each of its blocks the inputs alone.
 
     The backward runs the block again, with the same random numbers and the buffers of that time, so that
-    gradients are the same bytes; of what the second run makes of buffers nothing remains. With n blocks of
-    equal size, n / every inputs are kept, and for its backward a segment needs what `every` blocks save: the
-    least where `every` is near the square root of n * input / saved, which is n's where a block saves no more
-    than its input (Chen et al., https://arxiv.org/abs/1604.06174).
+    gradients are the same bytes; of what the second run makes of buffers nothing remains. Until the first
+    step of `Lanes` is over, what both runs got and returned is compared; later the shapes, dtypes and devices
+    of what they saved.
 
     For the trainer this is `memory.activation_checkpointing`; in an own loop call it before `Lanes.prepare`.
 
@@ -34,17 +31,14 @@ def checkpoint_activations(
         model: changed in place; names of parameters and buffers stay.
         blocks: `auto` for the modules that the model repeats, such as the layers of a transformer; or names
             of classes or modules, in which `*` stands for any text.
-        every: how many blocks one after the other, children of the same module, form a segment of which only
-            the first one's inputs are kept.
-        offload: whether to keep these in the memory of the host.
+        offload: whether to keep the inputs in the memory of the host.
 
     Returns:
         The model.
 
     Raises:
         ConfigError: if the model has no such block.
-        TaskError: if the model is compiled; or, in a forward, if a block does not take what the one before it
-            in its segment returned.
+        TaskError: if the model is compiled; or, in a backward, if a block cannot run again as it ran.
     """
     if compiled := [name for name, module in model.named_modules() if _is_compiled(module)]:
         raise TaskError(
@@ -57,11 +51,9 @@ def checkpoint_activations(
             f"{_KEY} is auto, and the model repeats no block: no list or sequence in it has several modules "
             "of one class with parts. Name classes or modules to checkpoint, such as [Block] or [layers.*]."
         )
-    outermost = {name: module for name, module in found.items() if not _parents(name) & found.keys()}
-    for _, siblings in groupby(outermost, key=lambda name: name.rpartition(".")[0]):
-        names = list(siblings)
-        for first in range(0, len(names), every):
-            Segment({name: outermost[name] for name in names[first : first + every]}, offload=offload)
+    for name, block in found.items():
+        if not _parents(name) & found.keys():
+            block.forward = Checkpointed(name, block, block.forward, offload)
     return model
 
 

@@ -91,8 +91,8 @@ def _walk(value: Any, name: str, seen: dict[int, object], depth: int) -> Iterato
     if id(value) in seen or depth > _MAX_DEPTH or _is_of_fsdp(value):
         return
     seen[id(value)] = value
-    if type(value).__module__.startswith("lanewise.data."):
-        return  # what it keeps makes reading fast, and changes no sample
+    if type(value).__module__.startswith(("lanewise.data.", "lanewise.transforms.")):
+        return  # what it keeps makes reading fast, or says how a block runs, and changes no result
     generator = _state_of_generator(value)
     if generator is not None:
         yield f"{name}{_GENERATOR}", digest(generator)

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from lanewise.data import LaneBatch, digest
 from lanewise.engine import Engine, to_device
 from lanewise.lanes import Schedule
+from lanewise.transforms import compare_runs
 from lanewise.world.shards import whole
 from lanewise.world.world import World
 
@@ -144,6 +145,7 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
     try:
         for step in steps:
             trace = StepTrace(step)
+            compare_runs(engine.reducer.replicas, is_on=True)  # a run does it in its first step
             batches = to_device(engine.loader.batches(step, step + 1), world.device)
             report = engine.train_step.run(_noting(batches, trace))
             trace.loss = {lane.lane: (lane.loss_sum, lane.weight) for lane in report.totals.lanes}

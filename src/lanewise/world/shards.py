@@ -8,14 +8,11 @@ second.
 A held tensor is whole, and one process has it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
 
 
 @dataclass(frozen=True)
@@ -73,20 +70,3 @@ def row_ranges(tensor: Any) -> list[range]:
     size = -(-num_rows // num_ranks)
     starts = [min(rank * size, num_rows) for rank in range(num_ranks + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]
-
-
-@contextmanager
-def gathered(module: nn.Module) -> Iterator[None]:
-    """Let a module have its whole weights, where torch's FSDP shares them among processes.
-
-    Collective where it does: every rank must call this.
-    """
-    sharded: Any = module
-    if not hasattr(module, "unshard"):
-        yield
-        return
-    sharded.unshard()
-    try:
-        yield
-    finally:
-        sharded.reshard()

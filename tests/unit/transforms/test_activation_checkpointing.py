@@ -6,6 +6,7 @@ from torch import nn
 
 from lanewise.errors import ConfigError, TaskError
 from lanewise.transforms import checkpoint_activations
+from lanewise.transforms.checkpointed import Checkpointed
 
 
 class Block(nn.Module):
@@ -25,30 +26,28 @@ class Model(nn.Module):
         self.head = nn.Linear(4, 1)
 
 
-def segments(model: nn.Module) -> list[list[str]]:
-    """Return the names of the blocks that run again, those of a segment together."""
-    found: dict[object, list[str]] = {}
-    for name, module in model.named_modules():
-        if "forward" in vars(module):
-            found.setdefault(module.forward.segment, []).append(name)
-    return list(found.values())
+def checkpointed(model: nn.Module) -> list[str]:
+    """Return the names of the blocks that run again."""
+    return [name for name, module in model.named_modules() if isinstance(module.forward, Checkpointed)]
 
 
 @pytest.mark.parametrize(
-    ("blocks", "every", "expected"),
+    ("blocks", "expected"),
     [
-        ("auto", 1, [["encoder.0"], ["encoder.1"], ["encoder.2"], ["decoder.0"], ["decoder.1"]]),
-        ("auto", 2, [["encoder.0", "encoder.1"], ["encoder.2"], ["decoder.0", "decoder.1"]]),
-        (["Block"], 9, [["encoder.0", "encoder.1", "encoder.2"], ["decoder.0", "decoder.1"]]),
-        (["decoder.*"], 2, [["decoder.0", "decoder.1"]]),
-        (["head", "encoder.1.inner"], 1, [["encoder.1.inner"], ["head"]]),
+        ("auto", ["encoder.0", "encoder.1", "encoder.2", "decoder.0", "decoder.1"]),
+        (["Block"], ["encoder.0", "encoder.1", "encoder.2", "decoder.0", "decoder.1"]),
+        (["decoder.*"], ["decoder.0", "decoder.1"]),
+        (["head", "encoder.1.inner"], ["encoder.1.inner", "head"]),
     ],
 )
-def test_segments_are_of_blocks_with_one_parent(blocks, every, expected):
+def test_of_blocks_in_each_other_the_outermost_runs_again(blocks, expected):
     model = Model()
     names = list(model.state_dict())
-    checkpoint_activations(model, blocks, every=every)
-    assert segments(model) == expected
+    checkpoint_activations(model, blocks)
+    assert checkpointed(model) == expected
+    assert [
+        module.forward.name for module in model.modules() if isinstance(module.forward, Checkpointed)
+    ] == expected
     assert list(model.state_dict()) == names
 
 
