@@ -7,7 +7,7 @@ tensors, runs once on real ones.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
@@ -57,12 +57,8 @@ class RealSizes(TorchDispatchMode):
 
     def _sizes_of(self, function: Any, inputs: Any, known: Sequence[torch.Tensor]) -> Sequence[int]:
         """Return the bytes of each tensor that an operator makes; none if that cannot be found out."""
-        inputs = tree_map_only(FakeTensor, _Likeness.of, inputs)
-        key = (
-            function,
-            torch.is_grad_enabled(),
-            *tree_leaves(inputs, is_leaf=lambda one: isinstance(one, _Likeness)),
-        )
+        described = tree_map_only(FakeTensor, lambda one: (one.size(), one.stride(), one.dtype), inputs)
+        key = (function, torch.is_grad_enabled(), repr(described))
         if key not in self._sizes:
             self._sizes[key] = ()
             more = 1 if all(one.untyped_storage().nbytes() for one in known) else _WORKSPACE
@@ -77,28 +73,19 @@ class RealSizes(TorchDispatchMode):
         return self._sizes[key]
 
 
-class _Likeness(NamedTuple):
-    """What a real tensor is made by that is like a fake one."""
-
-    size: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> "_Likeness":
-        return cls(tensor.size(), tensor.stride(), tensor.dtype)
-
-    def make(self) -> torch.Tensor:
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype).zero_()
-
-
 def _run_real(function: Any, inputs: Any) -> Sequence[int]:
     with unset_fake_temporarily():
-        args, kwargs = tree_map_only(
-            _Likeness, _Likeness.make, inputs, is_leaf=lambda one: isinstance(one, _Likeness)
-        )
+        args, kwargs = tree_map_only(FakeTensor, _real, inputs)
         made = function(*args, **kwargs)
         return [one.untyped_storage().nbytes() for one in tree_leaves(made) if isinstance(one, torch.Tensor)]
+
+
+def _real(fake: torch.Tensor) -> torch.Tensor:
+    """Make a real tensor of zeros like a fake one, whose elements may share memory, as expanded ones do."""
+    num_elements = 1 + sum(
+        max(0, size - 1) * stride for size, stride in zip(fake.size(), fake.stride(), strict=True)
+    )
+    return torch.zeros(num_elements, dtype=fake.dtype).as_strided(fake.size(), fake.stride())
 
 
 def _fakes_in(values: Any) -> list[torch.Tensor]:
