@@ -75,7 +75,6 @@ class LaneGradients:
     ) -> None:
         self.reducer = reducer
         self.loss_scale = loss_scale
-        self._modules = modules
         self._vote = vote
         self._world = world
         self._clock = clock
@@ -232,8 +231,7 @@ class LaneGradients:
     def _describe_first_step(self, totals: StepTotals) -> None:
         """Say what only the first step could show. Collective."""
         self._is_first_step = False
-        for of_replica in self._modules:
-            compare_runs(of_replica, is_on=False)
+        compare_runs(self.reducer.replicas, is_on=False)
         unused = self._monitor.unused(self._world)
         if self._world.rank:
             return

@@ -127,7 +127,7 @@ class _Call:
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
-        """Let torch's errors, which come when it asks for what the first run saved, name the block."""
+        """Let torch's errors in the first run, and when it asks for what this saved, name the block."""
         pack, unpack = _torchs_hooks()
 
         def unpack_or_name(holder: Any) -> torch.Tensor:
@@ -149,7 +149,15 @@ class _Call:
                 ) from error
 
         with saved_tensors_hooks(pack, unpack_or_name):
-            yield
+            try:
+                yield
+            except RuntimeError as error:
+                if "don't yet support saved tensor hooks" not in text_of(error):
+                    raise
+                raise TaskError(
+                    f"{self._block} takes a gradient by torch.func, which torch refuses in a block that runs "
+                    f"again. Use torch.autograd.grad(..., create_graph=True), {_REMEDY}."
+                ) from error
 
     def __enter__(self) -> None:
         stack = ExitStack()
@@ -226,8 +234,8 @@ class _Call:
 
 _OTHER_INPUTS = (
     "was given something else when it ran again for its backward: the block, or what ran after it, changed "
-    "an object that it was given. Give the block the tensors instead of the object that holds them, or let "
-    "it change a copy (copy.copy)"
+    "an object that it was given. Give the block the tensors instead of the object that holds them, let it "
+    "change a copy (copy.copy), switch a cache off (use_cache=False)"
 )
 _OTHER_OUTPUTS = (
     "returned something else when it ran again for its backward: it depends on more than its inputs, buffers "

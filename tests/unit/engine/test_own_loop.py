@@ -173,6 +173,37 @@ def test_a_gan_with_two_optimizers_ends_with_the_same_bytes(world_size):
         assert result == alone
 
 
+class Counting(nn.Linear):
+    num_calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        return super().forward(inputs) * self.num_calls
+
+
+def second_astray(world):
+    """Train two models, of which the second has a block that goes by a counter."""
+    lanes = make_lanes(world)
+    first, second = (nn.Sequential(kind(2, 1)) for kind in (nn.Linear, Counting))
+    for model in (first, second):
+        lanes.prepare(checkpoint_activations(model, ["0"]))
+
+    def train() -> None:
+        for model in (first, second):
+            for step in lanes.steps(Points()):
+                for batch in step.batches(model):
+                    step.backward(model(batch).mean())
+
+    with pytest.raises(TaskError) as caught:
+        train()
+    return str(caught.value)
+
+
+def test_each_model_compares_the_runs_of_its_blocks_in_a_first_step_of_its_own():
+    (said,) = run_distributed(second_astray, 1)
+    assert "0, a Counting, returned something else when it ran again" in said
+
+
 def draws(world):
     lanes = make_lanes(world)
     first, second = lanes.prepare(nn.Linear(2, 1)), lanes.prepare(nn.Linear(2, 1))

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lanewise.errors import TaskError
 from lanewise.transforms import compare_runs
@@ -360,6 +361,37 @@ class Forces(Residual):
         return positions - 0.1 * forces + nn.functional.dropout(energy.expand(4), 0.5)
 
 
+class ForcesOfFunc(Residual):
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        return positions - torch.func.grad(lambda one: self.inner(one).sum())(positions)
+
+
+class ScaledBy(torch.autograd.Function):
+    """Reads what it saved one by one, which torch's `checkpoint` forbids."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(inputs, scale)
+        return inputs * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return gradient * ctx.saved_tensors[1], gradient * ctx.saved_tensors[0]
+
+
+class OfFunction(Residual):
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return ScaledBy.apply(super().forward(hidden), hidden.tanh())
+
+
+class Nested(Residual):
+    """Has a part of its own that runs again."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        inner = checkpoint(super().forward, hidden, use_reentrant=False)
+        return nn.functional.dropout(inner, 0.5)
+
+
 class Sparse(Residual):
     def forward(self, hidden: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
         return super().forward(torch.sparse.mm(adjacency, hidden))
@@ -443,6 +475,10 @@ def through_jagged(model: Model, inputs: torch.Tensor) -> torch.Tensor:
     return through(model, sequences).values()
 
 
+def through_one(model: Model, inputs: torch.Tensor) -> torch.Tensor:
+    return checkpoint(through, model, inputs, use_reentrant=False)
+
+
 def results(model: nn.Module) -> list[torch.Tensor]:
     """Return losses and gradients of two lanes."""
     found = []
@@ -472,6 +508,8 @@ def checkpointed_results(kind: type[nn.Module], call: Any) -> list[torch.Tensor]
         (Busy, through),
         (Entering, through),
         (Forces, through),
+        (Nested, through),
+        (Nested, through_one),
         (Sparse, through_sparse(torch.sparse_coo)),
         (Sparse, through_sparse(torch.sparse_csr)),
         (Jagged, through_jagged),
@@ -489,6 +527,8 @@ def test_what_is_unusual_and_repeats_itself_leaves_the_same_bytes(kind, call):
         (OfObjects, through_objects, r"was given something else when it ran again.*copy"),
         (Counting, through, r"returned something else when it ran again.*counter"),
         (Scaled, through_a_scale, r"returned something else when it ran again.*what the model sets"),
+        (ForcesOfFunc, through, r"takes a gradient by torch.func.*torch.autograd.grad"),
+        (OfFunction, through, r"could not run again.*ctx.saved_tensors in backward"),
         (Rebuilding, through_jagged, r"could not run again.*different metadata"),
     ],
 )
