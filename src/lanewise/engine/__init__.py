@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lanewise.engine.build import build_callbacks, build_engine, build_run, build_run_loader
+    from lanewise.engine.build import build_callbacks, build_run, build_run_loader
     from lanewise.engine.dataset import count_samples
-    from lanewise.engine.engine import Engine
+    from lanewise.engine.engine import Engine, build_engine
     from lanewise.engine.evaluate import EvalSet, Evaluator, read_in_order
     from lanewise.engine.evaluation import build_evaluator
     from lanewise.engine.lane import LaneLoss, TaskLane, is_out_of_memory, to_device
@@ -62,7 +62,7 @@ _MODULES = {
     "TrainStep": "step",
     "Training": "step",
     "build_callbacks": "build",
-    "build_engine": "build",
+    "build_engine": "engine",
     "build_evaluator": "evaluation",
     "build_model": "model",
     "build_optimizer": "optimizer",

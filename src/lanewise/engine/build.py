@@ -9,7 +9,6 @@ from lanewise.config.classes import build
 from lanewise.data import LaneLoader
 from lanewise.engine.clock import StepClock
 from lanewise.engine.dataset import build_loader
-from lanewise.engine.engine import Engine
 from lanewise.engine.evaluation import build_evaluation, build_evaluator
 from lanewise.engine.identity import identify, plain
 from lanewise.engine.log_interval import LogInterval
@@ -62,23 +61,28 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     loader, dataset = build_run_loader(config, task, world)
     last_step = _last_step(config, loader.schedule)
     scheduler, plateau = build_scheduler(config, optimizer, last_step)
-    training = Training(task, model, optimizer, scheduler, precision, average, plateau, shards)
+    training = Training(task, model, optimizer, scheduler, precision, average)
     evaluator = build_evaluator(config, task, training.evaluated_model, precision, world, reducer)
     evaluation = build_evaluation(config, evaluator, loader.schedule, last_step)
     interval = LogInterval(config.log.every_steps, last_step)
     identity = identify(config, dataset, world, last_step)
-    run = Run(config, world, training, reducer, clock, loader, evaluation, interval, last_step, identity)
+    run = Run(
+        config=config,
+        world=world,
+        training=training,
+        plateau=plateau,
+        shards=shards,
+        reducer=reducer,
+        clock=clock,
+        loader=loader,
+        evaluation=evaluation,
+        log_interval=interval,
+        last_step=last_step,
+        identity=identity,
+    )
     if world.rank == 0:
         run.describe()
     return run
-
-
-def build_engine(config: RunConfig, world: World, task: Task | None = None) -> Engine:
-    """Build what trains a run from its first step, and saves no checkpoints; see `build_run`.
-
-    Collective: every rank must call this, with the same configuration.
-    """
-    return Engine(build_run(config, world, task))
 
 
 def build_callbacks(config: RunConfig) -> list[Callback]:

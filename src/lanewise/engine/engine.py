@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lanewise.callback import Callback
 from lanewise.checkpoint import save_model
+from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
+from lanewise.engine.build import build_run
 from lanewise.engine.epoch_reads import EpochReads
 from lanewise.engine.gradient import LaneGradients
 from lanewise.engine.lane import to_device
@@ -17,8 +19,10 @@ from lanewise.engine.step import StepReport, TrainStep
 from lanewise.engine.step_metrics import IntervalReport, StepMetrics
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.run_dir import RunDir
+from lanewise.task import Task
 from lanewise.transforms import CompilationLog
 from lanewise.world.accelerator import has_streams
+from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +56,7 @@ class Engine:
         self.first_step = first_step
         self.last_step = run.last_step
         self.reducer = run.reducer
+        self._plateau = run.plateau
         self._world = run.world
         self._saving = saving
         self._record = record
@@ -189,7 +194,7 @@ class Engine:
         with noting(lambda: f"in the evaluation after step {step}"):
             wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False
             values, is_best = self.evaluation.run(wants_stop)
-        plateau, value = self.training.plateau, self.evaluation.last_value
+        plateau, value = self._plateau, self.evaluation.last_value
         if plateau is not None and value is not None:
             plateau.after_evaluation(step, value)
         epoch = step // self.schedule.steps_per_epoch
@@ -245,3 +250,11 @@ class Engine:
         start = max(stop - report.totals.num_steps, self.first_step)  # an earlier attempt may have begun it
         before = self.schedule.num_samples_before
         return report.columns(stop - start, before(stop) - before(start), self._world.device)
+
+
+def build_engine(config: RunConfig, world: World, task: Task | None = None) -> Engine:
+    """Build what trains a run from its first step, and saves no checkpoints; see `build_run`.
+
+    Collective: every rank must call this, with the same configuration.
+    """
+    return Engine(build_run(config, world, task))

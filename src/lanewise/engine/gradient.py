@@ -14,10 +14,11 @@ from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
 from lanewise.engine.lane import LaneLoss, note_lane
 from lanewise.engine.losses import StepLosses
+from lanewise.engine.step_message import StepTotals
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.precision import LossScale
-from lanewise.reduce import Crosstalk, LaneBuffers, ParameterMonitor, Reducer, StepTotals
+from lanewise.reduce import Crosstalk, LaneBuffers, ParameterMonitor, Reducer
 from lanewise.transforms import compare_runs
 from lanewise.world.accelerator import start_copy_to_host
 from lanewise.world.world import World
@@ -176,7 +177,7 @@ class LaneGradients:
             self._crosstalk.refuse_missing_backward(turn)
 
         def exchange_totals() -> None:
-            self._losses.start_exchange(turn, self._vote(), self._buffers.changes())
+            self._losses.start_exchange(self._vote(), self._buffers.changes())
 
         self.reducer.backward(turn, value, factor, exchange_totals)
 

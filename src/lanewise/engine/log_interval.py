@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lanewise.reduce import StepTotals
+from lanewise.engine.step_message import StepTotals
 
 
 @dataclass(frozen=True)

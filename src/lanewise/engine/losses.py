@@ -8,10 +8,10 @@ import torch
 
 from lanewise.data import LaneBatch
 from lanewise.engine.lane import LaneLoss
+from lanewise.engine.step_message import LaneRow, StepMessage, StepTotals
 from lanewise.errors import NonFiniteLossError
-from lanewise.lanes import LaneTurn
+from lanewise.lanes import LaneTurn, lane_ranges
 from lanewise.precision import LossScale
-from lanewise.reduce import LocalTotals, StepTotals, start_totals
 from lanewise.world.world import World
 
 _MOST_SHOWN = 16
@@ -32,11 +32,12 @@ class StepLosses:
     def __init__(self, world: World, num_lanes: int, loss_scale: LossScale | None) -> None:
         self._world = world
         self._num_lanes = num_lanes
+        self._most_lanes = len(lane_ranges(num_lanes, world.world_size)[0])
         self._loss_scale = loss_scale
 
     def begin(self) -> None:
         """Begin a step: forget the one before."""
-        self._local: list[LocalTotals] = []
+        self._rows: list[LaneRow] = []
         self._samples: dict[int, tuple[int, ...]] = {}
 
     def add(self, batch: LaneBatch, loss: LaneLoss | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -60,10 +61,10 @@ class StepLosses:
         self._samples[batch.turn.lane] = batch.indices
         value = loss.value
         if value is None:
-            self._local.append(LocalTotals(0.0, loss.factor, loss.weight))
+            self._rows.append(LaneRow(batch.turn.lane, 0.0, loss.factor, loss.weight))
             return None, None
         known = value.item() if value.is_cpu else value.detach()
-        self._local.append(LocalTotals(known, loss.factor, loss.weight))
+        self._rows.append(LaneRow(batch.turn.lane, known, loss.factor, loss.weight))
         factor = loss.factor * self.factor / (loss.weight if batch.turn.num_present_lanes == 1 else 1.0)
         return value, _scalar(factor, value.dtype, value.device)
 
@@ -80,18 +81,16 @@ class StepLosses:
         return self.factor * (1.0 if turn.num_present_lanes == 1 else totals.weight)
 
     def start_exchange(
-        self, turn: LaneTurn, votes: tuple[bool, bool], buffer_changes: Sequence[float] | torch.Tensor
+        self, votes: tuple[bool, bool], buffer_changes: Sequence[float] | torch.Tensor
     ) -> None:
         """Begin to exchange. Collective: every rank must call this, when all its lanes were added.
 
         Args:
-            turn: the last one of this process in the step.
             votes: whether this process wants to save, and to stop the run, after the step.
             buffer_changes: what `LaneBuffers.changes` tells.
         """
-        self._wait: Callable[[], StepTotals] = start_totals(
-            self._world, self._num_lanes, turn.num_present_lanes, self._local, votes, buffer_changes
-        )
+        message = StepMessage(self._rows, *votes, buffer_changes)
+        self._wait: Callable[[], StepTotals] = message.start_exchange(self._world, self._most_lanes)
 
     def finish(self) -> StepTotals:
         """Wait for the exchange."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from lanewise.config import BatchConfig, RunConfig
-from lanewise.engine.build import build_engine
+from lanewise.engine.engine import build_engine
 from lanewise.errors import ConfigError
 from lanewise.task import Task
 from lanewise.world.free_memory import free_bytes

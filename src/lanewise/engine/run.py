@@ -10,6 +10,8 @@ from lanewise.data import LaneLoader
 from lanewise.engine.clock import StepClock
 from lanewise.engine.evaluation import Evaluation
 from lanewise.engine.log_interval import LogInterval
+from lanewise.engine.optimizer_shards import OptimizerShards
+from lanewise.engine.scheduler import Plateau
 from lanewise.engine.state import RunState
 from lanewise.engine.step import Training
 from lanewise.lanes import Schedule, lane_ranges
@@ -26,6 +28,10 @@ class Run:
     config: RunConfig
     world: World
     training: Training
+    plateau: Plateau | None
+    """Changes the learning rate after each evaluation."""
+    shards: OptimizerShards | None
+    """Which process updates which parameter; None: each updates all of them."""
     reducer: Reducer
     """Has the model."""
     clock: StepClock
@@ -55,14 +61,14 @@ class Run:
                 "model": training.model,
                 "optimizer": training.optimizer,
                 "scheduler": training.scheduler,
-                "plateau": None if training.plateau is None else training.plateau.scheduler,
+                "plateau": None if self.plateau is None else self.plateau.scheduler,
                 "loss_scale": training.precision.loss_scale,
                 "average": training.average,
                 "best": self.evaluation,
                 "log": self.log_interval,
             },
             may_lack=("log",),
-            shards=training.shards,
+            shards=self.shards,
         )
 
     def describe(self) -> None:

@@ -14,14 +14,12 @@ from lanewise.data import LaneBatch
 from lanewise.engine.clock import StepClock
 from lanewise.engine.gradient import LaneGradients, StepGradient
 from lanewise.engine.lane import TaskLane
-from lanewise.engine.optimizer_shards import OptimizerShards
-from lanewise.engine.scheduler import Plateau
+from lanewise.engine.step_message import StepTotals
 from lanewise.engine.step_metrics import IntervalReport, StepMetrics
 from lanewise.engine.update import choose_update
 from lanewise.lanes import lane_seed, update_seed
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
-from lanewise.reduce import StepTotals
 from lanewise.task import Task
 
 
@@ -38,10 +36,6 @@ class Training:
     precision: Precision
     average: AveragedModel | None = None
     """The exponential moving average of the weights, which is what gets evaluated; None: the model itself."""
-    plateau: Plateau | None = None
-    """Stepped after each evaluation."""
-    shards: OptimizerShards | None = None
-    """Which process updates which parameter; None: each updates all of them."""
 
     @property
     def evaluated_model(self) -> nn.Module:

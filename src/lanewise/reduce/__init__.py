@@ -8,22 +8,17 @@ from lanewise.reduce.crosstalk import Crosstalk
 from lanewise.reduce.parameter_monitor import ParameterMonitor
 from lanewise.reduce.reach import tensors_in
 from lanewise.reduce.reducer import LaneWork, Reducer, evaluate_lanes
-from lanewise.reduce.totals import LaneTotals, LocalTotals, StepTotals, start_totals
 
 __all__ = [
     "Crosstalk",
     "LaneBuffers",
-    "LaneTotals",
     "LaneWork",
-    "LocalTotals",
     "ParameterMonitor",
     "Reducer",
-    "StepTotals",
     "build_reducer",
     "evaluate_lanes",
     "evaluating",
     "find_blocks",
     "kept_buffers",
-    "start_totals",
     "tensors_in",
 ]
