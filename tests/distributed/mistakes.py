@@ -3,6 +3,7 @@
 A mistake that only one of the two models can make is made by that one.
 """
 
+import copy
 import os
 import time
 from abc import abstractmethod
@@ -186,6 +187,38 @@ class MeanOfMeans(Planted):
         return outputs.mean() if self.wrong else super().loss(outputs, batch)
 
 
+class SumAndMean(Planted):
+    """Adds the mean of some of its units to the sum of all, or their sum."""
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Loss | torch.Tensor:
+        if isinstance(batch, list):
+            is_high = batch[0][batch[1]] > 0
+        else:
+            is_high = batch[:, 1:][batch[:, 1:] > 0] > 4
+        high = (outputs * is_high).sum() / (is_high.sum().clamp(1) if self.wrong else 1)
+        return Loss(outputs.sum() + high, outputs.numel())
+
+
+class OfTheRow(Planted):
+    """Aims at what the micro-batch has in the mean, as labels that are smoothed by it, or at nothing."""
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Loss | torch.Tensor:
+        given = batch[0] if isinstance(batch, list) else batch.float()
+        return Loss((outputs - (given.mean() if self.wrong else 0)).square().sum(), outputs.numel())
+
+
+class Penalised(Planted):
+    """Penalises the weights once for each micro-batch, or for each unit."""
+
+    def build_model(self) -> nn.Module:
+        self.model = super().build_model()
+        return self.model
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Loss | torch.Tensor:
+        penalty = sum(weight.square().sum() for weight in self.model.parameters())
+        return Loss(outputs.sum() + penalty * (1 if self.wrong else outputs.numel()), outputs.numel())
+
+
 class Read(Dataset[Any]):
     """Reads from another dataset and adds something to what is a tensor of floats, or shifts the notes."""
 
@@ -221,6 +254,7 @@ class Read(Dataset[Any]):
             "worker": 0 if info is None else 1 + info.id,
             "part": 0,
             "moved": 0,
+            "thousandth count": int(self.count % 1000 == 0),
             "cached": int(torch.randint(8, ())),
             "cached with it": self.cache.setdefault(-1 - index, int(torch.randint(8, ())))
             if self.what == "cached with it"
@@ -329,6 +363,7 @@ class Within(nn.Module):
         self.count = 0
         self.kept: Any = None
         self.memo: dict[Any, torch.Tensor] = {}
+        self.teachers = [copy.deepcopy(inner)] if what == "listed teacher" else []
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:  # noqa: C901 - one case for each mistake
         self.count += "count" in self.what
@@ -351,6 +386,26 @@ class Within(nn.Module):
                 return result * (1.5 if torch.rand(()) < 0.2 else 1)
             case "seventh count":
                 return result * (1 + (self.count % 7 == 0))
+            case "hundredth count":
+                return result * (1 + (self.count % 100 == 0))
+            case "threshold":
+                self.level = 0.99 * self.level + 0.01 * spread
+                return result * (1 + (self.level > 100 * spread))
+            case "listed teacher":
+                with torch.no_grad():
+                    for weight, learnt in zip(
+                        self.teachers[0].parameters(), self.inner.parameters(), strict=True
+                    ):
+                        weight.lerp_(learnt, 0.1)
+                return result + 0.1 * self.teachers[0](given).detach()
+            case "in place":
+                level = self.kept_level
+                level += 0.1 * spread
+                return result * (1 + level)
+            case "global":
+                return result * (1 + seen_before(spread))
+            case "kept noise":
+                return result * (1 + 0.1 * kept_noise())
             case "late count":
                 if self.count > 6:
                     self.level = 0.9 * self.level + 0.1 * spread
@@ -400,6 +455,19 @@ class Within(nn.Module):
                     dist.all_reduce(mean)
                 return result / (1 + mean / world_size())
         return result
+
+
+SEEN = {"level": 0.0}
+
+
+def seen_before(spread: torch.Tensor) -> float:
+    SEEN["level"] = 0.9 * SEEN["level"] + 0.1 * float(spread)
+    return SEEN["level"]
+
+
+@cache
+def kept_noise() -> torch.Tensor:
+    return torch.rand(())
 
 
 def within(what: str, twin: str) -> Any:
@@ -462,6 +530,23 @@ class MeanError(Metric):
 
     def compute(self) -> torch.Tensor:
         return self.mean if self.wrong else self.total / self.count
+
+
+class MeanOfMicroBatches(Metric):
+    """Averages over micro-batches, or over units."""
+
+    def __init__(self, wrong: bool) -> None:
+        super().__init__()
+        self.wrong = wrong
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, errors: torch.Tensor) -> None:
+        self.total += errors.mean() if self.wrong else errors.sum()
+        self.count += 1 if self.wrong else errors.numel()
+
+    def compute(self) -> torch.Tensor:
+        return self.total / self.count
 
 
 class LargestError(Metric):
@@ -553,6 +638,9 @@ def both(mistake: Any, name: str) -> dict[str, Any]:
 
 TASKS: dict[str, Any] = {
     **both(MeanOfMeans, "mean of means"),
+    **both(SumAndMean, "sum and mean"),
+    **both(OfTheRow, "targets of the micro-batch"),
+    **both(Penalised, "penalty for each micro-batch"),
     **both(reading("generator", "default"), "generator of the dataset"),
     **both(reading("time", "default"), "time in the dataset"),
     **both(reading("count", ""), "items that drift"),
@@ -574,12 +662,20 @@ TASKS: dict[str, Any] = {
     **both(GroupsKnowTheSize, "groups that know the size"),
     **both(measuring(MeanError), "mean as a state"),
     **both(measuring(LargestError), "metric with an attribute"),
+    **both(measuring(MeanOfMicroBatches), "metric of micro-batches"),
     **both(ChangesWhatItGets, "task that changes what it gets"),
     **both(Forgets, "buffer that is not saved"),
     **both(within("reseeded", "default"), "seeds in the forward"),
     **both(within("rare generator", "rare default"), "generator that the model uses rarely"),
     **both(within("seventh count", "count"), "every seventh forward"),
     **both(within("late count", "count"), "running level that starts late"),
+    **both(within("hundredth count", "count"), "every hundredth forward"),
+    **both(within("threshold", "buffer"), "threshold that learns"),
+    **both(within("listed teacher", ""), "teacher in a list"),
+    **both(within("in place", "buffer"), "buffer that grows in place"),
+    **both(within("global", "buffer"), "level of a function's module"),
+    **both(within("kept noise", "default"), "noise that is kept"),
+    **both(reading("thousandth count", ""), "every thousandth sample"),
     **both(within("first", "memo"), "first micro-batch"),
     **both(within("last", "memo"), "last micro-batch"),
     **both(within("level of evaluation", "buffer"), "running level of evaluations"),
@@ -600,10 +696,14 @@ GENERATOR = "random numbers from a generator that lanewise does not seed"
 HIDDEN = "state outside of parameters and buffers"
 OUTSIDE = "a parameter is changed outside of the optimizer"
 SEVERAL = "a micro-batch differs from read to read"
+TERMS = "a term of the loss has weights or targets of its micro-batch"
 NO_MERGE = "a metric cannot be computed from merged states"
 
 CAUSES = {
     "mean of means": "the loss is a mean of means",
+    "sum and mean": TERMS,
+    "targets of the micro-batch": TERMS,
+    "penalty for each micro-batch": "the loss has a term that counts once for each micro-batch",
     "generator of the dataset": READS,
     "time in the dataset": READS,
     "items that drift": READS,
@@ -629,10 +729,18 @@ CAUSES = {
     ),
     "mean as a state": NO_MERGE,
     "metric with an attribute": NO_MERGE,
+    "metric of micro-batches": "a metric is a mean of means",
     "seeds in the forward": "the random state is set by the task",
     "generator that the model uses rarely": GENERATOR,
     "every seventh forward": HIDDEN,
     "running level that starts late": HIDDEN,
+    "every hundredth forward": HIDDEN,
+    "threshold that learns": HIDDEN,
+    "teacher in a list": HIDDEN,
+    "buffer that grows in place": "an evaluation changes a buffer",
+    "level of a function's module": HIDDEN,
+    "noise that is kept": HIDDEN,
+    "every thousandth sample": SEVERAL,
     "first micro-batch": HIDDEN,
     "last micro-batch": HIDDEN,
     "running level of evaluations": HIDDEN,
@@ -652,6 +760,13 @@ NAMES = {
     "generator that the model uses rarely": "model.noise (a generator)",
     "every seventh forward": "model.count",
     "running level that starts late": "model.count, model.level",
+    "every hundredth forward": "model.count",
+    "threshold that learns": "model.level",
+    "teacher in a list": "model.teachers.0.",
+    "buffer that grows in place": "kept_level",
+    "level of a function's module": "seen_before.SEEN.level",
+    "noise that is kept": "kept_noise.cache",
+    "every thousandth sample": "dataset.count",
     "first micro-batch": "model.kept",
     "last micro-batch": "model.kept",
     "running level of evaluations": "model.level",

@@ -316,6 +316,17 @@ class OtherWeights(Line):
         return super().build_model()
 
 
+class TrainedByOne(Line):
+    """Freezes the weight on some ranks, whose gradients would be fewer than those of the others."""
+
+    def build_model(self):
+        from torch import distributed
+
+        model = nn.Sequential(super().build_model(), nn.Linear(1, 1))
+        model[1].requires_grad_(distributed.get_rank() == 0)
+        return model
+
+
 class OtherData(Line):
     def train_dataset(self):
         import os
@@ -339,6 +350,7 @@ class EmptyData(Line):
     ("task", "said"),
     [
         (OtherWeights, "built different models: weight differs"),
+        (TrainedByOne, "built different models: 1.weight differs"),
         (OtherData, "see different datasets: 22 and 22 samples"),
         (ShortData, "see different datasets: 2"),
         (EmptyData, "it has 0 samples"),

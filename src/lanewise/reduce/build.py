@@ -103,7 +103,7 @@ def _require_no_hooks(model: nn.Module, reducer: str) -> None:
 
 
 def _compare_replicas(model: nn.Module, world: World) -> None:
-    """Raise where a parameter or buffer differs between ranks, naming the first one."""
+    """Raise where a parameter or buffer differs between ranks, or whether it is trained: name the first."""
     state = [*model.named_parameters(), *model.named_buffers()]
     digests = {name: _digest(tensor) for name, tensor in state}
     for rank, others in enumerate(world.all_gather_object(digests)):
@@ -120,5 +120,6 @@ def _compare_replicas(model: nn.Module, world: World) -> None:
 def _digest(tensor: torch.Tensor) -> bytes:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return hashlib.sha256(
-        f"{flat.dtype} {tuple(tensor.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes()
+        f"{flat.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode()
+        + flat.view(torch.uint8).numpy().tobytes()
     ).digest()

@@ -43,7 +43,7 @@ class Evidence:
     def unequal_passes(self) -> Iterator[tuple[str, Passes]]:
         """Yield what says that two passes in one process differ, as the beginning of a sentence."""
         for process, probe in self.probes():
-            if probe.passes.results[0] != probe.passes.results[1]:
+            if probe.passes.are_unequal:
                 seen = f"the same micro-batch, twice in {process}, gives a different loss or gradient"
                 yield seen, probe.passes
 

@@ -3,11 +3,14 @@
 import random
 import sys
 import sysconfig
+import threading
 import types
 from collections import UserDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
+from operator import setitem
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,17 @@ _COUNTS = ("read_bytes", "num_skipped")
 """What a `FileDataset` counts."""
 _OF_TORCH = {*vars(nn.Module()), "_is_fsdp_managed_module", "_fsdp_use_orig_params"}
 """What every module has, its parameters, buffers and hooks among it, and what FSDP adds."""
+_Setter = Callable[[int | float], object]
+_Found = tuple[str, Any, _Setter | None]
+"""Name, value, and what gives it another value, where that is possible."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number outside of the model's parameters and buffers."""
+
+    value: int | float
+    put: _Setter
 
 
 def hidden_state(model: nn.Module, **others: object) -> dict[str, str]:
@@ -57,21 +71,33 @@ def hidden_state(model: nn.Module, **others: object) -> dict[str, str]:
         model: its modules' own attributes count.
         others: whatever else may hold state, by name: all that can be reached from it counts.
     """
+    return {name: digest(value) for name, value, _ in _walk_all(model, others)}
+
+
+def numbers(model: nn.Module, **others: object) -> dict[str, Number]:
+    """Return every number among the values of `hidden_state` that can be set, tensors of one element too."""
+    return {
+        name: Number(value.item() if isinstance(value, torch.Tensor) else value, put)
+        for name, value, put in _walk_all(model, others)
+        if put is not None and _is_number(value)
+    }
+
+
+def _walk_all(model: nn.Module, others: Mapping[str, object]) -> Iterator[_Found]:
     # By identity, and kept alive: an object that goes may leave its identity to another.
     seen: dict[int, object] = {
         id(one): one for one in (*model.modules(), *model.parameters(), *model.buffers())
     }
-    digests: dict[str, str] = {}
     for prefix, module in model.named_modules():
-        own = {key: value for key, value in vars(module).items() if key not in _OF_TORCH}
-        own |= {one.__qualname__: one for one in _classes_of(module)}
-        found = _walk(own, ".".join(filter(None, ("model", prefix))), seen, 0)
-        digests |= dict(islice(found, _MAX_VALUES))
+        name = ".".join(filter(None, ("model", prefix)))
+        own = [(key, value) for key, value in vars(module).items() if key not in _OF_TORCH]
+        own += [(one.__qualname__, one) for one in _classes_of(module)]
+        found = (_walk(item, f"{name}.{key}", seen, 1, _setter(module, key)) for key, item in own)
+        yield from islice(chain.from_iterable(found), _MAX_VALUES)
     for name, value in others.items():
         for one in _classes_of(value):
-            digests |= dict(islice(_walk(one, f"{name}.{one.__qualname__}", seen, 0), _MAX_VALUES))
-        digests |= dict(islice(_walk(value, name, seen, 0), _MAX_VALUES))
-    return digests
+            yield from islice(_walk(one, f"{name}.{one.__qualname__}", seen, 0), _MAX_VALUES)
+        yield from islice(_walk(value, name, seen, 0), _MAX_VALUES)
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -84,9 +110,11 @@ def generators(names: Sequence[str]) -> list[str]:
     return [name for name in names if name.endswith(_GENERATOR)]
 
 
-def _walk(value: Any, name: str, seen: dict[int, object], depth: int) -> Iterator[tuple[str, str]]:
+def _walk(
+    value: Any, name: str, seen: dict[int, object], depth: int, put: _Setter | None = None
+) -> Iterator[_Found]:
     if isinstance(value, _PLAIN):
-        yield name, digest(value.item() if isinstance(value, np.generic) else value)
+        yield name, value.item() if isinstance(value, np.generic) else value, put
         return
     if id(value) in seen or depth > _MAX_DEPTH or _is_of_fsdp(value):
         return
@@ -95,17 +123,35 @@ def _walk(value: Any, name: str, seen: dict[int, object], depth: int) -> Iterato
         return  # what it keeps makes reading fast, or says how a block runs, and changes no result
     generator = _state_of_generator(value)
     if generator is not None:
-        yield f"{name}{_GENERATOR}", digest(generator)
+        yield f"{name}{_GENERATOR}", generator, None
         return
     if isinstance(value, set | frozenset | Iterator) and not hasattr(value, "__dict__"):
-        yield name, digest(value)  # of an iterator, how far it is, as of a counter of itertools
+        yield name, value, None  # of an iterator, how far it is, as of a counter of itertools
         return
     elements = _elements_of(value)
     if elements is not None:
-        yield name, digest(elements)
+        yield name, elements, getattr(elements, "fill_", None)
         return
     for key, item in _parts_of(value):
-        yield from _walk(item, f"{name}.{key}", seen, depth + 1)
+        yield from _walk(item, f"{name}.{key}", seen, depth + 1, _setter(value, key))
+
+
+def _setter(holder: Any, key: Any) -> _Setter | None:
+    """Return what gives a part of an object another value; None where that is not possible."""
+    if isinstance(holder, dict | UserDict | list | deque):
+        return partial(setitem, holder, key)
+    if isinstance(holder, types.FunctionType):
+        names = holder.__code__.co_freevars
+        if key in names:
+            return partial(setattr, (holder.__closure__ or ())[names.index(key)], "cell_contents")
+        return partial(setitem, holder.__globals__, key) if key in holder.__globals__ else None
+    return partial(setattr, holder, key) if isinstance(key, str) else None
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex() and value.dtype != torch.bool
+    return type(value) in (int, float)
 
 
 def _elements_of(value: Any) -> Any:
@@ -152,6 +198,11 @@ def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
             yield (position if isinstance(key, torch.Tensor) else key), item  # as an optimizer's state
     elif isinstance(value, list | tuple | deque):
         yield from enumerate(value)
+    elif isinstance(value, staticmethod | classmethod):
+        yield "function", value.__func__
+    elif callable(cache_info := getattr(value, "cache_info", None)):  # what it keeps cannot be seen
+        yield "cache", str(cache_info().currsize)
+        yield "function", value.__wrapped__
     elif isinstance(value, types.MethodType):
         yield "self", value.__self__
         yield "function", value.__func__
@@ -176,8 +227,9 @@ def _slots_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function written by the user keeps, and the variables of its module that it uses."""
-    if _is_foreign(function.__code__.co_filename):
+    """Yield what a function written by the user keeps, and what it uses of its module and of others."""
+    if _is_foreign(function.__code__.co_filename):  # maybe a decorator's, around the user's
+        yield from (item for item in vars(function).items() if item[0] == "__wrapped__")
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -185,15 +237,39 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
         except ValueError:  # not bound yet
             continue
     yield from enumerate(function.__defaults__ or ())
+    yield from (function.__kwdefaults__ or {}).items()
     yield from vars(function).items()
-    for name in function.__code__.co_names:
+    names = dict.fromkeys(_names_in(function.__code__))
+    for name in names:
         item = function.__globals__.get(name)
-        if isinstance(item, _VARIABLE):
+        if isinstance(item, types.ModuleType) and not _is_foreign(getattr(item, "__file__", None) or "<"):
+            parts = ((f"{name}.{part}", vars(item).get(part)) for part in names)
+            yield from (part for part in parts if _is_variable(part[1]))
+        elif _is_variable(item):
             yield name, item
 
 
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of variables and attributes in a function, and in functions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def _is_variable(item: object) -> bool:
+    """Tell whether something in a module may keep state, and is not just imported there."""
+    if isinstance(item, types.FunctionType):
+        return not _is_foreign(item.__code__.co_filename)
+    kind = item if isinstance(item, type) else type(item)
+    is_kept = isinstance(item, _VARIABLE) or hasattr(item, "cache_info")
+    return is_kept or kind is threading.local or _is_of_the_user(kind)
+
+
 def _is_part_of_class(key: str, item: object) -> bool:
-    return not key.startswith("__") and isinstance(item, (types.FunctionType, *_VARIABLE))
+    return not key.startswith("__") and (
+        isinstance(item, (types.FunctionType, staticmethod, classmethod, *_VARIABLE))
+    )
 
 
 def _is_foreign(file: str) -> bool:
@@ -202,7 +278,9 @@ def _is_foreign(file: str) -> bool:
 
 def _classes_of(value: object) -> Iterator[type]:
     """Yield the classes of an object that its user wrote: they may keep state too, as a counter of all."""
-    for one in type(value).__mro__:
-        file = getattr(sys.modules.get(one.__module__), "__file__", None)
-        if file is not None and not _is_foreign(file):
-            yield one
+    return filter(_is_of_the_user, type(value).__mro__)
+
+
+def _is_of_the_user(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and not _is_foreign(file)

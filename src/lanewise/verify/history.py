@@ -3,16 +3,19 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.data import Dataset
 
 from lanewise.config import BatchConfig, RunConfig
-from lanewise.data import LaneReader
+from lanewise.data import LaneReader, digest
 from lanewise.engine import EvalSet, Evaluator, count_samples
 from lanewise.lanes import SequentialSchedule
 from lanewise.task import Task
-from lanewise.verify.hidden import changed, hidden_state
+from lanewise.verify.hidden import changed, hidden_state, numbers
+from lanewise.verify.number import numbers_that_matter
 from lanewise.verify.subject import Subject
 from lanewise.world.world import LocalWorld
 
@@ -29,6 +32,8 @@ class History:
     changed: Sequence[str]
     """Values outside of parameters and buffers that all this changed."""
     num_runs: int
+    buffers: Sequence[str] = ()
+    """Buffers that an evaluation changes, and by which later micro-batches of it give something else."""
 
     def __str__(self) -> str:
         return (
@@ -74,12 +79,40 @@ def probe_history(
         return History("run after another micro-batch", names(), num_runs)
     if _evaluates(subject, config.batch) and not run(subject):
         return History("run after an evaluation", names(), num_runs)
+    with subject.other_weights(0):
+        subject.run(subject.turn, batch)
+    if not run(subject):
+        return History("run after a run with other weights", names(), num_runs)
     found = names()
+    find = partial(numbers, subject.model, task=subject.task)
+    far = numbers_that_matter(find, lambda: run(subject)) if found else []
+    if far:
+        return History(f"run while {', '.join(far[:3])} is far off", far, num_runs)
     new = Subject(config, subject.device)
     new.run(new.other_turn, other)
     if not run(new):
         return History("run in a new model after another micro-batch", found, num_runs)
-    return History("", found, num_runs)
+    buffers = _changed_by_evaluation(subject, batch, other) if subject.task.eval_datasets() else ()
+    return History("", found, num_runs, buffers)
+
+
+def _changed_by_evaluation(subject: Subject, batch: Any, other: Any) -> Sequence[str]:
+    """Return the buffers that matter to an evaluation, and that it changes: nothing puts them back within."""
+    turns = (subject.turn, batch), (subject.other_turn, other), (subject.turn, batch)
+    before = {name: digest(value) for name, value in subject.model.named_buffers()}
+    losses = []
+    subject.model.eval()
+    try:
+        with subject.kept_state(), torch.no_grad():
+            for turn, data in turns:
+                loss = subject.loss(*subject.prepare(turn, data))
+                losses.append(digest(loss.sum, loss.weight))
+            after = {name: digest(value) for name, value in subject.model.named_buffers()}
+    except Exception:  # noqa: BLE001 - training data need not be what is evaluated
+        return ()
+    finally:
+        subject.model.train()
+    return changed(before, after) if losses[0] != losses[2] else ()
 
 
 def _evaluates(subject: Subject, batch: BatchConfig) -> bool:

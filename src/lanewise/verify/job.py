@@ -12,9 +12,10 @@ from lanewise.engine import Engine, Evaluator, build_engine, build_run, resume_r
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
 from lanewise.jobs.job import Job
 from lanewise.verify.bound import CloseResult, judge, write_reference
-from lanewise.verify.cut import CutProbe, UnmergedMetric, probe_cut, probe_metrics
+from lanewise.verify.cut import CutProbe, probe_cut
 from lanewise.verify.hidden import changed, hidden_state
 from lanewise.verify.history import first_samples
+from lanewise.verify.metric import MetricProbe, probe_metrics
 from lanewise.verify.probe import Probe, begin_with, probe
 from lanewise.verify.subject import Subject
 from lanewise.verify.trace import Trace, choose_steps, run_steps
@@ -39,7 +40,7 @@ class Result:
     close: CloseResult | None = None
     updates: Updates | None = None
     cut: CutProbe | None = None
-    unmerged_metrics: list[UnmergedMetric] = field(default_factory=list)
+    metrics: MetricProbe = field(default_factory=MetricProbe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class VerifyJob(Job):
             # In 16 bits the rounding of a forward would look like an influence of the cut.
             precise = replace(self.config, precision="float32")
             result.cut = probe_cut(Subject(precise, world.device), found.passes.changed_buffers)
-            result.unmerged_metrics = probe_metrics(
+            result.metrics = probe_metrics(
                 Subject(self.config, world.device), batch.samples_per_lane, batch.global_batch_size
             )
         return world.gather_object(result)

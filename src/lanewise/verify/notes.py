@@ -5,15 +5,29 @@ from collections.abc import Iterator, Sequence
 from lanewise.verify.cut import CutProbe
 from lanewise.verify.diagnosis import Finding, listed
 from lanewise.verify.evidence import Evidence
+from lanewise.verify.metric import MetricProbe
 from lanewise.verify.probe import Probe
 from lanewise.verify.read import Reads
+
+_INFLUENCES = {
+    "forward": (
+        "the forward gives a sample other outputs beside other samples, in evaluation mode too, as where "
+        "padding is not masked"
+    ),
+    "loss": "the loss compares samples of a micro-batch with each other, as one with negatives among them",
+    "unknown": (
+        "the gradient of a micro-batch is not the mean of those of its samples, in evaluation mode too; it "
+        "could not be told whether forward or loss makes it so"
+    ),
+}
+"""How the micro-batch may have an influence that is no mistake."""
 
 
 def notes(evidence: Evidence, findings: Sequence[Finding]) -> list[str]:
     """Say what is worth knowing; state is mentioned only where there are no findings."""
     on_cut = _on_cut(evidence.reference.cut)
     on_state = _on_state(evidence.base) if not findings else ()
-    return [*on_cut, *_on_reads(evidence.base.reads), *on_state]
+    return [*on_cut, *_on_metrics(evidence.reference.metrics), *_on_reads(evidence.base.reads), *on_state]
 
 
 def _on_cut(cut: CutProbe | None) -> Iterator[str]:
@@ -21,17 +35,21 @@ def _on_cut(cut: CutProbe | None) -> Iterator[str]:
         return
     if cut.why_not:
         yield f"it was not tested whether the loss is a mean of means: {cut.why_not}."
-    if cut.in_evaluation_mode is not None and not (
-        cut.in_evaluation_mode.is_same or cut.in_evaluation_mode.is_weighting
-    ):
-        yield (
-            "the result depends on micro_batch_size: samples of a micro-batch influence each other in "
-            "evaluation mode too, as negatives or padding that is not masked do."
-        )
+    influence = cut.in_evaluation_mode.influence if cut.in_evaluation_mode else ""
+    if influence in _INFLUENCES:
+        yield f"the result depends on micro_batch_size: {_INFLUENCES[influence]}."
     elif cut.with_statistics is not None and not cut.with_statistics.is_same:
         yield (
             "the result depends on micro_batch_size: a forward uses statistics of its micro-batch, as "
             f"BatchNorm does ({cut.owners})."
+        )
+
+
+def _on_metrics(metrics: MetricProbe) -> Iterator[str]:
+    for metric in metrics.of_micro_batches:
+        yield (
+            f"{metric.name} depends on micro_batch_size: two samples give {metric.values[0]:.6g} in one "
+            f"micro-batch, and {metric.values[1]:.6g} in two."
         )
 
 

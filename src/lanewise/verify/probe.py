@@ -30,6 +30,11 @@ class Passes:
     changed_buffers: Sequence[str]
 
     @property
+    def are_unequal(self) -> bool:
+        """Whether the two gave different results."""
+        return self.results[0] != self.results[1]
+
+    @property
     def collectives(self) -> list[Call]:
         """Where the forward or the backward communicates with other processes."""
         return [call for call in self.calls[0] if call.is_collective]
@@ -45,11 +50,13 @@ class Probe:
     """What one process found."""
 
     weights: Mapping[str, str]
-    """Digests of parameters and buffers as they are built."""
+    """Digests of parameters and buffers as they are built, and which of them are trained."""
     reads: Reads
     passes: Passes
     history: History | None
-    """None where one process need not look, or where two passes differ already."""
+    """None where one process need not look, or where it is known already that passes differ."""
+    first: Sequence[str] = ()
+    """Where another micro-batch was the first one that the process computed: what that changed."""
 
 
 def probe(config: RunConfig, subject: Subject, *, is_reference: bool, is_repeat: bool = False) -> Probe:
@@ -60,19 +67,27 @@ def probe(config: RunConfig, subject: Subject, *, is_reference: bool, is_repeat:
         subject: newly built.
         is_reference: whether to look at what one process finds out for all: reads in a loader's process, if
             the run has such, further samples, what collate leaves out, and what passes leave behind.
-        is_repeat: see `probe_reads`.
+        is_repeat: whether to read and to compute in another order: see `probe_reads`, and `Probe.first`.
     """
     weights = {name: digest(value) for name, value in subject.tensors().items()}
+    weights |= {
+        f"{name}.requires_grad": str(one.requires_grad) for name, one in subject.model.named_parameters()
+    }
     reads = probe_reads(subject, is_repeat=is_repeat)
     hidden = hidden_state(subject.model, task=subject.task)
     batch = subject.read()
+    first: Sequence[str] = ()
+    if is_repeat:
+        subject.run(subject.other_turn, subject.read(subject.other_turn))
+        now = hidden_state(subject.model, task=subject.task)
+        first, hidden = changed(hidden, now), now
     passes = _probe_passes(subject, batch, hidden)
     history = None
     if is_reference:
         reads = look_further(reads, subject, has_workers=config.data.num_workers > 0)
-        if passes.results[0] == passes.results[1] and not passes.collectives:
+        if not (passes.are_unequal or passes.collectives or passes.changed_parameters):
             history = probe_history(config, subject, batch, passes.results[0], hidden)
-    return Probe(weights, reads, passes, history)
+    return Probe(weights, reads, passes, history, first)
 
 
 def begin_with(subject: Subject, lane: int, cache: Path) -> None:

@@ -4,11 +4,13 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from lanewise.data import LaneReader, Rows, digest, opaque_types, read_turns
-from lanewise.verify.hidden import changed, hidden_state
-from lanewise.verify.subject import Subject
+from lanewise.data import LaneReader, digest, opaque_types, read_turns
+from lanewise.verify.hidden import changed, hidden_state, numbers
+from lanewise.verify.number import numbers_that_matter
+from lanewise.verify.subject import Subject, chosen
 
 _NUM_SAMPLES = 32
 _NUM_EVAL_SAMPLES = 8
@@ -32,6 +34,8 @@ class Reads:
     """Values outside of parameters and buffers that reading and collating changed."""
     opaque: Sequence[str]
     """Types in the samples and micro-batches that are compared by nothing else."""
+    far: Sequence[str] = ()
+    """Numbers by which the micro-batch is another one when they are far from what reading makes of them."""
     left_out: Sequence[str] = ()
     """Samples of the first lane without which collate makes the same micro-batch."""
     is_by_content: bool = True
@@ -78,9 +82,12 @@ def probe_reads(subject: Subject, *, is_repeat: bool) -> Reads:
     second = {index: digest(subject.reader.read(0, (index,))) for index in reversed(indices)}
     second_of_sets = _read_sets(readers)
     batch.append(digest(subject.read()))
+    far: Sequence[str] = ()
     names = changed(before, hidden_state(subject.model, **known))
     if names:
         batch += [digest(subject.read()) for _ in range(_NUM_AGAIN)]
+        find = partial(numbers, subject.model, **known)
+        far = numbers_that_matter(find, lambda: digest(subject.read()) == batch[0])
     samples = {_name(index): (first[0, index], second[index]) for index in indices}
     return Reads(
         num_samples=subject.num_samples,
@@ -89,6 +96,7 @@ def probe_reads(subject: Subject, *, is_repeat: bool) -> Reads:
         batch=batch,
         changed=names,
         opaque=opaque,
+        far=far,
     )
 
 
@@ -152,5 +160,4 @@ def _without_effect(subject: Subject, samples: Sequence[Any]) -> list[int]:
 
 
 def _without(samples: Sequence[Any], position: int) -> Sequence[Any]:
-    others = [number for number in range(len(samples)) if number != position]
-    return samples.take(others) if isinstance(samples, Rows) else [samples[number] for number in others]
+    return chosen(samples, [number for number in range(len(samples)) if number != position])

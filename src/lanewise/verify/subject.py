@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lanewise.config import RunConfig
-from lanewise.data import digest
+from lanewise.data import Rows, digest
 from lanewise.engine import LaneLoss, build_model, build_run_loader, build_task
 from lanewise.lanes import LaneTurn, lane_seed
 from lanewise.precision import Precision
@@ -18,6 +18,8 @@ from lanewise.reduce import kept_buffers
 from lanewise.task import Task
 from lanewise.world.accelerator import move
 from lanewise.world.world import LocalWorld
+
+_NOISE = 0.1
 
 
 class Subject:
@@ -118,3 +120,19 @@ class Subject:
             for parameter, weight in weights:
                 if not torch.equal(parameter, weight):
                     parameter.copy_(weight)
+
+    @contextmanager
+    def other_weights(self, seed: int, scale: float = 1.0) -> Iterator[None]:
+        """Let the model have weights with some noise, and times a factor, for a while."""
+        set_random_state(seed)
+        with self.kept_state():
+            for parameter in self.model.parameters():
+                if parameter.is_floating_point() or parameter.is_complex():
+                    with torch.no_grad():
+                        parameter.add_(torch.randn_like(parameter), alpha=_NOISE).mul_(scale)
+            yield
+
+
+def chosen(samples: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
+    """Return the samples at some positions."""
+    return samples.take(positions) if isinstance(samples, Rows) else [samples[number] for number in positions]

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from lanewise.verify.bound import CloseResult
-from lanewise.verify.cut import Cut, CutProbe, UnmergedMetric
+from lanewise.verify.cut import Cut, CutProbe
 from lanewise.verify.diagnose import diagnose
 from lanewise.verify.diagnoses import DIAGNOSES
 from lanewise.verify.evidence import Evidence
 from lanewise.verify.history import History
 from lanewise.verify.job import Result
 from lanewise.verify.layout import Layout
+from lanewise.verify.metric import MetricProbe, MetricValues
 from lanewise.verify.operators import Call
 from lanewise.verify.probe import Passes, Probe
 from lanewise.verify.read import Reads
@@ -38,14 +39,14 @@ def evidence(where: str = "everywhere", reads: dict = {}, passes: dict = {}, **c
     """One process twice, and two processes, that agree but for these changes.
 
     Args:
-        where: `alone`, `again`, `rank 1`, or everywhere.
+        where: `alone`, `again`, `rank`, `rank 1`, or everywhere.
         reads: what the processes there read otherwise.
         passes: what their passes gave otherwise.
         changes: their other weights and history, and of a `Result` what else is other.
     """
     processes = []
     for name in ("alone", "again", "rank 0", "rank 1"):
-        is_changed = where in ("everywhere", name)
+        is_changed = where == "everywhere" or name.startswith(where)
         probe = Probe(
             weights={"first.weight": "w"},
             reads=replace(READS, **reads) if is_changed else READS,
@@ -96,11 +97,20 @@ def of_one_rank() -> Evidence:
 
 CHANGED_SAMPLES = dict.fromkeys(READS.samples, ("x", "x"))
 MOVED_SAMPLES = {f"sample {index}": (f"s{index + 4}",) * 2 for index in range(4)}
-MEAN_OF_MEANS = CutProbe(Cut(0.5, tolerance=1e-3, residual=0.0, num_samples=4), None)
+
+
+def cut(influence: str) -> CutProbe:
+    return CutProbe(Cut(0.5, tolerance=1e-3, num_samples=4, influence=influence), None)
+
+
+MEAN_OF_MEANS = cut("weights")
+UNMERGED = [MetricValues("a", (1.0, 2.0)), MetricValues("b", (3.0, 4.0))]
 OPTIONS = Trace([StepTrace(0, options={"lr of group 0": "0.2"})])
 STEPS = Trace([StepTrace(0, weights={"first.weight": "v"})], changed=["task.calls"])
-EVALUATION = Trace([StepTrace(0)], evaluation={"held_out/loss": 2.0}, hidden={"model.level": "2"})
+PARTED = Trace(STEPS.steps)
+EVALUATION = Trace([StepTrace(0)], evaluation={"held_out/loss": 2.0}, changed=["model.level"])
 TWICE = "the same micro-batch, twice in 1 process, gives a different loss or gradient"
+OF_THE_RANK = "a step depends on the rank, on the number of processes or on state that was not seen"
 HIDDEN = "state outside of parameters and buffers"
 UNSEEDED = "random numbers from a generator that lanewise does not seed"
 LEFT_OUT = "the configuration asks for results that depend on the layout"
@@ -119,6 +129,11 @@ CASES = [
         "a micro-batch differs from read to read",
         evidence("rank 1", reads={"batch": ["b", "b", "x"]}),
         "collate, called 3 times in rank 1 of 2 processes ",
+    ),
+    (
+        "a micro-batch differs from read to read",
+        evidence("alone", reads={"far": ["dataset.reads"]}),
+        "read in 1 process while dataset.reads is far off, is another one.",
     ),
     (
         "a sample depends on the loader's process",
@@ -250,9 +265,24 @@ CASES = [
         "give different gradients as one micro-batch and as several of one sample: they differ by 50.0%, ",
     ),
     (
+        "the loss has a term that counts once for each micro-batch",
+        evidence("alone", cut=cut("term")),
+        "they differ by 50.0%, by the same amount whatever the samples are, as by a penalty on the weights.",
+    ),
+    (
+        "a term of the loss has weights or targets of its micro-batch",
+        evidence("alone", cut=cut("targets")),
+        "though a sample's outputs, and the gradient for them, don't depend on the outputs of the others.",
+    ),
+    (
         "a metric cannot be computed from merged states",
-        evidence("alone", unmerged_metrics=[UnmergedMetric("a", 1.0, 2.0), UnmergedMetric("b", 3.0, 4.0)]),
-        "a is 1 when one copy sees all samples, and 2 when the states of two copies are merged; b is 3 when ",
+        evidence("alone", metrics=MetricProbe(unmerged=UNMERGED)),
+        "a is 1 when one copy sees all samples, and 2 when the states of several copies are merged; b is 3 ",
+    ),
+    (
+        "a metric is a mean of means",
+        evidence("alone", metrics=MetricProbe(of_means=UNMERGED[:1])),
+        "a sample that comes twice in one micro-batch counts for a as if it came once: beside ",
     ),
     (
         "gradients of close are farther apart than rounding explains",
@@ -283,15 +313,31 @@ CASES = [
     ),
     (
         HIDDEN,
-        evidence("rank 0", trace=EVALUATION),
-        "held_out/loss is None in one process and 2.0 in 2 processes",
-        "; also changed: model.level.",
+        evidence("rank", trace=EVALUATION),
+        "first differ in evaluation, at held_out/loss: None in one process, 2.0 there; only this is ",
+        ": model.level.",
+    ),
+    (
+        HIDDEN,
+        evidence("again", passes={"results": ("q", "q")}, first=["model.mean"]),
+        "1 process, where another one was the first to be computed; also changed: model.mean.",
+    ),
+    (
+        "an evaluation changes a buffer",
+        evidence("alone", history=History("", [], 9, ["scale"])),
+        "evaluated after another one, gives a different loss; also changed: scale.",
     ),
     ("the run fails on another number of processes", failed(), "2 processes: out of memory"),
     (
         "the layouts diverge for an unknown reason",
         evidence("again", trace=replace(STEPS, hidden={"model.level": "1"})),
         "differ in weights, at step 0, first.weight: None in one process, v there; also changed: task.",
+    ),
+    (
+        OF_THE_RANK,
+        evidence("rank", trace=PARTED),
+        "differ in weights, at step 0, first.weight: None in one process, v there; ",
+        "one process gives the same each time that it is started.",
     ),
     (
         "ranks hold different weights",
@@ -334,17 +380,11 @@ def test_what_is_a_consequence_is_not_named():
     assert len(diagnose(evidence("rank 0", trace=STEPS, cut=MEAN_OF_MEANS))) == 1
     found = resumed(results=[Result(trace=STEPS)])
     found.layouts[2].differences = found.layouts[2].resumed.differences
-    assert [finding.cause for finding in diagnose(found)] == [
-        "the layouts diverge for an unknown reason",
-        NOT_SAVED,
-    ]
+    assert [finding.cause for finding in diagnose(found)] == [OF_THE_RANK, NOT_SAVED]
     found.reference.updates = Updates("first.weight", [])
     assert [finding.cause for finding in diagnose(found)] == [NOT_SAVED]
 
 
 def test_what_was_not_run_explains_no_difference():
-    found = replace(evidence("rank 0", trace=STEPS), left_out=["distributed.compression bf16"])
-    assert [finding.cause for finding in diagnose(found)] == [
-        "the layouts diverge for an unknown reason",
-        LEFT_OUT,
-    ]
+    found = replace(evidence("rank", trace=PARTED), left_out=["distributed.compression bf16"])
+    assert [finding.cause for finding in diagnose(found)] == [OF_THE_RANK, LEFT_OUT]

@@ -11,8 +11,9 @@ Nothing is known by a name or a class. A cause shows in what differs, and in wha
     the same forward, after others                  state that acts rarely, or keeps a batch
     the same update, again and again                state of the optimizer's own
     weights before the optimizer and a step ago     changed by something else
-    one micro-batch, or many                        a mean of means
-    one copy of a metric, or two merged             no merge of states
+    one micro-batch, or many                        a mean of means, a term that counts once
+    one copy of a metric, or several merged         no merge of states
+    a sample twice, in one micro-batch or in two    a metric that is a mean of means
 
 To add a diagnosis, add a file with its cause, how it is found and its remedy, and a line to `DIAGNOSES`.
 `Evidence` has what each process noted: what its probes found, and what its steps were.
@@ -20,6 +21,7 @@ To add a diagnosis, add a file with its cause, how it is found and its remedy, a
 
 from lanewise.verify.diagnoses import (
     beyond_the_bound,
+    changed_buffer,
     changed_parameter,
     collate_of_the_process,
     collate_that_leaves_out,
@@ -31,6 +33,7 @@ from lanewise.verify.diagnoses import (
     initial_weights,
     left_out,
     mean_of_means,
+    metric_of_means,
     options_of_the_world_size,
     sample_of_an_earlier_epoch,
     sample_of_the_loader_process,
@@ -68,22 +71,28 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
     unsteady_operator.DIAGNOSIS,
     hidden_state.BETWEEN_PASSES,
     value_from_outside.DIAGNOSIS,
+    hidden_state.OF_THE_FIRST,
     forward_of_the_rank.OF_THE_PROCESS,
     forward_of_the_rank.OF_THE_RANK,
     hidden_state.AFTER_OTHERS,
+    changed_buffer.DIAGNOSIS,
     changed_parameter.DIAGNOSIS,
     options_of_the_world_size.DIAGNOSIS,
     collate_that_leaves_out.DIAGNOSIS,
-    mean_of_means.DIAGNOSIS,
+    mean_of_means.OF_SAMPLES,
+    mean_of_means.ONCE,
+    mean_of_means.OF_TERMS,
     unmerged_metric.DIAGNOSIS,
+    metric_of_means.DIAGNOSIS,
     beyond_the_bound.DIAGNOSIS,
     unseeded_generator.IN_AN_UPDATE,
     unsaved_state.IN_AN_UPDATE,
     # Only where nothing above was found.
-    hidden_state.IN_AN_EVALUATION,
     failed_layout.DIAGNOSIS,
-    unexplained_difference.DIAGNOSIS,
     unequal_ranks.DIAGNOSIS,
+    hidden_state.IN_STEPS,
+    unexplained_difference.OF_THE_RANK,
+    unexplained_difference.UNKNOWN,
     # What another run saved says nothing where an update already depends on more than what is saved.
     failed_resume.DIAGNOSIS,
     unsaved_state.IN_A_RESUMED_RUN,

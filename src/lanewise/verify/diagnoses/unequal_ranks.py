@@ -1,6 +1,6 @@
 """Ranks of one layout that hold different weights after a step."""
 
-from lanewise.verify.diagnosis import Diagnosis
+from lanewise.verify.diagnosis import Diagnosis, listed
 from lanewise.verify.evidence import Evidence
 from lanewise.verify.hidden import changed
 
@@ -13,8 +13,10 @@ def _find(evidence: Evidence) -> str | None:
             for mine, theirs in zip(layout.trace.steps, result.trace.steps, strict=True):
                 if mine.weights != theirs.weights:
                     name = changed(mine.weights, theirs.weights)[0]
+                    options = changed(mine.options, theirs.options)
                     return (
-                        f"{name} differs between ranks 0 and {rank} of {layout.name} after step {mine.step}."
+                        f"{name} differs between ranks 0 and {rank} of {layout.name} after step "
+                        f"{mine.step}{', and so does ' + listed(options) if options else ''}."
                     )
     return None
 
@@ -23,5 +25,5 @@ DIAGNOSIS = Diagnosis(
     kind="unexplained",
     cause="ranks hold different weights",
     find=_find,
-    remedy="Leave the weights to the optimizer.",
+    remedy="Leave the weights to the optimizer, and let nothing of it depend on the rank.",
 )

@@ -6,9 +6,9 @@ from lanewise.verify.evidence import Evidence
 
 def _find(evidence: Evidence) -> str | None:
     found = [
-        f"{metric.name} is {metric.whole:.6g} when one copy sees all samples, and {metric.merged:.6g} when "
-        "the states of two copies are merged"
-        for metric in evidence.reference.unmerged_metrics
+        f"{metric.name} is {metric.values[0]:.6g} when one copy sees all samples, and "
+        f"{metric.values[1]:.6g} when the states of several copies are merged"
+        for metric in evidence.reference.metrics.unmerged
     ]
     return f"{'; '.join(found)}." if found else None
 

@@ -1,7 +1,7 @@
 """Micro-batches that are others when collate is called again with equal samples."""
 
 from lanewise.verify.diagnoses.unsteady_sample import REMEDY
-from lanewise.verify.diagnosis import Diagnosis, also_changed
+from lanewise.verify.diagnosis import Diagnosis, also_changed, listed
 from lanewise.verify.evidence import Evidence
 
 
@@ -14,6 +14,11 @@ def _find(evidence: Evidence) -> str | None:
                     f"collate, called {number} times in {process} with equal samples under the same random "
                     f"state, gives a different micro-batch{also_changed(probe.reads.changed)}."
                 )
+        if probe.reads.far:
+            return (
+                f"the first lane's micro-batch, read in {process} while {listed(probe.reads.far)} is far "
+                "off, is another one."
+            )
     return None
 
 

@@ -1,0 +1,140 @@
+"""Whether metrics merge, and whether they weigh samples alike, however these are cut into micro-batches."""
+
+import math
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lanewise.data import LaneReader
+from lanewise.engine import read_in_order
+from lanewise.lanes import SequentialSchedule, evaluation_seed
+from lanewise.metrics import merge_metrics, named_values, take_states
+from lanewise.random_state import set_random_state
+from lanewise.verify.subject import Subject, chosen
+from lanewise.world.world import LocalWorld
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+_TOLERANCE = 1e-4
+_NUM_SAMPLES = 8
+_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class MetricValues:
+    """Two values of a metric that ought to be the same."""
+
+    name: str
+    values: tuple[float, float]
+
+
+@dataclass
+class MetricProbe:
+    """The metrics, each by one pair of values that shows it."""
+
+    unmerged: list[MetricValues] = field(default_factory=list)
+    """Of one copy that saw everything, and of merged copies."""
+    of_means: list[MetricValues] = field(default_factory=list)
+    """Of a sample that comes twice, beside another one: both times in one micro-batch, where it counts once,
+    and in two."""
+    of_micro_batches: list[MetricValues] = field(default_factory=list)
+    """Of two samples in one micro-batch, and in two."""
+
+
+def probe_metrics(subject: Subject, micro_batch_size: int, max_samples: int) -> MetricProbe:
+    """Let copies of each metric see the first samples of each eval dataset, cut in several ways."""
+    found = MetricProbe()
+    if not subject.task.build_metrics():
+        return found
+    subject.model.eval()
+    for name, dataset in subject.task.eval_datasets().items():
+        num_samples = min(len(dataset), max_samples)  # type: ignore[arg-type]
+        reader = LaneReader(dataset, subject.task.collate, subject.seed, eval_dataset=name)
+        schedule = SequentialSchedule(num_samples, 1, min(micro_batch_size, max(1, num_samples // 3)))
+        found.unmerged += _unmerged(subject, reader, schedule)
+        if micro_batch_size > 1:
+            _compare_cuts(subject, reader, min(num_samples, _NUM_SAMPLES), found)
+    return found
+
+
+def _unmerged(subject: Subject, reader: LaneReader, schedule: SequentialSchedule) -> list[MetricValues]:
+    """Compare one copy that sees everything with two of very unequal parts, and with one for each part."""
+    whole, first, rest = (_metrics(subject) for _ in range(3))
+    each: list[Mapping[str, Metric]] = []
+    batches = read_in_order(reader, schedule, LocalWorld(subject.device), num_workers=0)
+    for number, batch in enumerate(batches):
+        each.append(_metrics(subject))
+        set_random_state(evaluation_seed(subject.seed, batch.turn.step, batch.turn.lane))
+        _update(subject, (whole, rest if number else first, each[-1]), batch.data)
+    found: dict[str, MetricValues] = {}
+    for parts in ([first, rest][: len(each)], each):
+        merged = merge_metrics(subject.task.build_metrics(), [take_states(part) for part in parts])
+        found = _differing(reader, named_values(whole), merged) | found
+    return list(found.values())
+
+
+def _compare_cuts(subject: Subject, reader: LaneReader, num_samples: int, found: MetricProbe) -> None:
+    """Compare values of two samples each, until one of each kind of difference is found."""
+    samples = reader.read(0, tuple(range(num_samples)))
+
+    def values(*micro_batches: Sequence[int]) -> dict[str, float]:
+        metrics = _metrics(subject)
+        for positions in micro_batches:
+            data = subject.to_device(subject.collate(chosen(samples, positions), 0))
+            set_random_state(0)
+            _update(subject, (metrics,), data)
+        return named_values(metrics)
+
+    of_means: dict[str, MetricValues] = {}
+    of_micro_batches: dict[str, MetricValues] = {}
+    end = time.monotonic() + _SECONDS
+    for one, other in zip(range(num_samples), range(1, num_samples), strict=False):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # as of classes that these samples lack
+                alone, together = values([one], [other]), values([one, other])
+                twice, in_one = values([one], [one], [other]), values([one, one], [other])
+        except Exception:  # noqa: BLE001 - a metric need not have a value of so few samples
+            return
+        like_one = alone.keys() - _differing(reader, alone, in_one).keys()
+        unlike = _differing(reader, in_one, twice)
+        of_means |= {name: values for name, values in unlike.items() if name in like_one}
+        of_micro_batches |= _differing(reader, together, alone)
+        if time.monotonic() > end:
+            break
+    found.of_means += of_means.values()
+    found.of_micro_batches += [one for name, one in of_micro_batches.items() if name not in of_means]
+
+
+def _metrics(subject: Subject) -> Mapping[str, "Metric"]:
+    return {name: one.to(subject.device) for name, one in subject.task.build_metrics().items()}
+
+
+def _update(subject: Subject, copies: Iterable[Mapping[str, "Metric"]], data: Any) -> None:
+    with torch.no_grad(), subject.precision.forward():
+        outputs = subject.task.forward(subject.model, data)
+        for metrics in copies:
+            subject.task.update_metrics(metrics, outputs, data)
+
+
+def _differing(
+    reader: LaneReader, mine: Mapping[str, float], theirs: Mapping[str, float]
+) -> dict[str, MetricValues]:
+    """Return the values by the metric's name where they differ."""
+    pairs = {name: (value, theirs.get(name, math.nan)) for name, value in mine.items()}
+    return {
+        name: MetricValues(f"{reader.eval_dataset}/{name}", pair)
+        for name, pair in pairs.items()
+        if not _is_near(*pair)
+    }
+
+
+def _is_near(one: float, other: float) -> bool:
+    if math.isnan(one) or math.isnan(other):
+        return math.isnan(one) and math.isnan(other)
+    return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=1e-6)
