@@ -7,11 +7,9 @@ from lanewise.data.digest import digest, opaque_types
 from lanewise.data.file_dataset import FileDataset
 from lanewise.data.fingerprint import Fingerprint, fingerprint
 from lanewise.data.loader import LaneLoader, read_turns
-from lanewise.data.packing import Packed, pack
-from lanewise.data.padding import Padded, pad
-from lanewise.data.ragged import Ragged
 from lanewise.data.reader import LaneBatch, LaneReader
 from lanewise.data.rows import Rows
+from lanewise.data.sequences import Packed, Padded, Ragged, pack, pad
 
 if TYPE_CHECKING:
     from lanewise.data.json_lines import JsonLinesDataset

@@ -4,10 +4,9 @@ import hashlib
 import io
 import os
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, final
 
 from fsspec.utils import infer_compression
 
@@ -17,7 +16,7 @@ from lanewise.errors import DataError
 _VERSION_KEYS = ("ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
 """What file systems of fsspec call that by which a file differs from an earlier one of its name."""
 
-Range = tuple[int, int]
+Range: TypeAlias = tuple[int, int]
 """First byte, and the byte after the last one."""
 
 
@@ -40,7 +39,7 @@ class ByteFile(NamedTuple):
         """
         if not is_remote(path):
             path = str(Path(path).absolute())  # also after another working directory is set
-        file = cls(path, *(_find_remote(path) if is_remote(path) else _find_local(path)))
+        file = cls(path, *_look_at(path))
         if not file.size:
             raise DataError(f"{path} is empty (0 bytes). Leave it out, or write it again.")
         if path.endswith(".zst") and not file.compression:
@@ -66,7 +65,7 @@ class ByteFile(NamedTuple):
         Raises:
             DataError: if it cannot be opened, or has changed.
         """
-        return _RemoteBytes(self) if self.is_remote else LocalBytes(self)
+        return RemoteBytes(self) if self.is_remote else LocalBytes(self)
 
     def stream(self, count: Callable[[int], None]) -> "ByteStream":
         """Open the file anew to read on in it: a handle that a fork shares would share its position.
@@ -77,7 +76,7 @@ class ByteFile(NamedTuple):
         Raises:
             DataError: if the file cannot be opened, or has changed.
         """
-        self.check_place()
+        self.check()
         try:
             if self.is_remote:
                 files, name = file_system(self.path)
@@ -85,52 +84,28 @@ class ByteFile(NamedTuple):
             else:
                 opened = Path(self.path).open("rb", buffering=0)  # noqa: SIM115 - the stream closes it
         except Exception as error:  # of any file system
-            raise self.unreadable(error) from error
+            raise unreadable(self.path, error) from error
         return ByteStream(self, opened, count)
 
-    def check_place(self) -> None:
-        """See that what is at the file's place has not changed.
+    def check(self, descriptor: int | None = None) -> None:
+        """See that the file has not changed; of a local one that takes a microsecond.
+
+        Args:
+            descriptor: of the file where it is open; None: what lies at its place now is looked at.
 
         Raises:
             DataError: if it has.
         """
-        if self.is_remote:
-            self.check(ByteFile.find(self.path))
-            return
-        try:
-            status = os.stat(self.path)  # noqa: PTH116 - a third of the time of Path.stat, and asked often
-        except OSError as error:
-            raise self.unreadable(error) from error
-        self.check_status(status)
-
-    def check(self, now: "ByteFile") -> None:
-        """See that the file has not changed.
-
-        Raises:
-            DataError: if it has.
-        """
-        if now != self:
+        size, stamp = _look_at(self.path, descriptor)
+        if (size, stamp) != (self.size, self.stamp):
             raise DataError(
-                f"{self.path} has changed while it was in use: it had {self.size:,} bytes, and has "
-                f"{now.size:,} now, written at {now.stamp} and not at {self.stamp}. Write new data to new "
-                "files, and start again."
+                f"{self.path} has changed while it was in use: it had {self.size:,} bytes, and has {size:,} "
+                f"now, written at {stamp} and not at {self.stamp}. Write new data to new files, and start "
+                "again."
             )
 
-    def check_status(self, status: os.stat_result) -> None:
-        """See that a local file has not changed, by what the operating system tells of it.
 
-        Raises:
-            DataError: if it has.
-        """
-        if (status.st_size, status.st_mtime_ns) != (self.size, self.stamp):
-            self.check(ByteFile(self.path, status.st_size, status.st_mtime_ns))
-
-    def unreadable(self, error: Exception) -> DataError:
-        """Make the error of a file that the file system, or the decompression, refuses."""
-        reason = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
-        return DataError(f"{self.path} cannot be read: {reason}.")
-
-
+@final
 class ByteStream(io.RawIOBase):
     """A file that is read from a position on, and counts the bytes that are read of it.
 
@@ -154,7 +129,7 @@ class ByteStream(io.RawIOBase):
         try:
             num_bytes: int = self._opened.readinto(buffer)
         except Exception as error:  # of any file system
-            raise self._file.unreadable(error) from error
+            raise unreadable(self._file.path, error) from error
         self._count(num_bytes)
         return num_bytes
 
@@ -178,40 +153,36 @@ class ByteStream(io.RawIOBase):
         super().close()
 
 
-class OpenBytes(ABC):
-    """An open file of which ranges are read, also by several threads."""
+@final
+class LocalBytes:
+    """An open file of a disk of which ranges are read, also by several threads.
 
-    @abstractmethod
-    def read(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Return the bytes of each range, whole.
-
-        Raises:
-            DataError: if the file cannot be read, or has changed.
-        """
-
-
-class LocalBytes(OpenBytes):
-    """A file of a disk, closed when nothing refers to it."""
+    It is closed when nothing refers to it.
+    """
 
     def __init__(self, file: ByteFile) -> None:
         self._file = file
         try:
             self.descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise file.unreadable(error) from error
+            raise unreadable(file.path, error) from error
         weakref.finalize(self, os.close, self.descriptor)
         self.check()
 
     def check(self) -> None:
-        """See that the file has not changed; takes half a microsecond.
+        """See that the file has not changed.
 
         Raises:
             DataError: if it has.
         """
-        self._file.check_status(os.fstat(self.descriptor))
+        self._file.check(self.descriptor)
 
     def read(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Return the bytes of each range, whole."""
+        """Return the bytes of each range, whole.
+
+        Raises:
+            DataError: if the file cannot be read, or has changed.
+        """
         self.check()
         return [self._read(*one) for one in ranges]
 
@@ -221,7 +192,7 @@ class LocalBytes(OpenBytes):
             try:
                 part = os.pread(self.descriptor, end - begin - len(data), begin + len(data))
             except OSError as error:
-                raise self._file.unreadable(error) from error
+                raise unreadable(self._file.path, error) from error
             if not part:
                 self.check()
                 raise DataError(f"{self._file.path} ends before byte {end:,}.")
@@ -229,43 +200,63 @@ class LocalBytes(OpenBytes):
         return data
 
 
-class _RemoteBytes(OpenBytes):
+@final
+class RemoteBytes:
+    """A file behind a URL of which ranges are read, also by several threads."""
+
     def __init__(self, file: ByteFile) -> None:
-        self._file = file
-        file.check_place()
+        file.check()
+        self._path = file.path
         self._file_system, self._name = file_system(file.path)
 
     def read(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Return the bytes of each range, whole.
+
+        Raises:
+            DataError: if the file cannot be read, or has become shorter.
+        """
         begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
         try:
             parts: list[bytes] = self._file_system.cat_ranges(
                 [self._name] * len(ranges), begins, ends, on_error="raise"
             )
         except Exception as error:  # of any file system
-            raise self._file.unreadable(error) from error
+            raise unreadable(self._path, error) from error
         for (begin, end), part in zip(ranges, parts, strict=True):
             if len(part) != end - begin:
                 raise DataError(
-                    f"{self._file.path} gave {len(part):,} bytes where bytes {begin:,} to {end:,} were asked "
-                    "for: it has changed, or its server knows no ranges. Copy it to a disk."
+                    f"{self._path} gave {len(part):,} bytes where bytes {begin:,} to {end:,} were asked for: "
+                    "it has changed, or its server knows no ranges. Copy it to a disk."
                 )
         return parts
 
 
-def _find_local(path: str) -> tuple[int, int]:
+OpenBytes: TypeAlias = LocalBytes | RemoteBytes
+
+
+def unreadable(path: str, error: Exception) -> DataError:
+    """Make the error of a file that the file system, or the decompression, refuses."""
+    reason = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
+    return DataError(f"{path} cannot be read: {reason}.")
+
+
+def _look_at(path: str, descriptor: int | None = None) -> tuple[int, int]:
+    """Return the size and the stamp of a file."""
+    if is_remote(path):
+        return _look_at_url(path)
     try:
-        status = Path(path).stat()
+        status = os.stat(path if descriptor is None else descriptor)  # noqa: PTH116 - takes a third of Path.stat
     except (OSError, ValueError) as error:  # ValueError: a null character
-        raise ByteFile(path, 0, 0).unreadable(error) from error
+        raise unreadable(path, error) from error
     return status.st_size, status.st_mtime_ns
 
 
-def _find_remote(url: str) -> tuple[int, int]:
+def _look_at_url(url: str) -> tuple[int, int]:
     files, name = file_system(url)
     try:
         info: dict[str, Any] = files.info(name)
     except Exception as error:  # of any file system
-        raise ByteFile(url, 0, 0).unreadable(error) from error
+        raise unreadable(url, error) from error
     if info.get("size") is None:
         raise DataError(f"{url} does not tell its size, so no part of it can be read. Copy it to a disk.")
     version = [str(info[key]) for key in _VERSION_KEYS if key in info]

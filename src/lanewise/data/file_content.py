@@ -6,7 +6,7 @@ from typing import IO, Any, Self
 
 from fsspec.compression import compr
 
-from lanewise.data.byte_file import ByteFile
+from lanewise.data.byte_file import ByteFile, unreadable
 from lanewise.errors import DataError
 
 try:
@@ -47,7 +47,7 @@ class FileContent:
             DataError: if they cannot be read, or the file has changed.
         """
         if not self._file.is_remote:
-            self._file.check_place()
+            self._file.check()
         parts = []
         try:
             if self._content is None:  # what is no such file may be refused here already
@@ -58,7 +58,7 @@ class FileContent:
         except DataError:
             raise
         except Exception as error:  # of any compression
-            raise DamagedContentError(*self._file.unreadable(error).args) from error
+            raise DamagedContentError(*unreadable(self._file.path, error).args) from error
         return b"".join(parts)
 
     def __enter__(self) -> Self:

@@ -182,8 +182,10 @@ def _index_file(
     on_error: OnError,
 ) -> _Indexed:
     try:
-        folder = Path(cache_dir).expanduser() if cache_dir else _cache_folder()
-        path = folder.absolute() / _name(file, separator)
+        folder = Path(cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lanewise"))
+        folder = folder.expanduser().absolute()
+        key = os.fsencode(file.path) + b"\0" + separator
+        path = folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.records"
         if (index := _load(path, file, on_error)) is not None:
             return _Indexed(index)
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,15 +204,6 @@ def _index_file(
         index = _read(in_memory, file, None)
         assert index is not None, "it was written now"
         return _Indexed(index, is_new=True, unkept=error)
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lanewise"
-
-
-def _name(file: ByteFile, separator: bytes) -> str:
-    key = os.fsencode(file.path) + b"\0" + separator
-    return hashlib.blake2b(key, digest_size=16).hexdigest() + ".records"
 
 
 @contextmanager
@@ -260,16 +253,16 @@ def _write(out: IO[bytes], file: ByteFile, separator: bytes, pool: Executor, on_
 
 
 def _write_parts(out: IO[bytes], file: ByteFile, parts: Iterable[Entries]) -> None:
-    num_entries, longest, end = 0, 0, 0
-    hashed, checksum = hashlib.blake2b(digest_size=16), 0
+    num_entries = longest = checksum = 0
+    end: int | None = None
+    hashed = hashlib.blake2b(digest_size=16)
     out.seek(_HEADER.size)
-    for part in parts:
-        if len(part):
-            lengths = np.diff(part["offset"], prepend=end if num_entries else part["offset"][0])
-            longest, end = max(longest, int(lengths.max())), int(part["offset"][-1])
+    for part in filter(len, parts):
+        offsets, written = part["offset"], part.tobytes()
+        longest = max(longest, int(np.diff(offsets, prepend=offsets[0] if end is None else end).max()))
+        end = int(offsets[-1])
         num_entries += len(part)
-        hashed.update(part["offset"].tobytes())
-        written = part.tobytes()
+        hashed.update(offsets.tobytes())
         checksum = crc32(written, checksum)
         out.write(written)
     known = (_MAGIC, file.size, file.stamp, num_entries - 1, longest, hashed.digest(), checksum)
@@ -300,7 +293,7 @@ def _read(kept: IO[bytes], file: ByteFile, path: Path | None) -> RecordIndex | N
     if num_bytes != ENTRY.itemsize * (num_records + 1):
         return None
     if path is not None and num_bytes > _MAX_LOADED_BYTES:
-        entries = _map(path, num_records + 1)
+        entries: Entries = np.memmap(path, ENTRY, "r", _HEADER.size, (num_records + 1,))
     else:
         kept.seek(_HEADER.size)
         data = kept.read()
@@ -309,10 +302,6 @@ def _read(kept: IO[bytes], file: ByteFile, path: Path | None) -> RecordIndex | N
             return None
     index = RecordIndex(file, entries, longest, digest.hex(), path)
     return index if file.compression or index.offsets[-1] == file.size else None
-
-
-def _map(path: Path, length: int) -> Entries:
-    return np.memmap(path, ENTRY, "r", _HEADER.size, (length,))
 
 
 def _open_regular(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:

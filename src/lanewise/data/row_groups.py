@@ -1,7 +1,7 @@
 """The row groups of Parquet files, as the footers describe them, and cursors over each."""
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -9,9 +9,12 @@ from lanewise.data.byte_file import ByteFile
 from lanewise.data.digest import digest
 from lanewise.errors import DataError
 
-if TYPE_CHECKING:
+_MISSING: ImportError | None = None
+try:
     import pyarrow as pa
     import pyarrow.parquet as pq
+except ImportError as import_error:
+    _MISSING = import_error
 
 ROWS_PER_CHUNK = 512
 """How many rows are decoded at a time. With 64 cursors in turn, 512 is twice as fast as 64."""
@@ -42,6 +45,7 @@ class _File(NamedTuple):
     footer: "pq.FileMetaData"
 
 
+@final
 class RowGroups:
     """The row groups of Parquet files, numbered through: blocks that are read from their start.
 
@@ -58,7 +62,11 @@ class RowGroups:
     """
 
     def __init__(self, paths: Sequence[str], columns: Sequence[str] | None) -> None:
-        _import_parquet()
+        if _MISSING is not None:
+            raise DataError(
+                f"Parquet files are read with pyarrow, which cannot be imported: {_MISSING}. "
+                "Run: pip install 'lanewise[parquet]'"
+            ) from _MISSING
         self.read_bytes = 0
         """Bytes that cursors read."""
         self._files: list[_File] = []
@@ -102,52 +110,44 @@ class RowGroups:
             DamagedRowsError: if it cannot be decoded.
             DataError: if the file was changed since its footer was read.
         """
-        import pyarrow as pa  # noqa: PLC0415 - of an extra
-
         found, group = self._find(block)
         file = found.file
-        num_chunks, num_left = 0, int(self.num_rows[block])
+        first, num_rows = 0, int(self.num_rows[block])
         try:
             with file.stream(self._count) as opened:
                 batches = self._decode(found, opened, group)
-                while num_left:
+                for first in range(0, num_rows, ROWS_PER_CHUNK):
                     batch = next(batches, None)
-                    expected = min(ROWS_PER_CHUNK, num_left)
+                    expected = min(ROWS_PER_CHUNK, num_rows - first)
                     if batch is None or batch.num_rows != expected:
                         raise pa.ArrowInvalid(
                             f"{expected} rows came as {batch.num_rows if batch else 'none'}"
                         )
                     if not file.is_remote:
-                        file.check_place()
-                    num_left -= expected
+                        file.check()
                     yield batch
-                    num_chunks += 1
         except (pa.ArrowException, OSError) as error:
-            file.check_place()
+            file.check()
             what = (
-                f"The {self.place(block)} cannot be decoded after row {num_chunks * ROWS_PER_CHUNK:,}: "
+                f"The {self.place(block)} cannot be decoded after row {first:,}: "
                 f"{' '.join(str(error).split())}"
             )
-            raise DamagedRowsError(
-                f'{what} Write the file again, or leave such rows out with on_error="skip".', what, num_chunks
-            ) from error
+            message = f'{what} Write the file again, or leave such rows out with on_error="skip".'
+            raise DamagedRowsError(message, what, first // ROWS_PER_CHUNK) from error
 
     def _decode(self, found: _File, opened: Any, group: int) -> Generator["pa.RecordBatch", None, None]:
-        import pyarrow as pa  # noqa: PLC0415 - of an extra
-
-        batches = (
-            _import_parquet()
-            .ParquetFile(
-                opened,
-                metadata=found.footer,
-                buffer_size=_REMOTE_BUFFER_BYTES if found.file.is_remote else _BUFFER_BYTES,
-                pre_buffer=False,  # it would read the whole row group into memory
-                page_checksum_verification=True,  # where the file has checksums; costs nothing measurable
-            )
-            .iter_batches(ROWS_PER_CHUNK, row_groups=[group], columns=self.schema.names, use_threads=False)
+        names = self.schema.names
+        stored = pq.ParquetFile(
+            opened,
+            metadata=found.footer,
+            buffer_size=_REMOTE_BUFFER_BYTES if found.file.is_remote else _BUFFER_BYTES,
+            pre_buffer=False,  # it would read the whole row group into memory
+            page_checksum_verification=True,  # where the file has checksums; costs nothing measurable
         )
-        for batch in batches:
-            columns = [batch.column(name) for name in self.schema.names]
+        for batch in stored.iter_batches(
+            ROWS_PER_CHUNK, row_groups=[group], columns=names, use_threads=False
+        ):
+            columns = [batch.column(name) for name in names]
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)  # which looks dictionaries up
 
     def _find(self, block: int) -> tuple[_File, int]:
@@ -166,31 +166,17 @@ class RowGroups:
                 )
 
 
-def _import_parquet() -> Any:
-    try:
-        import pyarrow.parquet  # noqa: PLC0415 - of an extra
-    except ImportError as error:
-        raise DataError(
-            f"Parquet files are read with pyarrow, which cannot be imported: {error}. "
-            "Run: pip install 'lanewise[parquet]'"
-        ) from error
-    return pyarrow.parquet
-
-
 def _read_footer(path: str) -> _File:
-    import pyarrow as pa  # noqa: PLC0415 - of an extra
-
     file = ByteFile.find(path)
     try:
         with file.stream(lambda _: None) as opened:
-            return _File(file, _import_parquet().ParquetFile(opened, pre_buffer=False).metadata)
+            return _File(file, pq.ParquetFile(opened, pre_buffer=False).metadata)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} ({file.size:,} bytes) cannot be read as Parquet: {error}") from error
 
 
 def _plain_schema(footer: "pq.FileMetaData") -> "pa.Schema":
     """Return the columns of a file; one with a dictionary, which each chunk would hold, as what it means."""
-    import pyarrow as pa  # noqa: PLC0415 - of an extra
 
     def plain(kind: Any) -> Any:
         return kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -199,8 +185,6 @@ def _plain_schema(footer: "pq.FileMetaData") -> "pa.Schema":
 
 
 def _select(schema: "pa.Schema", columns: Sequence[str], path: str) -> "pa.Schema":
-    import pyarrow as pa  # noqa: PLC0415 - of an extra
-
     for name in columns:
         if (num_named := len(schema.get_all_field_indices(name))) != 1:
             columns_there = ", ".join(schema.names)

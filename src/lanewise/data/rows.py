@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 
-from lanewise.data.ragged import Ragged
+from lanewise.data.sequences import Ragged
 from lanewise.errors import DataError
 
 if TYPE_CHECKING:

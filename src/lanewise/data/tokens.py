@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lanewise.data.byte_file import ByteFile, LocalBytes
+from lanewise.data.byte_file import ByteFile, LocalBytes, unreadable
 from lanewise.data.file_dataset import FileDataset
 from lanewise.data.open_files import OpenFiles
 from lanewise.data.source_file import Paths, list_files
@@ -129,7 +129,7 @@ class _TokenFile(NamedTuple):
         try:
             array = np.lib.format.open_memmap(file.path, mode="r")
         except (OSError, ValueError) as error:
-            raise file.unreadable(error) from error
+            raise unreadable(file.path, error) from error
         if array.ndim != 1:
             raise DataError(f"{file.path} is an array of shape {list(array.shape)}. Write it as a 1-d array.")
         _check_integers(file.path, array.dtype)

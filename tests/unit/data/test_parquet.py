@@ -18,9 +18,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
+import lanewise.data
 from lanewise.collate import collate
 from lanewise.data import LaneReader, ParquetDataset
-from lanewise.data.byte_file import ByteStream
+from lanewise.data.byte_file import ByteStream, unreadable
 from lanewise.errors import DataError
 from lanewise.lanes import LaneTurn
 
@@ -240,8 +241,11 @@ def test_wrong_arguments_are_told(folder):
 
 def test_without_pyarrow_the_error_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    for module in ("parquet", "row_groups"):
+        monkeypatch.delitem(sys.modules, f"lanewise.data.{module}")
+    dataset_class = lanewise.data.ParquetDataset  # imported anew
     with pytest.raises(DataError, match=r"Run: pip install 'lanewise\[parquet\]'"):
-        ParquetDataset(f"{folder}/*.parquet")
+        dataset_class(f"{folder}/*.parquet")
 
 
 def damage(path: Path, group: int, column: int, share: float) -> None:
@@ -307,7 +311,7 @@ def test_what_a_disk_refuses_is_not_left_out(tmp_path, monkeypatch):
     dataset = ParquetDataset(tmp_path / "a", on_error="skip")
 
     def refuse(self, buffer):
-        raise self._file.unreadable(OSError(5, "Input/output error"))
+        raise unreadable(self._file.path, OSError(5, "Input/output error"))
 
     monkeypatch.setattr(ByteStream, "readinto", refuse)
     with pytest.raises(DataError, match="a cannot be read: Input/output error"):
