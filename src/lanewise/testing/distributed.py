@@ -71,13 +71,15 @@ def _collect(forks: list[Fork], folder: Path, timeout_seconds: float) -> list[An
             raise TimeoutError(f"ranks {pending} did not end within {timeout_seconds} s")
         failures: list[tuple[float, int, str]] = []
         for rank in pending:  # one that has said why it fails may not have ended yet
-            file = folder / f"result-{rank}"
-            if file.exists():
-                seconds, is_error, results[rank] = pickle.loads(file.read_bytes())  # noqa: S301 - from our own process
-                if is_error:
-                    failures.append((seconds, rank, results[rank]))
-            elif rank in ended:
-                raise RuntimeError(f"rank {rank} ended without a result")
+            try:
+                told = (folder / f"result-{rank}").read_bytes()
+                seconds, is_error, results[rank] = pickle.loads(told)  # noqa: S301 - from our own process
+            except (FileNotFoundError, EOFError, pickle.UnpicklingError):
+                if rank in ended:
+                    raise RuntimeError(f"rank {rank} ended without a result") from None
+                continue
+            if is_error:
+                failures.append((seconds, rank, results[rank]))
         if failures:  # the first one: others may have lost their connection to it
             _, rank, value = min(failures)
             raise RuntimeError(f"rank {rank} failed:\n{value}")
