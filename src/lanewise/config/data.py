@@ -12,7 +12,7 @@ ORDERS = {
     name: f"lanewise.lanes.{name.capitalize()}Order"
     for name in ("shuffled", "sequential", "blocked", "bucketed", "weighted")
 }
-"""The sample orders that have a name, and their classes."""
+"""The sample orders that have a name, and their classes; nothing else lists them."""
 
 
 def _order_is_known(class_path: str) -> str | None:

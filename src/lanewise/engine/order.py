@@ -4,27 +4,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 from lanewise.config import ORDERS
 from lanewise.errors import ConfigError, DataError
-from lanewise.lanes import (
-    BlockedOrder,
-    BucketedOrder,
-    OrderInputs,
-    SampleOrder,
-    SequentialOrder,
-    ShuffledOrder,
-    WeightedOrder,
-)
-
-_CLASSES: Mapping[str, type[SampleOrder]] = {
-    "shuffled": ShuffledOrder,
-    "sequential": SequentialOrder,
-    "blocked": BlockedOrder,
-    "bucketed": BucketedOrder,
-    "weighted": WeightedOrder,
-}
+from lanewise.lanes import OrderInputs, SampleOrder
 
 
 @dataclass(frozen=True)
@@ -42,17 +27,17 @@ class OrderChoice:
         Raises:
             ConfigError: if there is no such name.
         """
+        chosen: Any = make
         if isinstance(make, str):
-            if make not in _CLASSES:
+            if make not in ORDERS:
                 raise ConfigError(f"order must be one of {', '.join(ORDERS)}, or a SampleOrder: got {make}.")
-            return cls(_CLASSES[make], {"class_path": ORDERS[make], "init_args": {}})
-        named: Any = make.func if isinstance(make, partial) else make
-        own = {known: ORDERS[name] for name, known in _CLASSES.items()}
-        class_path = own.get(named, f"{named.__module__}.{named.__qualname__}")
-        arguments = make.keywords if isinstance(make, partial) else {}
-        return cls(
-            make, json.loads(json.dumps({"class_path": class_path, "init_args": arguments}, default=str))
-        )
+            chosen = resolve_name(ORDERS[make])
+        named = chosen.func if isinstance(chosen, partial) else chosen
+        known = {resolve_name(class_path): class_path for class_path in ORDERS.values()}
+        class_path = known.get(named, f"{named.__module__}.{named.__qualname__}")
+        arguments = chosen.keywords if isinstance(chosen, partial) else {}
+        spec = json.loads(json.dumps({"class_path": class_path, "init_args": arguments}, default=str))
+        return cls(chosen, spec)
 
     @classmethod
     def default(cls, dataset: Any) -> "OrderChoice":
