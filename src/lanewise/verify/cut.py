@@ -76,7 +76,7 @@ def _probe_cut(subject: Subject, changed_buffers: Sequence[str]) -> CutProbe:
     if len(samples) < 2:
         return CutProbe(None, None, why_not="a micro-batch is a single sample")
     if len({digest(subject.collate(samples, seed)) for seed in (0, 1)}) > 1:
-        why_not = "collate draws random numbers, which would be others for another cut"
+        why_not = "collate makes another micro-batch of equal samples, by random numbers or by what it keeps"
         return CutProbe(None, None, why_not=why_not)
     subject.model.eval()
     if len({_loss_of(subject, samples, seed) for seed in (0, 1)}) > 1:

@@ -11,8 +11,8 @@ from lanewise.verify.read import Reads
 
 _INFLUENCES = {
     "forward": (
-        "the forward gives a sample other outputs beside other samples, in evaluation mode too, as where "
-        "padding is not masked"
+        "a sample has other outputs beside other samples, in evaluation mode too, as where padding is not "
+        "masked or collate mixes samples"
     ),
     "loss": "the loss compares samples of a micro-batch with each other, as one with negatives among them",
     "unknown": (
