@@ -3,9 +3,10 @@
 import gc
 import itertools
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -124,6 +125,61 @@ def test_state_in_a_closure_is_named():
     task.again()
     task.part()
     assert changed(before, hidden_state(model, task=task)) == ["task.again.count", "task.part.function.count"]
+
+
+class Shared:
+    seen = 0
+
+
+LOCAL = threading.local()
+
+
+@cache
+def remembered(number: int) -> int:
+    return number
+
+
+def helped() -> None:
+    SEEN["helped"] = SEEN.get("helped", 0) + 1
+
+
+class Using:
+    """Keeps state where its methods reach it by a name of their module."""
+
+    def by_a_function(self) -> None:
+        helped()
+
+    def by_a_class(self) -> None:
+        Shared.seen += 1
+
+    def by_thread(self) -> None:
+        LOCAL.count = getattr(LOCAL, "count", 0) + 1
+
+    def by_cache(self) -> None:
+        remembered(len(SEEN))
+
+    @torch.no_grad()
+    def by_default(self, *, seen: list[int] = []) -> None:  # noqa: B006 - that is the mistake
+        seen.append(1)
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        ("by_a_function", "helped.SEEN.helped"),
+        ("by_a_class", "Shared.seen"),
+        ("by_thread", "LOCAL.count"),
+        ("by_cache", "remembered.cache"),
+        ("by_default", "__wrapped__.seen.0"),
+    ],
+)
+def test_state_that_a_method_reaches_by_name_is_named(way, name, monkeypatch):
+    monkeypatch.setitem(globals(), "SEEN", {})
+    remembered.cache_clear()
+    task, model = Using(), nn.Linear(1, 1)
+    before = hidden_state(model, task=task)
+    getattr(task, way)()
+    assert changed(before, hidden_state(model, task=task)) == [f"task.Using.{way}.{name}"]
 
 
 def test_modules_that_are_not_of_the_model_count_with_their_weights():
