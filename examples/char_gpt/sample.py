@@ -12,7 +12,7 @@ from lanewise.config.load import load_config
 
 run_dir = Path(sys.argv[1])
 config = load_config(str(run_dir / "config.yaml"))
-add_search_path(config)
+add_search_path(config.search_path)
 task = build("task", config.task)
 model = task.build_model().eval()
 for when in ("before", "after"):

@@ -48,7 +48,7 @@ def train_and_measure(world: World, config: RunConfig, batch: LaneBatch | None =
         config: the run.
         batch: what each lane is given; None: its own micro-batch.
     """
-    add_search_path(config)
+    add_search_path(config.search_path)
     task: Any = build_task(config)
     dataset = task.train_dataset()
     task.train_dataset = lambda: dataset
@@ -72,7 +72,7 @@ def train_and_measure(world: World, config: RunConfig, batch: LaneBatch | None =
 def ratios(name: str, reducers: tuple[str, ...], **overrides: Any) -> dict[str, float]:
     """What plan says / what was measured on the process that needs most, by reducer; two devices."""
     config = load_example(name, **overrides)
-    add_search_path(config)
+    add_search_path(config.search_path)
     batch = largest_batch(config)
     measured = measure(config, batch, "cpu").measured
     found = {}

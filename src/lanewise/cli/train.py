@@ -58,7 +58,7 @@ def _describe_configuration(given: Given) -> str:
     from lanewise.config.classes import describe_classes
 
     config = load_config(given[_CONFIG], given.overrides)
-    add_search_path(config)
+    add_search_path(config.search_path)
     return f"{write_keys()}\n{describe_classes(config)}"
 
 

@@ -4,61 +4,31 @@ What reads files (`load`, `override`) and imports the user's classes (`classes`)
 needs neither, and their parsers take longer to import than all of this.
 """
 
-from lanewise.config.class_config import ClassConfig
-from lanewise.config.data import ORDERS, DataConfig, OrderConfig
-from lanewise.config.distributed import (
-    Backend,
-    CompressionName,
-    DistributedConfig,
-    Equality,
-    FSDPConfig,
-    ReducerName,
-)
-from lanewise.config.memory import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
-from lanewise.config.pins import pin_environment, pinned_variables
-from lanewise.config.run import (
-    MAY_DIFFER,
-    BatchConfig,
-    CheckpointConfig,
-    EarlyStoppingConfig,
-    EvaluateConfig,
-    EveryConfig,
-    LogConfig,
-    Mode,
-    PrecisionName,
-    RunConfig,
-    TrainConfig,
-    powersgd_meets_no_overflow,
-)
-from lanewise.config.scheduler import SchedulerConfig
-
-__all__ = [
-    "MAY_DIFFER",
-    "ORDERS",
-    "ActivationCheckpointingConfig",
-    "Backend",
-    "BatchConfig",
-    "CheckpointConfig",
-    "ClassConfig",
-    "CompileConfig",
-    "CompressionName",
-    "DataConfig",
-    "DistributedConfig",
-    "EarlyStoppingConfig",
-    "Equality",
-    "EvaluateConfig",
-    "EveryConfig",
-    "FSDPConfig",
-    "LogConfig",
-    "MemoryConfig",
-    "Mode",
-    "OrderConfig",
-    "PrecisionName",
-    "ReducerName",
-    "RunConfig",
-    "SchedulerConfig",
-    "TrainConfig",
-    "pin_environment",
-    "pinned_variables",
-    "powersgd_meets_no_overflow",
-]
+from lanewise.config.class_path import ClassConfig as ClassConfig
+from lanewise.config.data import ORDERS as ORDERS
+from lanewise.config.data import DataConfig as DataConfig
+from lanewise.config.data import OrderConfig as OrderConfig
+from lanewise.config.distributed import Backend as Backend
+from lanewise.config.distributed import CompressionName as CompressionName
+from lanewise.config.distributed import DistributedConfig as DistributedConfig
+from lanewise.config.distributed import Equality as Equality
+from lanewise.config.distributed import FSDPConfig as FSDPConfig
+from lanewise.config.distributed import ReducerName as ReducerName
+from lanewise.config.memory import ActivationCheckpointingConfig as ActivationCheckpointingConfig
+from lanewise.config.memory import CompileConfig as CompileConfig
+from lanewise.config.memory import MemoryConfig as MemoryConfig
+from lanewise.config.pins import pin_environment as pin_environment
+from lanewise.config.pins import pinned_variables as pinned_variables
+from lanewise.config.run import MAY_DIFFER as MAY_DIFFER
+from lanewise.config.run import BatchConfig as BatchConfig
+from lanewise.config.run import CheckpointConfig as CheckpointConfig
+from lanewise.config.run import EarlyStoppingConfig as EarlyStoppingConfig
+from lanewise.config.run import EvaluateConfig as EvaluateConfig
+from lanewise.config.run import EveryConfig as EveryConfig
+from lanewise.config.run import LogConfig as LogConfig
+from lanewise.config.run import Mode as Mode
+from lanewise.config.run import PrecisionName as PrecisionName
+from lanewise.config.run import RunConfig as RunConfig
+from lanewise.config.run import TrainConfig as TrainConfig
+from lanewise.config.run import powersgd_meets_no_overflow as powersgd_meets_no_overflow
+from lanewise.config.scheduler import SchedulerConfig as SchedulerConfig

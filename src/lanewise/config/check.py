@@ -1,14 +1,14 @@
 """Turns a plain tree of mappings into the configuration's dataclasses and reports every mistake at once.
 
 The dataclasses are the schema: field names are the keys, type hints say what a value must be, markers such as
-`Annotated[int, AtLeast(1)]` give its range, and `RULES` hold what several fields must fulfil together.
+`Annotated[int, at_least(1)]` give its range, and `RULES` hold what several fields must fulfil together.
 Each mistake is one line that stands alone: the dotted key, the value, what is needed, and the remedy.
 """
 
 import difflib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -27,9 +27,9 @@ _MOST_SUGGESTIONS = 10  # each takes a moment to find
 class Section:
     """Base of the configuration's dataclasses: one that breaks its types, ranges or rules cannot be made."""
 
-    RULES: ClassVar[tuple[Callable[..., str | None], ...]] = ()
+    RULES: ClassVar[tuple[Callable[..., Iterable[str]], ...]] = ()
     """What fields must fulfil together: functions whose parameters are the names of fields. Each runs when
-    its fields are valid by themselves, and returns the mistake or None."""
+    its fields are valid by themselves, and yields the mistakes."""
 
     MOVED: ClassVar[Mapping[str, str]] = {}
     """Keys that the section had once, and the dotted keys that took their place."""
@@ -57,22 +57,20 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
         ConfigError: lists every mistake of the tree.
     """
     names = [field.name for field in _fields(cls)]
+    section = key or "the configuration"
     if isinstance(tree, str) and cls.TEXT_KEY:
         tree = {cls.TEXT_KEY: tree}
     if not isinstance(tree, Mapping):
-        section = key or "the configuration"
         raise ConfigError(f"{section} must be a section with the keys {', '.join(names)}: got {show(tree)}.")
     prefix = f"{key}." if key else ""
     others = [name for name in tree if name not in names]
     unknown = [
-        f"{prefix}{name} is not a key of {key or 'the configuration'}. {_suggest_key(cls, name, prefix)}"
+        f"{prefix}{name} is not a key of {section}. {_suggest_key(cls, name, prefix)}"
         for name in others[:_MOST_SUGGESTIONS]
     ]
     if len(others) > _MOST_SUGGESTIONS:
-        unknown.append(
-            f"{len(others) - _MOST_SUGGESTIONS:,} more keys do not belong to "
-            f"{key or 'the configuration'}. Remove them."
-        )
+        num_more = len(others) - _MOST_SUGGESTIONS
+        unknown.append(f"{num_more:,} more keys do not belong to {section}. Remove them.")
     values, mistakes = _read_fields(cls, tree, key)
     if unknown or mistakes:
         raise ConfigError(*unknown, *mistakes)
@@ -91,7 +89,7 @@ def _suggest_key(cls: type[Section], name: object, prefix: str) -> str:
 def _keys_below(cls: type[Section]) -> Iterator[str]:
     """Yield the dotted keys of the sections in a section."""
     for name, hint in get_type_hints(cls).items():
-        if isinstance(hint, type) and issubclass(hint, Section):
+        if _is_section(hint):
             for key in (*(field.name for field in _fields(hint)), *_keys_below(hint)):
                 yield f"{name}.{key}"
 
@@ -145,9 +143,8 @@ def _read_fields(
             )
     for rule in cls.RULES:
         needed = inspect.signature(rule).parameters
-        if all(name in values for name in needed):
-            mistake = rule(**{name: values[name] for name in needed})
-            mistakes += [mistake] if mistake else []
+        if needed.keys() <= values.keys():
+            mistakes += rule(**{name: values[name] for name in needed})
     return values, mistakes
 
 
@@ -158,42 +155,24 @@ def _read_value(hint: Any, value: Any, key: str) -> Any:
         if value is None and NoneType in get_args(hint):
             return None
         options = [option for option in get_args(hint) if option is not NoneType]
-        meant = _option_meant(options, value)
-        if len(options) > 1 and not _is_list(meant) and not _is_valid(_without_ranges(meant), value):
+        meant = [option for option in options if _fits(option, value)] or options
+        if len(options) > 1 and meant is options:
             raise ConfigError(f"{key} must be {' or '.join(map(_needed, options))}: got {show(value)}.")
-        return _read_value(meant, value, key)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"{key} must be {_needed(hint)}: got {show(value)}{_remedy(hint, value)}")
-        return tuple(_read_items(get_args(hint)[0], value, key))
+        return _read_value(meant[0], value, key)
     if origin is Annotated:
-        wanted, *ranges = get_args(hint)
+        wanted, *marks = get_args(hint)
         value = _read_value(wanted, value, key)
-        for mark in ranges:
+        for mark in marks:
             if not mark.holds(value):
-                raise ConfigError(f"{key} must be {mark}: got {show(value)}.")
+                raise ConfigError(f"{key} must be {mark.text}: got {show(value)}.")
         return value
-    if origin is None and issubclass(hint, Section):
+    if _is_section(hint):
         return value if isinstance(value, hint) else read_section(hint, value, key)
-    if _is_valid(hint, value):
-        return float(value) if hint is float else value
-    raise ConfigError(f"{key} must be {_needed(hint)}: got {show(value)}{_remedy(hint, value)}")
-
-
-def _option_meant(options: Sequence[Any], value: object) -> Any:
-    """Choose the type of a union that a value is meant to have; the first one where it fits none."""
-    alike = [one for one in options if isinstance(value, list | tuple) == _is_list(one)] or options
-    return next(
-        (one for one in alike if not _is_list(one) and _is_valid(_without_ranges(one), value)), alike[0]
-    )
-
-
-def _is_list(hint: Any) -> bool:
-    return get_origin(hint) is tuple
-
-
-def _without_ranges(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if not _fits(hint, value):
+        raise ConfigError(f"{key} must be {_needed(hint)}: got {show(value)}{_remedy(hint, value)}")
+    if origin is tuple:
+        return tuple(_read_items(get_args(hint)[0], value, key))
+    return float(value) if hint is float else value
 
 
 def _read_items(hint: Any, values: Iterable[object], key: str) -> list[Any]:
@@ -210,23 +189,32 @@ def _read_items(hint: Any, values: Iterable[object], key: str) -> list[Any]:
     return items
 
 
-def _is_valid(hint: Any, value: object) -> bool:
-    """Tell whether a value fits a type hint that is neither a union, a range nor a section."""
-    if get_origin(hint) is Literal:
+def _fits(hint: Any, value: object) -> bool:
+    """Tell whether a value is of a type hint that is neither a union nor a section, whatever its marks."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _fits(get_args(hint)[0], value)
+    if origin is Literal:
         return value in get_args(hint)
-    if get_origin(hint) is Mapping:
+    if origin is tuple:
+        return isinstance(value, list | tuple)
+    if origin is Mapping:
         return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, (int, float) if hint is float else hint)
 
 
+def _is_section(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Section)
+
+
 def _needed(hint: Any) -> str:
     """Say what kind of value a type hint asks for."""
     origin = get_origin(hint)
     if origin is Annotated:
-        wanted, *ranges = get_args(hint)
-        return f"{_needed(wanted)} {' and '.join(map(str, ranges))}"
+        wanted, *marks = get_args(hint)
+        return f"{_needed(wanted)} {' and '.join(mark.text for mark in marks)}"
     if origin in (Union, UnionType):
         return " or ".join(map(_needed, get_args(hint)))
     if origin is Literal:
@@ -235,7 +223,7 @@ def _needed(hint: Any) -> str:
         return "a mapping of names to values"
     if origin is tuple:
         return f"a list, each item {_needed(get_args(hint)[0])}"
-    if issubclass(hint, Section):
+    if _is_section(hint):
         return f"a section with the keys {', '.join(field.name for field in _fields(hint))}"
     return _KINDS[hint]
 
@@ -255,7 +243,7 @@ def _remedy(hint: Any, value: object) -> str:
         return f". Did you mean {near}?" if near else "."
     if isinstance(value, str) and hint is bool and value.lower() in _BOOLEANS:
         return f", which is text. Write {_BOOLEANS[value.lower()]}."
-    if isinstance(value, str) and _is_list(hint):
+    if isinstance(value, str) and get_origin(hint) is tuple:
         return f". Write [{value}]."
     if isinstance(value, str):
         return f", which is text. Write {_needed(hint)}{', without quotes' if _is_number(value) else ''}."

@@ -1,24 +1,35 @@
-"""From a `class_path` to the class, or to a mistake that says why it cannot be imported."""
+"""An object that a configuration names by its class, and how the class is imported."""
 
 import importlib
 import pkgutil
 import sys
 import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
-from lanewise.config.check import nearest, show, suggest
-from lanewise.config.class_config import ClassConfig
-from lanewise.config.run import RunConfig
+from lanewise.config.check import Section, nearest, show, suggest
 from lanewise.errors import ConfigError, text_of
 
 
-def add_search_path(config: RunConfig) -> None:
-    """Let modules be imported from the folder of the configuration, before any other place.
+@dataclass(frozen=True, kw_only=True)
+class ClassConfig(Section):
+    """An object to build: its class and its constructor's arguments."""
+
+    class_path: str
+    """The class, as `module.Class`."""
+    init_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the constructor by name; those that only the running program knows are left out."""
+
+
+def add_search_path(search_path: str | None) -> None:
+    """Let modules be imported from the search_path of a configuration, before any other place.
 
     Every process calls it before it resolves a class. It is not undone: a task may import modules later.
     """
-    if config.search_path is not None and sys.path[:1] != [config.search_path]:
-        sys.path.insert(0, config.search_path)
+    if search_path is not None and sys.path[:1] != [search_path]:
+        sys.path.insert(0, search_path)
 
 
 def resolve_class(key: str, config: ClassConfig) -> type:

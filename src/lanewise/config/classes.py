@@ -15,8 +15,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from lanewise.config.check import read_section, show, suggest
-from lanewise.config.class_config import ClassConfig
-from lanewise.config.class_path import resolve_class
+from lanewise.config.class_path import ClassConfig, resolve_class
 from lanewise.config.optimizer import refuse_optimizer
 from lanewise.config.run import RunConfig
 from lanewise.config.trust import REMEDY, is_known, named_in, refusing_imports_from

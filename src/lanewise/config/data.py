@@ -1,12 +1,12 @@
 """The section `data`: in which order samples come, and who loads them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from lanewise.config.check import Section, suggest
-from lanewise.config.class_config import ClassConfig
-from lanewise.config.marks import AtLeast
+from lanewise.config.class_path import ClassConfig
+from lanewise.config.marks import at_least
 
 ORDERS = {
     name: f"lanewise.lanes.{name.capitalize()}Order"
@@ -15,13 +15,12 @@ ORDERS = {
 """The sample orders that have a name, and their classes; nothing else lists them."""
 
 
-def _order_is_known(class_path: str) -> str | None:
-    if "." in class_path or class_path in ORDERS:
-        return None
-    return (
-        f"data.order must be {', '.join(ORDERS)}, or the class_path of a lanewise.lanes.SampleOrder: "
-        f"got {class_path}. {suggest(class_path, ORDERS)}"
-    )
+def _order_is_known(class_path: str) -> Iterator[str]:
+    if "." not in class_path and class_path not in ORDERS:
+        yield (
+            f"data.order must be {', '.join(ORDERS)}, or the class_path of a lanewise.lanes.SampleOrder: "
+            f"got {class_path}. {suggest(class_path, ORDERS)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ class OrderConfig(ClassConfig):
 class DataConfig(Section):
     """How samples are ordered and loaded."""
 
-    num_workers: Annotated[int, AtLeast(0)] = 0
+    num_workers: Annotated[int, at_least(0)] = 0
     """Loader processes of each device; 0: samples are loaded in the training process."""
     order: OrderConfig | None = None
     """Order of an epoch's samples; unset: blocked for a dataset in blocks, else shuffled."""

@@ -75,7 +75,7 @@ def _type_name(hint: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(_type_name(option) for option in arguments if option is not NoneType)
     if origin is Annotated:
-        return ", ".join([_type_name(arguments[0]), *(str(mark) for mark in arguments[1:])])
+        return ", ".join([_type_name(arguments[0]), *(mark.text for mark in arguments[1:])])
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin is tuple:

@@ -1,17 +1,18 @@
 """The section `distributed`: which devices carry the lanes, how gradients are reduced, and what must hold."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from lanewise.config.check import Section
-from lanewise.config.marks import AtLeast
+from lanewise.config.marks import at_least
 
 ReducerName = Literal["ddp", "fsdp", "single", "data_parallel", "balanced_data_parallel"]
 Equality = Literal["close", "exact"]
 CompressionName = Literal["bf16", "fp16", "powersgd"]
 Backend = Literal["auto", "gloo", "nccl"]
-Devices = Annotated[int, AtLeast(1)] | tuple[str, ...]
+Devices = Annotated[int, at_least(1)] | tuple[str, ...]
 
 
 def _count(devices: Devices) -> int:
@@ -22,59 +23,60 @@ def _count(devices: Devices) -> int:
 _TYPE = r"[a-z][a-z0-9_]*"
 
 
-def _device_type_is_one_word(device_type: str) -> str | None:
-    if re.fullmatch(_TYPE, device_type):
-        return None
-    return (
-        "distributed.device_type must be auto, cpu, or what torch calls an accelerator, such as cuda or mps: "
-        f"got {device_type}. To choose among several devices, list them in distributed.devices."
-    )
+def _device_type_is_one_word(device_type: str) -> Iterator[str]:
+    if not re.fullmatch(_TYPE, device_type):
+        yield (
+            "distributed.device_type must be auto, cpu, or what torch calls an accelerator, such as cuda or "
+            f"mps: got {device_type}. To choose among several devices, list them in distributed.devices."
+        )
 
 
-def _device_names_are_of_one_type(devices: Devices | None, device_type: str, backend: Backend) -> str | None:
+def _device_names_are_of_one_type(
+    devices: Devices | None, device_type: str, backend: Backend
+) -> Iterator[str]:
     if devices is None or isinstance(devices, int):
-        return None
+        return
     listed = ", ".join(devices)
     types = {name.partition(":")[0] for name in devices}
-    if (
-        not devices
-        or not all(re.fullmatch(rf"cpu|(?!cpu:){_TYPE}:(0|[1-9]\d*)", name) for name in devices)
-        or len(types) > 1
-    ):
-        return (
+    are_names = all(re.fullmatch(rf"cpu|(?!cpu:){_TYPE}:(0|[1-9]\d*)", name) for name in devices)
+    if not are_names or len(types) != 1:
+        yield (
             f"distributed.devices must be a number, or a list of devices of one type: got [{listed}]. "
             "Write [cuda:0, cuda:1], or [cpu, cpu]."
         )
-    if device_type != "auto" and {device_type} != types:
-        return (
+    elif device_type not in ("auto", *types):
+        yield (
             f"distributed.device_type contradicts distributed.devices: got {device_type} and [{listed}]. "
             "Leave device_type out."
         )
-    if backend == "nccl" and len(set(devices)) < len(devices):
-        return (
+    elif backend == "nccl" and len(set(devices)) < len(devices):
+        yield (
             f"distributed.backend nccl needs a GPU for each process: got [{listed}]. "
             "Use distributed.backend=gloo, or other devices."
         )
-    return None
 
 
-def _single_reduces_one_device(devices: Devices | None, reducer: ReducerName) -> str | None:
-    if reducer != "single" or devices is None or _count(devices) == 1:
-        return None
-    return (
-        f"distributed.reducer single needs distributed.devices 1: got {_count(devices)} devices. "
-        f"Use distributed.reducer=ddp, or distributed.devices=1."
-    )
+def _reducer_has_its_devices(devices: Devices | None, reducer: ReducerName) -> Iterator[str]:
+    num_devices = None if devices is None else _count(devices)
+    if reducer == "single" and num_devices not in (None, 1):
+        yield (
+            f"distributed.reducer single needs distributed.devices 1: got {num_devices} devices. "
+            f"Use distributed.reducer=ddp, or distributed.devices=1."
+        )
+    if reducer == "fsdp" and num_devices == 1:
+        yield (
+            "distributed.reducer fsdp shares the weights among processes: got distributed.devices 1. "
+            "Use more devices, or distributed.reducer=single."
+        )
 
 
-def _nccl_runs_on_gpus(devices: Devices | None, device_type: str, backend: Backend) -> str | None:
+def _nccl_runs_on_gpus(devices: Devices | None, device_type: str, backend: Backend) -> Iterator[str]:
     is_on_cpu = device_type == "cpu" or (isinstance(devices, tuple) and "cpu" in devices)
-    if backend != "nccl" or not is_on_cpu:
-        return None
-    return (
-        "distributed.backend nccl needs GPUs: got processes on the CPU. "
-        "Use distributed.backend=gloo, or distributed.device_type=cuda."
-    )
+    if backend == "nccl" and is_on_cpu:
+        yield (
+            "distributed.backend nccl needs GPUs: got processes on the CPU. "
+            "Use distributed.backend=gloo, or distributed.device_type=cuda."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,90 +92,71 @@ class FSDPConfig(Section):
     """Whether weights, gradients and the optimizer's state are kept in host memory between the blocks."""
 
 
-def _fsdp_shares_among_processes(devices: Devices | None, reducer: ReducerName) -> str | None:
-    if reducer != "fsdp" or devices is None or _count(devices) > 1:
-        return None
-    return (
-        "distributed.reducer fsdp shares the weights among processes: got distributed.devices 1. "
-        "Use more devices, or distributed.reducer=single."
-    )
-
-
-def _exact_shards_are_plain(reducer: ReducerName, equality: Equality, fsdp: FSDPConfig) -> str | None:
+def _exact_shards_are_plain(reducer: ReducerName, equality: Equality, fsdp: FSDPConfig) -> Iterator[str]:
     if reducer != "fsdp" or equality != "exact":
-        return None
+        return
     if fsdp.param_dtype != "float32":
-        return (
+        yield (
             "distributed.fsdp.param_dtype rounds weights as no other reducer does, so it cannot be exact: "
             f"got {fsdp.param_dtype} and distributed.equality exact. "
             "Use param_dtype=float32, or distributed.equality=close."
         )
     if fsdp.cpu_offload:
-        return (
+        yield (
             "distributed.fsdp.cpu_offload cannot be exact: got true and distributed.equality exact. "
             "Use cpu_offload=false, or distributed.equality=close."
         )
-    return None
 
 
-def _offloads_from_gpus(reducer: ReducerName, device_type: str, fsdp: FSDPConfig) -> str | None:
-    if reducer != "fsdp" or device_type != "cpu" or not fsdp.cpu_offload:
-        return None
-    return (
-        "distributed.fsdp.cpu_offload needs GPUs: got true and distributed.device_type cpu, "
-        "where everything is in host memory. Leave it out."
-    )
+def _offloads_from_gpus(reducer: ReducerName, device_type: str, fsdp: FSDPConfig) -> Iterator[str]:
+    if reducer == "fsdp" and device_type == "cpu" and fsdp.cpu_offload:
+        yield (
+            "distributed.fsdp.cpu_offload needs GPUs: got true and distributed.device_type cpu, "
+            "where everything is in host memory. Leave it out."
+        )
 
 
-def _optimizer_is_shared_among_whole_models(shard_optimizer: bool, reducer: ReducerName) -> str | None:
-    if not shard_optimizer or reducer == "ddp":
-        return None
-    if reducer == "fsdp":
-        return (
+def _only_ddp_has_options(
+    reducer: ReducerName, shard_optimizer: bool, compression: CompressionName | None, sync_batch_norm: bool
+) -> Iterator[str]:
+    if reducer == "ddp":
+        return
+    if shard_optimizer and reducer == "fsdp":
+        yield (
             "distributed.shard_optimizer is for distributed.reducer ddp: got fsdp, which shares out the "
             "optimizer's state by itself. Leave shard_optimizer out."
         )
+    elif shard_optimizer:
+        yield _is_for_ddp("shard_optimizer", f"{reducer}, where one process has the optimizer")
+    if compression is not None:
+        yield _is_for_ddp("compression", f"{compression} and {reducer}")
+    if sync_batch_norm:
+        yield _is_for_ddp("sync_batch_norm", reducer)
+
+
+def _is_for_ddp(name: str, got: str) -> str:
     return (
-        f"distributed.shard_optimizer is for distributed.reducer ddp: got {reducer}, where one process has "
-        "the optimizer. Use distributed.reducer=ddp, or leave shard_optimizer out."
+        f"distributed.{name} is for distributed.reducer ddp: got {got}. "
+        f"Use distributed.reducer=ddp, or leave {name} out."
     )
 
 
-def _compressed_sums_are_close(
-    compression: CompressionName | None, reducer: ReducerName, equality: Equality
-) -> str | None:
-    if compression is None:
-        return None
-    if reducer != "ddp":
-        return (
-            f"distributed.compression is for distributed.reducer ddp: got {compression} and {reducer}. "
-            "Use distributed.reducer=ddp, or leave compression out."
-        )
-    if equality == "exact":
-        return (
+def _exact_ddp_has_few_options(
+    reducer: ReducerName, equality: Equality, compression: CompressionName | None, sync_batch_norm: bool
+) -> Iterator[str]:
+    if reducer != "ddp" or equality != "exact":
+        return
+    if compression is not None:
+        yield (
             f"distributed.compression rounds what processes send, so it cannot be exact: got {compression} "
             "and distributed.equality exact. Leave compression out, or use distributed.equality=close."
         )
-    return None
-
-
-def _synchronised_statistics_are_close(
-    sync_batch_norm: bool, reducer: ReducerName, equality: Equality
-) -> str | None:
-    if not sync_batch_norm:
-        return None
-    if reducer != "ddp":
-        return (
-            f"distributed.sync_batch_norm is for distributed.reducer ddp: got {reducer}. "
-            "Use distributed.reducer=ddp, or leave sync_batch_norm out."
-        )
-    if equality == "exact":
-        return (
+    if sync_batch_norm:
+        yield (
             "distributed.sync_batch_norm depends on the number of processes, so it cannot be exact: got "
             "distributed.equality exact. Leave sync_batch_norm out: BatchNorm's statistics are merged over "
             "the lanes after each step. Or use distributed.equality=close."
         )
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,14 +166,12 @@ class DistributedConfig(Section):
     RULES = (
         _device_type_is_one_word,
         _device_names_are_of_one_type,
-        _single_reduces_one_device,
+        _reducer_has_its_devices,
         _nccl_runs_on_gpus,
-        _fsdp_shares_among_processes,
         _exact_shards_are_plain,
         _offloads_from_gpus,
-        _optimizer_is_shared_among_whole_models,
-        _compressed_sums_are_close,
-        _synchronised_statistics_are_close,
+        _only_ddp_has_options,
+        _exact_ddp_has_few_options,
     )
 
     devices: Devices | None = None
@@ -206,7 +187,7 @@ class DistributedConfig(Section):
     backend: Backend = "auto"
     """Library of the collectives; auto: torch's default for the device type, such as nccl for cuda and gloo
     for cpu; gloo where processes share a device."""
-    threads: Annotated[int, AtLeast(1)] = 1
+    threads: Annotated[int, at_least(1)] = 1
     """Intra-op CPU threads of each process; never derived, since it changes the order of float additions."""
     fsdp: FSDPConfig = field(default_factory=FSDPConfig)
     """How the reducer fsdp shards the model."""
@@ -219,7 +200,7 @@ class DistributedConfig(Section):
     sync_batch_norm: bool = False
     """Whether BatchNorm normalises over the lanes that processes run at once, as torch's SyncBatchNorm does.
     It depends on the layout, and needs the reducer ddp in close, accelerators, and data.drop_last."""
-    max_restarts: Annotated[int, AtLeast(0)] = 0
+    max_restarts: Annotated[int, at_least(0)] = 0
     """How often the processes are started again when one fails; they go on from the newest checkpoint."""
 
     @property

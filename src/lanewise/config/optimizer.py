@@ -6,8 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
-from lanewise.config.class_config import ClassConfig
-from lanewise.config.class_path import resolve_class
+from lanewise.config.class_path import ClassConfig, resolve_class
 from lanewise.config.run import RunConfig
 from lanewise.config.scheduler import SchedulerConfig
 from lanewise.errors import ConfigError

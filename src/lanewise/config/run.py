@@ -1,13 +1,14 @@
 """The configuration of a run: a tree of frozen dataclasses whose field names are the keys of the file."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from lanewise.config.check import Section
-from lanewise.config.class_config import ClassConfig
+from lanewise.config.class_path import ClassConfig
 from lanewise.config.data import DataConfig
 from lanewise.config.distributed import DistributedConfig
-from lanewise.config.marks import Above, AtLeast, Below, PathLike, expand_user
+from lanewise.config.marks import A_PATH, above, at_least, below, expand_user
 from lanewise.config.memory import CompileConfig, MemoryConfig
 from lanewise.config.scheduler import SchedulerConfig
 from lanewise.errors import ConfigError
@@ -21,19 +22,17 @@ MAY_DIFFER = ("lanes", "dataset", "seed", "num_steps", "max_grad_norm", "ema_dec
 
 def _global_batch_is_whole_micro_batches(
     global_batch_size: int, micro_batch_size: int | Literal["auto"]
-) -> str | None:
+) -> Iterator[str]:
     if micro_batch_size == "auto":
-        return None
-    rest = global_batch_size % micro_batch_size
-    if rest == 0:
-        return None
-    multiples = {global_batch_size - rest, global_batch_size - rest + micro_batch_size} - {0}
-    nearest_first = sorted(multiples, key=lambda size: abs(size - global_batch_size))
-    return (
-        f"batch.global_batch_size must be a multiple of batch.micro_batch_size: "
-        f"got {global_batch_size} and {micro_batch_size}. "
-        f"Use global_batch_size={' or '.join(map(str, nearest_first))}, or another micro_batch_size."
-    )
+        return
+    if rest := global_batch_size % micro_batch_size:
+        multiples = {global_batch_size - rest, global_batch_size - rest + micro_batch_size} - {0}
+        nearest_first = sorted(multiples, key=lambda size: abs(size - global_batch_size))
+        yield (
+            f"batch.global_batch_size must be a multiple of batch.micro_batch_size: "
+            f"got {global_batch_size} and {micro_batch_size}. "
+            f"Use global_batch_size={' or '.join(map(str, nearest_first))}, or another micro_batch_size."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +41,9 @@ class BatchConfig(Section):
 
     RULES = (_global_batch_is_whole_micro_batches,)
 
-    global_batch_size: Annotated[int, AtLeast(1)]
+    global_batch_size: Annotated[int, at_least(1)]
     """Samples of one optimizer step, over all lanes."""
-    micro_batch_size: Annotated[int, AtLeast(1)] | Literal["auto"]
+    micro_batch_size: Annotated[int, at_least(1)] | Literal["auto"]
     """Samples of one lane's forward; auto: the largest that fits, measured when the run begins. The model
     depends on it, so that another machine may train another one: the run's config.yaml has the number."""
 
@@ -52,6 +51,13 @@ class BatchConfig(Section):
     def num_lanes(self) -> int:
         """The number of lanes of the run, on any number of devices; the largest possible one in `auto`."""
         return self.global_batch_size // (1 if self.micro_batch_size == "auto" else self.micro_batch_size)
+
+    def describe_lanes(self) -> str:
+        """Say how many lanes there are, and why."""
+        return (
+            f"{self.num_lanes} lanes (batch.global_batch_size {self.global_batch_size} / "
+            f"batch.micro_batch_size {self.micro_batch_size})"
+        )
 
     @property
     def samples_per_lane(self) -> int:
@@ -63,18 +69,17 @@ class BatchConfig(Section):
         """Raise ConfigError for `auto`, where another number than the run's would be found."""
         if self.micro_batch_size == "auto":
             raise ConfigError(
-                f"{command} needs the number that batch.micro_batch_size stands for: got auto, which another "
-                "machine may find another number for. Give that of the run's config.yaml, or another one."
+                f"{command} needs the number that batch.micro_batch_size stands for: got auto, for which "
+                "another machine may find another number. Give that of the run's config.yaml, or another one."
             )
 
 
-def _some_end_is_given(epochs: int | None, max_steps: int | None) -> str | None:
-    if epochs is not None or max_steps is not None:
-        return None
-    return (
-        "train.epochs or train.max_steps must be given: got null for both. "
-        "Set one, or both: whichever comes first ends the run."
-    )
+def _some_end_is_given(epochs: int | None, max_steps: int | None) -> Iterator[str]:
+    if epochs is None and max_steps is None:
+        yield (
+            "train.epochs or train.max_steps must be given: got null for both. "
+            "Set one, or both: whichever comes first ends the run."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +89,17 @@ class TrainConfig(Section):
     RULES = (_some_end_is_given,)
     MOVED: ClassVar = {"warmup_steps": "scheduler.warmup"}
 
-    run_dir: Annotated[str, PathLike()]
+    run_dir: Annotated[str, A_PATH]
     """Folder that the run writes into, relative to the working directory; ~ is the user's folder."""
-    epochs: Annotated[int, AtLeast(1)] | None = None
+    epochs: Annotated[int, at_least(1)] | None = None
     """Passes over the training data after which the run ends; unset: no limit."""
-    max_steps: Annotated[int, AtLeast(1)] | None = None
+    max_steps: Annotated[int, at_least(1)] | None = None
     """Optimizer steps after which the run ends; unset: no limit."""
-    seed: Annotated[int, AtLeast(0), Below(2**63)] = 0
+    seed: Annotated[int, at_least(0), below(2**63)] = 0
     """Seed of the weights, the sample order and every lane's random numbers."""
-    max_grad_norm: Annotated[float, Above(0)] | None = None
+    max_grad_norm: Annotated[float, above(0)] | None = None
     """Largest L2 norm of the whole gradient, which is scaled down beyond it; unset: no clipping."""
-    ema_decay: Annotated[float, Above(0), Below(1)] | None = None
+    ema_decay: Annotated[float, above(0), below(1)] | None = None
     """Keep an exponential moving average of the weights, which is what gets evaluated; unset: none."""
 
     def __post_init__(self) -> None:
@@ -106,7 +111,7 @@ class TrainConfig(Section):
 class LogConfig(Section):
     """How often metrics are written and shown, besides after the first step and the last one."""
 
-    every_steps: Annotated[int, AtLeast(1)] = 10
+    every_steps: Annotated[int, at_least(1)] = 10
     """Optimizer steps from one line to the next; progress is shown as often, so set 1 for slow steps."""
     gradients: bool = False
     """Whether a line has the norm of each parameter's gradient, before clipping."""
@@ -120,19 +125,19 @@ class EarlyStoppingConfig(Section):
     """Metric that is followed, as `set/metric`."""
     mode: Mode
     """Whether more of that metric is better, or less."""
-    patience: Annotated[int, AtLeast(1)]
+    patience: Annotated[int, at_least(1)]
     """How many evaluations one after the other may find nothing better; the last of them ends the run."""
-    min_delta: Annotated[float, AtLeast(0)] = 0.0
-    """By how much more than this a value must be better than the best before, to count as better."""
+    min_delta: Annotated[float, at_least(0)] = 0.0
+    """A value counts as better if it is better than the best one before it by more than this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(Section):
     """When the task's eval datasets are evaluated, besides at the end, and which model is the best."""
 
-    every_epochs: Annotated[int, AtLeast(1)] = 1
+    every_epochs: Annotated[int, at_least(1)] = 1
     """Epochs from one evaluation to the next."""
-    every_steps: Annotated[int, AtLeast(1)] | None = None
+    every_steps: Annotated[int, at_least(1)] | None = None
     """Optimizer steps from one evaluation to the next, instead of epochs."""
     best: str | None = None
     """Metric by which the best model is kept, as `set/metric`; unset: only the last model is kept."""
@@ -146,11 +151,11 @@ class EvaluateConfig(Section):
 class EveryConfig(Section):
     """How often; several together mean whichever comes first."""
 
-    steps: Annotated[int, AtLeast(1)] | None = None
+    steps: Annotated[int, at_least(1)] | None = None
     """Optimizer steps from one to the next."""
-    epochs: Annotated[int, AtLeast(1)] | None = None
+    epochs: Annotated[int, at_least(1)] | None = None
     """Epochs from one to the next."""
-    seconds: Annotated[float, Above(0)] | None = None
+    seconds: Annotated[float, above(0)] | None = None
     """Seconds from one to the next, by the clock of rank 0."""
 
 
@@ -160,106 +165,98 @@ class CheckpointConfig(Section):
 
     every: EveryConfig = field(default_factory=lambda: EveryConfig(seconds=600.0))
     """How often to save; every ten minutes by default."""
-    keep_last: Annotated[int, AtLeast(1)] = 2
+    keep_last: Annotated[int, at_least(1)] = 2
     """How many of the newest checkpoints are kept."""
-    keep_best: Annotated[int, AtLeast(0)] = 0
+    keep_best: Annotated[int, at_least(0)] = 0
     """How many are kept besides, of those with the best value of evaluate.best."""
-    preempt_seconds: Annotated[float, Above(0)] = 60.0
+    preempt_seconds: Annotated[float, above(0)] = 60.0
     """How long a save may take after SIGTERM or SIGUSR1."""
 
 
-def _best_checkpoints_have_a_metric(checkpoint: CheckpointConfig, evaluate: EvaluateConfig) -> str | None:
-    if not checkpoint.keep_best or evaluate.best is not None:
-        return None
-    return (
-        f"checkpoint.keep_best needs a metric to compare by: got {checkpoint.keep_best} and evaluate.best "
-        "unset. Set evaluate.best, for example to held_out/loss."
-    )
+def _best_checkpoints_have_a_metric(checkpoint: CheckpointConfig, evaluate: EvaluateConfig) -> Iterator[str]:
+    if checkpoint.keep_best and evaluate.best is None:
+        yield (
+            f"checkpoint.keep_best needs a metric to compare by: got {checkpoint.keep_best} and "
+            "evaluate.best unset. Set evaluate.best, for example to held_out/loss."
+        )
 
 
-def _every_device_has_a_lane(batch: BatchConfig, distributed: DistributedConfig) -> str | None:
-    num_devices = distributed.num_devices
-    if num_devices is None or num_devices <= batch.num_lanes:
-        return None
-    return (
-        f"distributed.devices must be at most the number of lanes, as each device needs at least one lane: "
-        f"got {num_devices} devices and {batch.num_lanes} lanes (batch.global_batch_size "
-        f"{batch.global_batch_size} / batch.micro_batch_size {batch.micro_batch_size}). "
-        f"Use distributed.devices={batch.num_lanes}, or a smaller micro_batch_size."
-    )
+def _every_device_has_a_lane(batch: BatchConfig, distributed: DistributedConfig) -> Iterator[str]:
+    num_devices = distributed.num_devices or 1
+    if num_devices > batch.num_lanes:
+        yield (
+            f"distributed.devices must be at most the number of lanes, as each device needs at least one "
+            f"lane: got {num_devices} devices and {batch.describe_lanes()}. "
+            f"Use distributed.devices={batch.num_lanes}, or a smaller micro_batch_size."
+        )
 
 
-def _weights_travel_as_they_are_used(distributed: DistributedConfig, precision: PrecisionName) -> str | None:
+def _weights_travel_as_they_are_used(
+    distributed: DistributedConfig, precision: PrecisionName
+) -> Iterator[str]:
     dtype = distributed.fsdp.param_dtype
-    if distributed.reducer != "fsdp" or dtype in ("float32", precision):
-        return None
-    return (
-        f"distributed.fsdp.param_dtype {dtype} needs precision {dtype}: got precision {precision}. "
-        f"Use precision={dtype}, or param_dtype=float32."
-    )
+    if distributed.reducer == "fsdp" and dtype not in ("float32", precision):
+        yield (
+            f"distributed.fsdp.param_dtype {dtype} needs precision {dtype}: got precision {precision}. "
+            f"Use precision={dtype}, or param_dtype=float32."
+        )
 
 
-def _blocks_run_again_whole(memory: MemoryConfig, compile: CompileConfig | None) -> str | None:  # noqa: A002
-    if memory.activation_checkpointing is None or compile is None or compile.blocks == "auto":
-        return None
-    return (
-        "memory.activation_checkpointing runs blocks again, and compile.blocks whole leaves none: got both. "
-        "Use compile.blocks=auto."
-    )
-
-
-def _gathered_blocks_are_compiled(
+def _whole_models_have_no_blocks(
+    memory: MemoryConfig,
     compile: CompileConfig | None,  # noqa: A002
     distributed: DistributedConfig,
-) -> str | None:
-    if distributed.reducer != "fsdp" or compile is None or compile.blocks == "auto":
-        return None
-    return (
-        "distributed.reducer fsdp gathers weights between the blocks, and compile.blocks whole compiles them "
-        "into one function: got both. Use compile.blocks=auto, or distributed.reducer=ddp."
-    )
+) -> Iterator[str]:
+    if compile is None or compile.blocks == "auto":
+        return
+    if memory.activation_checkpointing is not None:
+        yield (
+            "memory.activation_checkpointing runs blocks again, and compile.blocks whole leaves none: got "
+            "both. Use compile.blocks=auto."
+        )
+    if distributed.reducer == "fsdp":
+        yield (
+            "distributed.reducer fsdp gathers weights between the blocks, and compile.blocks whole compiles "
+            "them into one function: got both. Use compile.blocks=auto, or distributed.reducer=ddp."
+        )
 
 
 def _inputs_are_offloaded_from_accelerators(
     memory: MemoryConfig, distributed: DistributedConfig
-) -> str | None:
+) -> Iterator[str]:
     checkpointing = memory.activation_checkpointing
-    if checkpointing is None or not checkpointing.offload or distributed.device_type != "cpu":
-        return None
-    return (
-        "memory.activation_checkpointing.offload needs an accelerator: got true and distributed.device_type "
-        "cpu, where everything is in host memory. Leave it out."
-    )
+    if checkpointing is not None and checkpointing.offload and distributed.device_type == "cpu":
+        yield (
+            "memory.activation_checkpointing.offload needs an accelerator: got true and "
+            "distributed.device_type cpu, where everything is in host memory. Leave it out."
+        )
 
 
-def powersgd_meets_no_overflow(distributed: DistributedConfig, precision: PrecisionName) -> str | None:
-    """Say that PowerSGD would keep an overflow of fp16 in its memory for good; None where it cannot."""
-    if distributed.compression != "powersgd" or precision != "fp16":
-        return None
-    return (
-        "distributed.compression powersgd remembers what it left out, and so an overflow of fp16 for ever: "
-        "got precision fp16. Use precision=bf16, or distributed.compression=fp16."
-    )
+def powersgd_meets_no_overflow(distributed: DistributedConfig, precision: PrecisionName) -> Iterator[str]:
+    """Say that PowerSGD would keep an overflow of fp16 in its memory for good."""
+    if distributed.compression == "powersgd" and precision == "fp16":
+        yield (
+            "distributed.compression powersgd remembers what it left out, and so an overflow of fp16 for "
+            "ever: got precision fp16. Use precision=bf16, or distributed.compression=fp16."
+        )
 
 
 def _processes_run_equally_many_lanes(
     batch: BatchConfig, data: DataConfig, distributed: DistributedConfig
-) -> str | None:
+) -> Iterator[str]:
     if not distributed.sync_batch_norm:
-        return None
+        return
     if batch.num_lanes % (distributed.num_devices or 1):
-        return (
-            "distributed.sync_batch_norm needs as many lanes on each device: got "
-            f"{batch.num_lanes} lanes (batch.global_batch_size {batch.global_batch_size} / "
-            f"batch.micro_batch_size {batch.micro_batch_size}) and distributed.devices "
-            f"{distributed.num_devices}. Use a number of devices that divides the lanes."
+        yield (
+            f"distributed.sync_batch_norm needs as many lanes on each device: got {batch.describe_lanes()} "
+            f"and distributed.devices {distributed.num_devices}. Use a number of devices that divides the "
+            "lanes."
         )
-    if not data.drop_last:
-        return (
+    elif not data.drop_last:
+        yield (
             "distributed.sync_batch_norm needs as many lanes on each device in every step, which the partial "
             "last one of an epoch may not have: got data.drop_last false. Use data.drop_last=true."
         )
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,8 +267,7 @@ class RunConfig(Section):
         _every_device_has_a_lane,
         _best_checkpoints_have_a_metric,
         _weights_travel_as_they_are_used,
-        _blocks_run_again_whole,
-        _gathered_blocks_are_compiled,
+        _whole_models_have_no_blocks,
         _inputs_are_offloaded_from_accelerators,
         powersgd_meets_no_overflow,
         _processes_run_equally_many_lanes,
@@ -305,6 +301,6 @@ class RunConfig(Section):
     """What observes the run on rank 0, besides the progress bar, metrics.jsonl and TensorBoard's events."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Devices and reduction."""
-    search_path: Annotated[str, PathLike()] | None = None
+    search_path: Annotated[str, A_PATH] | None = None
     """Folder that class_path modules are imported from first; load_config makes it absolute, and takes the
     folder of the configuration file if it is unset."""

@@ -1,51 +1,48 @@
 """How the learning rate changes over a run: by a name that knows the run's length, or by a class."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from lanewise.config.check import Section, show
-from lanewise.config.class_config import ClassConfig
-from lanewise.config.marks import AtLeast, Below
+from lanewise.config.class_path import ClassConfig
+from lanewise.config.marks import at_least, below
 
 SchedulerName = Literal["linear", "cosine", "wsd"]
 
-Steps = Annotated[int, AtLeast(0)] | Annotated[float, AtLeast(0), Below(1)]
+Steps = Annotated[int, at_least(0)] | Annotated[float, at_least(0), below(1)]
 """A number of steps, or a part of those of the run."""
 
 WSD_DECAY = 0.2
 
 
-def _one_kind_is_given(name: SchedulerName | None, class_path: str | None, warmup: float) -> str | None:
+def _one_kind_is_given(name: SchedulerName | None, class_path: str | None, warmup: float) -> Iterator[str]:
     if name is not None and class_path is not None:
-        return (
+        yield (
             f"scheduler.name and scheduler.class_path exclude each other: got {name} and {class_path}. "
             "Leave one of them out."
         )
-    if name is not None or class_path is not None or warmup:
-        return None
-    return (
-        "scheduler.name, scheduler.class_path or scheduler.warmup must be given: got none of them. "
-        "Set scheduler.name to linear, cosine or wsd, or leave the section out."
-    )
+    if name is None and class_path is None and not warmup:
+        yield (
+            "scheduler.name, scheduler.class_path or scheduler.warmup must be given: got none of them. "
+            "Set scheduler.name to linear, cosine or wsd, or leave the section out."
+        )
 
 
-def _arguments_have_a_class(class_path: str | None, init_args: Mapping[str, Any]) -> str | None:
-    if class_path is not None or not init_args:
-        return None
-    return (
-        f"scheduler.init_args are those of scheduler.class_path: got {show(init_args)} and no class_path. "
-        "Leave them out, or name the class."
-    )
+def _arguments_have_a_class(class_path: str | None, init_args: Mapping[str, Any]) -> Iterator[str]:
+    if init_args and class_path is None:
+        yield (
+            f"scheduler.init_args are those of scheduler.class_path: got {show(init_args)} and no "
+            "class_path. Leave them out, or name the class."
+        )
 
 
-def _only_wsd_has_a_decay(name: SchedulerName | None, decay: float | None) -> str | None:
-    if decay is None or name == "wsd":
-        return None
-    return (
-        f"scheduler.decay is of scheduler.name wsd: got decay {decay} and name {show(name)}. "
-        "Leave it out: linear and cosine decay from the warm-up to the end."
-    )
+def _only_wsd_has_a_decay(name: SchedulerName | None, decay: float | None) -> Iterator[str]:
+    if decay is not None and name != "wsd":
+        yield (
+            f"scheduler.decay is of scheduler.name wsd: got decay {decay} and name {show(name)}. "
+            "Leave it out: linear and cosine decay from the warm-up to the end."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,8 +145,8 @@ class Lanes:
             WorldError: if the ranks built different models.
         """
         distributed = replace(self._distributed, compression=compression)
-        if mistake := powersgd_meets_no_overflow(distributed, self._precision_name):
-            raise ConfigError(mistake)
+        if mistakes := list(powersgd_meets_no_overflow(distributed, self._precision_name)):
+            raise ConfigError(*mistakes)
         reducer = build_reducer(model, self._batch.num_lanes, self._world, distributed)
         self._prepared.models.append(model)
         self._prepared.gradients.append(

@@ -40,7 +40,7 @@ def start(job: Job, *, is_fresh: bool) -> Any:
     environment = Environment.from_env(os.environ)
     if environment is not None or not is_fresh:
         pin_environment(distributed.threads, distributed.equality)
-    add_search_path(job.config)
+    add_search_path(job.config.search_path)
     if environment is not None:
         with ExitStack() as stack:
             with refusing_exit(environment.rank):

@@ -1,20 +1,13 @@
 """Starts processes; the contract with those it starts is torchrun's environment."""
 
-from lanewise.launch.failure import ERROR_FILE_VARIABLE, has_agent, record_failure
-from lanewise.launch.fork_server import Fork, fork_server, preload
-from lanewise.launch.launcher import LAUNCHER_PID_VARIABLE, Host, Launcher, Workers
-from lanewise.launch.local import LocalLauncher
-
-__all__ = [
-    "ERROR_FILE_VARIABLE",
-    "LAUNCHER_PID_VARIABLE",
-    "Fork",
-    "Host",
-    "Launcher",
-    "LocalLauncher",
-    "Workers",
-    "fork_server",
-    "has_agent",
-    "preload",
-    "record_failure",
-]
+from lanewise.launch.failure import ERROR_FILE_VARIABLE as ERROR_FILE_VARIABLE
+from lanewise.launch.failure import has_agent as has_agent
+from lanewise.launch.failure import record_failure as record_failure
+from lanewise.launch.fork_server import Fork as Fork
+from lanewise.launch.fork_server import fork_server as fork_server
+from lanewise.launch.fork_server import preload as preload
+from lanewise.launch.launcher import LAUNCHER_PID_VARIABLE as LAUNCHER_PID_VARIABLE
+from lanewise.launch.launcher import Host as Host
+from lanewise.launch.launcher import Launcher as Launcher
+from lanewise.launch.launcher import Workers as Workers
+from lanewise.launch.local import LocalLauncher as LocalLauncher

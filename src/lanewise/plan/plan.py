@@ -47,7 +47,7 @@ def plan(
         TaskError: if the lane cannot be trained.
     """
     config.batch.require_number("plan")
-    add_search_path(config)
+    add_search_path(config.search_path)
     check_classes(config, untrusted=untrusted)
     device_type = config.distributed.device_type
     if device_type == "auto":

@@ -1,24 +1,25 @@
 """The walk over a plain tree: every mistake, each on one line, with its key, its value and the remedy."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
 from lanewise.config.check import Section, read_section, show, suggest
-from lanewise.config.marks import Above, AtLeast, Below
+from lanewise.config.marks import above, at_least, below
 from lanewise.errors import ConfigError
 
 
-def _ends_before_it_starts(start: int, end: int) -> str | None:
-    return f"end {end} is before start {start}" if end < start else None
+def _ends_before_it_starts(start: int, end: int) -> Iterator[str]:
+    if end < start:
+        yield f"end {end} is before start {start}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inner(Section):
-    start: Annotated[int, AtLeast(0)]
-    end: Annotated[int, Below(100)] = 9
+    start: Annotated[int, at_least(0)]
+    end: Annotated[int, below(100)] = 9
     RULES: ClassVar = (_ends_before_it_starts,)
 
 
@@ -26,7 +27,7 @@ class Inner(Section):
 class Outer(Section):
     inner: Inner
     other: Inner | None = None
-    rate: Annotated[float, Above(0)] | None = None
+    rate: Annotated[float, above(0)] | None = None
     flag: bool = True
     name: str = "n"
     mode: Literal["fast", "slow"] = "fast"
@@ -159,7 +160,7 @@ def test_a_section_made_in_python_is_checked_too():
 @dataclass(frozen=True, kw_only=True)
 class Lists(Section):
     parts: tuple[Inner, ...] = ()
-    names: Annotated[int, AtLeast(1)] | tuple[str, ...] | None = None
+    names: Annotated[int, at_least(1)] | tuple[str, ...] | None = None
 
 
 def mistakes_of_lists(**tree: object) -> list[str]:

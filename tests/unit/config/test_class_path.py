@@ -1,12 +1,10 @@
 """A class_path becomes a class, or a mistake that says why it cannot."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
-from lanewise.config import BatchConfig, ClassConfig, RunConfig, TrainConfig
-from lanewise.config.class_path import add_search_path, resolve_class
+from lanewise.config.class_path import ClassConfig, add_search_path, resolve_class
 from lanewise.errors import ConfigError
 
 
@@ -28,16 +26,6 @@ def mistake_of(class_path: str) -> str:
     return mistake
 
 
-def config_in(search_path: Path | None) -> RunConfig:
-    return RunConfig(
-        task=ClassConfig(class_path="a_task_of_mine.Task"),
-        batch=BatchConfig(global_batch_size=1, micro_batch_size=1),
-        train=TrainConfig(run_dir="r", epochs=1),
-        optimizer=ClassConfig(class_path="torch.optim.SGD"),
-        search_path=None if search_path is None else str(search_path),
-    )
-
-
 def test_a_class_of_a_nested_module():
     config = ClassConfig(class_path="collections.abc.Mapping")
     assert resolve_class("task", config).__name__ == "Mapping"
@@ -49,16 +37,16 @@ def test_the_search_path_comes_first_and_once(folder):
         place.mkdir()
         (place / "a_task_of_mine.py").write_text(f"class Task: place = {place.name!r}")
     sys.path.append(str(second))
-    add_search_path(config_in(first))
-    add_search_path(config_in(second))
-    add_search_path(config_in(second))
+    add_search_path(str(first))
+    add_search_path(str(second))
+    add_search_path(str(second))
     assert sys.path[:2] == [str(second), str(first)]
-    assert resolve_class("task", config_in(second).task).place == "second"
+    assert resolve_class("task", ClassConfig(class_path="a_task_of_mine.Task")).place == "second"
 
 
 def test_without_a_search_path_nothing_is_added(folder):
     before = list(sys.path)
-    add_search_path(config_in(None))
+    add_search_path(None)
     assert sys.path == before
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from lanewise.config.check import Section
 from lanewise.config.describe import Key, describe_section
-from lanewise.config.marks import AtLeast, Below
+from lanewise.config.marks import at_least, below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Inner(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Outer(Section):
-    count: Annotated[int, AtLeast(1), Below(9)] = 1
+    count: Annotated[int, at_least(1), below(9)] = 1
     """How many
     there are."""
     rate: float = 1.0
@@ -28,7 +28,7 @@ class Outer(Section):
     """Whether it is."""
     mode: Literal["max", "min"] | None = None
     """Which."""
-    devices: Annotated[int, AtLeast(1)] | tuple[str, ...] = ()
+    devices: Annotated[int, at_least(1)] | tuple[str, ...] = ()
     """Where."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """What else."""

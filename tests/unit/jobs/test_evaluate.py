@@ -58,7 +58,7 @@ def write_run(project: Path, class_path: str, search_path: str | Path | None) ->
 def check(run_dir: Path, *overrides: Override, trust: bool = False) -> None:
     """Do what `lanewise.jobs.start.start` does before any worker starts."""
     config, model_file, untrusted = find_model(run_dir, overrides, trust=trust)
-    add_search_path(config)
+    add_search_path(config.search_path)
     EvaluateJob(config, model_file=model_file, untrusted=untrusted).check(Environment())
 
 
