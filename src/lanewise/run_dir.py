@@ -5,8 +5,8 @@ import logging
 import os
 import socket
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 from lanewise.errors import RunDirError
 from lanewise.run_file import is_full, open_log, reason, remove_leftover, storage_error, writing
@@ -14,63 +14,33 @@ from lanewise.run_file import is_full, open_log, reason, remove_leftover, storag
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@final
 class RunDir:
     """Paths in the folder of a run.
 
     run_dir/
-        config.yaml               the resolved configuration
-        metrics.jsonl             a line for each logged step and for each evaluation
+        config.yaml               the resolved configuration, which `lanewise train` accepts
+        metrics.jsonl             a JSON object for each logged step and for each evaluation
         logs/rank-00000.log       one file for each rank
-        model.safetensors         the trained model
-        averaged.safetensors      the moving average of its weights, if train.ema_decay is set
-        best.safetensors          the best model by evaluate.best, if that is set
+        model.safetensors         the trained weights under the plain module's names
+        averaged.safetensors      the moving average of the weights, if train.ema_decay is set
+        best.safetensors          the weights with the best evaluation so far, if evaluate.best is set
         checkpoints/step-000500/  the state after 500 steps, from which a run goes on
         tensorboard/              event files
         audit/                    what every lane was given, with --audit
     """
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration; `lanewise train` accepts it."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object for each logged step and for each evaluation."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def model(self) -> Path:
-        """The trained weights under the plain module's names."""
-        return self.path / "model.safetensors"
-
-    @property
-    def averaged_model(self) -> Path:
-        """The moving average of the weights."""
-        return self.path / "averaged.safetensors"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of TensorBoard's event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def audit(self) -> Path:
-        """Folder of what every lane was given."""
-        return self.path / "audit"
-
-    @property
-    def best_model(self) -> Path:
-        """The weights with the best evaluation so far."""
-        return self.path / "best.safetensors"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.model = path / "model.safetensors"
+        self.averaged_model = path / "averaged.safetensors"
+        self.best_model = path / "best.safetensors"
+        self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
+        self.audit = path / "audit"
+        self._models = (self.model, self.averaged_model, self.best_model)
 
     def log(self, rank: int) -> Path:
         """The log of one rank."""
@@ -137,10 +107,6 @@ class RunDir:
                 error.strerror,
                 owner,
             )
-
-    @property
-    def _models(self) -> tuple[Path, ...]:
-        return self.model, self.averaged_model, self.best_model
 
     def held(self) -> list[Path]:
         """Return what only a run that took a step leaves; its log and configuration may be written anew."""
