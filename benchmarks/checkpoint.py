@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
-from lanewise.engine.state import take_optimizer
+from lanewise.engine.state.run_state import take_optimizer
 from lanewise.world.world import LocalWorld
 
 Way = Callable[[], object]

@@ -88,7 +88,7 @@ def lanewise_steps(work: Workload) -> nn.Module:
 
     from lanewise.config import RunConfig
     from lanewise.config.check import read_section
-    from lanewise.engine import build_engine
+    from lanewise.engine.engine import build_engine
     from lanewise.jobs.job import Job
     from lanewise.jobs.start import start
 

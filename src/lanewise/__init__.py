@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lanewise.callback import Callback
-    from lanewise.engine.own_loop import Lanes
+    from lanewise.engine.own_loop.lanes import Lanes
     from lanewise.jobs.api import evaluate, predict, train
     from lanewise.task import Loss, Task
     from lanewise.transforms.activation_checkpointing import checkpoint_activations
@@ -25,7 +25,7 @@ __all__ = [
 
 _MODULES = {
     "Callback": "lanewise.callback",
-    "Lanes": "lanewise.engine.own_loop",
+    "Lanes": "lanewise.engine.own_loop.lanes",
     "Loss": "lanewise.task",
     "Task": "lanewise.task",
     "checkpoint_activations": "lanewise.transforms.activation_checkpointing",

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from lanewise.world.accelerator import generator_state, seed_accelerator, set_generator_state
+from lanewise.device.accelerator import generator_state, seed_accelerator, set_generator_state
 
 
 def set_random_state(seed: int) -> None:

@@ -13,8 +13,8 @@ TYPES = re.compile(r"(?<![a-z])(?:cuda|xpu|mps|mtia|hpu)(?![a-z])", re.IGNORECAS
 ALLOWED = {
     "config/distributed.py": ("examples in errors", {"cuda": 4, "mps": 1}),
     "config/optimizer.py": ("where fused optimizers are the default", {"cuda": 1}),
-    "world/determinism.py": ("tf32 is a format of CUDA's matrix products", {"cuda": 2}),
-    "world/accelerator.py": ("what a type lacks", {"mps": 1}),
+    "device/determinism.py": ("tf32 is a format of CUDA's matrix products", {"cuda": 2}),
+    "device/accelerator.py": ("what a type lacks", {"mps": 1}),
 }
 """Of each module: why, and how often which name occurs in it."""
 

@@ -18,8 +18,8 @@ from lanewise.config import (
     RunConfig,
     TrainConfig,
 )
-from lanewise.engine import build_engine
-from lanewise.world.determinism import set_determinism
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import build_engine
 from lanewise.world.shards import whole
 from lanewise.world.world import World
 

@@ -16,7 +16,7 @@ from lanewise.config import (
     PrecisionName,
     RunConfig,
 )
-from lanewise.engine import build_engine
+from lanewise.engine.engine import build_engine
 from lanewise.errors import TaskError, describe
 from lanewise.testing import run_distributed
 from lanewise.verify.trace import run_steps

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.unit.engine.test_own_loop import make_lanes
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
@@ -15,12 +16,14 @@ from torch.utils.data import Dataset, TensorDataset
 from lanewise import Task
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_model, save_model
 from lanewise.config import EvaluateConfig, RunConfig
-from lanewise.engine import Engine, build_engine, build_model, build_run, resume_run
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import Engine, build_engine
+from lanewise.engine.run.build import build_run
+from lanewise.engine.run.model import build_model
+from lanewise.engine.run.resume import resume_run
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
-from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import configure, state_bytes, train
-from tests.unit.engine.test_own_loop import make_lanes
 
 WORLDS = pytest.mark.parametrize("world_size", [2, 3])
 NUM_LANES = 8

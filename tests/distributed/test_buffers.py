@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.lanes import Schedule, lane_ranges
-from lanewise.reduce import LaneBuffers
 from lanewise.testing import run_distributed
 
 NUM_LANES, NUM_STEPS = 5, 4

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Loss, Task
-from lanewise.engine import build_engine
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import build_engine
 from lanewise.lanes import FeistelShuffle
 from lanewise.testing import run_distributed
-from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import Language, configure, train
 
 EITHER = pytest.mark.parametrize("world_size", [1, 3])

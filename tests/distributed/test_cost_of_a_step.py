@@ -17,9 +17,9 @@ from torch.utils.data import Dataset
 
 import lanewise
 from lanewise import Task
-from lanewise.engine import build_engine
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import build_engine
 from lanewise.testing import run_distributed
-from lanewise.world.determinism import set_determinism
 from lanewise.world.world import World
 from tests.distributed.tasks import configure
 

@@ -19,11 +19,11 @@ from torchmetrics import Metric
 
 from lanewise import Callback, Task
 from lanewise.config import ClassConfig, DataConfig, EvaluateConfig, RunConfig, SchedulerConfig
-from lanewise.engine import build_engine
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import build_engine
 from lanewise.errors import DataError
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
-from lanewise.world.determinism import set_determinism
 from lanewise.world.world import World
 from tests.distributed.tasks import configure, state_bytes
 

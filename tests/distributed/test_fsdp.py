@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from lanewise import Loss
 from lanewise.checkpoint import save_model
 from lanewise.config import DistributedConfig, FSDPConfig, RunConfig
-from lanewise.engine import build_engine
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import build_engine
 from lanewise.testing import run_distributed
-from lanewise.world.determinism import set_determinism
 from lanewise.world.shards import is_sharded
 from lanewise.world.world import World
 from tests.distributed.tasks import VOCABULARY, Language, Sentences, configure, state_bytes, train

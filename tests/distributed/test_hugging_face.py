@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from lanewise import Loss
-from lanewise.engine import build_engine
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import build_engine
 from lanewise.testing import run_distributed
-from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import configure, gradients, train
 
 pytest.importorskip("transformers")

@@ -11,11 +11,14 @@ import pytest
 
 from lanewise.checkpoint import CheckpointFolder
 from lanewise.config import CheckpointConfig, DistributedConfig, EveryConfig, LogConfig, RunConfig
-from lanewise.engine import Engine, Saving, build_engine, build_run, resume_run
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import Engine, build_engine
+from lanewise.engine.run.build import build_run
+from lanewise.engine.run.resume import resume_run
+from lanewise.engine.run.saving import Saving
 from lanewise.loggers import JsonlLogger
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
-from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import Language, TinyTransformer, configure
 
 SLOW = pytest.mark.slow

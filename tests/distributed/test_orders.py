@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.unit.engine.test_own_loop import make_lanes, state_of
 from torch.utils.data import Dataset
 
 from lanewise.config import DataConfig, RunConfig
-from lanewise.engine import build_engine
+from lanewise.engine.engine import build_engine
 from lanewise.errors import TaskError
 from lanewise.lanes import BucketedOrder, LaneTurn, OrderInputs, SampleOrder
 from lanewise.testing import run_distributed
 from lanewise.world.world import LocalWorld, World
 from tests.distributed.tasks import Language, Sentences, configure, train
-from tests.unit.engine.test_own_loop import make_lanes, state_of
 
 NUM_SAMPLES = 53
 

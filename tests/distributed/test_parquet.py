@@ -19,7 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lanewise import Loss, Task
 from lanewise.config import DataConfig, DistributedConfig, PrecisionName, RunConfig
 from lanewise.data import ParquetDataset, pad
-from lanewise.engine import build_engine
+from lanewise.engine.engine import build_engine
 from lanewise.testing import run_distributed
 from lanewise.world.world import World
 from tests.distributed.tasks import configure, train

@@ -16,13 +16,14 @@ from lanewise.config.class_path import add_search_path
 from lanewise.config.load import load_config
 from lanewise.config.override import Override
 from lanewise.data import LaneBatch
-from lanewise.engine import build_engine, build_task
+from lanewise.device.live_storage import LiveStorage
+from lanewise.engine.engine import build_engine
+from lanewise.engine.run.model import build_task
 from lanewise.nested import copied
 from lanewise.plan.formulas import peak_memory
 from lanewise.plan.measure import largest_batch, measure
 from lanewise.plan.memory import Layout
 from lanewise.testing import run_distributed
-from lanewise.world.live_storage import LiveStorage
 from lanewise.world.world import LocalWorld, World
 from tests.distributed.tasks import configure
 

@@ -12,9 +12,11 @@ from torch import nn
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
 from lanewise.config import DistributedConfig, FSDPConfig, RunConfig
-from lanewise.engine import Engine, build_run, resume_run
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import Engine
+from lanewise.engine.run.build import build_run
+from lanewise.engine.run.resume import resume_run
 from lanewise.testing import run_distributed
-from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import Language, TinyTransformer, configure, state_bytes, train
 
 IN_PROCESS = ("data_parallel", "balanced_data_parallel")

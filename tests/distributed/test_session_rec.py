@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lanewise.config import DataConfig, DistributedConfig, OrderConfig, RunConfig
-from lanewise.engine import build_engine
+from lanewise.engine.engine import build_engine
 from lanewise.testing import run_distributed
 from lanewise.world.world import World
 from tests.distributed.tasks import configure, train

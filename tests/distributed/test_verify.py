@@ -18,13 +18,13 @@ from torch.utils.data import Dataset
 from lanewise import Task
 from lanewise.cli.main import main
 from lanewise.config import ClassConfig, DataConfig, RunConfig, SchedulerConfig
+from lanewise.device.determinism import set_determinism
 from lanewise.errors import ConfigError
 from lanewise.jobs import start as jobs
 from lanewise.testing import run_distributed
 from lanewise.verify import verify as module
 from lanewise.verify.job import VerifyJob
 from lanewise.verify.report import Report
-from lanewise.world.determinism import set_determinism
 from lanewise.world.world import World
 from tests.distributed import mistakes, strangers
 from tests.distributed.mistakes import CAUSES, GENERATOR, MODELS, NAMES, one_of_each_twin

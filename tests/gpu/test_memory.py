@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lanewise.config import ActivationCheckpointingConfig, BatchConfig, CompileConfig, MemoryConfig
-from lanewise.engine import find_micro_batch_size
+from lanewise.engine.micro_batch import find_micro_batch_size
 from lanewise.errors import ConfigError
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import train

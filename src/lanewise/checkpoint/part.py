@@ -14,7 +14,7 @@ import torch
 
 from lanewise.checkpoint.encode import DTYPES
 from lanewise.checkpoint.manifest import FileEntry, write_durably
-from lanewise.world.accelerator import has_streams
+from lanewise.device.accelerator import has_streams
 
 
 def share_out(num_bytes: Mapping[str, int], num_parts: int) -> list[list[str]]:

@@ -8,20 +8,20 @@ from lanewise.callback import Callback
 from lanewise.checkpoint import save_model
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
-from lanewise.engine.build import build_run
-from lanewise.engine.epoch_reads import EpochReads
-from lanewise.engine.gradient import LaneGradients
-from lanewise.engine.lane import to_device
+from lanewise.device.accelerator import has_streams
 from lanewise.engine.observers import Observers
-from lanewise.engine.run import Run
-from lanewise.engine.saving import Saving
-from lanewise.engine.step import StepReport, TrainStep
-from lanewise.engine.step_metrics import IntervalReport, StepMetrics
+from lanewise.engine.run.build import build_run
+from lanewise.engine.run.run import Run
+from lanewise.engine.run.saving import Saving
+from lanewise.engine.samples.epoch_reads import EpochReads
+from lanewise.engine.step.gradient import LaneGradients
+from lanewise.engine.step.lane import to_device
+from lanewise.engine.step.metrics import IntervalReport, StepMetrics
+from lanewise.engine.step.train_step import StepReport, TrainStep
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.run_dir import RunDir
 from lanewise.task import Task
 from lanewise.transforms import CompilationLog
-from lanewise.world.accelerator import has_streams
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ from dataclasses import replace
 import torch
 
 from lanewise.config import BatchConfig, RunConfig
+from lanewise.device.free_memory import free_bytes
+from lanewise.device.live_storage import LiveStorage
 from lanewise.engine.engine import build_engine
 from lanewise.errors import ConfigError
 from lanewise.task import Task
-from lanewise.world.free_memory import free_bytes
-from lanewise.world.live_storage import LiveStorage
 from lanewise.world.world import LocalWorld, World
 
 logger = logging.getLogger(__name__)

@@ -196,7 +196,7 @@ def _on_all_devices(config: RunConfig) -> RunConfig:
     """Use every accelerator of this machine, unless the user or a launcher says otherwise."""
     if config.distributed.devices is not None or Environment.from_env(os.environ) is not None:
         return config
-    from lanewise.world.device import count_accelerators
+    from lanewise.device.choice import count_accelerators
 
     num_accelerators = count_accelerators(config.distributed.device_type)
     devices = max(1, min(num_accelerators, config.batch.num_lanes))

@@ -16,7 +16,7 @@ from lanewise.jobs.job import Job
 from lanewise.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from lanewise.engine.evaluate import Evaluator
+    from lanewise.engine.evaluation.evaluator import Evaluator
     from lanewise.world.world import World
 
 
@@ -33,7 +33,9 @@ class EvaluateJob(Job):
     def evaluator(self, world: "World") -> "Evaluator":
         """Build what evaluates the model in the file. Collective: every rank must call this."""
         from lanewise.checkpoint import load_model
-        from lanewise.engine import build_evaluator, build_model, build_task, transform
+        from lanewise.engine.evaluation.evaluation import build_evaluator
+        from lanewise.engine.run.model import build_model, build_task
+        from lanewise.engine.run.model_transforms import transform
         from lanewise.errors import TaskError
         from lanewise.precision import Precision
 

@@ -52,7 +52,7 @@ class Job(ABC):
         """
         from lanewise.config.classes import check_classes
         from lanewise.config.optimizer import check_optimizer
-        from lanewise.world.device import choose_backend, choose_devices
+        from lanewise.device.choice import choose_backend, choose_devices
 
         distributed = self.config.distributed
         if distributed.is_one_process and environment.world_size > 1:

@@ -98,10 +98,10 @@ def run_in_world(job: Job, environment: Environment, folder: Path) -> Any:
         environment: the place of this process.
         folder: a temporary one, which the caller removes.
     """
+    from lanewise.device.allocator import set_malloc
+    from lanewise.device.choice import choose_backend, choose_devices
+    from lanewise.device.determinism import set_determinism
     from lanewise.loggers import RankLog
-    from lanewise.world.allocator import set_malloc
-    from lanewise.world.determinism import set_determinism
-    from lanewise.world.device import choose_backend, choose_devices
     from lanewise.world.world import join_world
 
     distributed = job.config.distributed

@@ -17,7 +17,7 @@ from lanewise.run_file import replace_text
 
 if TYPE_CHECKING:
     from lanewise.callback import Callback
-    from lanewise.engine import Run
+    from lanewise.engine.run.run import Run
     from lanewise.loggers import AuditLog
     from lanewise.world.world import World
 
@@ -54,9 +54,12 @@ class TrainJob(Job):
     def run(self, world: "World") -> dict[str, float]:
         """See `Job`."""
         from lanewise.checkpoint import CheckpointFolder
-        from lanewise.engine import Engine, Saving, build_callbacks, build_run, resume_run
+        from lanewise.device.determinism import exact_pins
+        from lanewise.engine.engine import Engine
+        from lanewise.engine.run.build import build_callbacks, build_run
+        from lanewise.engine.run.resume import resume_run
+        from lanewise.engine.run.saving import Saving
         from lanewise.loggers import JsonlLogger, ProgressLogger, TensorBoardLogger
-        from lanewise.world.determinism import exact_pins
 
         if self.config.batch.micro_batch_size == "auto":
             batch = replace(self.config.batch, micro_batch_size=self._micro_batch_size(world))
@@ -98,7 +101,7 @@ class TrainJob(Job):
 
     def _micro_batch_size(self, world: "World") -> int:
         """Return what `auto` stands for: what it stood for when the run began. Collective."""
-        from lanewise.engine import find_micro_batch_size
+        from lanewise.engine.micro_batch import find_micro_batch_size
 
         of_run: object = None
         if world.rank == 0 and self._goes_on and self.run_dir.config.exists():

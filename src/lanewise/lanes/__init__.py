@@ -1,10 +1,11 @@
 """Lanes as pure integers: who carries them, what they read, how their sums meet, which seeds they use."""
 
-from lanewise.lanes.blocked import BlockedOrder
-from lanewise.lanes.bucketed import BucketedOrder
-from lanewise.lanes.feistel import FeistelShuffle
 from lanewise.lanes.layout import lane_ranges
-from lanewise.lanes.order import OrderInputs, SampleOrder, SequentialOrder, ShuffledOrder
+from lanewise.lanes.orders.blocked import BlockedOrder
+from lanewise.lanes.orders.bucketed import BucketedOrder
+from lanewise.lanes.orders.order import OrderInputs, SampleOrder, SequentialOrder, ShuffledOrder
+from lanewise.lanes.orders.permutation import FeistelShuffle
+from lanewise.lanes.orders.weighted import WeightedOrder
 from lanewise.lanes.schedule import LaneTurn, Schedule, SequentialSchedule
 from lanewise.lanes.seed import (
     evaluation_seed,
@@ -16,7 +17,6 @@ from lanewise.lanes.seed import (
     update_seed,
 )
 from lanewise.lanes.tree import Node, TreeSum, subtrees
-from lanewise.lanes.weighted import WeightedOrder
 
 __all__ = [
     "BlockedOrder",

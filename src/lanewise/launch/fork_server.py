@@ -34,7 +34,8 @@ READ_AT_START = (
 PRELOAD = (
     "torch",
     "torch._dynamo",  # which every optimizer imports, and which takes as long as torch itself
-    *(f"lanewise.engine.{name}" for name in ("build", "micro_batch", "resume", "saving")),
+    "lanewise.engine.micro_batch",
+    "lanewise.engine.run.resume",
 )
 """What every worker needs."""
 

@@ -17,7 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lanewise.blocks import repeated_blocks
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
-from lanewise.engine import TaskLane, build_model, build_optimizer, build_run_loader, build_task, transform
+from lanewise.device.allocator import set_malloc
+from lanewise.engine.run.build import build_run_loader
+from lanewise.engine.run.model import build_model, build_task
+from lanewise.engine.run.model_transforms import transform
+from lanewise.engine.run.optimizer import build_optimizer
+from lanewise.engine.step.lane import TaskLane
 from lanewise.errors import ConfigError, LanewiseError, text_of
 from lanewise.lanes import lane_seed
 from lanewise.nested import copied, map_leaves
@@ -30,7 +35,6 @@ from lanewise.precision import Precision
 from lanewise.reduce import find_blocks, tensors_in
 from lanewise.task import Task
 from lanewise.transforms import compare_runs
-from lanewise.world.allocator import set_malloc
 from lanewise.world.world import LocalWorld
 
 _NUM_BATCHES = 16

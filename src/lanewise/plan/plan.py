@@ -6,13 +6,13 @@ from dataclasses import replace
 from lanewise.config import ActivationCheckpointingConfig, ReducerName, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes
+from lanewise.device.choice import accelerator_type
 from lanewise.plan.formulas import peak_memory
 from lanewise.plan.measure import Seconds, largest_batch, measure, time_lane
 from lanewise.plan.memory import Layout, updated_parts
 from lanewise.plan.report import Report
 from lanewise.plan.row import FRAGMENTATION, Machine, Row
 from lanewise.plan.traffic import traffic_of
-from lanewise.world.device import accelerator_type
 
 _ALONE: tuple[ReducerName, ...] = ("single",)
 _OF_SEVERAL: tuple[ReducerName, ...] = ("data_parallel", "balanced_data_parallel", "ddp", "fsdp")

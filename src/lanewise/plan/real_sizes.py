@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lanewise.world.free_memory import free_bytes
-from lanewise.world.live_storage import key_of
+from lanewise.device.free_memory import free_bytes
+from lanewise.device.live_storage import key_of
 
 _WORKSPACE = 16
 """How many times as large as all that is known of an operator its workspace may be; an LSTM's was up to 15

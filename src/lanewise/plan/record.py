@@ -10,12 +10,12 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
-from lanewise.engine import TaskLane
+from lanewise.device.live_storage import LiveStorage, key_of
+from lanewise.engine.step.lane import TaskLane
 from lanewise.errors import TaskError
 from lanewise.plan.tape import Mark, Stretch, Tape
 from lanewise.reduce import tensors_in
 from lanewise.task import Loss
-from lanewise.world.live_storage import LiveStorage, key_of
 
 
 def record_tape(model: nn.Module, lane: TaskLane, blocks: Sequence[nn.Module]) -> Tape:

@@ -13,11 +13,11 @@ from lanewise.checkpoint.part import share_out
 from lanewise.config import ClassConfig, RunConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.optimizer import choose_implementation, needs_closure
-from lanewise.engine import build_optimizer
+from lanewise.device.live_storage import LiveStorage
+from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.errors import ConfigError
 from lanewise.plan.model import with_tensors
 from lanewise.task import Task
-from lanewise.world.live_storage import LiveStorage
 
 Cut = Literal["rows", "whole"]
 """How parameters are shared out: `rows` of each, as fsdp does it; or each one to a process."""

@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lanewise.config import DistributedConfig
+from lanewise.device.choice import choose_devices
 from lanewise.errors import ConfigError, TaskError, WorldError
 from lanewise.reduce.ddp import DDPReducer
 from lanewise.reduce.fsdp import FSDPReducer
 from lanewise.reduce.reducer import Reducer
 from lanewise.reduce.replicas import ReplicaReducer
 from lanewise.reduce.single import SingleReducer
-from lanewise.world.device import choose_devices
 from lanewise.world.world import World
 
 

@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lanewise.config import Equality, FSDPConfig
+from lanewise.device.accelerator import move
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import LaneTurn, lane_ranges
 from lanewise.nested import copied
@@ -32,7 +33,6 @@ from lanewise.reduce.fsdp_group import group_of, send_zeros_for_unused
 from lanewise.reduce.reach import reach_all, tensors_in
 from lanewise.reduce.reducer import Lane, LaneWork, T, divide_gradients, run_backward, trained_parameters
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
-from lanewise.world.accelerator import move
 from lanewise.world.shards import is_sharded, whole
 from lanewise.world.world import World
 

@@ -25,12 +25,12 @@ import torch
 from torch import nn
 
 from lanewise.config import Equality
+from lanewise.device.accelerator import move, set_current_device
 from lanewise.lanes import LaneTurn
 from lanewise.random_state import take_random_state
 from lanewise.reduce.pending import PendingGradients
 from lanewise.reduce.reducer import LaneWork, divide_gradients, trained_parameters, without_loss
 from lanewise.reduce.whole_model import WholeModel
-from lanewise.world.accelerator import move, set_current_device
 
 
 @final

@@ -28,9 +28,9 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
+from lanewise.device.accelerator import new_stream, on_stream
 from lanewise.lanes import TreeSum, lane_ranges, subtrees
 from lanewise.reduce.pending import add_into_right
-from lanewise.world.accelerator import new_stream, on_stream
 from lanewise.world.world import World, all_gather_single
 
 

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lanewise.checkpoint.encode import real_view
-from lanewise.engine import Engine, to_device
-from lanewise.reduce import kept_buffers
+from lanewise.engine.buffers.group import kept_buffers
+from lanewise.engine.engine import Engine
+from lanewise.engine.step.lane import to_device
 from lanewise.verify.trace import run_steps
 from lanewise.world.shards import whole
 from lanewise.world.world import World

@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 
 from lanewise.config import BatchConfig, RunConfig
 from lanewise.data import LaneReader, digest
-from lanewise.engine import EvalSet, Evaluator, count_samples
+from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
+from lanewise.engine.samples.dataset import count_samples
 from lanewise.lanes import SequentialSchedule
 from lanewise.task import Task
 from lanewise.verify.hidden import changed, hidden_state, numbers

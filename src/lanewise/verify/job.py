@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
-from lanewise.engine import Engine, Evaluator, build_engine, build_run, resume_run
+from lanewise.engine.engine import Engine, build_engine
+from lanewise.engine.evaluation.evaluator import Evaluator
+from lanewise.engine.run.build import build_run
+from lanewise.engine.run.resume import resume_run
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
 from lanewise.jobs.job import Job
 from lanewise.verify.bound import CloseResult, judge, write_reference

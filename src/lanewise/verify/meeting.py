@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from lanewise.engine import LaneLoss
+from lanewise.engine.step.lane import LaneLoss
 from lanewise.random_state import set_random_state
 from lanewise.verify.subject import Subject
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lanewise.data import LaneReader
-from lanewise.engine import read_in_order
+from lanewise.engine.evaluation.evaluator import read_in_order
 from lanewise.lanes import SequentialSchedule, evaluation_seed
 from lanewise.metrics import merge_metrics, named_values, take_states
 from lanewise.random_state import set_random_state

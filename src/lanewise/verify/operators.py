@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lanewise.data import digest
-from lanewise.world.accelerator import generator_state
+from lanewise.device.accelerator import generator_state
 
 _FOREIGN_FOLDERS = tuple(
     f"{folder}/" for folder in (*torch.__path__, sysconfig.get_path("stdlib"), Path(__file__).parents[1])

@@ -10,13 +10,15 @@ from torch import nn
 
 from lanewise.config import RunConfig
 from lanewise.data import Rows, digest
-from lanewise.engine import LaneLoss, build_model, build_run_loader, build_task
+from lanewise.device.accelerator import move
+from lanewise.engine.buffers.group import kept_buffers
+from lanewise.engine.run.build import build_run_loader
+from lanewise.engine.run.model import build_model, build_task
+from lanewise.engine.step.lane import LaneLoss
 from lanewise.lanes import LaneTurn, lane_seed
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
-from lanewise.reduce import kept_buffers
 from lanewise.task import Task
-from lanewise.world.accelerator import move
 from lanewise.world.world import LocalWorld
 
 _NOISE = 0.1

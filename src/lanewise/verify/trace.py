@@ -9,7 +9,8 @@ import torch
 from torch.optim import Optimizer
 
 from lanewise.data import LaneBatch, digest
-from lanewise.engine import Engine, to_device
+from lanewise.engine.engine import Engine
+from lanewise.engine.step.lane import to_device
 from lanewise.lanes import Schedule
 from lanewise.transforms import compare_runs
 from lanewise.world.shards import whole

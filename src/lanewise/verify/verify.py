@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from lanewise.config import DistributedConfig, ReducerName, RunConfig
+from lanewise.device.choice import accelerator_type, count_accelerators
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.jobs.scratch import scratch_folder
 from lanewise.jobs.start import prepare_workers, start
@@ -17,7 +18,6 @@ from lanewise.verify.job import Result, ResumeJob, VerifyJob
 from lanewise.verify.layout import Layout
 from lanewise.verify.notes import notes
 from lanewise.verify.report import Report
-from lanewise.world.device import accelerator_type, count_accelerators
 
 
 def verify(

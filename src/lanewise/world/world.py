@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, _broadcast_coalesced
 from torch.distributed.rendezvous import rendezvous
 
+from lanewise.device.accelerator import set_current_device, side_stream, start_copy_to_host
 from lanewise.errors import WorldError
-from lanewise.world.accelerator import set_current_device, side_stream, start_copy_to_host
 from lanewise.world.environment import Environment
 from lanewise.world.shared_memory import SharedMemory, share_memory
 

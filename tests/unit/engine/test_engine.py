@@ -16,8 +16,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Callback, Task
 from lanewise.config import ClassConfig, EvaluateConfig, RunConfig
-from lanewise.engine import Engine, build_callbacks, build_engine, build_run
+from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.observers import Observers
+from lanewise.engine.run.build import build_callbacks, build_run
 from lanewise.errors import ConfigError, NonFiniteLossError
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed

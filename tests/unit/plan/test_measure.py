@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.engine import build_run_loader, build_task
+from lanewise.engine.run.build import build_run_loader
+from lanewise.engine.run.model import build_task
 from lanewise.plan import measure as measure_module
 from lanewise.plan.measure import largest_batch, measure, time_lane
 from lanewise.world.world import LocalWorld

@@ -9,9 +9,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
+from lanewise.device.live_storage import LiveStorage
 from lanewise.plan import real_sizes
 from lanewise.plan.real_sizes import RealSizes
-from lanewise.world.live_storage import LiveStorage
 
 
 def lstm() -> None:

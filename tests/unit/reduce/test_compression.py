@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from lanewise.config import DistributedConfig
-from lanewise.engine import build_engine
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import build_engine
 from lanewise.errors import TaskError
 from lanewise.lanes import Schedule, lane_ranges
 from lanewise.reduce import build_reducer, compression
 from lanewise.testing import run_distributed
-from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import Language, configure, state_bytes
 from tests.unit.reduce.lanes import reduce_lanes
 from tests.unit.reduce.test_ddp import bytes_sent, gaussian

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lanewise.device.live_storage import LiveStorage
 from lanewise.errors import TaskError
 from lanewise.transforms import compare_runs
 from lanewise.transforms.checkpointed import Checkpointed, _are_equal, _norm
-from lanewise.world.live_storage import LiveStorage
 
 
 def draw() -> torch.Tensor:

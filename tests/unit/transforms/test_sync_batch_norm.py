@@ -16,11 +16,11 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Loss, Task
 from lanewise.config import DataConfig, RunConfig
-from lanewise.engine import build_engine
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import build_engine
 from lanewise.errors import ConfigError
 from lanewise.testing import run_distributed
 from lanewise.transforms import synchronise_batch_norm
-from lanewise.world.determinism import set_determinism
 from tests.distributed.tasks import configure
 
 # Adam would make steps of the rounding in the gradient of a bias before BatchNorm, which is zero.

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from lanewise.device.determinism import set_determinism
 from lanewise.verify.operators import first_divergence, recording
-from lanewise.world.determinism import set_determinism
 
 
 @pytest.fixture(autouse=True)

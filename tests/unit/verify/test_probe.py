@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lanewise.config import BatchConfig
+from lanewise.device.determinism import set_determinism
 from lanewise.verify.cut import probe_cut
 from lanewise.verify.diagnose import diagnose
 from lanewise.verify.evidence import Evidence
@@ -15,7 +16,6 @@ from lanewise.verify.metric import probe_metrics
 from lanewise.verify.notes import notes
 from lanewise.verify.probe import probe
 from lanewise.verify.subject import Subject
-from lanewise.world.determinism import set_determinism
 from tests.distributed import mistakes
 from tests.distributed.mistakes import CAUSES, MODELS, NAMES, one_of_each_twin
 

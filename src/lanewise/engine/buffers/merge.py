@@ -1,0 +1,132 @@
+"""Merges what the lanes of a step made of groups of buffers."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from lanewise.device.accelerator import float64_device
+from lanewise.engine.buffers.group import Form
+from lanewise.lanes import TreeSum, lane_ranges, subtrees
+from lanewise.reduce.pending import add_into_right
+from lanewise.world.world import World
+
+_TreeSum: TypeAlias = TreeSum[list[torch.Tensor]]
+
+
+class BufferMerge:
+    """Makes means of float buffers, and finds the integers of the first lane.
+
+    Args:
+        world: the processes.
+        num_lanes: lanes of the run.
+    """
+
+    def __init__(self, world: World, num_lanes: int) -> None:
+        self._world = world
+        self._device = float64_device(world.device)
+        self._num_lanes = num_lanes
+        self._lane_ranges = lane_ranges(num_lanes, world.world_size)
+
+    def run(
+        self,
+        num_present: int,
+        lanes: Sequence[tuple[int, int]],
+        values: Sequence[Mapping[int, torch.Tensor]],
+        forms: Mapping[int, Sequence[Form]],
+    ) -> dict[int, torch.Tensor]:
+        """Return for each group the mean over all lanes of the step, weighted by samples, flat.
+
+        Of integers it is what the first lane has that has samples: one may lose all of them. Sums are in
+        float64.
+
+        Collective: every rank must call this, with the same forms.
+
+        Args:
+            num_present: lanes of the step.
+            lanes: those of this process, and how many samples each has.
+            values: for each of them what it made of the groups.
+            forms: the buffers of each group that is merged, by its number.
+        """
+        floats = {number: _size_of(form) for number, form in forms.items() if is_averaged(form[0][1])}
+        integers = {number: _size_of(form) for number, form in forms.items() if number not in floats}
+        one = torch.ones(1, dtype=torch.float64, device=self._device)
+        tree_sum: _TreeSum = TreeSum(self._num_lanes, num_present, add_into_right)
+        first: dict[int, torch.Tensor] | None = None
+        for (lane, num_samples), of_lane in zip(lanes, values, strict=True):
+            row = torch.cat([*(_to_real(of_lane[number], self._device) for number in floats), one])
+            if not num_samples:  # not 0 times what may be infinite
+                row.zero_()
+            elif num_present > 1:  # else rounding would tell how many processes there are
+                row.mul_(num_samples)
+            tree_sum.push((lane, lane + 1), [row])
+            if num_samples and first is None:
+                first = {number: of_lane[number].flatten() for number in integers}
+        if self._world.world_size > 1:
+            tree_sum, first = self._exchange(num_present, tree_sum, sum(floats.values()) + 1, first, integers)
+        assert first is not None, "a step without samples has no weight, and so nothing to merge"
+        *sums, num_samples_of_all = tree_sum.root()[0].split([*floats.values(), 1])
+        means = {
+            number: _from_float64(total / num_samples_of_all, forms[number][0][1])
+            for number, total in zip(floats, sums, strict=True)
+        }
+        return {
+            number: value.to(self._world.device, forms[number][0][1])
+            for number, value in (means | first).items()
+        }
+
+    def _exchange(
+        self,
+        num_present: int,
+        local_sum: _TreeSum,
+        size: int,
+        local_integers: Mapping[int, torch.Tensor] | None,
+        sizes_of_integers: Mapping[int, int],
+    ) -> tuple[_TreeSum, dict[int, torch.Tensor]]:
+        """Return the sum over all processes, and the integers of the first that has any. Collective.
+
+        Integers travel beside the sums as they are.
+        """
+        nodes = [subtrees(lanes, self._num_lanes, num_present) for lanes in self._lane_ranges]
+        sums = torch.zeros(max(map(len, nodes)), size, dtype=torch.float64, device=self._device)
+        for index, (_, (subtree_sum,)) in enumerate(local_sum.pending):
+            sums[index] = subtree_sum
+        sizes = list(sizes_of_integers.values())
+        integers = torch.zeros(1 + sum(sizes), dtype=torch.int64, device=self._device)
+        if local_integers is not None:
+            integers[0] = 1
+            for view, value in zip(integers[1:].split(sizes), local_integers.values(), strict=True):
+                view.copy_(value)
+        gathered = self._world.start_all_gather(torch.cat([sums.flatten().view(torch.int64), integers]))()
+
+        tree_sum: _TreeSum = TreeSum(self._num_lanes, num_present, add_into_right)
+        for rank_nodes, of_rank in zip(nodes, gathered, strict=True):
+            rank_sums = of_rank[: sums.numel()].view(torch.float64).view(sums.shape)
+            for node, subtree_sum in zip(rank_nodes, rank_sums, strict=False):
+                tree_sum.push(node, [subtree_sum.clone()])
+        of_ranks = gathered[:, sums.numel() :]
+        first = of_ranks.index_select(0, of_ranks[:, :1].argmax(dim=0))[0]  # on a GPU without waiting
+        parts = first[1:].split(sizes)
+        return tree_sum, dict(zip(sizes_of_integers, parts, strict=True))
+
+
+def is_averaged(dtype: torch.dtype) -> bool:
+    """Tell whether buffers of a dtype are averaged; others must be equal in all lanes."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _size_of(forms: Sequence[Form]) -> int:
+    """Return how many numbers the buffers of a group are; a complex one is two."""
+    return sum(shape.numel() * (2 if dtype.is_complex else 1) for shape, dtype in forms)
+
+
+def _to_real(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return the real numbers of a group, flat, as float64."""
+    value = value.to(device)  # first, where the one it is on has no float64
+    if value.is_complex():
+        value = torch.view_as_real(value.to(torch.complex128).resolve_conj())
+    return value.double().flatten()
+
+
+def _from_float64(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.view_as_complex(flat.clone().view(-1, 2)) if dtype.is_complex else flat.to(dtype)

@@ -1,0 +1,240 @@
+"""Evaluating while training: on what, when, and which of the results is the best."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from lanewise.config import Mode, RunConfig
+from lanewise.data import LaneReader
+from lanewise.engine.evaluation.early_stopping import EarlyStopping
+from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
+from lanewise.engine.samples.dataset import compare_datasets, count_samples
+from lanewise.errors import ConfigError, DataError
+from lanewise.lanes import Schedule, SequentialSchedule
+from lanewise.precision import Precision
+from lanewise.reduce import Reducer
+from lanewise.task import Task
+from lanewise.world.world import World
+
+
+class Evaluation:
+    """When to evaluate while training, and which of the results is the best so far.
+
+    Args:
+        evaluator: evaluates.
+        every_steps: steps from one evaluation to the next; the last step of the run is always one.
+        last_step: the step before which training ends.
+        best: key of the value by which models are compared; None compares none.
+        best_mode: whether more of it is better, or less.
+        early_stopping: learns what each evaluation gave; None ends no run early.
+
+    Raises:
+        ConfigError: if surely no evaluation gives a value that is needed.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        every_steps: int,
+        last_step: int,
+        best: str | None,
+        best_mode: Mode,
+        early_stopping: EarlyStopping | None = None,
+    ) -> None:
+        self._evaluator = evaluator
+        self._every_steps = every_steps
+        self._last_step = last_step
+        self._best = best
+        self.sign = 1 if best_mode == "max" else -1
+        self.best_value = -math.inf
+        """The best value so far, times -1 where less is better."""
+        self.last_values: dict[str, float] = {}
+        """What the last evaluation gave; empty before it."""
+        self.is_due = False
+        """Whether a step that was taken has an evaluation after it that was not made yet."""
+        self._early_stopping = early_stopping
+        self._needed: dict[str, str] = {}
+        """The values that an evaluation must give, by the keys of the configuration that name them."""
+        if best is not None:
+            self._needed["evaluate.best"] = best
+        if early_stopping is not None:
+            self._needed["evaluate.early_stopping.metric"] = early_stopping.config.metric
+        # A metric may have several values, whose names its first evaluation tells.
+        for name, value in self._needed.items():
+            if not any(
+                value == key or (value.startswith(f"{key}/") and not key.endswith("/loss"))
+                for key in evaluator.keys
+            ):
+                raise _no_such_value(name, value, evaluator.keys)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        state = {"best": self.best_value, "last": self.last_values, "is_due": self.is_due}
+        if self._early_stopping is None:
+            return state
+        return {**state, "early_stopping": self._early_stopping.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`.
+
+        Raises:
+            ValueError: if it is none.
+        """
+        best, last, is_due = state["best"], state["last"], state["is_due"]
+        early_stopping = state.get("early_stopping")
+        if not all(isinstance(key, str) and isinstance(value, float) for key, value in last.items()):
+            raise ValueError(f"an evaluation gave {last!r:.100}")
+        num_known = 3 if early_stopping is None else 4
+        if not isinstance(best, float) or not isinstance(is_due, bool) or len(state) > num_known:
+            raise ValueError(f"an evaluation has no state {state!r:.100}")
+        if self._early_stopping is not None and early_stopping is not None:
+            self._early_stopping.load_state_dict(early_stopping)
+        self.best_value = -math.inf if math.isnan(best) else best
+        self.last_values, self.is_due = dict(last), is_due
+
+    def forget_best(self) -> None:
+        """Look for the best value anew, as it was of another metric, or the other way round."""
+        self.best_value = -math.inf
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether the evaluations so far end the run before its last step."""
+        return self._early_stopping is not None and self._early_stopping.is_over
+
+    def describe_end(self) -> str:
+        """Say why the run ends before its last step, where it does."""
+        assert self._early_stopping is not None
+        return self._early_stopping.describe()
+
+    @property
+    def last_value(self) -> float | None:
+        """The value that the last evaluation gave; None before it, and where none is compared."""
+        return None if self._best is None else self.last_values.get(self._best)
+
+    def note_step(self, step: int) -> None:
+        """Learn that a step was taken, after which an evaluation may be due."""
+        self.is_due = (step + 1) % self._every_steps == 0 or step + 1 == self._last_step
+
+    def run(self, wants_stop: Callable[[], bool] = lambda: False) -> tuple[dict[str, float], bool]:
+        """Evaluate, and tell whether this is the best so far. Collective: every rank must call this.
+
+        All ranks have the same values, so they decide alike without asking each other.
+
+        Args:
+            wants_stop: see `Evaluator.run`.
+
+        Raises:
+            PreemptedError: on every rank, if one was asked to stop; the evaluation is still due then.
+            ConfigError: if no value is called as one that is needed; it is still due then as well.
+        """
+        values = self._evaluator.run(wants_stop)
+        for name, value in self._needed.items():
+            if value not in values:
+                raise _no_such_value(name, value, values)
+        self.is_due = False
+        if self._early_stopping is not None:
+            self._early_stopping.note(values[self._early_stopping.config.metric])
+        self.last_values = values
+        if self._best is None:
+            return values, False
+        signed = self.sign * values[self._best]
+        is_best = signed > self.best_value  # never for a NaN
+        if is_best:
+            self.best_value = signed
+        return values, is_best
+
+
+def build_evaluator(
+    config: RunConfig,
+    task: Task,
+    model: nn.Module,
+    precision: Precision,
+    world: World,
+    reducer: Reducer | None = None,
+) -> Evaluator | None:
+    """Build what evaluates the task's eval datasets; None if it has none.
+
+    Collective: every rank must call this, with the same configuration.
+
+    Args:
+        config: the run.
+        task: the user's task.
+        model: what is evaluated, on its device.
+        precision: the number format of forward and loss.
+        world: the processes.
+        reducer: what has the model, where it is being trained.
+
+    Raises:
+        DataError: if a dataset is empty, or differs between ranks.
+        TaskError: if a metric cannot be merged.
+    """
+    sets = []
+    for name, dataset in task.eval_datasets().items():
+        num_samples = count_samples(dataset)
+        if not num_samples:
+            raise DataError(f"the eval dataset {name} is empty. Check its path, or leave it out.")
+        reader = LaneReader(dataset, task.collate, config.train.seed, eval_dataset=name)
+        compare_datasets(reader, num_samples, world)
+        schedule = SequentialSchedule(num_samples, config.batch.num_lanes, config.batch.samples_per_lane)
+        sets.append(EvalSet(name, reader, schedule))
+    if not sets:
+        _require_no_values(config)
+        return None
+    return Evaluator(
+        task,
+        model,
+        precision,
+        sets,
+        world,
+        seed=config.train.seed,
+        num_workers=config.data.num_workers,
+        reducer=reducer,
+    )
+
+
+def build_evaluation(
+    config: RunConfig, evaluator: Evaluator | None, schedule: Schedule, last_step: int
+) -> Evaluation | None:
+    """Build what evaluates while training; None where there is nothing to evaluate.
+
+    Args:
+        config: says how often, and which value is the best.
+        evaluator: evaluates.
+        schedule: knows where epochs end.
+        last_step: the step before which training ends.
+
+    Raises:
+        ConfigError: if surely no evaluation gives a value that `evaluate` names.
+    """
+    if evaluator is None:
+        return None
+    evaluate = config.evaluate
+    every_steps = evaluate.every_steps or evaluate.every_epochs * schedule.steps_per_epoch
+    early_stopping = None if evaluate.early_stopping is None else EarlyStopping(evaluate.early_stopping)
+    return Evaluation(evaluator, every_steps, last_step, evaluate.best, evaluate.best_mode, early_stopping)
+
+
+def _require_no_values(config: RunConfig) -> None:
+    """Raise where something depends on evaluations, and there are none."""
+    best, early_stopping = config.evaluate.best, config.evaluate.early_stopping
+    needed = {
+        "evaluate.best": best,
+        "evaluate.early_stopping.metric": None if early_stopping is None else early_stopping.metric,
+    }
+    mistakes = [
+        f"{name} is {value}, but the task has nothing to evaluate. "
+        "Give it eval_datasets, or leave the key out."
+        for name, value in needed.items()
+        if value is not None
+    ]
+    if mistakes:
+        raise ConfigError(*mistakes)
+
+
+def _no_such_value(name: str, value: str, keys: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        f"{name} must be a value of an evaluation: got {value}. "
+        f"Use one of {', '.join(keys) or '(the task has no eval_datasets)'}."
+    )

@@ -1,0 +1,289 @@
+"""Evaluates a model on exactly the samples that exist, with the same result on any number of processes."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+
+from lanewise.data import LaneBatch, LaneReader, read_turns
+from lanewise.device.accelerator import has_streams
+from lanewise.engine.buffers.group import evaluating
+from lanewise.engine.step.lane import LaneLoss, TaskLane, named_lane, to_device
+from lanewise.errors import DataError, PreemptedError, TaskError, noting
+from lanewise.lanes import LaneTurn, SequentialSchedule, evaluation_seed, lane_ranges, metric_seed
+from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
+from lanewise.nested import map_leaves
+from lanewise.precision import Precision
+from lanewise.random_state import set_random_state
+from lanewise.reduce import Reducer, evaluate_lanes
+from lanewise.task import Task
+from lanewise.world.world import World
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+T = TypeVar("T")
+
+_STOPPED = (
+    "a signal stopped the evaluation on the dataset {}. With --resume the run begins with this evaluation."
+)
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """A named dataset to evaluate on."""
+
+    name: str
+    reader: LaneReader
+    schedule: SequentialSchedule
+    has_metrics: bool = True
+    """Whether the task's metrics can take its batches; otherwise only the loss is evaluated."""
+
+
+@dataclass
+class _LaneResult:
+    """What one lane found in its samples."""
+
+    loss_sums: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    states: MetricStates = field(default_factory=dict)
+
+
+class Evaluator:
+    """Evaluates the task's eval datasets, each of them cut into one range of samples for each lane.
+
+    Args:
+        task: the user's task.
+        model: the user's module, on the world's device.
+        precision: the number format of forward and loss.
+        sets: what to evaluate on.
+        world: the processes.
+        seed: seed of the run.
+        num_workers: loader processes.
+        reducer: what has the model, where it is being trained: a forward may be collective then.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        precision: Precision,
+        sets: list[EvalSet],
+        world: World,
+        *,
+        seed: int,
+        num_workers: int = 0,
+        reducer: Reducer | None = None,
+    ) -> None:
+        self._task = task
+        self._reducer = reducer
+        self._model = model
+        self._precision = precision
+        self._world = world
+        self._seed = seed
+        self._num_workers = num_workers
+        self._sets = sets
+        metrics = {eval_set.name: self._metrics_for(eval_set) for eval_set in sets}
+        for of_set in metrics.values():
+            check_metrics(of_set)
+        self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
+        """What `run` gives; a metric with several values gives several, `key/name`."""
+
+    def run(self, wants_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Evaluate on all sets. Collective: every rank must call this.
+
+        Args:
+            wants_stop: tells whether this process was asked to stop; looked at before each micro-batch. Where
+                a forward is collective, no rank may leave out one: then it counts between two sets only.
+
+        Returns:
+            `set/loss` and `set/metric`; equal on every rank, for any number of processes.
+
+        Raises:
+            PreemptedError: on every rank, if one was asked to stop before it was done.
+        """
+        values: dict[str, float] = {}
+        stops = False
+        for eval_set in self._sets:
+            if stops:
+                raise PreemptedError(_STOPPED.format(eval_set.name))
+            with _eval_mode(self._model), torch.no_grad():
+                local = self._run_lanes(eval_set, wants_stop)
+            lanes: dict[int, _LaneResult] = {}
+            for rank_lanes, rank_stops in self._world.all_gather_object((local, wants_stop())):
+                if rank_lanes is None:
+                    raise PreemptedError(_STOPPED.format(eval_set.name))
+                lanes |= rank_lanes
+                stops |= rank_stops
+            values |= {f"{eval_set.name}/{key}": value for key, value in self._merge(eval_set, lanes).items()}
+        return values
+
+    def predict(self, name: str) -> list[Any]:
+        """Compute the outputs on one set. Collective: every rank must call this.
+
+        Returns:
+            On rank 0 what `Task.forward` gives for each sample, on the CPU, in dataset order; elsewhere
+            nothing.
+
+        Raises:
+            TaskError: if there is no such dataset, or an output has not one entry for each sample.
+            DataError: if a sample was left out, as it cannot be read.
+        """
+        sets = {eval_set.name: eval_set for eval_set in self._sets}
+        if name not in sets:
+            raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
+        local: list[Any] = []
+        with _eval_mode(self._model), torch.no_grad():
+            for lane, outputs in self._compute(sets[name], self._outputs):
+                with named_lane(lane.batch):
+                    local += _split(outputs, lane.batch.num_samples)
+        due = sum(len(turn.positions) for turn in self._turns(sets[name]))
+        if len(local) != due:
+            raise DataError(
+                f"{due - len(local)} of {due} samples of the eval dataset {name} cannot be read, and a "
+                "prediction is for every sample. Mend the files."
+            )
+        gathered = self._world.gather_object(local)
+        # The samples of a lane are contiguous, and so are the lanes of a process.
+        return [] if gathered is None else [output for outputs in gathered for output in outputs]
+
+    def _run_lanes(self, eval_set: EvalSet, wants_stop: Callable[[], bool]) -> dict[int, _LaneResult] | None:
+        """Evaluate what this process's lanes read; None if it was asked to stop before the end."""
+        results: dict[int, _LaneResult] = {}
+        of_lanes: dict[int, Mapping[str, Metric]] = {}
+        was_stopped = False
+
+        def stops() -> bool:
+            nonlocal was_stopped
+            was_stopped = was_stopped or wants_stop()
+            return was_stopped
+
+        what = f"the loss of {type(self._task).__name__}"
+        for lane, (outputs, returned) in self._compute(eval_set, self._outputs_and_loss, stops):
+            with named_lane(lane.batch):
+                number = lane.turn.lane
+                if number not in results:
+                    results[number] = _LaneResult()
+                    of_lanes[number] = {
+                        key: m.to(self._world.device) for key, m in self._metrics_for(eval_set).items()
+                    }
+                loss = LaneLoss.from_returned(returned, lane.batch.num_samples, what)
+                if eval_set.has_metrics:
+                    self._task.update_metrics(of_lanes[number], outputs, lane.data)
+                result = results[number]
+                result.loss_sums.append(0.0 if loss.sum is None else loss.sum.item())
+                result.weights.append(loss.weight)
+                if lane.turn.is_last:
+                    result.states = take_states(of_lanes.pop(number))
+        for number, metrics in of_lanes.items():  # whose last micro-batch has no samples that can be read
+            results[number].states = take_states(metrics)
+        return None if was_stopped else results
+
+    def _compute(
+        self,
+        eval_set: EvalSet,
+        compute: Callable[[TaskLane, Any], T],
+        wants_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[TaskLane, T]]:
+        """Yield each micro-batch of this process, as a lane, with what is computed of it."""
+        batches = read_in_order(
+            eval_set.reader, eval_set.schedule, self._world, num_workers=self._num_workers
+        )
+        lanes = (
+            TaskLane(
+                self._task,
+                self._precision,
+                batch,
+                evaluation_seed(self._seed, batch.turn.step, batch.turn.lane),
+            )
+            for batch in batches
+        )
+        if self._reducer is None:
+            return evaluate_lanes(lanes, compute, wants_stop)
+        num_lanes = sum(1 for turn in self._turns(eval_set) if turn.positions)
+        return self._reducer.evaluate(self._model, lanes, num_lanes, compute, wants_stop)
+
+    def _metrics_for(self, eval_set: EvalSet) -> Mapping[str, "Metric"]:
+        return self._task.build_metrics() if eval_set.has_metrics else {}
+
+    def _turns(self, eval_set: EvalSet) -> Iterator[LaneTurn]:
+        """Yield what this process reads."""
+        lanes = lane_ranges(eval_set.schedule.num_lanes, self._world.world_size)[self._world.rank]
+        return eval_set.schedule.turns(lanes)
+
+    def _outputs(self, lane: TaskLane, data: Any) -> Any:
+        return lane.forward(self._model, data)
+
+    def _outputs_and_loss(self, lane: TaskLane, data: Any) -> tuple[Any, Any]:
+        outputs = lane.forward(self._model, data)
+        return outputs, lane.loss(outputs, data)
+
+    def _merge(self, eval_set: EvalSet, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
+        """Fold what all lanes found, in lane order."""
+        in_order = [lanes[lane] for lane in sorted(lanes)]
+        loss_sums = [loss_sum for lane in in_order for loss_sum in lane.loss_sums]
+        weight = math.fsum(weight for lane in in_order for weight in lane.weights)
+        is_finite = all(map(math.isfinite, loss_sums)) and weight > 0
+        loss = math.fsum(loss_sums) / weight if is_finite else math.nan
+        set_random_state(metric_seed(self._seed, eval_set.name))  # what lanes drew differs between processes
+        with noting(lambda: f"when the metrics of eval dataset {eval_set.name} were computed"):
+            metrics = merge_metrics(self._metrics_for(eval_set), [lane.states for lane in in_order])
+        return {"loss": loss, **metrics}
+
+
+def read_in_order(
+    reader: LaneReader, schedule: SequentialSchedule, world: World, *, num_workers: int
+) -> Iterator[LaneBatch]:
+    """Yield the micro-batches of this process's lanes; one micro-batch without samples if it has none.
+
+    Args:
+        reader: reads the dataset.
+        schedule: cuts it into one range for each lane.
+        world: the processes; batches are put on its device.
+        num_workers: loader processes; of a dataset in blocks at most one is used, or each would read all.
+    """
+    if hasattr(reader.dataset, "block_sizes"):
+        num_workers = min(num_workers, 1)
+    lanes = lane_ranges(schedule.num_lanes, world.world_size)[world.rank]
+    turns = ((turn, tuple(turn.positions)) for turn in schedule.turns(lanes))
+    batches = read_turns(reader, turns, num_workers, pin_memory=has_streams(world.device))
+    yield from to_device(batches, world.device)
+
+
+def _split(outputs: Any, num_samples: int) -> list[Any]:
+    """Cut the outputs of a micro-batch into one for each sample, whatever containers they are in."""
+
+    def take(sample: int) -> Callable[[Any], Any]:
+        def take_from(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (num_samples,):
+                got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+                raise TaskError(
+                    f"an output of the model does not have one entry for each of the {num_samples} samples: "
+                    f"got {got}. Return from forward tensors whose first dimension is the samples."
+                )
+            return leaf[sample].cpu()
+
+        return take_from
+
+    return [map_leaves(take(sample), outputs) for sample in range(num_samples)]
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put every module into evaluation mode, and afterwards each back into its own, with its buffers.
+
+    A module that keeps statistics in evaluation as well would carry them into the training of one layout, and
+    other ones into that of another.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with evaluating([model]):
+            yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training

@@ -1,0 +1,1 @@
+"""Lanes for the user's own training loop."""

@@ -1,0 +1,328 @@
+"""The engine's parts for those who keep their own loop: lanes, their gradients and their evaluation."""
+
+import atexit
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+from torch.utils.data import Dataset
+
+from lanewise.checkpoint import save_model
+from lanewise.collate import collate as default_collate
+from lanewise.config import (
+    Backend,
+    BatchConfig,
+    CompressionName,
+    DataConfig,
+    DistributedConfig,
+    Equality,
+    PrecisionName,
+    pin_environment,
+    powersgd_meets_no_overflow,
+)
+from lanewise.data import LaneReader
+from lanewise.device.choice import choose_backend, choose_devices
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.buffers.group import evaluating
+from lanewise.engine.evaluation.evaluator import read_in_order
+from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
+from lanewise.engine.own_loop.steps import Prepared, Steps
+from lanewise.engine.samples.dataset import Collate, build_loader, compare_datasets, count_samples
+from lanewise.engine.samples.order import OrderChoice
+from lanewise.engine.state.identity import identify_exact
+from lanewise.engine.step.clock import StepClock
+from lanewise.engine.step.gradient import LaneGradients
+from lanewise.errors import ConfigError, DataError
+from lanewise.lanes import (
+    OrderInputs,
+    SampleOrder,
+    SequentialSchedule,
+    evaluation_seed,
+    lane_ranges,
+    model_seed,
+)
+from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
+from lanewise.precision import LossScale, Precision
+from lanewise.random_state import kept_random_state, set_random_state
+from lanewise.reduce import build_reducer
+from lanewise.world.environment import Environment
+from lanewise.world.world import join_world
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+class Lanes:
+    """The lanes of a run, for your own training loop.
+
+        lanes = Lanes(global_batch_size=64, micro_batch_size=16)
+        model = lanes.prepare(build_model())
+        steps = lanes.steps(dataset)
+        for epoch in range(3):
+            for step in steps:
+                for images, labels in step:
+                    step.backward(loss_function(model(images), labels))
+                optimizer.step()
+
+    Joins the processes that torchrun or Slurm started, or is one alone, and seeds the default generators:
+    make it before anything is computed, and build the models afterwards. Every method but `autocast` and
+    `print` is collective: every rank must call it.
+
+    Args:
+        global_batch_size: samples of one optimizer step, over all lanes.
+        micro_batch_size: samples of one lane's forward.
+        seed: seed of the weights, the sample order and every lane's random numbers.
+        equality: `close`, or `exact`: the same bytes on any number of processes.
+        precision: the format in `autocast`: `float32`, `tf32`, `bf16` or `fp16`.
+        device_type: `auto`, `cpu`, or the type of accelerator that torch finds, such as `cuda` or `mps`.
+        backend: `auto`, `gloo` or `nccl`.
+        threads: intra-op CPU threads of each process.
+
+    Raises:
+        ConfigError: lists what is wrong with the arguments.
+        WorldError: if the environment describes a world only in part.
+    """
+
+    def __init__(
+        self,
+        *,
+        global_batch_size: int,
+        micro_batch_size: int,
+        seed: int = 0,
+        equality: Equality = "close",
+        precision: PrecisionName = "float32",
+        device_type: str = "auto",
+        backend: Backend = "auto",
+        threads: int = 1,
+    ) -> None:
+        self._batch = BatchConfig(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size)
+        self._batch.require_number("Lanes")
+        distributed = DistributedConfig(
+            equality=equality, device_type=device_type, backend=backend, threads=threads
+        )
+        pin_environment(threads, equality)
+        set_determinism(equality, threads)
+        environment = Environment.from_env(os.environ) or Environment()
+        lane_ranges(self._batch.num_lanes, environment.world_size)  # raises before waiting for the others
+        devices = choose_devices(device_type, environment.local_world_size)
+        backend_name = choose_backend(backend, devices, environment.world_size)
+        self._world = join_world(environment, devices, backend_name)
+        atexit.register(self.close)
+        self.rank = self._world.rank
+        self.world_size = self._world.world_size
+        self.device = self._world.device
+        self._seed = seed
+        self._distributed = distributed
+        self._precision = Precision(precision, self.device.type)
+        self._clock = StepClock(self.device)
+        self._prepared = Prepared(seed, self.device, self._clock)
+        self._precision_name = precision
+        self._begun: list[tuple[dict[str, Any], int]] = []
+        """Of each call of `steps` what identifies the dataset, and the first step."""
+        self._numbered: list[Any] = []
+        """What identifies these datasets, and before them those of a checkpoint."""
+        self._checkpoints: list[OwnCheckpoints] = []
+        self._is_closed = False
+        set_random_state(model_seed(seed))
+
+    def prepare(self, model: nn.Module, *, compression: CompressionName | None = None) -> nn.Module:
+        """Move a model to this process's device, and make it one whose gradients are reduced.
+
+        It stays the user's own module, without a wrapper.
+
+        Args:
+            model: equal on every rank.
+            compression: how its gradients travel in `close`: `bf16`, `fp16` or `powersgd`; None: as they are.
+
+        Raises:
+            ConfigError: if the grade or the precision rules the compression out.
+            TaskError: if it has no trainable parameter, or one that cannot be compressed.
+            WorldError: if the ranks built different models.
+        """
+        distributed = replace(self._distributed, compression=compression)
+        if mistakes := list(powersgd_meets_no_overflow(distributed, self._precision_name)):
+            raise ConfigError(*mistakes)
+        reducer = build_reducer(model, self._batch.num_lanes, self._world, distributed)
+        self._prepared.models.append(model)
+        self._prepared.gradients.append(
+            LaneGradients(
+                reducer,
+                self._world,
+                self._clock,
+                num_lanes=self._batch.num_lanes,
+                equality=self._distributed.equality,
+                loss_scale=None if self._precision.loss_scale is None else LossScale(),
+                modules=[self._prepared.models],
+            )
+        )
+        return model
+
+    def steps(
+        self,
+        dataset: Dataset[Any],
+        *,
+        collate: Collate = default_collate,
+        num_workers: int = 0,
+        order: str | Callable[[OrderInputs], SampleOrder] | None = None,
+        sample_lengths: Any = None,
+        sample_weights: Any = None,
+        drop_last: bool = False,
+        first_step: int = 0,
+    ) -> Steps:
+        """Cut a map-style dataset into steps; each process reads its own lanes only.
+
+        Each dataset of a loop is read under random numbers of its own, and so is each call for one dataset
+        with the same `first_step`.
+
+        Args:
+            dataset: the same on every rank.
+            collate: makes a micro-batch of samples.
+            num_workers: processes that read ahead.
+            order: in which an epoch visits the samples: a name as in `data.order`, a `SampleOrder` class, or
+                one with further arguments: `functools.partial(BucketedOrder, max_tokens=4096)`. None: blocked
+                for a dataset in blocks, else shuffled.
+            sample_lengths: the tokens of each sample, for the order bucketed.
+            sample_weights: the weight of each sample, for the order weighted.
+            drop_last: whether to drop the partial last step of an epoch instead of weighting it.
+            first_step: where to go on; reached at once, in the middle of an epoch as well.
+
+        Raises:
+            ConfigError: if there is no such order, or an argument of it is out of its range.
+            DataError: if the dataset is too small, differs between ranks, or lacks what the order needs.
+            CheckpointError: if `checkpoints` went on with a run of another dataset.
+        """
+        data = DataConfig(num_workers=num_workers, drop_last=drop_last)
+        given = {"sample_lengths": sample_lengths, "sample_weights": sample_weights}
+        tables = {name: partial(np.asarray, table) for name, table in given.items() if table is not None}
+        loader, identity = build_loader(
+            dataset,
+            collate,
+            self._batch,
+            data,
+            self._world,
+            self._seed,
+            order=None if order is None else OrderChoice.of(order),
+            tables=tables,
+        )
+        if identity not in self._numbered:
+            self._numbered.append(identity)
+        begins = (identity, first_step)
+        loader.reader.number = (self._numbered.index(identity), self._begun.count(begins))
+        self._begun.append(begins)
+        for checkpoints in self._checkpoints:
+            checkpoints.use_dataset(identity)
+        return Steps(loader, self._prepared, first_step)
+
+    def evaluate(
+        self,
+        dataset: Dataset[Any],
+        *metrics: "Metric",
+        collate: Collate = default_collate,
+        num_workers: int = 0,
+    ) -> Iterator[Any]:
+        """Yield the micro-batches of this process's share of a dataset, each sample exactly once.
+
+            for images, labels in lanes.evaluate(dataset, accuracy):
+                accuracy.update(model(images), labels)
+
+        When the iterator ends, the metrics hold the states of all lanes, merged in lane order, on every rank:
+        `compute` gives the same value on any number of processes. Put the model into evaluation mode before.
+        The buffers of prepared models, and the random state, are afterwards what they were before.
+
+        Raises:
+            DataError: if the dataset is empty, or differs between ranks.
+            TaskError: if a metric cannot be merged.
+        """
+        named = {str(number): metric.to(self.device) for number, metric in enumerate(metrics)}
+        check_metrics(named)
+        num_samples = count_samples(dataset)
+        if not num_samples:
+            raise DataError("the dataset to evaluate on is empty. Check its path.")
+        reader = LaneReader(dataset, collate, self._seed, eval_dataset=type(dataset).__name__)
+        local: dict[int, MetricStates] = {}
+        with evaluating(self._prepared.models), kept_random_state():
+            compare_datasets(reader, num_samples, self._world)
+            schedule = SequentialSchedule(num_samples, self._batch.num_lanes, self._batch.samples_per_lane)
+            for batch in read_in_order(reader, schedule, self._world, num_workers=num_workers):
+                turn = batch.turn
+                if not turn.positions:
+                    continue
+                if turn.step == 0:
+                    for metric in metrics:
+                        metric.reset()
+                if batch.has_samples:
+                    set_random_state(evaluation_seed(self._seed, turn.step, turn.lane))
+                    yield batch.data
+                if turn.is_last:
+                    local[turn.lane] = take_states(named)
+        lanes: dict[int, MetricStates] = {}
+        for rank_lanes in self._world.all_gather_object(local):
+            lanes |= rank_lanes
+        load_merged(named, [lanes[lane] for lane in sorted(lanes)])
+
+    def checkpoints(self, folder: str | Path, *, keep_last: int = 2, **objects: Any) -> OwnCheckpoints:
+        """Go on from the newest good checkpoint in a folder, if there is one, and save further ones there.
+
+            checkpoints = lanes.checkpoints("runs/mine", model=model, optimizer=optimizer)
+            steps = lanes.steps(dataset, first_step=checkpoints.step)
+            ...
+            checkpoints.save(step.number + 1)
+
+        Call it when the models are prepared. A run may go on with another number of processes.
+
+        Args:
+            folder: on a file system that all ranks share.
+            keep_last: how many of the newest checkpoints to keep.
+            objects: modules, optimizers, and whatever has `state_dict` and `load_state_dict`.
+
+        Raises:
+            CheckpointError: if an object cannot be saved, the checkpoint does not fit, or none is good.
+        """
+        scales = [one.loss_scale for one in self._prepared.gradients if one.loss_scale is not None]
+        identity = {
+            "lanes": asdict(self._batch),
+            "seed": self._seed,
+            "precision": self._precision_name,
+            "exact": identify_exact(self._distributed, self._world),
+        }
+        checkpoints = OwnCheckpoints(
+            Path(folder), self._world, identity, objects, scales, keep_last=keep_last
+        )
+        self._checkpoints.append(checkpoints)
+        self._numbered += [dataset for dataset in checkpoints.datasets if dataset not in self._numbered]
+        for identity, _ in self._begun:
+            checkpoints.use_dataset(identity)
+        return checkpoints
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Enter the precision, for the forward and the loss of a micro-batch."""
+        return self._precision.forward()
+
+    def save_model(self, model: nn.Module, path: str | Path) -> None:
+        """Write a model's weights on rank 0, under the plain module's names, as safetensors."""
+        save_model(model, Path(path), self.rank)
+
+    def print(self, *values: object) -> None:
+        """Print on rank 0."""
+        if self.rank == 0:
+            print(*values, flush=True)  # noqa: T201 - what the user asks for
+
+    def close(self) -> None:
+        """Raise what was found in the last step, and leave the world; at exit this happens by itself."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self.close)
+        for gradients in self._prepared.gradients:
+            gradients.close()
+        for gradients in self._prepared.gradients:
+            gradients.check()
+        self._prepared.gradients.clear()
+        self._prepared.models.clear()
+        self._world.close()

@@ -1,0 +1,174 @@
+"""The optimizer steps of the user's own loop, and the micro-batches in each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from lanewise.data import LaneBatch, LaneLoader
+from lanewise.engine.step.batches import StepBatches
+from lanewise.engine.step.clock import StepClock
+from lanewise.engine.step.gradient import LaneGradients, StepGradient
+from lanewise.engine.step.lane import to_device
+from lanewise.errors import TaskError
+from lanewise.lanes import lane_seed, update_seed
+from lanewise.random_state import set_random_state
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The models of a loop, and what makes their gradients; both lists grow until the first step."""
+
+    seed: int
+    """Seed of the run."""
+    device: torch.device
+    clock: StepClock
+    """The one that the gradients lap."""
+    models: list[nn.Module] = field(default_factory=list)
+    gradients: list[LaneGradients] = field(default_factory=list)
+    """One for each model."""
+
+
+class Steps:
+    """The optimizer steps of a run. Each iteration yields those of one epoch, or what is left of it."""
+
+    def __init__(self, loader: LaneLoader, prepared: Prepared, first_step: int) -> None:
+        self._schedule = loader.schedule
+        self._prepared = prepared
+        self._next = first_step
+        self._last: Step | None = None
+        # One iterator for the whole run: reading ahead never stops between epochs.
+        self._batches = loader.batches(first_step, _FOR_EVER)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step."""
+        return self._next // self._schedule.steps_per_epoch
+
+    def __len__(self) -> int:
+        """Count the steps of an epoch."""
+        return self._schedule.steps_per_epoch
+
+    def __iter__(self) -> "Iterator[Step]":
+        epoch = self.epoch
+        while self.epoch == epoch:
+            if self._last is not None and not self._last.is_done:
+                raise TaskError(
+                    f"step {self._last.number} was left before its micro-batches were done. "
+                    "Iterate over each step to its end."
+                )
+            step = self._last = Step(self._next, epoch, self._batches, self._prepared)
+            self._next += 1
+            yield step
+
+
+class Step:
+    """One optimizer step: an iterator over the micro-batches of the lanes that this process carries."""
+
+    def __init__(self, number: int, epoch: int, batches: Iterator[LaneBatch], prepared: Prepared) -> None:
+        self.number = number
+        """Counted over the whole run."""
+        self.epoch = epoch
+        self._batches = StepBatches(batches)
+        self._prepared = prepared
+        self._running: LaneGradients | None = None
+        self._gradient: StepGradient | None = None
+        self._num_passes = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a loop over its micro-batches came to the end, where gradients become whole."""
+        return self._num_passes > 0 and self._running is None
+
+    def __iter__(self) -> Iterator[Any]:
+        models = self._prepared.models
+        if not models:
+            raise TaskError("no model was prepared. Call lanes.prepare(model) before the first step.")
+        if len(models) > 1:
+            raise TaskError(
+                f"{len(models)} models were prepared, so a step must be told whose gradients to make. "
+                "Iterate over step.batches(model)."
+            )
+        return self.batches(models[0])
+
+    def batches(self, model: nn.Module) -> Iterator[Any]:
+        """Yield the micro-batches; each needs one `backward`. Afterwards the model's gradients are whole.
+
+        Every parameter's `grad` is then the weighted mean over the global batch, or None where there is
+        nothing to update by: the global weight is 0, or an fp16 gradient overflowed.
+
+        Collective: every rank must iterate to the end. Every call yields the same micro-batches, under other
+        random numbers.
+
+        Args:
+            model: one that was prepared; of others, gradients are left as they are on this process.
+
+        Raises:
+            NonFiniteLossError: if the loss of some lane is NaN or infinite.
+        """
+        numbers = [number for number, one in enumerate(self._prepared.models) if one is model]
+        if not numbers:
+            raise TaskError("this model was not prepared. Call lanes.prepare(model) before the first step.")
+        if self._running is not None:
+            raise TaskError(
+                f"step {self.number} was left before its micro-batches were done. "
+                "Iterate over each step to its end."
+            )
+        gradients, seed = self._prepared.gradients[numbers[0]], self._prepared.seed
+        self._running, self._gradient = gradients, None
+        self._prepared.clock.restart()
+        for (batch,) in gradients.groups(to_device(self._batches, self._prepared.device)):
+            turn = batch.turn
+            if batch.has_samples:
+                set_random_state(lane_seed(seed, turn.step, turn.lane, self._num_passes))
+                yield batch.data
+            else:
+                gradients.add([None])
+        self._gradient = gradients.divide()
+        set_random_state(update_seed(seed, self._gradient.turn.step, self._num_passes))
+        self._num_passes += 1
+        self._running = None
+
+    def backward(self, loss: object) -> None:
+        """Compute the gradients of a micro-batch, in place of `loss.backward()`.
+
+        The gradients of the step are whole when the loop over its micro-batches has ended.
+
+        Args:
+            loss: a mean over the micro-batch's samples, or a `Loss`.
+
+        Raises:
+            TaskError: if it cannot be trained on, or no micro-batch is being worked on.
+        """
+        if self._running is None:
+            raise TaskError("backward was called outside of the loop over a step's micro-batches.")
+        self._running.add([loss])
+
+    @property
+    def loss(self) -> float:
+        """Weighted mean of the loss over the global batch, in the last pass."""
+        return self._done().totals.loss
+
+    @property
+    def weight(self) -> float:
+        """Weight of the global batch, in the last pass."""
+        return self._done().totals.weight
+
+    @property
+    def grad_norm(self) -> torch.Tensor:
+        """L2 norm of the gradient before any clipping, a scalar on the device."""
+        norm = self._done().norm
+        assert norm is not None
+        return norm
+
+    def _done(self) -> StepGradient:
+        if self._gradient is None:
+            raise TaskError(
+                "this is known when the loop over the step's micro-batches has ended, not before."
+            )
+        return self._gradient
+
+
+_FOR_EVER = 10**15

@@ -1,0 +1,132 @@
+"""Puts a run together from a configuration and the user's Task."""
+
+from functools import partial
+from typing import Any
+
+from lanewise.callback import Callback
+from lanewise.config import RunConfig
+from lanewise.config.classes import build
+from lanewise.data import LaneLoader
+from lanewise.engine.evaluation.evaluation import build_evaluation, build_evaluator
+from lanewise.engine.run.model import build_average, build_model, build_task
+from lanewise.engine.run.model_transforms import transform
+from lanewise.engine.run.optimizer import build_optimizer
+from lanewise.engine.run.run import Run
+from lanewise.engine.run.scheduler import build_scheduler
+from lanewise.engine.samples.dataset import build_loader
+from lanewise.engine.samples.order import OrderChoice
+from lanewise.engine.state.identity import identify, plain
+from lanewise.engine.state.optimizer_shards import OptimizerShards
+from lanewise.engine.step.clock import StepClock
+from lanewise.engine.step.log_interval import LogInterval
+from lanewise.engine.step.train_step import Training
+from lanewise.lanes import Schedule
+from lanewise.precision import Precision
+from lanewise.reduce import build_reducer
+from lanewise.task import Task
+from lanewise.world.world import World
+
+
+def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
+    """Build everything that a run needs on this process, before its first step.
+
+    Collective: every rank must call this, with the same configuration.
+
+    Args:
+        config: what to run.
+        world: the processes.
+        task: used instead of the one that the configuration names.
+
+    Raises:
+        ConfigError: if a class in the configuration is not what its section needs.
+        DataError: if the dataset is empty, or differs between ranks.
+        TaskError: if the model has nothing to train.
+        WorldError: if the ranks built different models.
+    """
+    seed, num_lanes = config.train.seed, config.batch.num_lanes
+    task = task or build_task(config)
+    model = transform(build_model(task, seed), config, world.device)
+    average = build_average(model, config.train.ema_decay)
+    clock = StepClock(world.device)
+    reducer = build_reducer(
+        model, num_lanes, world, config.distributed, on_bucket=lambda: clock.lap("backward")
+    )
+    if average is not None:
+        reducer.adopt(average.module)
+    optimizer = build_optimizer(config, task, model)
+    shards = None
+    if config.distributed.shard_optimizer and world.world_size > 1:
+        shards = OptimizerShards(optimizer, model, world)
+    precision = Precision(config.precision, world.device.type)
+    loader, dataset = build_run_loader(config, task, world)
+    last_step = _last_step(config, loader.schedule)
+    scheduler, plateau = build_scheduler(config, optimizer, last_step)
+    training = Training(task, model, optimizer, scheduler, precision, average)
+    evaluator = build_evaluator(config, task, training.evaluated_model, precision, world, reducer)
+    evaluation = build_evaluation(config, evaluator, loader.schedule, last_step)
+    interval = LogInterval(config.log.every_steps, last_step)
+    identity = identify(config, dataset, world, last_step)
+    run = Run(
+        config=config,
+        world=world,
+        training=training,
+        plateau=plateau,
+        shards=shards,
+        reducer=reducer,
+        clock=clock,
+        loader=loader,
+        evaluation=evaluation,
+        log_interval=interval,
+        last_step=last_step,
+        identity=identity,
+    )
+    if world.rank == 0:
+        run.describe()
+    return run
+
+
+def build_callbacks(config: RunConfig) -> list[Callback]:
+    """Build the user's callbacks.
+
+    Raises:
+        ConfigError: if a class is not a Callback.
+    """
+    return [build(f"callbacks.{number}", section) for number, section in enumerate(config.callbacks)]
+
+
+def build_run_loader(
+    config: RunConfig, task: Task, world: World, dataset: Any = None
+) -> tuple[LaneLoader, dict[str, Any]]:
+    """Build what feeds the lanes of a run on this process; see `build_loader`.
+
+    Collective: every rank must call this, with the same configuration.
+
+    Args:
+        config: the run.
+        task: the user's task.
+        world: the processes.
+        dataset: its training dataset; None: built by the task.
+    """
+    dataset = task.train_dataset() if dataset is None else dataset
+    section = config.data.order
+    return build_loader(
+        dataset,
+        task.collate,
+        config.batch,
+        config.data,
+        world,
+        config.train.seed,
+        order=None if section is None else OrderChoice(partial(build, "data.order", section), plain(section)),
+        tables={
+            "sample_lengths": lambda: task.sample_lengths(dataset),
+            "sample_weights": lambda: task.sample_weights(dataset),
+        },
+    )
+
+
+def _last_step(config: RunConfig, schedule: Schedule) -> int:
+    """Return the step before which training ends: the earlier one of epochs and max_steps."""
+    limits = [] if config.train.max_steps is None else [config.train.max_steps]
+    if config.train.epochs is not None:
+        limits.append(config.train.epochs * schedule.steps_per_epoch)
+    return min(limits)

@@ -1,0 +1,54 @@
+"""Goes on with a run from its newest good checkpoint, on whatever devices there are now."""
+
+import logging
+from collections.abc import Collection
+
+from lanewise.checkpoint import CheckpointFolder
+from lanewise.engine.run.run import Run
+from lanewise.engine.run.scheduler import follow_new_length
+from lanewise.engine.state.identity import compare
+from lanewise.engine.state.restore import find_newest, restore
+from lanewise.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+
+def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> int:
+    """Put the parts of a run where the newest good checkpoint is.
+
+    Collective: every rank must call this.
+
+    Args:
+        run: newly built; changed only if everything fits.
+        folder: the checkpoints of the run.
+        allow: which of `MAY_DIFFER` may be other than what the checkpoint is of.
+
+    Returns:
+        The step that comes next; 0 if there is no checkpoint.
+
+    Raises:
+        CheckpointError: if no checkpoint is good, or the newest good one does not fit; lists everything.
+    """
+    rank = run.world.rank
+    found = find_newest(folder, run.world)
+    if found is None:
+        if rank == 0:
+            logger.info("no checkpoint in %s yet: starting from the beginning", folder.path)
+        return 0
+    path, manifest = found
+    mistakes, _ = compare(run.identity, manifest.identity, allow)
+    if manifest.step > run.last_step and not mistakes:  # a mistake may be why it has fewer steps
+        raise CheckpointError(
+            f"{path} is of a run that took {manifest.step} steps, and this one has {run.last_step}. "
+            "Raise train.max_steps or train.epochs, or use another train.run_dir."
+        )
+    allowed = restore(run.state, run.identity, path, manifest, allow)
+    if run.training.scheduler is not None and run.identity["num_steps"] != manifest.identity.get("num_steps"):
+        follow_new_length(run.training.scheduler)
+    if run.evaluation is not None and run.identity.get("best") != manifest.identity.get("best"):
+        run.evaluation.forget_best()
+    if rank == 0:
+        for difference in allowed:
+            logger.warning("going on although this differs from the checkpoint: %s", difference)
+        logger.info("going on from %s: %d of %d steps were taken", path, manifest.step, run.last_step)
+    return manifest.step

@@ -1,0 +1,96 @@
+"""What a run is made of on one process, before its first step."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lanewise.config import RunConfig
+from lanewise.data import LaneLoader
+from lanewise.engine.evaluation.evaluation import Evaluation
+from lanewise.engine.run.scheduler import Plateau
+from lanewise.engine.state.optimizer_shards import OptimizerShards
+from lanewise.engine.state.run_state import RunState
+from lanewise.engine.step.clock import StepClock
+from lanewise.engine.step.log_interval import LogInterval
+from lanewise.engine.step.train_step import Training
+from lanewise.lanes import Schedule, lane_ranges
+from lanewise.reduce import Reducer
+from lanewise.world.world import World
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The parts of a run. A checkpoint is restored into them; then an `Engine` trains them."""
+
+    config: RunConfig
+    world: World
+    training: Training
+    plateau: Plateau | None
+    """Changes the learning rate after each evaluation."""
+    shards: OptimizerShards | None
+    """Which process updates which parameter; None: each updates all of them."""
+    reducer: Reducer
+    """Has the model."""
+    clock: StepClock
+    """The one that the reducer laps."""
+    loader: LaneLoader
+    """Gives the batches of this process's lanes."""
+    evaluation: Evaluation | None
+    """When and on what to evaluate; None where the task has no eval datasets."""
+    log_interval: LogInterval
+    """Which steps are logged."""
+    last_step: int
+    """The step before which training ends."""
+    identity: Mapping[str, Any]
+    """What identifies the run: a checkpoint with another identity belongs to another run."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """How epochs are cut into steps."""
+        return self.loader.schedule
+
+    @property
+    def state(self) -> RunState:
+        """All that a checkpoint of the run holds."""
+        training = self.training
+        return RunState(
+            {
+                "model": training.model,
+                "optimizer": training.optimizer,
+                "scheduler": training.scheduler,
+                "plateau": None if self.plateau is None else self.plateau.scheduler,
+                "loss_scale": training.precision.loss_scale,
+                "average": training.average,
+                "best": self.evaluation,
+                "log": self.log_interval,
+            },
+            may_lack=("log",),
+            shards=self.shards,
+        )
+
+    def describe(self) -> None:
+        """Say what was derived from the configuration."""
+        schedule, world, num_replicas = self.schedule, self.world, len(self.reducer.replicas)
+        num_devices = world.world_size * num_replicas
+        lanes_each = sorted({len(lanes) for lanes in lane_ranges(schedule.num_lanes, num_devices)})
+        processes = "1 process" if world.world_size == 1 else f"{world.world_size} processes"
+        distributed = self.config.distributed
+        logger.info(
+            "%d samples in steps of %d = %d lanes x %d; steps: %d in an epoch, %d in all\n"
+            "%s on %s, reducer %s (%s); lanes each: %s, one after the other; threads each: %d",
+            schedule.num_samples,
+            schedule.global_batch_size,
+            schedule.num_lanes,
+            schedule.micro_batch_size,
+            schedule.steps_per_epoch,
+            self.last_step,
+            processes if num_replicas == 1 else f"{num_replicas} devices in {processes}",
+            world.device.type,
+            distributed.reducer if num_devices > 1 else "single",
+            distributed.equality,
+            " or ".join(map(str, lanes_each)),
+            distributed.threads,
+        )

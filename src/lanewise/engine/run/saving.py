@@ -1,0 +1,110 @@
+"""When a run saves a checkpoint, and when it saves one and stops."""
+
+import time
+from collections.abc import Callable
+
+from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.engine.run.run import Run
+from lanewise.errors import CheckpointError, PreemptedError
+
+
+class Saving:
+    """Saves checkpoints at step boundaries, on which all ranks agree.
+
+    Args:
+        run: what is saved; the end of its last step always is.
+        folder: where to.
+        wants_stop: tells whether this process was asked to save and stop.
+
+    Raises:
+        CheckpointError: if something in the state cannot be saved.
+    """
+
+    def __init__(
+        self, run: Run, folder: CheckpointFolder, wants_stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        config = run.config.checkpoint
+        self._state = run.state
+        self._state.require_savable()
+        self._saver = Saver(
+            folder,
+            run.world,
+            keep_last=config.keep_last,
+            keep_best=config.keep_best,
+            sign=1 if run.evaluation is None else run.evaluation.sign,
+        )
+        self._every = config.every
+        self._preempt_seconds = config.preempt_seconds
+        self._schedule = run.schedule
+        self._identity = run.identity
+        self._rank = run.world.rank
+        self._last_step = run.last_step
+        self._last_save = time.monotonic()
+        self.wants_stop = wants_stop
+
+    def vote(self) -> tuple[bool, bool]:
+        """Tell whether this process wants to save after the current step, and to stop."""
+        seconds = self._every.seconds
+        is_late = seconds is not None and time.monotonic() - self._last_save >= seconds
+        return self._rank == 0 and is_late, self.wants_stop()
+
+    def is_due_after(self, step: int) -> bool:
+        """Tell whether to save after a step even if no rank votes for it; the same on every rank.
+
+        Args:
+            step: the step that was taken.
+
+        Raises:
+            CheckpointError: if an earlier save failed.
+        """
+        self._saver.check()
+        done = step + 1
+        every_steps, every_epochs = self._every.steps, self._every.epochs
+        return (
+            done == self._last_step
+            or (every_steps is not None and done % every_steps == 0)
+            or (every_epochs is not None and done % (every_epochs * self._schedule.steps_per_epoch) == 0)
+        )
+
+    def save(self, step: int, metric: float | None, *, stops: bool) -> None:
+        """Save after a step. Collective: every rank must call this.
+
+        Args:
+            step: the step that was taken.
+            metric: the value by which checkpoints are compared.
+            stops: whether a signal stops the run here.
+
+        Raises:
+            CheckpointError: if this save, or the one before, failed.
+            PreemptedError: if the run stops here.
+        """
+        deadline = time.monotonic() + self._preempt_seconds
+        if stops:  # the save before it may still be under way
+            self._finish_before(deadline, step)
+        manifest = Manifest(step=step + 1, metric=metric, identity=self._identity, files=())
+        self._saver.save(self._state.take(), manifest)
+        self._last_save = time.monotonic()
+        if stops:
+            self._finish_before(deadline, step)
+            raise PreemptedError(
+                f"a signal stopped the run after {step + 1} steps, and a checkpoint was saved. "
+                "Go on with --resume."
+            )
+        if step + 1 == self._last_step:
+            self._saver.finish()
+
+    def finish(self) -> None:
+        """Wait until the last save is on disk. Collective: every rank must call this.
+
+        Raises:
+            CheckpointError: if it failed.
+        """
+        self._saver.finish()
+
+    def _finish_before(self, deadline: float, step: int) -> None:
+        """Wait until the last save is on disk; raise CheckpointError at the deadline."""
+        if not self._saver.finish(max(0.0, deadline - time.monotonic())):
+            raise CheckpointError(
+                f"a signal stopped the run, and the checkpoint after {step + 1} steps was not written within "
+                f"checkpoint.preempt_seconds={self._preempt_seconds:g}. Earlier ones are as they were."
+            )

@@ -1,0 +1,128 @@
+"""Builds what changes the learning rate: after each step, or after each evaluation."""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, ReduceLROnPlateau, SequentialLR
+
+from lanewise.config import ClassConfig, RunConfig, SchedulerConfig
+from lanewise.config.class_path import resolve_class
+from lanewise.config.optimizer import follows_evaluation
+from lanewise.engine.run.optimizer import build_section
+from lanewise.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Lowers the learning rate when the value of `evaluate.best` no longer gets better."""
+
+    scheduler: ReduceLROnPlateau
+    warmup_steps: int
+    """Steps in which the learning rate still rises: evaluations after one of them tell nothing."""
+
+    def after_evaluation(self, step: int, value: float) -> None:
+        """Learn what the evaluation after a step gave. All ranks have the same value, so they do the same."""
+        if step >= self.warmup_steps:
+            self.scheduler.step(value)
+
+
+def build_scheduler(
+    config: RunConfig, optimizer: Optimizer, num_steps: int
+) -> tuple[LRScheduler | None, Plateau | None]:
+    """Build what is stepped after each optimizer step, and what is stepped after each evaluation.
+
+    Args:
+        config: the run.
+        optimizer: whose learning rate changes.
+        num_steps: those of the whole run.
+
+    Raises:
+        ConfigError: if the class is no scheduler or refuses its arguments, or the run has too few steps for
+            a named scheduler, or too many for one that ends, as OneCycleLR does.
+    """
+    section = config.scheduler
+    if section is None:
+        return None, None
+    if section.name is not None:
+        return LambdaLR(optimizer, named_factor(section, num_steps)), None
+    num_warmup, of_class = section.warmup_steps(num_steps), section.of_class
+    scheduler: LRScheduler | None = None
+    plateau: Plateau | None = None
+    if of_class is not None and follows_evaluation(section):
+        plateau = Plateau(build_section("scheduler", _with_mode(of_class, config), optimizer), num_warmup)
+    elif of_class is not None:
+        scheduler = build_section("scheduler", of_class, optimizer)
+        _require_enough_steps(scheduler, num_steps - num_warmup)
+    if not num_warmup:
+        return scheduler, plateau
+    warmup = LinearLR(optimizer, start_factor=1 / (num_warmup + 1), total_iters=num_warmup)
+    after = warmup if scheduler is None else SequentialLR(optimizer, [warmup, scheduler], [num_warmup])
+    return after, plateau
+
+
+def named_factor(section: SchedulerConfig, num_steps: int) -> Callable[[int], float]:
+    """Return the function from a step to what the learning rate is multiplied by in it.
+
+    It rises over the first steps and falls over the last ones; only the step that would come after the last
+    one has 0. Six steps, of which two are the warm-up; wsd has two of decay:
+
+        step      0     1     2     3     4     5
+        linear   1/3   2/3    1    3/4   1/2   1/4
+        wsd      1/3   2/3    1     1     1    1/2
+
+    A function of the step alone: the state that a checkpoint has of it is the step.
+
+    Args:
+        section: a scheduler with a name.
+        num_steps: those of the whole run.
+
+    Raises:
+        ConfigError: if the run has too few steps.
+    """
+    warmup = section.warmup_steps(num_steps)
+    decay = section.decay_steps(num_steps) if section.name == "wsd" else num_steps - warmup
+    if warmup + max(0, decay) > num_steps:
+        what = f"scheduler.warmup of {warmup}"
+        if section.name == "wsd":
+            what += f" and scheduler.decay of {decay}"
+        raise ConfigError(
+            f"{what} steps must fit into the run: got a run of {num_steps} steps. "
+            "Give a part of the run in place of a number of steps, such as 0.05, or train longer."
+        )
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        if step < num_steps - decay:
+            return 1.0
+        rest = (num_steps - step) / decay if step < num_steps else 0.0
+        return (1 - math.cos(math.pi * rest)) / 2 if section.name == "cosine" else rest
+
+    return factor
+
+
+def follow_new_length(scheduler: LRScheduler) -> None:
+    """Set the learning rate of the next step, as the one in the checkpoint is that of another length."""
+    scheduler.last_epoch -= 1
+    scheduler.step()
+
+
+def _require_enough_steps(scheduler: LRScheduler, num_steps: int) -> None:
+    """Raise before the first step where a scheduler would refuse the last ones."""
+    total_steps = getattr(scheduler, "total_steps", None)
+    if isinstance(total_steps, int) and total_steps < num_steps:
+        raise ConfigError(
+            f"the scheduler ends after {total_steps} steps, and the run takes {num_steps}: "
+            f"use --scheduler.init_args.total_steps {num_steps}."
+        )
+
+
+def _with_mode(section: ClassConfig, config: RunConfig) -> ClassConfig:
+    """Return the section with the mode of the value that the scheduler follows."""
+    parameters = inspect.signature(resolve_class("scheduler", section)).parameters
+    if "mode" not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return section
+    return replace(section, init_args={"mode": config.evaluate.best_mode, **section.init_args})

@@ -1,0 +1,1 @@
+"""Which samples this process reads, and in which order."""

@@ -1,0 +1,69 @@
+"""Finds the newest good checkpoint, and puts the objects of a run where it is."""
+
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from lanewise.checkpoint import CheckpointFolder, Manifest, load_state
+from lanewise.config import MAY_DIFFER
+from lanewise.engine.state.identity import compare
+from lanewise.engine.state.run_state import RunState
+from lanewise.errors import CheckpointError
+from lanewise.world.world import World
+
+logger = logging.getLogger(__name__)
+
+
+def restore(
+    state: RunState,
+    identity: Mapping[str, Any],
+    path: Path,
+    manifest: Manifest,
+    allow: Collection[str] | None = None,
+) -> list[str]:
+    """Put the objects of a run where a checkpoint is.
+
+    Args:
+        state: changed only if everything fits.
+        identity: what identifies the run.
+        path: the checkpoint.
+        manifest: its manifest, verified.
+        allow: which of `MAY_DIFFER` may be other than what the checkpoint is of; None: the user has no say.
+
+    Returns:
+        The differences that were allowed.
+
+    Raises:
+        CheckpointError: lists everything else that differs.
+    """
+    mistakes, allowed = compare(identity, manifest.identity, allow or ())
+    saved = load_state(path, manifest)
+    misfits = state.compare(saved)
+    if mistakes or misfits:
+        options = sorted({mistake.partition(" ")[0] for mistake in mistakes} & set(MAY_DIFFER))
+        can_allow = options and not misfits and allow is not None
+        remedy = f" To go on all the same: --allow {','.join(options)}" if can_allow else ""
+        listed = "\n  ".join([*mistakes, *misfits])
+        raise CheckpointError(f"{path} is of another run.\n  {listed}\nUse its configuration.{remedy}")
+    state.restore(saved)
+    return allowed
+
+
+def find_newest(folder: CheckpointFolder, world: World) -> tuple[Path, Manifest] | None:
+    """Find the newest checkpoint that verifies; rank 0 looks. Collective: every rank must call this.
+
+    Raises:
+        CheckpointError: if there are some, and none is good.
+    """
+    found: Any = None
+    if world.rank == 0:
+        try:
+            found = folder.newest_good(logger.warning)
+        except CheckpointError as error:
+            found = error
+    found = world.all_gather_object(found)[0]
+    if isinstance(found, CheckpointError):
+        raise found
+    newest: tuple[Path, Manifest] | None = found
+    return newest

@@ -1,0 +1,225 @@
+"""What a run is besides its configuration: all that a checkpoint holds, by the names of parameters."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lanewise.checkpoint import grow_buffers, grown_buffers
+from lanewise.checkpoint.encode import TensorTable, encode
+from lanewise.engine.state.mismatch import (
+    CLASS,
+    EXTRA_STATE,
+    kind_misfits,
+    module_misfits,
+    optimizer_misfits,
+    scheduler_misfits,
+)
+from lanewise.engine.state.optimizer_shards import OptimizerShards
+from lanewise.errors import CheckpointError
+from lanewise.precision import LossScale
+from lanewise.world.shards import is_sharded, laid_out_as
+
+_Load = tuple[str, Callable[[Any], object], Mapping[str, Any], Mapping[str, Any]]
+"""Of an object: its key, what loads a state, the present one, and the saved one."""
+
+
+class RunState:
+    """Whatever changes with the steps: the model, its optimizer and the like, each under a name.
+
+    There is no state of a loader and none of random generators: the step is enough for both. Nothing is
+    stored by rank, and all of it is equal on every rank, but for sharded and held tensors.
+
+    Collective where an optimizer's state is shared out: every rank must call every method.
+
+    Args:
+        objects: modules, optimizers of their parameters, schedulers, and whatever else has `state_dict` and
+            `load_state_dict`; those that are None are left out.
+        may_lack: which of them older checkpoints lack; they stay as they are then.
+        shards: which process has the optimizer's state of which parameter; None: every process has all of it.
+    """
+
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        may_lack: Collection[str] = (),
+        shards: OptimizerShards | None = None,
+    ) -> None:
+        self._objects = {key: value for key, value in objects.items() if value is not None}
+        self._may_lack = frozenset(may_lack)
+        self._shards = shards
+        self._names: dict[torch.Tensor, str] = {
+            parameter: f"{key}.{name}"
+            for key, value in self._objects.items()
+            if isinstance(value, nn.Module)
+            for name, parameter in value.named_parameters()
+        }
+
+    def take(self) -> dict[str, Any]:
+        """Return the state, whose tensors are those of the run, not copies."""
+        return {key: self._take(value) for key, value in self._objects.items()}
+
+    def require_savable(self) -> None:
+        """Raise now what would make a save fail: a run must not learn it from its first checkpoint.
+
+        An optimizer has no state of its own yet before its first step; all else is known.
+
+        Raises:
+            CheckpointError: names what cannot be saved.
+        """
+        tensors = TensorTable()
+        for key, value in self.take().items():
+            encode(value, key, tensors)
+
+    def compare(self, state: Mapping[str, Any]) -> list[str]:
+        """Say what does not fit in what `take` returned in another process, maybe on other devices."""
+        current = self.take()
+        mistakes = [f"{key} is not in it" for key in current.keys() - state.keys() - self._may_lack]
+        mistakes += [
+            f"it has a state of {key}, and this run has none" for key in state.keys() - current.keys()
+        ]
+        for key in current.keys() & state.keys():
+            mistakes += self._compare(key, current[key], state[key])
+        return sorted(mistakes)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state, which must fit.
+
+        Raises:
+            CheckpointError: if an object does not accept its state; nothing is changed then.
+        """
+        objects = {key: value for key, value in self._objects.items() if key in state}
+        loads = [load for key, value in objects.items() for load in _loads(key, value, state[key])]
+        for number, (key, load, _, saved) in enumerate(loads):
+            try:
+                with _loading(key):
+                    load(saved)
+            except CheckpointError:
+                for _, load_back, before, _ in loads[: number + 1]:
+                    load_back(before)
+                raise
+        for key, value in objects.items():
+            if isinstance(value, nn.Module):
+                _copy(value, state[key])
+            elif isinstance(value, Optimizer):
+                with _loading(key):
+                    restore_optimizer(value, state[key], self._shards)
+
+    def _compare(self, key: str, current: Mapping[str, Any], saved: object) -> Iterable[str]:
+        value = self._objects[key]
+        if isinstance(value, nn.Module):
+            grown = grown_buffers(value, saved) if isinstance(saved, Mapping) else {}
+            return module_misfits({**current, **grown}, saved, key)
+        if isinstance(value, Optimizer):
+            return optimizer_misfits(value, current, saved, self._names, key)
+        if isinstance(value, LRScheduler):
+            return scheduler_misfits(current, saved, key)
+        if isinstance(value, LossScale):
+            return kind_misfits(current, saved, key)
+        return () if isinstance(saved, Mapping) else (f"{key} is a {type(saved)} in it",)
+
+    def _take(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, Optimizer):
+            taken = take_optimizer(value, self._names)
+            return taken if self._shards is None else self._shards.complete(taken)
+        state: dict[str, Any] = value.state_dict()
+        return {CLASS: _class_of(value), **state} if isinstance(value, LRScheduler) else state
+
+
+def take_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> dict[str, Any]:
+    """Return an optimizer's state by the names of its parameters.
+
+    Raises:
+        CheckpointError: if a parameter has no name.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if nameless := [tuple(parameter.shape) for parameter in parameters if parameter not in names]:
+        raise CheckpointError(
+            f"a parameter of the optimizer, of shape {nameless[0]}, is in none of the saved modules. "
+            "Save its module as well."
+        )
+    return {
+        CLASS: _class_of(optimizer),
+        # One for each, so that one that is missing is seen.
+        "state": {names[parameter]: dict(optimizer.state.get(parameter, {})) for parameter in parameters},
+        "groups": [
+            {
+                **{key: value for key, value in group.items() if key not in ("params", "param_names")},
+                "params": [names[parameter] for parameter in group["params"]],
+            }
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def restore_optimizer(
+    optimizer: Optimizer, saved: Mapping[str, Any], shards: OptimizerShards | None = None
+) -> None:
+    """Give an optimizer its part of the state that `take_optimizer` returned; the groups must fit."""
+    names = [name for group in saved["groups"] for name in group["params"]]
+    number_of = {name: number for number, name in enumerate(names)}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = {
+        number_of[name]: {key: _laid_out(value, parameters[number_of[name]]) for key, value in values.items()}
+        for name, values in saved["state"].items()
+        if values and (shards is None or shards.updates(parameters[number_of[name]]))
+    }
+    groups = [{**group, "params": [number_of[name] for name in group["params"]]} for group in saved["groups"]]
+    for group, mine in zip(groups, optimizer.param_groups, strict=True):
+        if "param_names" in mine:
+            group["param_names"] = list(mine["param_names"])
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
+    """Give a state its parameter's order in memory, by which fused optimizers go; files have none."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return laid_out_as(value, parameter) if value.shape == parameter.shape else value.clone()
+
+
+def _class_of(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+@contextmanager
+def _loading(key: str) -> Iterator[None]:
+    """Turn whatever an object finds wrong with its state into one error."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(f"{key} does not accept its state: {error!r:.200}.") from error
+
+
+def _loads(key: str, value: Any, saved: Mapping[str, Any]) -> Iterator[_Load]:
+    """Yield the parts of an object's state whose loading may be refused, with their present state."""
+    if isinstance(value, nn.Module):
+        if extra := _extra(saved):
+            yield (
+                key,
+                partial(value.load_state_dict, strict=False),
+                deepcopy(_extra(value.state_dict())),
+                extra,
+            )
+    elif not isinstance(value, Optimizer):
+        plain = {name: one for name, one in saved.items() if name != CLASS}
+        yield key, value.load_state_dict, deepcopy(value.state_dict()), plain
+
+
+def _copy(module: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Copy tensors into the module's own storage."""
+    grow_buffers(module, saved)
+    with torch.no_grad():
+        for name, value in module.state_dict().items():
+            if not name.endswith(EXTRA_STATE):
+                value.copy_(laid_out_as(saved[name], value) if is_sharded(value) else saved[name])
+
+
+def _extra(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name.endswith(EXTRA_STATE)}

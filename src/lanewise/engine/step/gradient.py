@@ -1,0 +1,261 @@
+"""The gradient of a step: what the trainer, the user's own loop and verification have in common."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from lanewise.config import Equality
+from lanewise.data import LaneBatch
+from lanewise.device.accelerator import start_copy_to_host
+from lanewise.engine.buffers.buffers import LaneBuffers
+from lanewise.engine.step.clock import StepClock
+from lanewise.engine.step.collectives import Crosstalk
+from lanewise.engine.step.lane import LaneLoss, note_lane
+from lanewise.engine.step.losses import StepLosses
+from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.parameters import ParameterMonitor
+from lanewise.errors import TaskError
+from lanewise.lanes import LaneTurn
+from lanewise.precision import LossScale
+from lanewise.reduce import Reducer
+from lanewise.transforms import compare_runs
+from lanewise.world.world import World
+
+logger = logging.getLogger(__name__)
+
+
+class StepGradient(NamedTuple):
+    """What a pass over the lanes of a step found; the gradient itself is in every `param.grad`."""
+
+    turn: LaneTurn
+    """The last turn of this process in the step."""
+    totals: StepTotals
+    """Loss and weight."""
+    norm: torch.Tensor | None
+    """L2 norm of the gradient, a scalar on the device; None where nothing needs it."""
+    norms: torch.Tensor | None
+    """That of each parameter, [num_parameters]; likewise."""
+    allows_update: bool
+    """Whether the weights may be updated: the step has weight, and no fp16 overflow. Else `grad` is None."""
+
+
+class LaneGradients:
+    """Makes the gradient of one model over the global batch, in a pass over the lanes of a step.
+
+        for lanes in gradients.groups(batches):      # those that this process carries, at once or in turn
+            losses = ...                             # under the random state of each lane
+            gradients.add(losses)                    # backward; the last one overlaps the reduction
+        gradient = gradients.divide()                # one sum over all lanes, one divisor
+
+    Args:
+        reducer: has the model, and sums the gradients.
+        world: the processes.
+        clock: told what the time goes to.
+        num_lanes: lanes of the run.
+        equality: what the run promises.
+        loss_scale: keeps gradients in range; None where nothing is scaled.
+        modules: for each replica, all modules whose forward runs in a lane, for their buffers; may grow until
+            the first step.
+        vote: asked before the last backward of each step whether this process wants to save after the step,
+            and to stop the run.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        world: World,
+        clock: StepClock,
+        *,
+        num_lanes: int,
+        equality: Equality,
+        loss_scale: LossScale | None,
+        modules: Sequence[Sequence[nn.Module]],
+        vote: Callable[[], tuple[bool, bool]] = lambda: (False, False),
+    ) -> None:
+        self.reducer = reducer
+        self.loss_scale = loss_scale
+        self._vote = vote
+        self._world = world
+        self._clock = clock
+        self._losses = StepLosses(world, num_lanes, loss_scale)
+        self._buffers = LaneBuffers(modules, world, num_lanes)
+        self._monitor = ParameterMonitor(reducer)
+        self._crosstalk = Crosstalk(reducer, world, num_lanes, equality)
+        self._open: list[LaneBatch] = []
+        self._unit: str | None = None
+        self._is_first_step = True
+
+    def groups(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
+        """Yield the micro-batches of a step, on the device: as many at once as the reducer has replicas.
+
+        Each group needs one `add` before the next is asked for. A process without samples in the step gets
+        one micro-batch without any.
+
+        Collective: every rank must run it to the end, with the batches of its own lanes, and then `divide`.
+
+        Args:
+            batches: consumed for one step.
+
+        Raises:
+            TaskError: if the model cannot be trained so.
+        """
+        self._losses.begin()
+        self._monitor.begin_step()
+        for parameter in self.reducer.parameters:
+            parameter.grad = None
+        batches = self.reducer.pad(batches)
+        is_last, is_first = False, True
+        while not is_last:
+            group: list[LaneBatch] = []
+            while len(group) < len(self.reducer.replicas) and not is_last:
+                group.append(next(batches))
+                self._clock.lap("data")
+                is_last = group[-1].turn.is_last
+            turn = group[-1].turn
+            if is_first:
+                self._monitor.check(turn.step)
+                self._crosstalk.begin_step(turn)
+                is_first = False
+            for replica in range(len(group)):
+                self._buffers.begin(replica)
+            if self._is_first_step:
+                self._crosstalk.before_forward()
+            self._open = group
+            yield group
+            if self._open:
+                raise TaskError(
+                    f"a lane of step {turn.step} had no backward. Call step.backward(loss), which is not "
+                    "loss.backward(), once for each micro-batch; give a loss of weight 0 if there is nothing "
+                    "to learn from it."
+                )
+
+    def add(self, losses: Sequence[object], what: str = "the loss given to backward") -> None:
+        """Run the backward of a group. Collective for the last lane of a step.
+
+        Args:
+            losses: for each lane a mean over the micro-batch's samples, or a `Loss`; None for one without
+                samples.
+            what: how to call them in an error.
+
+        Raises:
+            TaskError: if there is no micro-batch to which a loss could belong, it cannot be trained on, or
+                the forward communicated with other processes.
+        """
+        group, self._open = self._open, []
+        if not group:
+            raise TaskError(
+                "backward was called twice for one micro-batch, or outside of the loop over them. "
+                "Add the losses of a micro-batch up, and call it once."
+            )
+        first = group[0].turn
+        if self._is_first_step:
+            self._crosstalk.after_forward(first)
+        checked = list(map(partial(_check, what), group, losses))
+        self._clock.lap("forward")
+        for replica, batch in enumerate(group):
+            self._buffers.end(batch.turn, batch.num_samples, replica)
+        self._monitor.before_backward(first)
+        for batch, loss in zip(group, checked, strict=True):
+            try:
+                self._backward(batch, loss)
+            except BaseException as error:
+                note_lane(error, batch)
+                raise
+        self._monitor.after_backward(first)
+        self._turn = group[-1].turn
+        is_reduced = self._turn.is_last and self._world.world_size > 1
+        self._clock.lap("communication" if is_reduced else "backward")
+
+    def _backward(self, batch: LaneBatch, loss: LaneLoss | None) -> None:
+        turn = batch.turn
+        if loss is not None and self._unit is None:
+            self._unit = "its samples" if loss.is_sample_mean else "the units that its Loss counts"
+        value, factor = self._losses.add(batch, loss)
+        if value is None:
+            self._crosstalk.refuse_missing_backward(turn)
+
+        def exchange_totals() -> None:
+            self._losses.start_exchange(self._vote(), self._buffers.changes())
+
+        self.reducer.backward(turn, value, factor, exchange_totals)
+
+    def divide(self, *, needs_norm: bool = True, needs_norms: bool = False) -> StepGradient:
+        """Make the gradient of the step whole: the weighted mean over the global batch.
+
+        Collective: every rank must call this, with the same arguments.
+
+        Args:
+            needs_norm: whether to compute the norm even if no loss scale needs it.
+            needs_norms: whether to compute that of each parameter.
+
+        Raises:
+            NonFiniteLossError: if the loss of some lane is NaN or infinite.
+        """
+        totals = self._losses.finish()
+        self.reducer.finish(self._losses.divisor(totals, self._turn))
+        norm = self.reducer.grad_norm() if needs_norm or self.loss_scale is not None else None
+        norms = self.reducer.gradient_norms() if needs_norms else None
+        allows_update = totals.allow_update
+        if allows_update:
+            self._buffers.merge(totals.buffer_changes)
+        else:
+            self._buffers.discard()
+        if allows_update and self.loss_scale is not None:
+            assert norm is not None
+            allows_update = math.isfinite(start_copy_to_host(norm)())
+            self.loss_scale.update(is_finite=allows_update)
+        if not allows_update:
+            for parameter in self.reducer.parameters:
+                parameter.grad = None
+        self._clock.lap("communication" if self._world.world_size > 1 else "backward")
+        if self._is_first_step:
+            self._describe_first_step(totals)
+        self._losses.require_finite(totals, self._turn)
+        if not totals.weight:
+            logger.warning("step %d: the global batch has weight 0, so nothing was updated", self._turn.step)
+        return StepGradient(self._turn, totals, norm, norms, allows_update)
+
+    def check(self) -> None:
+        """Raise what was found in the last step of a run, after it.
+
+        Raises:
+            TaskError: if it broke the contract of buffers.
+        """
+        self._buffers.check()
+
+    def close(self) -> None:
+        """Stop what runs in the background."""
+        self.reducer.close()
+
+    def _describe_first_step(self, totals: StepTotals) -> None:
+        """Say what only the first step could show. Collective."""
+        self._is_first_step = False
+        compare_runs(self.reducer.replicas, is_on=False)
+        unused = self._monitor.unused(self._world)
+        if self._world.rank:
+            return
+        logger.info(
+            "loss and gradient of a step are means over %s; the first step has %g",
+            self._unit,
+            totals.weight,
+        )
+        if unused:
+            logger.warning(
+                "no lane of the first step used these parameters, so their gradient is zero: %s",
+                ", ".join(unused),
+            )
+
+
+def _check(what: str, batch: LaneBatch, loss: object) -> LaneLoss | None:
+    if not batch.num_samples:
+        return LaneLoss(None, 1.0, 0.0, is_sample_mean=False) if batch.turn.positions else None
+    try:
+        return LaneLoss.from_returned(loss, batch.num_samples, what)
+    except BaseException as error:  # a weight may be an object of the user's
+        note_lane(error, batch)
+        raise

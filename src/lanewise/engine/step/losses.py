@@ -1,0 +1,129 @@
+"""The losses of a step's lanes: their scale in the backward, their exchange, those that are not finite."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import torch
+
+from lanewise.data import LaneBatch
+from lanewise.engine.step.lane import LaneLoss
+from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals
+from lanewise.errors import NonFiniteLossError
+from lanewise.lanes import LaneTurn, lane_ranges
+from lanewise.precision import LossScale
+from lanewise.world.world import World
+
+_MOST_SHOWN = 16
+"""Of the lanes and samples that an error names."""
+
+
+class StepLosses:
+    """Collects what the lanes of this process say of a step, and exchanges it with the other processes.
+
+    For each step `begin`, `add` for each lane, `start_exchange` and `finish`.
+
+    Args:
+        world: the processes.
+        num_lanes: lanes of the run.
+        loss_scale: keeps gradients in range; None where nothing is scaled.
+    """
+
+    def __init__(self, world: World, num_lanes: int, loss_scale: LossScale | None) -> None:
+        self._world = world
+        self._num_lanes = num_lanes
+        self._most_lanes = len(lane_ranges(num_lanes, world.world_size)[0])
+        self._loss_scale = loss_scale
+
+    def begin(self) -> None:
+        """Begin a step: forget the one before."""
+        self._rows: list[LaneRow] = []
+        self._samples: dict[int, tuple[int, ...]] = {}
+
+    def add(self, batch: LaneBatch, loss: LaneLoss | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Take the loss of a lane.
+
+        Collective in the first lane of each process, where a loss scale has no unit yet.
+
+        Args:
+            batch: the lane's.
+            loss: None where the lane has no samples.
+
+        Returns:
+            What `Reducer.backward` takes: the scalar, and its factor.
+        """
+        if self._loss_scale is not None and not self._loss_scale.has_unit:
+            weight = 0.0 if loss is None else loss.weight
+            weight_of_lane_0 = self._world.all_gather_object(weight)[0]
+            self._loss_scale.set_unit(self._num_lanes * weight_of_lane_0)
+        if loss is None:
+            return None, None
+        self._samples[batch.turn.lane] = batch.indices
+        value = loss.value
+        if value is None:
+            self._rows.append(LaneRow(batch.turn.lane, 0.0, loss.factor, loss.weight))
+            return None, None
+        known = value.item() if value.is_cpu else value.detach()
+        self._rows.append(LaneRow(batch.turn.lane, known, loss.factor, loss.weight))
+        factor = loss.factor * self.factor / (loss.weight if batch.turn.num_present_lanes == 1 else 1.0)
+        return value, _scalar(factor, value.dtype, value.device)
+
+    @property
+    def factor(self) -> float:
+        """What the sums of losses, and so of gradients, are multiplied by."""
+        return 1.0 if self._loss_scale is None else self._loss_scale.factor
+
+    def divisor(self, totals: StepTotals, turn: LaneTurn) -> float:
+        """Return what the sums of gradients are divided by to be means over the global batch.
+
+        A step of one lane has that in the factor of its backward: a division less for each gradient.
+        """
+        return self.factor * (1.0 if turn.num_present_lanes == 1 else totals.weight)
+
+    def start_exchange(
+        self, votes: tuple[bool, bool], buffer_changes: Sequence[float] | torch.Tensor
+    ) -> None:
+        """Begin to exchange. Collective: every rank must call this, when all its lanes were added.
+
+        Args:
+            votes: whether this process wants to save, and to stop the run, after the step.
+            buffer_changes: what `LaneBuffers.changes` tells.
+        """
+        message = StepMessage(self._rows, *votes, buffer_changes)
+        self._wait: Callable[[], StepTotals] = message.start_exchange(self._world, self._most_lanes)
+
+    def finish(self) -> StepTotals:
+        """Wait for the exchange."""
+        return self._wait()
+
+    def require_finite(self, totals: StepTotals, turn: LaneTurn) -> None:
+        """Raise NonFiniteLossError where a lane's loss is not finite, with its samples. Collective then."""
+        if math.isfinite(totals.loss_sum):
+            return
+        samples: dict[int, Sequence[int]] = {}
+        for rank_samples in self._world.all_gather_object(self._samples):
+            samples |= rank_samples
+        bad = [lane for lane in totals.lanes if not math.isfinite(lane.loss_sum)]
+        described = [
+            f"  lane {lane.lane}: loss {lane.loss_sum}, samples {_shorten(samples[lane.lane])}"
+            for lane in bad[:_MOST_SHOWN]
+        ]
+        if len(bad) > _MOST_SHOWN:
+            described.append(f"  and {len(bad) - _MOST_SHOWN} more of {len(totals.lanes)} lanes")
+        listed = "\n".join(described)
+        raise NonFiniteLossError(
+            f"the loss is not finite in step {turn.step} (epoch {turn.epoch}), so the weights were not "
+            f"updated.\n{listed}\nLook at these samples, or lower the learning rate."
+        )
+
+
+def _shorten(numbers: Sequence[int]) -> str:
+    """Write the first of many numbers."""
+    if len(numbers) <= _MOST_SHOWN:
+        return str(list(numbers))
+    return f"{list(numbers[:_MOST_SHOWN])} and {len(numbers) - _MOST_SHOWN} more"
+
+
+@lru_cache(maxsize=64)
+def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((), value, dtype=dtype, device=device)  # a kernel's argument: no copy to wait for

@@ -1,0 +1,162 @@
+"""What a process tells the others in a step: its lanes, its votes, changes of buffers; in one all-gather."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import itemgetter
+from typing import NamedTuple
+
+import torch
+
+from lanewise.device.accelerator import float64_device
+from lanewise.world.world import World
+
+
+class LaneRow(NamedTuple):
+    """What a process tells of a lane."""
+
+    lane: int
+    loss: torch.Tensor | float
+    """The lane's sum is `factor` times this: a number, or on an accelerator a scalar; 0.0 for weight 0."""
+    factor: float
+    weight: float
+
+
+class LaneTotals(NamedTuple):
+    """What all processes know of a lane."""
+
+    lane: int
+    loss_sum: float
+    weight: float
+
+
+class StepTotals:
+    """What all lanes together say of a step; the same on every rank, for any number of processes.
+
+    Args:
+        lanes: those that had a turn, in order.
+        wants_save: whether some rank votes to save a checkpoint after this step.
+        wants_stop: whether some rank votes to stop the run after this step.
+        buffer_changes: for `LaneBuffers.merge`: what the lanes did to each group of buffers.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[LaneTotals],
+        *,
+        wants_save: bool = False,
+        wants_stop: bool = False,
+        buffer_changes: Sequence[float] = (),
+    ) -> None:
+        self.lanes = lanes
+        self.wants_save = wants_save
+        self.wants_stop = wants_stop
+        self.buffer_changes = buffer_changes
+        self.loss_sum = _sum([lane.loss_sum for lane in lanes])
+        """NaN where some lane's loss is not finite."""
+        self.weight = _sum([lane.weight for lane in lanes])
+        """Weight of the global batch."""
+
+    @property
+    def loss(self) -> float:
+        """Weighted mean of the loss over the global batch; NaN where the weight is 0."""
+        return self.loss_sum / self.weight if self.weight else math.nan
+
+    @property
+    def allow_update(self) -> bool:
+        """Whether the model may be updated: some weight, and no lane whose loss is not finite."""
+        return self.weight > 0 and not math.isnan(self.loss_sum)
+
+
+def _sum(values: Sequence[float]) -> float:
+    """Add up without rounding in between, so that the order makes no difference; NaN if one is not finite."""
+    try:
+        total = math.fsum(values)
+    except (ValueError, OverflowError):  # infinite ones of both signs, or finite ones beyond the range
+        return math.nan
+    return total if math.isfinite(total) else math.nan
+
+
+@dataclass(slots=True)
+class StepMessage:
+    """What a process tells the others in a step: rows of its lanes, and numbers of which the largest counts.
+
+    A further number is a field, and stands in `_numbers` and in `start_exchange`.
+    """
+
+    rows: list[LaneRow]
+    """Of the lanes that had a turn."""
+    wants_save: bool
+    wants_stop: bool
+    buffer_changes: Sequence[float] | torch.Tensor
+    """What `LaneBuffers.changes` tells, of as many groups on every rank."""
+
+    def start_exchange(self, world: World, most_lanes: int) -> Callable[[], StepTotals]:
+        """Begin to exchange the messages of all processes.
+
+        Collective: every rank must call this, before the backward of its last lane, which it overlaps.
+
+        Args:
+            world: the processes.
+            most_lanes: that a process carries.
+
+        Returns:
+            A function that waits and returns the totals.
+        """
+        if world.device.type != "cpu":
+            wait = world.start_all_gather_to_host(self._numbers_on(world.device, most_lanes))
+        elif world.world_size > 1:
+            wait = world.start_all_gather(self._numbers(most_lanes))
+        else:
+            return self._totals  # without a tensor: a small step takes no longer than those would
+        end = _ROW * most_lanes
+
+        def finish() -> StepTotals:
+            told = wait().tolist()
+            lanes = [
+                LaneTotals(int(numbers[begin]), *numbers[begin + 1 : begin + _ROW])
+                for numbers in told
+                for begin in range(0, end, _ROW)
+                if numbers[begin] >= 0
+            ]
+            saves, stops, *changes = map(max, *(numbers[end:] for numbers in told), repeat(-math.inf))
+            lanes.sort(key=itemgetter(0))
+            return StepTotals(lanes, wants_save=bool(saves), wants_stop=bool(stops), buffer_changes=changes)
+
+        return finish
+
+    def _numbers(self, most_lanes: int) -> torch.Tensor:
+        """Return as many numbers on every rank, as float64 on the CPU; an absent row has lane -1."""
+        rows = [(row.lane, float(row.loss * row.factor), row.weight) for row in self.rows]
+        rows += [(-1, 0.0, 0.0)] * (most_lanes - len(rows))
+        votes = self.wants_save, self.wants_stop
+        return torch.tensor([*chain.from_iterable(rows), *votes, *self.buffer_changes], dtype=torch.float64)
+
+    def _numbers_on(self, device: torch.device, most_lanes: int) -> torch.Tensor:
+        """Return the same on an accelerator; nobody waits for a loss."""
+        factors = StepMessage(
+            [row._replace(loss=1.0) for row in self.rows], self.wants_save, self.wants_stop, ()
+        )
+        numbers = StepMessage._numbers(factors, most_lanes)
+        device = float64_device(device)
+        numbers = numbers.to(device, non_blocking=True)
+        if self.rows:
+            losses = [torch.as_tensor(row.loss).to(device).double() for row in self.rows]
+            numbers[1 : _ROW * len(losses) : _ROW] *= torch.stack(losses)
+        changes = self.buffer_changes
+        return torch.cat([numbers, changes.to(device)]) if isinstance(changes, torch.Tensor) else numbers
+
+    def _totals(self) -> StepTotals:
+        """Return the totals of a process that is alone."""
+        lanes = [LaneTotals(row.lane, float(row.loss * row.factor), row.weight) for row in self.rows]
+        assert not isinstance(self.buffer_changes, torch.Tensor), "on a CPU they are known"
+        return StepTotals(
+            lanes,
+            wants_save=self.wants_save,
+            wants_stop=self.wants_stop,
+            buffer_changes=self.buffer_changes,
+        )
+
+
+_ROW = len(LaneTotals._fields)

@@ -1,0 +1,150 @@
+"""One optimizer step over all lanes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from lanewise.checkpoint import grow_buffers
+from lanewise.data import LaneBatch
+from lanewise.engine.step.clock import StepClock
+from lanewise.engine.step.gradient import LaneGradients, StepGradient
+from lanewise.engine.step.lane import TaskLane
+from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.metrics import IntervalReport, StepMetrics
+from lanewise.engine.step.update import choose_update
+from lanewise.lanes import lane_seed, update_seed
+from lanewise.precision import Precision
+from lanewise.random_state import set_random_state
+from lanewise.task import Task
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained, and by what."""
+
+    task: Task
+    model: nn.Module
+    """The user's module, on the device of this process."""
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    """Stepped once in each optimizer step."""
+    precision: Precision
+    average: AveragedModel | None = None
+    """The exponential moving average of the weights, which is what gets evaluated; None: the model itself."""
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The module to evaluate, and to keep if it is the best."""
+        return self.model if self.average is None else self.average.module
+
+
+class StepReport(NamedTuple):
+    """What a step did."""
+
+    step: int
+    totals: StepTotals
+    interval: IntervalReport | None
+    """What goes into a line of metrics; None where the step is not logged."""
+
+
+class TrainStep:
+    """Takes steps: forward and backward of each lane, the reduction, clipping, the update.
+
+    Args:
+        training: the task, the module, the optimizer and the scheduler.
+        gradients: makes the gradient.
+        clock: the one that `gradients` has.
+        metrics: knows which steps are logged, and what of them.
+        seed: seed of the run.
+        max_grad_norm: clip the gradient to this norm.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        gradients: LaneGradients,
+        clock: StepClock,
+        metrics: StepMetrics,
+        *,
+        seed: int,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        self.gradients = gradients
+        self._training = training
+        self._clock = clock
+        self._metrics = metrics
+        self._seed = seed
+        self._max_grad_norm = max_grad_norm
+        self._what = f"the loss of {type(training.task).__name__}"
+        self._update = choose_update(training.optimizer, self.compute_gradient, self._seed_update)
+
+    def run(self, batches: Iterator[LaneBatch]) -> StepReport:
+        """Take the next step's batches and update the model, alike on any number of processes.
+
+        Where the global weight is 0, or an fp16 gradient overflowed, the weights stay.
+
+        Collective: every rank must call this, with the batches of its own lanes.
+
+        Args:
+            batches: consumed for one step.
+
+        Raises:
+            TaskError: if the task breaks its contract.
+            NonFiniteLossError: if the loss of some lane is NaN or infinite.
+        """
+        training = self._training
+        self._clock.skip()  # an evaluation may have come between
+        gradient = self._update(batches)
+        learning_rate = float(training.optimizer.param_groups[0]["lr"])
+        if training.scheduler is not None:
+            self._seed_update(gradient.turn.step)  # processes with other parameters may have drawn unequally
+            training.scheduler.step()
+        for parameter in self.gradients.reducer.parameters:
+            parameter.grad = None
+        if training.average is not None and gradient.allows_update:
+            grow_buffers(training.average.module, dict(training.model.named_buffers()))
+            training.average.update_parameters(training.model)
+        self._clock.lap("optimizer")
+        return StepReport(gradient.turn.step, gradient.totals, self._metrics.report(gradient, learning_rate))
+
+    def compute_gradient(self, batches: Iterator[LaneBatch]) -> StepGradient:
+        """Leave the clipped gradient of a step in every `param.grad`, and set the random state of its update.
+
+        Collective: every rank must call this, with the batches of its own lanes.
+
+        Args:
+            batches: consumed for one step.
+
+        Raises:
+            TaskError: if the task breaks its contract.
+            NonFiniteLossError: if the loss of some lane is NaN or infinite.
+        """
+        for group in self.gradients.groups(batches):  # those that this process carries
+            losses = self.gradients.reducer.losses(list(map(self._lane, group)))
+            self.gradients.add(losses, self._what)  # backward; the last one overlaps the reduction
+        step = group[-1].turn.step
+        needs_norm, needs_norms = self._metrics.needs(step)
+        gradient = self.gradients.divide(  # one sum over all lanes, one divisor
+            needs_norm=needs_norm or self._max_grad_norm is not None, needs_norms=needs_norms
+        )
+        if self._max_grad_norm is not None:
+            assert gradient.norm is not None
+            nn.utils.clip_grads_with_norm_(
+                self._training.model.parameters(), self._max_grad_norm, gradient.norm
+            )
+        self._seed_update(step)
+        return gradient
+
+    def _lane(self, batch: LaneBatch) -> TaskLane:
+        """Return a lane's forward and loss, under the lane's random state."""
+        seed = lane_seed(self._seed, batch.turn.step, batch.turn.lane)
+        return TaskLane(self._training.task, self._training.precision, batch, seed)
+
+    def _seed_update(self, step: int) -> None:
+        """Set the random state of what follows the lanes, alike on every process."""
+        set_random_state(update_seed(self._seed, step))

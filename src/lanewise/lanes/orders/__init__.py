@@ -1,0 +1,1 @@
+"""The orders in which an epoch visits its samples, a file each."""

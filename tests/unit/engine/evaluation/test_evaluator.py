@@ -1,0 +1,361 @@
+"""Evaluation: each sample once, and the same floats on any number of processes."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+from torchmetrics import Accuracy, F1Score, MeanMetric, Metric
+from torchmetrics.classification import BinaryAUROC
+from torchmetrics.retrieval import RetrievalNormalizedDCG
+
+from lanewise import Callback, Loss, Task
+from lanewise.config import DataConfig, EvaluateConfig
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import Engine, build_engine
+from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
+from lanewise.engine.run.build import build_run
+from lanewise.errors import ConfigError
+from lanewise.run_dir import RunDir
+from lanewise.testing import run_distributed
+from lanewise.world.world import LocalWorld
+from tests.distributed.tasks import configure
+
+CLASSES = 5
+NUM_SAMPLES, NUM_FEW, NUM_LANES = 1003, 3, 8
+
+
+class Scores(Dataset[dict[str, torch.Tensor]]):
+    """Random scores, labels and queries; the samples of the whole task are numbered."""
+
+    def __init__(self, num_samples: int, first: int = 0) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.scores = torch.randn(num_samples, CLASSES, generator=generator)
+        self.labels = torch.randint(CLASSES, (num_samples,), generator=generator)
+        self.labels[:2] = torch.arange(min(2, num_samples))  # both classes, in the smallest set as well
+        self.queries = torch.randint(40, (num_samples,), generator=generator)
+        self.numbers = torch.arange(first, first + num_samples)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {
+            "scores": self.scores[index],
+            "labels": self.labels[index],
+            "queries": self.queries[index],
+            "number": self.numbers[index],
+        }
+
+
+class Ranking(Task):
+    """Judges given scores; the model adds dropout, which evaluation must not apply, and BatchNorm."""
+
+    def __init__(self, num_samples: int = NUM_SAMPLES) -> None:
+        self.dataset = Scores(num_samples)
+        self.evaluated: list[int] = []
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(CLASSES, CLASSES), nn.BatchNorm1d(CLASSES), nn.Dropout(0.5))
+
+    def train_dataset(self) -> Dataset[Any]:
+        return Scores(64)
+
+    def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
+        return {"test": self.dataset, "few": Scores(NUM_FEW, first=len(self.dataset))}
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch["scores"]) / 3
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        weights = 1 + batch["queries"].float()
+        losses = F.cross_entropy(outputs, batch["labels"], reduction="none")
+        return Loss((losses * weights).sum(), weights.sum())
+
+    def build_metrics(self) -> Mapping[str, Metric]:
+        return {
+            "accuracy": Accuracy(task="multiclass", num_classes=CLASSES),
+            "f1": F1Score(task="multiclass", num_classes=CLASSES, average="none"),
+            "auroc": BinaryAUROC(),
+            "ndcg": RetrievalNormalizedDCG(),
+            "mean_score": MeanMetric(),
+        }
+
+    def update_metrics(self, metrics: Mapping[str, Any], outputs: torch.Tensor, batch: Any) -> None:
+        self.evaluated += batch["number"].tolist()
+        metrics["accuracy"].update(outputs, batch["labels"])
+        metrics["f1"].update(outputs, batch["labels"])
+        # Logits would not do: torchmetrics takes a batch whose scores all lie in 0..1 for probabilities.
+        metrics["auroc"].update(outputs[:, 0].sigmoid(), batch["labels"] == 0)
+        metrics["ndcg"].update(outputs[:, 0], batch["labels"] == 0, indexes=batch["queries"])
+        metrics["mean_score"].update(outputs)
+
+
+def evaluate(world, config) -> tuple[dict[str, float], list[int]]:
+    set_determinism("exact", 1)
+    engine = build_engine(config, world)
+    task = engine.training.task
+    evaluator = build_evaluator(config, task, engine.training.model, engine.training.precision, world)
+    assert evaluator is not None
+    values = evaluator.run()
+    assert engine.training.model.training
+    return values, task.evaluated
+
+
+CONFIG = configure(Ranking, num_lanes=NUM_LANES, micro_batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return run_distributed(evaluate, 1, CONFIG)[0]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
+def test_every_value_is_the_same_float_and_each_sample_is_evaluated_once(alone, world_size):
+    results = run_distributed(evaluate, world_size, CONFIG)
+    assert [values for values, _ in results] == [alone[0]] * world_size
+    numbers = [number for _, evaluated in results for number in evaluated]
+    assert sorted(numbers) == list(range(NUM_SAMPLES + NUM_FEW))
+
+    num_few = [sum(number >= NUM_SAMPLES for number in evaluated) for _, evaluated in results]
+    num_others = [len(evaluated) - few for (_, evaluated), few in zip(results, num_few, strict=True)]
+    num_lanes_each = math.ceil(NUM_LANES / world_size)
+    assert max(num_others) <= num_lanes_each * math.ceil(NUM_SAMPLES / NUM_LANES)
+    assert max(num_few) <= num_lanes_each
+    assert min(num_few) == 0, "no process was without samples"
+
+
+def test_values_are_those_of_torchmetrics_on_the_whole_set(alone):
+    from lanewise.world.world import LocalWorld
+
+    values, evaluated = alone
+    assert evaluated == list(range(NUM_SAMPLES + NUM_FEW))
+    engine = build_engine(CONFIG, LocalWorld(torch.device("cpu")))
+    task, model = engine.training.task, engine.training.model.eval()
+    for name, dataset in task.eval_datasets().items():
+        batch = task.collate([dataset[index] for index in range(len(dataset))])
+        with torch.no_grad():
+            outputs = task.forward(model, batch)
+            loss = task.loss(outputs, batch)
+        metrics = task.build_metrics()
+        task.update_metrics(metrics, outputs, batch)
+        assert values[f"{name}/loss"] == pytest.approx(float(loss.sum / loss.weight), rel=1e-6)
+        for key in ("accuracy", "auroc", "ndcg", "mean_score"):
+            assert values[f"{name}/{key}"] == pytest.approx(float(metrics[key].compute()), rel=1e-5)
+        per_class = [values[f"{name}/f1/{index}"] for index in range(CLASSES)]
+        np.testing.assert_allclose(per_class, metrics["f1"].compute().numpy(), rtol=1e-6)
+
+
+class Remember(Callback):
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, dict[str, float]]] = []
+
+    def on_evaluation(self, epoch, step, values):
+        self.seen.append((step, dict(values)))
+
+
+def fit(world, config, folder):
+    """Train, evaluating as configured; return what was observed, on rank 0, and the last values."""
+    set_determinism("exact", 1)
+    observer = Remember()
+    values = build_engine(config, world).fit(RunDir(Path(folder)), [observer])
+    return observer.seen, values
+
+
+def with_evaluation(**options) -> Any:
+    config = configure(Ranking, num_lanes=4, micro_batch_size=4, steps=9, num_samples=30)  # 4 steps an epoch
+    return dataclasses.replace(config, evaluate=EvaluateConfig(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"), [({}, [3, 7, 8]), ({"every_epochs": 2}, [7, 8]), ({"every_steps": 3}, [2, 5, 8])]
+)
+def test_it_is_done_every_so_often_and_at_the_end(tmp_path, options, steps):
+    ((seen, _),) = run_distributed(fit, 1, with_evaluation(**options), str(tmp_path))
+    assert [step for step, _ in seen] == steps
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_model_is_kept_and_every_rank_agrees(tmp_path, mode):
+    config = with_evaluation(every_steps=1, best="test/loss", best_mode=mode)
+    (seen, values), second = run_distributed(fit, 2, config, str(tmp_path))
+    assert second == ([], values)
+    assert values == seen[-1][1]
+    losses = [values["test/loss"] for _, values in seen]
+    best = losses.index((min if mode == "min" else max)(losses))
+    assert len(set(losses)) == len(losses), "else the test could not tell"
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=best + 1))
+    (tmp_path / "short").mkdir()
+    run_distributed(fit, 1, config, str(tmp_path / "short"))
+    assert (tmp_path / "best.safetensors").read_bytes() == (tmp_path / "short/model.safetensors").read_bytes()
+
+
+def test_an_unknown_best_metric_is_an_error_before_training(tmp_path):
+    with pytest.raises(
+        RuntimeError, match=r"evaluate.best must be a value .*: got test/acuracy. Use one of test/loss"
+    ):
+        run_distributed(fit, 1, with_evaluation(best="test/acuracy"), str(tmp_path))
+
+
+class FixedEvaluator:
+    """Gives these values, one in each evaluation."""
+
+    keys = ("test/loss", "test/f1")
+
+    def __init__(self, *values: float) -> None:
+        self.values = iter(values)
+
+    def run(self, _):
+        return {"test/f1/0": next(self.values), "test/f1/1": 0.0}
+
+
+def evaluation(*values: float, mode: str = "max", best: str = "test/f1/0") -> Evaluation:
+    return Evaluation(FixedEvaluator(*values), 1, 9, best, mode)
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_a_value_that_is_no_number_is_never_the_best(mode):
+    """It once stayed the best for the rest of the run, as no number is more than it."""
+    nan = float("nan")
+    sign = 1 if mode == "max" else -1
+    judged = evaluation(nan, sign * 1.0, nan, sign * 0.5, sign * 2.0, mode=mode)
+    assert [judged.run()[1] for _ in range(5)] == [False, True, False, False, True]
+
+
+def test_a_checkpoint_whose_best_value_is_no_number_goes_on():
+    judged = evaluation(0.5)
+    judged.load_state_dict({**judged.state_dict(), "best": float("nan")})
+    assert judged.run()[1]
+
+
+def test_a_checkpoint_whose_last_values_are_no_numbers_of_an_evaluation_is_refused():
+    """Integers beyond every float would end the next save."""
+    judged = evaluation(0.5)
+    for value in (10**400, 1, None, "0.5"):
+        with pytest.raises(ValueError, match="an evaluation gave"):
+            judged.load_state_dict({**judged.state_dict(), "last": {"test/loss": value}})
+
+
+def test_the_loss_has_one_value():
+    with pytest.raises(ConfigError, match=r"got test/loss/x. Use one of test/loss, test/f1"):
+        evaluation(best="test/loss/x")
+
+
+class Recorder:
+    """Stands for what saves checkpoints."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def vote(self):
+        return False, False
+
+    def wants_stop(self):
+        return False
+
+    def is_due_after(self, step):
+        return False
+
+    def save(self, step, metric, *, stops):
+        self.calls.append(("save", step, metric, stops))
+
+    def finish(self):
+        self.calls.append("finish")
+
+
+def test_a_value_that_a_metric_turns_out_not_to_have_costs_no_step(tmp_path):
+    run = build_run(with_evaluation(best="test/f1/typo", every_steps=2), LocalWorld(torch.device("cpu")))
+    saving = Recorder()
+    with pytest.raises(ConfigError) as caught:
+        Engine(run, saving=saving).fit(RunDir(tmp_path))
+    assert str(caught.value).startswith(
+        "evaluate.best must be a value of an evaluation: got test/f1/typo. Use"
+    )
+    assert str(caught.value).endswith("The run was saved: correct it, and go on with --resume.")
+    assert saving.calls == [("save", 1, None, False), "finish"]
+    assert run.evaluation.is_due
+
+
+class WithoutReduction(Metric):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("values", default=torch.zeros(1), dist_reduce_fx=None)
+
+    def update(self) -> None: ...
+
+    def compute(self) -> torch.Tensor:
+        return self.values
+
+
+class Unmergeable(Ranking):
+    def build_metrics(self):
+        return {"odd": WithoutReduction()}
+
+
+class NeverUpdated(Ranking):
+    update_metrics = Task.update_metrics
+
+
+class Broken(Ranking):
+    """Raises in one of the functions that an evaluation calls."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def update_metrics(self, metrics: Mapping[str, Any], outputs: torch.Tensor, batch: Any) -> None:
+        if self.where == "update_metrics":
+            raise ValueError("broken")
+        super().update_metrics(metrics, outputs, batch)
+
+    def collate(self, samples: list[Any]) -> Any:
+        if self.where == "collate" and samples[0]["number"] >= NUM_SAMPLES:
+            raise ValueError("broken")
+        return super().collate(samples)
+
+
+@pytest.mark.parametrize(
+    ("where", "num_workers", "place"),
+    [
+        ("update_metrics", 0, "in eval dataset test, lane 0, micro-batch 0, samples [0, 1, 2"),
+        ("collate", 0, "in eval dataset few, lane 0, micro-batch 0, samples [0]"),
+        ("collate", 1, "in eval dataset few, lane 0, micro-batch 0, samples [0]"),
+    ],
+)
+def test_an_error_says_in_which_evaluation_dataset_and_samples_it_arose(tmp_path, where, num_workers, place):
+    config = dataclasses.replace(
+        configure(Broken, num_lanes=NUM_LANES, micro_batch_size=16, steps=1, where=where),
+        data=DataConfig(num_workers=num_workers),
+    )
+    with pytest.raises(RuntimeError, match="ValueError: broken") as caught:
+        run_distributed(fit, 1, config, str(tmp_path))
+    assert str(caught.value).count(place) == 1
+    assert str(caught.value).count("in the evaluation after step 0") == 1
+
+
+class EmptyEvalSet(Ranking):
+    def eval_datasets(self):
+        return {"none": Scores(0)}
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (
+            Unmergeable,
+            r"metric odd \(WithoutReduction\) cannot be merged over lanes: state values declares no",
+        ),
+        (EmptyEvalSet, "the eval dataset none is empty"),
+        (NeverUpdated, "NeverUpdated builds metrics but does not update them"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_an_error(tmp_path, task, said):
+    with pytest.raises(RuntimeError, match=said):
+        run_distributed(fit, 1, configure(task, steps=1), str(tmp_path))

@@ -1,0 +1,58 @@
+"""Transforms are applied in order, before anything is hooked to the model or copied from it."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lanewise.engine import model_transforms
+from lanewise.engine.run.build import build_run
+from lanewise.world.world import LocalWorld
+from tests.distributed.tasks import Smooth, configure
+
+
+class Outer(nn.Sequential):
+    """Takes the place of a model of any class, under the same names."""
+
+
+def replace(model: nn.Module, *_: Any) -> nn.Module:
+    return Outer(*model)
+
+
+def freeze_the_first(model: nn.Module, *_: Any) -> nn.Module:
+    assert isinstance(model, Outer)  # it comes after `replace`
+    next(model.parameters()).requires_grad_(False)
+    return model
+
+
+def rename(model: nn.Module, *_: Any) -> nn.Module:
+    return nn.Sequential(model)
+
+
+class Stack(Smooth):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+
+
+def build():
+    config = configure(Stack)
+    train = dataclasses.replace(config.train, ema_decay=0.9)
+    return build_run(dataclasses.replace(config, train=train), LocalWorld(torch.device("cpu")))
+
+
+def test_the_reducer_and_the_average_get_what_the_last_one_returned(monkeypatch):
+    monkeypatch.setattr(model_transforms, "TRANSFORMS", (replace, freeze_the_first))
+    run = build()
+    assert isinstance(run.training.model, Outer)
+    assert isinstance(run.training.average.module, Outer)
+    assert run.training.model.state_dict().keys() == Stack().build_model().state_dict().keys()
+    assert run.reducer.replicas[0] is run.training.model
+    assert len(run.reducer.parameters) == 3
+
+
+def test_one_that_renames_is_our_mistake(monkeypatch):
+    monkeypatch.setattr(model_transforms, "TRANSFORMS", (rename,))
+    with pytest.raises(AssertionError, match="rename renamed parameters or buffers"):
+        build()

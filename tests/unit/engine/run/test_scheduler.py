@@ -1,0 +1,239 @@
+"""The scheduler of a run; one that follows an evaluation lowers the learning rate alike on every layout."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from lanewise.checkpoint import CheckpointFolder
+from lanewise.config import CheckpointConfig, EvaluateConfig, EveryConfig, RunConfig, SchedulerConfig
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import Engine
+from lanewise.engine.run.build import build_run
+from lanewise.engine.run.resume import resume_run
+from lanewise.engine.run.saving import Saving
+from lanewise.engine.run.scheduler import build_scheduler, named_factor
+from lanewise.errors import CheckpointError, ConfigError
+from lanewise.run_dir import RunDir
+from lanewise.testing import run_distributed
+from lanewise.world.world import LocalWorld, World
+from tests.distributed.tasks import Smooth, configure
+
+ONE_CYCLE = SchedulerConfig(
+    class_path="torch.optim.lr_scheduler.OneCycleLR", init_args={"max_lr": 0.1, "total_steps": -1}
+)
+PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
+LR = 0.5
+STEPS = 8
+
+
+class Stuck(Smooth):
+    """Is evaluated, and never gets better by as much as the scheduler asks for."""
+
+    def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
+        return {"held_out": self.train_dataset()}
+
+
+def following(*, warmup: float = 0, best: str | None = "held_out/loss", **options: Any) -> RunConfig:
+    """A run that is evaluated after every second step, and halves its learning rate each time."""
+    config = configure(Stuck, num_lanes=4, steps=STEPS, optimizer="torch.optim.SGD", lr=LR)
+    options = {"factor": 0.5, "patience": 0, "threshold": 0.999, **options}
+    return dataclasses.replace(
+        config,
+        scheduler=SchedulerConfig(class_path=PLATEAU, init_args=options, warmup=warmup),
+        evaluate=EvaluateConfig(every_steps=2, best=best, best_mode="min"),
+        checkpoint=CheckpointConfig(every=EveryConfig(steps=2), keep_last=9),
+    )
+
+
+def train(world: World, config: RunConfig, folder: str) -> tuple[list[float], dict[str, bytes]]:
+    """Go on from what is there and train; return the learning rate of each step, and the weights."""
+    set_determinism("exact", 1)
+    run = build_run(config, world)
+    run_dir = RunDir(Path(folder))
+    checkpoints = CheckpointFolder(run_dir.checkpoints)
+    first_step = resume_run(run, checkpoints, ())
+    saving = Saving(run, checkpoints)
+    rates: list[float] = []
+    run.training.optimizer.register_step_pre_hook(lambda one, *_: rates.append(one.param_groups[0]["lr"]))
+    Engine(run, first_step=first_step, saving=saving).fit(run_dir)
+    world.all_gather_object(None)
+    weights = {name: one.numpy().tobytes() for name, one in run.training.model.state_dict().items()}
+    return rates, weights
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, *run_distributed(train, 1, following(), str(folder))
+
+
+def test_the_learning_rate_falls_after_an_evaluation_that_found_nothing_better(whole):
+    rates, _ = whole[1]
+    assert rates == [LR, LR, LR, LR, LR / 2, LR / 2, LR / 4, LR / 4]
+
+
+def test_two_processes_end_with_the_same_bytes(whole, tmp_path):
+    for result in run_distributed(train, 2, following(), str(tmp_path)):
+        assert result == whole[1]
+
+
+def test_a_run_goes_on_with_its_learning_rate_and_what_was_the_best(whole, tmp_path):
+    run_distributed(train, 1, following(), str(tmp_path))
+    folder = CheckpointFolder(RunDir(tmp_path).checkpoints)
+    for step in (6, 8):  # the run is cut after its fourth step
+        for path in folder.of_step(step).iterdir():
+            path.unlink()
+        folder.of_step(step).rmdir()
+    for rates, weights in run_distributed(train, 2, following(), str(tmp_path)):
+        assert rates == whole[1][0][4:]
+        assert weights == whole[1][1]
+
+
+@pytest.mark.parametrize("warmup", [3, 0.375])
+def test_a_warm_up_comes_before(tmp_path, warmup):
+    ((rates, _),) = run_distributed(train, 1, following(warmup=warmup), str(tmp_path))
+    assert rates[:3] == pytest.approx([LR / 4, LR / 2, LR * 3 / 4])
+    # The evaluation after step 1 tells nothing; that after step 3 is the first, and the next finds no better.
+    assert rates[3:] == pytest.approx([LR, LR, LR, LR / 2, LR / 2])
+
+
+def test_the_mode_is_that_of_the_best_value():
+    config = following()
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    for mode in ("min", "max"):
+        evaluate = dataclasses.replace(config.evaluate, best_mode=mode)
+        _, plateau = build_scheduler(dataclasses.replace(config, evaluate=evaluate), optimizer, STEPS)
+        assert plateau is not None
+        assert plateau.scheduler.mode == mode
+
+
+def test_a_run_cannot_go_on_with_another_value(whole):
+    config = following()
+    evaluate = dataclasses.replace(config.evaluate, best_mode="max")
+    set_determinism("exact", 1)
+    run = build_run(dataclasses.replace(config, evaluate=evaluate), LocalWorld(torch.device("cpu")))
+    with pytest.raises(CheckpointError, match=r"scheduler was .*'mode': 'min'.*, and is .*'mode': 'max'"):
+        resume_run(run, CheckpointFolder(RunDir(whole[0]).checkpoints), ())
+
+
+def test_a_value_that_torch_refuses_names_the_section():
+    config = dataclasses.replace(configure(Smooth), scheduler=ONE_CYCLE)
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    said = r"scheduler: torch\.optim\.lr_scheduler\.OneCycleLR refuses its arguments: .* but got -1\."
+    with pytest.raises(ConfigError, match=said):
+        build_scheduler(config, optimizer, STEPS)
+
+
+def factors(num_steps: int, **section: Any) -> list[float]:
+    factor = named_factor(SchedulerConfig(**section), num_steps)
+    return [factor(step) for step in range(num_steps + 1)]
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"name": "linear", "warmup": 2}, [1 / 3, 2 / 3, 1, 3 / 4, 1 / 2, 1 / 4, 0]),
+        ({"name": "wsd", "warmup": 2, "decay": 2}, [1 / 3, 2 / 3, 1, 1, 1, 1 / 2, 0]),
+        ({"name": "wsd"}, [1, 1, 1, 1, 1, 1, 0]),
+        ({"name": "wsd", "decay": 0}, [1, 1, 1, 1, 1, 1, 0]),
+        ({"name": "cosine", "warmup": 0.5}, [1 / 4, 2 / 4, 3 / 4, 1, 3 / 4, 1 / 4, 0]),
+        ({"name": "linear", "warmup": 6}, [1 / 7, 2 / 7, 3 / 7, 4 / 7, 5 / 7, 6 / 7, 0]),
+        ({"name": "linear"}, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0]),
+    ],
+)
+def test_the_learning_rate_of_each_step(section, expected):
+    assert factors(6, **section) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_cosine_is_that_of_torch():
+    sgd = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, T_max=20)
+    rates = []
+    for _ in range(21):
+        rates.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        theirs.step()
+    assert factors(20, name="cosine") == pytest.approx(rates, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        (
+            {"name": "cosine", "warmup": 7},
+            r"scheduler\.warmup of 7 steps must .* a run of 6 steps\. Give a part",
+        ),
+        (
+            {"name": "wsd", "warmup": 2, "decay": 5},
+            r"scheduler\.warmup of 2 and scheduler\.decay of 5 steps must fit into the run",
+        ),
+    ],
+)
+def test_a_run_that_is_too_short_is_refused(section, said):
+    with pytest.raises(ConfigError, match=said):
+        named_factor(SchedulerConfig(**section), 6)
+
+
+def named(steps: int = STEPS, **section: Any) -> RunConfig:
+    """A run of three parameters' groups with one learning rate, saved after every second step."""
+    config = configure(Stuck, num_lanes=4, steps=steps, optimizer="torch.optim.SGD", lr=LR)
+    return dataclasses.replace(
+        config,
+        scheduler=SchedulerConfig(**section),
+        checkpoint=CheckpointConfig(every=EveryConfig(steps=2), keep_last=9),
+    )
+
+
+def cut_back(folder: Path, step: int) -> None:
+    """Remove the checkpoints after a step: the run was killed there."""
+    checkpoints = CheckpointFolder(RunDir(folder).checkpoints)
+    for later in range(step + 1, STEPS + 1):
+        if checkpoints.of_step(later).exists():
+            for path in checkpoints.of_step(later).iterdir():
+                path.unlink()
+            checkpoints.of_step(later).rmdir()
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "wsd"])
+def test_a_named_scheduler_goes_on_in_its_warm_up_on_any_number_of_processes(tmp_path, name):
+    config = named(name=name, warmup=0.5)
+    ((rates, weights),) = run_distributed(train, 1, config, str(tmp_path / "whole"))
+    factor = named_factor(SchedulerConfig(name=name, warmup=0.5), STEPS)
+    assert rates == [LR * factor(step) for step in range(STEPS)]
+    for world_size in (2, 3):
+        cut_back(tmp_path / "whole", 2)
+        for result in run_distributed(train, world_size, config, str(tmp_path / "whole")):
+            assert result == (rates[2:], weights)
+
+
+def test_a_run_of_another_length_is_another_run_unless_it_is_allowed(tmp_path):
+    run_distributed(train, 1, named(name="linear"), str(tmp_path))
+    cut_back(tmp_path, 4)
+    set_determinism("exact", 1)
+    longer = named(steps=16, name="linear")
+    checkpoints = CheckpointFolder(RunDir(tmp_path).checkpoints)
+    said = (
+        r"num_steps was 8, and is 16 now: the learning rate that scheduler\.name gives a step depends on the "
+        r"run's length\n.*--allow num_steps"
+    )
+    with pytest.raises(CheckpointError, match=said):
+        resume_run(build_run(longer, LocalWorld(torch.device("cpu"))), checkpoints, ())
+    run = build_run(longer, LocalWorld(torch.device("cpu")))
+    assert resume_run(run, checkpoints, ("num_steps",)) == 4
+    assert run.training.optimizer.param_groups[0]["lr"] == LR * 12 / 16
+    assert [report.interval.learning_rate for report in Engine(run, first_step=4).steps()] == [
+        LR * (16 - step) / 16 for step in range(4, 16)
+    ]
+
+
+@pytest.mark.parametrize("section", [{"warmup": 2}, {"warmup": 0.25}])
+def test_a_warm_up_alone_may_have_a_longer_run(tmp_path, section):
+    run_distributed(train, 1, named(**section), str(tmp_path))
+    ((rates, _),) = run_distributed(train, 1, named(steps=16, warmup=2), str(tmp_path))
+    assert rates == [LR] * 8

@@ -1,0 +1,40 @@
+"""An order is chosen by its name, its class or a partial of it, which identify a run alike."""
+
+import inspect
+from functools import partial
+
+import pytest
+
+from lanewise import lanes
+from lanewise.config import ORDERS, OrderConfig
+from lanewise.engine.samples.order import OrderChoice
+from lanewise.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_name_stands_for_a_class_of_lanes(name):
+    order_class = getattr(lanes, f"{name.capitalize()}Order")
+    chosen = OrderChoice.of(name)
+    assert chosen.make is order_class
+    assert chosen.spec == {"class_path": f"lanewise.lanes.{order_class.__name__}", "init_args": {}}
+    assert OrderChoice.of(order_class) == chosen
+    assert OrderChoice.of(partial(order_class, window=3)).spec == {**chosen.spec, "init_args": {"window": 3}}
+
+
+def test_every_order_of_lanes_has_a_name():
+    classes = {f"lanewise.lanes.{name}" for name in lanes.__all__ if name.endswith("Order")}
+    assert classes - {"lanewise.lanes.SampleOrder"} == set(ORDERS.values())
+    assert f'"""{", ".join(ORDERS)}, or a class' in inspect.getsource(OrderConfig)
+
+
+class Backwards(lanes.SampleOrder):
+    def samples(self, turn):
+        return tuple(reversed(turn.positions))
+
+
+def test_another_class_is_named_by_where_it_is():
+    assert OrderChoice.of(Backwards).spec == {"class_path": f"{__name__}.Backwards", "init_args": {}}
+    with pytest.raises(
+        ConfigError, match=r"order must be one of shuffled, .*, or a SampleOrder: got upwards"
+    ):
+        OrderChoice.of("upwards")

@@ -1,0 +1,100 @@
+"""Which steps end an interval, and what its steps add up to."""
+
+import json
+import math
+
+import pytest
+
+from lanewise.engine.step.log_interval import LogInterval
+from lanewise.engine.step.message import LaneTotals, StepTotals
+
+
+def step_of(*lanes: tuple[float, float]) -> StepTotals:
+    """The totals of a step, by the loss sum and the weight of each lane."""
+    return StepTotals([LaneTotals(number, *lane) for number, lane in enumerate(lanes)])
+
+
+RAGGED = [step_of((0.1, 3.0), (0.7, 2.5)), step_of((1.3, 1.0)), step_of((0.2, 0.1), (0.0, 0.0), (0.3, 7.0))]
+
+
+def lane_values(name: str) -> list[float]:
+    return [getattr(lane, name) for step in RAGGED for lane in step.lanes]
+
+
+@pytest.mark.parametrize(
+    ("every_steps", "last_step", "logged"),
+    [
+        (1, 4, [0, 1, 2, 3]),
+        (2, 5, [0, 2, 4]),
+        (3, 9, [0, 3, 6, 8]),
+        (10, 21, [0, 10, 20]),
+        (10, 22, [0, 10, 20, 21]),
+        (100, 1, [0]),
+    ],
+)
+def test_the_first_step_multiples_and_the_last_step_are_logged(every_steps, last_step, logged):
+    interval = LogInterval(every_steps, last_step)
+    assert [step for step in range(last_step) if interval.ends_with(step)] == logged
+
+
+def test_the_loss_is_the_sum_of_all_losses_by_the_sum_of_all_weights():
+    interval = LogInterval(10, 100)
+    for step in RAGGED:
+        interval.add(step)
+    totals = interval.take()
+    weight = math.fsum(lane_values("weight"))
+    assert totals.num_steps == 3
+    assert totals.loss == pytest.approx(math.fsum(lane_values("loss_sum")) / weight, rel=1e-15)
+    assert totals.mean_weight == pytest.approx(weight / 3, rel=1e-15)
+
+
+def test_an_interval_of_one_step_has_its_loss_and_weight():
+    interval = LogInterval(1, 100)
+    for step in RAGGED:
+        interval.add(step)
+        totals = interval.take()
+        assert (totals.num_steps, totals.loss, totals.mean_weight) == (1, step.loss, step.weight)
+
+
+def test_what_weighs_nothing_has_no_loss():
+    interval = LogInterval(10, 100)
+    interval.add(step_of((0.0, 0.0)))
+    assert math.isnan(interval.take().loss)
+    interval.add(step_of((0.0, 0.0)))
+    interval.add(step_of((3.0, 2.0)))
+    totals = interval.take()
+    assert (totals.loss, totals.mean_weight) == (1.5, 1.0)
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2, 3])
+def test_a_run_that_goes_on_adds_up_to_the_same(num_before):
+    whole, first, second = (LogInterval(10, 100) for _ in range(3))
+    for step in RAGGED:
+        whole.add(step)
+    for step in RAGGED[:num_before]:
+        first.add(step)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for step in RAGGED[num_before:]:
+        second.add(step)
+    assert second.take() == whole.take()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_steps": -1},
+        {"num_steps": 1.0},
+        {"num_steps": True},
+        {"loss_sum": "1"},
+        {"loss_sum": 1},
+        {"weight": -1.0},
+        {"weight": math.nan},
+        {"weight": None},
+        {"more": 0.0},
+    ],
+)
+def test_what_is_no_state_is_refused(change):
+    interval = LogInterval(10, 100)
+    with pytest.raises(ValueError, match="the steps since the last line of metrics have no state"):
+        interval.load_state_dict({**interval.state_dict(), **change})
+    assert interval.state_dict() == LogInterval(10, 100).state_dict()

@@ -1,0 +1,37 @@
+"""What is said of losses that are not finite."""
+
+import math
+
+import pytest
+import torch
+
+from lanewise.data import LaneBatch
+from lanewise.engine.step.lane import LaneLoss
+from lanewise.engine.step.losses import StepLosses
+from lanewise.errors import NonFiniteLossError
+from lanewise.lanes import LaneTurn
+from lanewise.world.world import LocalWorld
+
+NUM_LANES = 40
+
+
+def test_of_many_samples_and_lanes_the_first_are_named():
+    """A model that returned NaN for all of 16 lanes of 256 samples filled the terminal with 4,096 numbers."""
+    losses = StepLosses(LocalWorld(torch.device("cpu")), NUM_LANES, loss_scale=None)
+    losses.begin()
+    for lane in range(NUM_LANES):
+        indices = tuple(range(1000 * lane, 1000 * lane + 100))
+        turn = LaneTurn(1, 7, lane, range(100), num_present_lanes=NUM_LANES, is_last=lane == NUM_LANES - 1)
+        losses.add(
+            LaneBatch(turn, indices, None, 100),
+            LaneLoss(torch.tensor(math.nan, requires_grad=True), 100.0, 100.0, is_sample_mean=True),
+        )
+    losses.start_exchange((False, False), [])
+    with pytest.raises(NonFiniteLossError) as caught:
+        losses.require_finite(losses.finish(), turn)
+    first, *lanes, rest, remedy = str(caught.value).splitlines()
+    assert first == "the loss is not finite in step 7 (epoch 1), so the weights were not updated."
+    assert len(lanes) == 16
+    assert lanes[1] == f"  lane 1: loss nan, samples {list(range(1000, 1016))} and 84 more"
+    assert rest == "  and 24 more of 40 lanes"
+    assert remedy == "Look at these samples, or lower the learning rate."

@@ -1,0 +1,72 @@
+"""What processes tell each other in a step: whoever carries which lanes, all know the same."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanewise.engine.step.message import LaneRow, LaneTotals, StepMessage, StepTotals
+
+CPU = torch.device("cpu")
+
+
+class Ranks:
+    """Processes of which each tells its message before one of them hears all."""
+
+    world_size = 2
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
+        self.told: list[torch.Tensor] = []
+
+    def start_all_gather(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+        self.told.append(numbers)
+        return lambda: torch.stack(self.told)
+
+
+def exchanged(*messages: StepMessage, most_lanes: int) -> StepTotals:
+    world = Ranks()
+    *_, wait = [one.start_exchange(world, most_lanes) for one in messages]
+    return wait()
+
+
+def message(rows, *, saves=False, stops=False, changes=()) -> StepMessage:
+    return StepMessage(rows, saves, stops, changes)
+
+
+@given(st.lists(st.integers(0, 2), min_size=8, max_size=8), st.lists(st.booleans(), min_size=8, max_size=8))
+def test_any_process_may_carry_any_lanes(carriers, absent):
+    rows = [LaneRow(lane, 0.5 * lane, 3.0, float(lane)) for lane in range(8)]
+    present = [row for row in rows if not absent[row.lane]]
+    each = [message([row for row in present if carriers[row.lane] == rank]) for rank in range(3)]
+    totals = exchanged(*each, most_lanes=8)
+    assert totals.lanes == [LaneTotals(row.lane, row.loss * 3.0, row.weight) for row in present]
+    assert totals.loss_sum == math.fsum(row.loss * 3.0 for row in present)
+    assert totals.weight == math.fsum(row.weight for row in present)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_vote_is_enough_and_the_largest_change_counts(rank):
+    each = [message([], changes=[0.0, 2.0]), message([], changes=[1.0, 0.0])]
+    each[rank].wants_stop = True
+    totals = exchanged(*each, most_lanes=3)
+    assert (totals.wants_save, totals.wants_stop, totals.buffer_changes) == (False, True, [1.0, 2.0])
+    assert (totals.lanes, totals.weight) == ([], 0.0)
+
+
+def test_a_loss_that_is_not_finite_is_told_as_it_is():
+    totals = exchanged(message([LaneRow(0, math.inf, 2.0, 1.0)]), message([]), most_lanes=1)
+    assert (totals.lanes[0].loss_sum, totals.allow_update) == (math.inf, False)
+    assert math.isnan(totals.loss_sum)
+
+
+def test_an_accelerator_tells_the_same_without_reading_its_losses():
+    rows = [LaneRow(4, 0.25, 8.0, 8.0), LaneRow(5, 0.0, 1.0, 0.0)]
+    there = [row._replace(loss=torch.tensor(row.loss)) if row.weight else row for row in rows]
+    expected = message(rows, saves=True, changes=[1.0, 0.0])._numbers(3)
+    changes = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    assert torch.equal(message(there, saves=True, changes=changes)._numbers_on(CPU, 3), expected)
+    assert torch.equal(message([])._numbers_on(CPU, 1), message([])._numbers(1))
