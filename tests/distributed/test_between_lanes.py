@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.engine.test_own_loop import make_lanes
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
@@ -24,6 +23,7 @@ from lanewise.engine.run.resume import resume_run
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, state_bytes, train
+from tests.unit.engine.own_loop.test_lanes import make_lanes
 
 WORLDS = pytest.mark.parametrize("world_size", [2, 3])
 NUM_LANES = 8

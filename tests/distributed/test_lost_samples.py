@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.engine.test_own_loop import make_lanes, state_of
 from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import MeanMetric, Metric
@@ -21,6 +20,7 @@ from lanewise.testing import run_distributed
 from lanewise.world.world import World
 from tests.distributed.tasks import Language, Sentences, configure
 from tests.distributed.tasks import train as train_task
+from tests.unit.engine.own_loop.test_lanes import make_lanes, state_of
 
 LOST = frozenset({3, 8, 9, *range(16, 24), 31, 44, 45})
 """Of 46 samples in steps of eight, in four lanes of two."""

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.engine.test_own_loop import make_lanes, state_of
 from torch.utils.data import Dataset
 
 from lanewise.config import DataConfig, RunConfig
@@ -19,6 +18,7 @@ from lanewise.lanes import BucketedOrder, LaneTurn, OrderInputs, SampleOrder
 from lanewise.testing import run_distributed
 from lanewise.world.world import LocalWorld, World
 from tests.distributed.tasks import Language, Sentences, configure, train
+from tests.unit.engine.own_loop.test_lanes import make_lanes, state_of
 
 NUM_SAMPLES = 53
 

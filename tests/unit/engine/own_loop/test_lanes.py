@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from lanewise import Lanes, Loss, checkpoint_activations
-from lanewise.engine import own_loop
+from lanewise.engine.own_loop import lanes as own_loop
 from lanewise.errors import CheckpointError, ConfigError, DataError, TaskError
 from lanewise.testing import run_distributed
 from lanewise.world.environment import Environment

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.engine import model_transforms
+from lanewise.engine.run import model_transforms
 from lanewise.engine.run.build import build_run
 from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import Smooth, configure

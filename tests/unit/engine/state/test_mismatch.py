@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.engine.test_state import freeze
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, MultiStepLR, SequentialLR
 
@@ -27,6 +26,7 @@ from lanewise.engine.state.run_state import RunState, take_optimizer
 from lanewise.errors import CheckpointError
 from lanewise.precision import LossScale
 from lanewise.world.world import LocalWorld
+from tests.unit.engine.state.test_run_state import freeze
 
 
 class Strict:

@@ -168,7 +168,7 @@ def test_the_groups_are_narrowed_while_the_optimizer_steps(caplog):
 
 def train_line(world):
     """Train more processes than there are parameters to update."""
-    config = configure("tests.unit.engine.test_resume.Line", num_lanes=4, steps=2)
+    config = configure("tests.unit.engine.run.test_resume.Line", num_lanes=4, steps=2)
     config = replace(config, distributed=DistributedConfig(shard_optimizer=True, equality="exact"))
     engine = build_engine(config, world)
     for _ in engine.steps():

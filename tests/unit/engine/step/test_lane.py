@@ -11,8 +11,8 @@ from torch.utils.data import Dataset, TensorDataset
 from lanewise import Task
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
-from lanewise.engine import lane
 from lanewise.engine.engine import build_engine
+from lanewise.engine.step import lane
 from lanewise.errors import TaskError, describe
 from lanewise.lanes import LaneTurn
 from lanewise.world.world import LocalWorld

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanewise.lanes import feistel
+from lanewise.lanes.orders import permutation as feistel
 from lanewise.lanes.orders.permutation import FeistelShuffle
 
 Ints: TypeAlias = npt.NDArray[np.int64]
