@@ -24,7 +24,7 @@ from lanewise.jobs import start as jobs
 from lanewise.testing import run_distributed
 from lanewise.verify import verify as module
 from lanewise.verify.job import VerifyJob
-from lanewise.verify.report import Report
+from lanewise.verify.report import VerifyReport
 from lanewise.world.world import World
 from tests.distributed import mistakes, strangers
 from tests.distributed.mistakes import CAUSES, GENERATOR, MODELS, NAMES, one_of_each_twin
@@ -56,7 +56,7 @@ def _fast_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(one, "prepare_workers", lambda *_: None)
 
 
-def verify(config: RunConfig, *devices: int, **options: Any) -> Report:
+def verify(config: RunConfig, *devices: int, **options: Any) -> VerifyReport:
     report = module.verify(config, devices or [2], num_steps=3, **options)
     json.dumps(report.to_json())
     return report

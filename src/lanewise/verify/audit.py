@@ -20,7 +20,7 @@ _MAX_LANES = 2**20
 
 
 @dataclass(frozen=True)
-class Given:
+class LaneRecord:
     """What one lane was given in a step."""
 
     indices: tuple[int, ...]
@@ -34,7 +34,7 @@ class Given:
     """Name of the file that says so, which names the rank."""
 
     @classmethod
-    def from_line(cls, line: Mapping[str, Any], file: str) -> "Given":
+    def from_line(cls, line: Mapping[str, Any], file: str) -> "LaneRecord":
         """Read a line of a rank's file."""
         rows = line.get("rows")
         return cls(
@@ -84,13 +84,13 @@ class Audit:
             raise CheckpointError(f"there is no audit in {folder.parent}. Train with --audit.")
         with reading(plans):
             self._plans = [_Plan.from_line(line, folder) for line in _lines(plans)]
-        self.steps: dict[int, dict[int, list[Given]]] = defaultdict(lambda: defaultdict(list))
+        self.steps: dict[int, dict[int, list[LaneRecord]]] = defaultdict(lambda: defaultdict(list))
         """What was given, by step and lane."""
         for path in sorted(folder.glob("rank-*.jsonl")):
             with reading(path):
                 for line in _lines(path):
                     step, lane = _count(line["step"]), _count(line["lane"])
-                    self.steps[step][lane].append(Given.from_line(line, path.stem))
+                    self.steps[step][lane].append(LaneRecord.from_line(line, path.stem))
         if not self.steps or not self._plans or min(self.steps) < self._plans[0].first_step:
             raise CheckpointError(
                 f"the audit in {folder} is empty, or not whole: a step or its plan is missing."
@@ -204,7 +204,7 @@ class _Plan:
         return cls(_count(line["step"]), schedule, order, bool(line["repeats"]), draws)
 
 
-def _compare(step: int, lane: int, given: list[Given], plan: _Plan) -> Iterator[str]:
+def _compare(step: int, lane: int, given: list[LaneRecord], plan: _Plan) -> Iterator[str]:
     if len(given) > 1:
         files = ", ".join(one.file for one in given)
         yield f"step {step}, lane {lane}: trained {len(given)} times ({files})"
@@ -219,7 +219,7 @@ def _compare(step: int, lane: int, given: list[Given], plan: _Plan) -> Iterator[
             )
 
 
-def _equal_tensors(step: int, lanes: Mapping[int, list[Given]]) -> Iterator[str]:
+def _equal_tensors(step: int, lanes: Mapping[int, list[LaneRecord]]) -> Iterator[str]:
     """Note lanes whose tensors are equal: maybe equal samples, maybe a dataset that ignores its index."""
     first: dict[str, int] = {}
     for lane, given in sorted(lanes.items()):
@@ -228,7 +228,7 @@ def _equal_tensors(step: int, lanes: Mapping[int, list[Given]]) -> Iterator[str]
             yield f"step {step}: lanes {other} and {lane} got equal tensors for different samples"
 
 
-def _fewer_rows(step: int, lanes: Mapping[int, list[Given]]) -> Iterator[str]:
+def _fewer_rows(step: int, lanes: Mapping[int, list[LaneRecord]]) -> Iterator[str]:
     """Note lanes whose tensors may lack samples: rows need not be samples."""
     for lane, given in sorted(lanes.items()):
         num_rows, num_samples = given[0].num_rows, len(given[0].indices) - given[0].num_skipped

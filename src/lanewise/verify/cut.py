@@ -13,8 +13,8 @@ from lanewise.checkpoint.encode import real_view
 from lanewise.data import digest
 from lanewise.errors import TaskError
 from lanewise.random_state import set_random_state
+from lanewise.verify.lane_runner import LaneRunner
 from lanewise.verify.meeting import where_samples_meet
-from lanewise.verify.subject import Subject
 
 _MAX_SAMPLES = 16
 _SECONDS = 0.3
@@ -54,79 +54,79 @@ class CutProbe:
     why_not: str = ""
 
 
-def probe_cut(subject: Subject, changed_buffers: Sequence[str]) -> CutProbe:
+def probe_cut(runner: LaneRunner, changed_buffers: Sequence[str]) -> CutProbe:
     """Compute the gradient of the same samples as one micro-batch and as micro-batches of one sample each.
 
     No micro-batch is larger than those that training has: a collate may rely on that. In evaluation mode, so
     that dropout and statistics of the micro-batch stay out of it.
 
     Args:
-        subject: newly built.
+        runner: newly built.
         changed_buffers: names of buffers that a forward changes in training mode.
     """
     try:
-        return _probe_cut(subject, changed_buffers)
+        return _probe_cut(runner, changed_buffers)
     except Exception as error:  # noqa: BLE001 - training never asks for a loss in evaluation mode
         return CutProbe(None, None, why_not=f"the loss of other micro-batches failed: {error!r:.200}")
 
 
-def _probe_cut(subject: Subject, changed_buffers: Sequence[str]) -> CutProbe:
-    micro_batches = _micro_batches(subject)
+def _probe_cut(runner: LaneRunner, changed_buffers: Sequence[str]) -> CutProbe:
+    micro_batches = _micro_batches(runner)
     samples = next(micro_batches)
     if len(samples) < 2:
         return CutProbe(None, None, why_not="a micro-batch is a single sample")
-    if len({digest(subject.collate(samples, seed)) for seed in (0, 1)}) > 1:
+    if len({digest(runner.collate(samples, seed)) for seed in (0, 1)}) > 1:
         why_not = "collate makes another micro-batch of equal samples, by random numbers or by what it keeps"
         return CutProbe(None, None, why_not=why_not)
-    subject.model.eval()
-    if len({_loss_of(subject, samples, seed) for seed in (0, 1)}) > 1:
+    runner.model.eval()
+    if len({_loss_of(runner, samples, seed) for seed in (0, 1)}) > 1:
         return CutProbe(
             None, None, why_not="the loss of equal samples differs from run to run in evaluation mode"
         )
     end = time.monotonic() + _SECONDS
-    in_evaluation_mode = _compare_cuts(subject, samples, 1)
+    in_evaluation_mode = _compare_cuts(runner, samples, 1)
     for others in micro_batches:  # samples of one class may show nothing
         if not in_evaluation_mode.is_same or time.monotonic() > end:
             break
-        in_evaluation_mode = _compare_cuts(subject, others, 1)
+        in_evaluation_mode = _compare_cuts(runner, others, 1)
     with_statistics = None
     owners = sorted({name.rpartition(".")[0] for name in changed_buffers})
     if owners:
         for owner in owners:
-            subject.model.get_submodule(owner).training = True
+            runner.model.get_submodule(owner).training = True
         with suppress(ValueError):  # of a part of one sample, which has no statistics
-            with_statistics = _compare_cuts(subject, samples, (len(samples) + 1) // 2)
-        subject.model.eval()
+            with_statistics = _compare_cuts(runner, samples, (len(samples) + 1) // 2)
+        runner.model.eval()
     return CutProbe(in_evaluation_mode, with_statistics, ", ".join(filter(None, owners[:3])) or "the model")
 
 
-def _micro_batches(subject: Subject) -> Iterator[Sequence[Any]]:
+def _micro_batches(runner: LaneRunner) -> Iterator[Sequence[Any]]:
     """Yield samples of the first lane's micro-batch, and then such as have some of every lane."""
-    own = subject.indices_of(subject.turn)[:_MAX_SAMPLES]
-    yield subject.reader.read(0, own)
-    stride = len(subject.indices) // len(own)
+    own = runner.indices_of(runner.turn)[:_MAX_SAMPLES]
+    yield runner.reader.read(0, own)
+    stride = len(runner.indices) // len(own)
     for start in range(stride):
-        yield subject.reader.read(0, subject.indices[start::stride][: len(own)])
+        yield runner.reader.read(0, runner.indices[start::stride][: len(own)])
 
 
-def _loss_of(subject: Subject, samples: Sequence[Any], seed: int) -> str:
-    data = subject.to_device(subject.collate(samples, 0))
+def _loss_of(runner: LaneRunner, samples: Sequence[Any], seed: int) -> str:
+    data = runner.to_device(runner.collate(samples, 0))
     set_random_state(seed)
-    with subject.kept_state(), torch.no_grad():
-        loss = subject.loss(data, len(samples))
+    with runner.kept_state(), torch.no_grad():
+        loss = runner.loss(data, len(samples))
     return digest(loss.sum, loss.weight)
 
 
-def _compare_cuts(subject: Subject, samples: Sequence[Any], size: int) -> Cut:
+def _compare_cuts(runner: LaneRunner, samples: Sequence[Any], size: int) -> Cut:
     """Compare the mean gradient of all samples with that of parts of some size.
 
     In what way they differ is told of parts of one sample.
     """
-    whole, whole_weight = _gradient(subject, samples)
-    parts = [_gradient(subject, samples[start : start + size]) for start in range(0, len(samples), size)]
+    whole, whole_weight = _gradient(runner, samples)
+    parts = [_gradient(runner, samples[start : start + size]) for start in range(0, len(samples), size)]
     parts = [part for part in parts if part[1] > 0]
     weight = sum(part_weight for _, part_weight in parts)
-    types = {one.dtype for one in subject.model.parameters() if one.is_floating_point() or one.is_complex()}
+    types = {one.dtype for one in runner.model.parameters() if one.is_floating_point() or one.is_complex()}
     tolerance = math.sqrt(max(torch.finfo(dtype).eps for dtype in types))
     if not whole_weight or not weight:
         return Cut(0.0, tolerance, len(samples))
@@ -141,9 +141,9 @@ def _compare_cuts(subject: Subject, samples: Sequence[Any], size: int) -> Cut:
     cut = Cut(difference, tolerance, len(samples))
     if cut.is_same or size > 1:
         return cut
-    if _has_term(subject):
+    if _has_term(runner):
         return replace(cut, influence="term")
-    meeting = where_samples_meet(subject, samples)
+    meeting = where_samples_meet(runner, samples)
     weights = torch.linalg.lstsq(columns, target.unsqueeze(1), driver="gelsd").solution
     residual = float((columns @ weights - target.unsqueeze(1)).norm()) / size_of_rounding
     # Of too few elements it cannot be told: any target is in their span.
@@ -153,27 +153,27 @@ def _compare_cuts(subject: Subject, samples: Sequence[Any], size: int) -> Cut:
     return replace(cut, influence="targets" if meeting == "neither" else meeting)
 
 
-def _has_term(subject: Subject) -> bool:
+def _has_term(runner: LaneRunner) -> bool:
     """Tell whether the loss sum has a term that is the same for every micro-batch, as a penalty has."""
-    samples = subject.reader.read(0, subject.indices[:4])
+    samples = runner.reader.read(0, runner.indices[:4])
     if len(samples) < 4:
         return False
-    of_parts = [_gradient(subject, samples[number : number + 1])[0] for number in range(4)]
-    of_pairs = [_gradient(subject, samples[start : start + 2])[0] for start in (0, 2)]
+    of_parts = [_gradient(runner, samples[number : number + 1])[0] for number in range(4)]
+    of_pairs = [_gradient(runner, samples[start : start + 2])[0] for start in (0, 2)]
     # What two parts have once more than their pair.
     term, again = of_parts[0] + of_parts[1] - of_pairs[0], of_parts[2] + of_parts[3] - of_pairs[1]
     return float((term - again).norm()) < _SMALL * float(term.norm())
 
 
-def _gradient(subject: Subject, samples: Sequence[Any]) -> tuple[torch.Tensor, float]:
+def _gradient(runner: LaneRunner, samples: Sequence[Any]) -> tuple[torch.Tensor, float]:
     """Return elements of the gradient of the loss sum, in float64 on the CPU, and the weight.
 
     Of large models about a million elements, some of every parameter.
     """
-    data = subject.to_device(subject.collate(samples, 0))
+    data = runner.to_device(runner.collate(samples, 0))
     set_random_state(0)
-    with subject.kept_state():
-        loss, gradients = subject.gradients(data, len(samples))
+    with runner.kept_state():
+        loss, gradients = runner.gradients(data, len(samples))
     step = -(-sum(one.numel() for one in gradients.values()) // _MAX_ELEMENTS)
     flat = [(real_view(one) if one.is_complex() else one).reshape(-1) for one in gradients.values()]
     return torch.cat([one[::step].cpu().double() for one in flat]), loss.weight

@@ -1,24 +1,57 @@
 """All that the layouts found, as the diagnoses look at it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from lanewise.verify.job import Result
-from lanewise.verify.layout import Layout
+from lanewise.verify.job import RankResult
 from lanewise.verify.probe import Passes, Probe
+from lanewise.verify.trace import Difference, Trace, compare
+
+
+@dataclass
+class LayoutResult:
+    """A number of processes, once run."""
+
+    name: str
+    """As `2 processes`."""
+    results: Sequence[RankResult] = ()
+    """The result of each rank; empty where the processes failed."""
+    failure: str = ""
+    """Why the processes failed, or why the steps could not be run."""
+    differences: dict[str, Difference] = field(default_factory=dict)
+    """The first difference of each check, compared with the first layout."""
+    resumed: "LayoutResult | None" = None
+    """The same processes, going on from the checkpoint of another layout."""
+
+    @property
+    def trace(self) -> Trace | None:
+        """What rank 0 saw of the steps."""
+        return self.results[0].trace if self.results else None
+
+    def compare_with(self, reference: "LayoutResult") -> None:
+        """Note the differences."""
+        if reference.trace is not None and self.trace is not None:
+            self.differences = compare(reference.trace, self.trace)
+
+    def probes(self) -> Iterator[tuple[str, Probe]]:
+        """Yield what the probes of every rank found, and how to call the process in a sentence."""
+        alone = "a second run of 1 process" if self.name == "1 again" else self.name
+        for rank, result in enumerate(self.results):
+            if result.probe is not None:
+                yield alone if len(self.results) == 1 else f"rank {rank} of {self.name}", result.probe
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What the probes and the traces of all layouts noted."""
 
-    layouts: Sequence[Layout]
+    layouts: Sequence[LayoutResult]
     """One process, one process again, and the others. One process never fails: verification would."""
     left_out: Sequence[str] = ()
     """What was asked for and not run, since results depend on the layout by it, as `key value`."""
 
     @property
-    def reference(self) -> Result:
+    def reference(self) -> RankResult:
         """What the process found that all others are compared with."""
         return self.layouts[0].results[0]
 
@@ -47,10 +80,10 @@ class Evidence:
                 seen = f"the same micro-batch, twice in {process}, gives a different loss or gradient"
                 yield seen, probe.passes
 
-    def parted(self) -> Iterator[Layout]:
+    def parted(self) -> Iterator[LayoutResult]:
         """Yield the layouts whose steps were not those of one process."""
         return (layout for layout in self.layouts[1:] if layout.differences)
 
-    def resumed(self) -> Iterator[Layout]:
+    def resumed(self) -> Iterator[LayoutResult]:
         """Yield the runs that went on from a checkpoint of another layout."""
         return (layout.resumed for layout in self.layouts if layout.resumed)

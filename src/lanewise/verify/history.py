@@ -16,8 +16,8 @@ from lanewise.engine.samples.dataset import count_samples
 from lanewise.lanes import SequentialSchedule
 from lanewise.task import Task
 from lanewise.verify.hidden import changed, hidden_state, numbers
+from lanewise.verify.lane_runner import LaneRunner
 from lanewise.verify.number import numbers_that_matter
-from lanewise.verify.subject import Subject
 from lanewise.world.world import LocalWorld
 
 _NUM_AGAIN = 16
@@ -44,7 +44,7 @@ class History:
 
 
 def probe_history(
-    config: RunConfig, subject: Subject, batch: Any, result: str, hidden: Mapping[str, str]
+    config: RunConfig, runner: LaneRunner, batch: Any, result: str, hidden: Mapping[str, str]
 ) -> History:
     """Run the first lane's micro-batch many times, after another one, after an evaluation, in a new model.
 
@@ -52,79 +52,79 @@ def probe_history(
 
     Args:
         config: the run.
-        subject: whose first lane was run twice, alike.
+        runner: whose first lane was run twice, alike.
         batch: its micro-batch.
         result: what it gave.
         hidden: the state before the first run.
     """
-    other = subject.read(subject.other_turn)
-    is_changing = bool(changed(hidden, hidden_state(subject.model, task=subject.task)))
+    other = runner.read(runner.other_turn)
+    is_changing = bool(changed(hidden, hidden_state(runner.model, task=runner.task)))
     num_runs = 2
     end = time.monotonic() + _SECONDS
 
-    def run(who: Subject) -> bool:
+    def run(who: LaneRunner) -> bool:
         nonlocal num_runs
         num_runs += 1
         return who.run(who.turn, batch) == result
 
     def names() -> list[str]:
-        return changed(hidden, hidden_state(subject.model, task=subject.task))
+        return changed(hidden, hidden_state(runner.model, task=runner.task))
 
     for number in range(_NUM_AGAIN):
-        if not run(subject):
+        if not run(runner):
             return History(f"run {number + 3} times", names(), num_runs)
         if not is_changing and time.monotonic() > end:
             break
-    subject.run(subject.other_turn, other)
-    if not run(subject):
+    runner.run(runner.other_turn, other)
+    if not run(runner):
         return History("run after another micro-batch", names(), num_runs)
-    if _evaluates(subject, config.batch) and not run(subject):
+    if _evaluates(runner, config.batch) and not run(runner):
         return History("run after an evaluation", names(), num_runs)
-    with subject.other_weights(0):
-        subject.run(subject.turn, batch)
-    if not run(subject):
+    with runner.other_weights(0):
+        runner.run(runner.turn, batch)
+    if not run(runner):
         return History("run after a run with other weights", names(), num_runs)
     found = names()
-    find = partial(numbers, subject.model, task=subject.task)
-    far = numbers_that_matter(find, lambda: run(subject)) if found else []
+    find = partial(numbers, runner.model, task=runner.task)
+    far = numbers_that_matter(find, lambda: run(runner)) if found else []
     if far:
         return History(f"run while {', '.join(far[:3])} is far off", far, num_runs)
-    new = Subject(config, subject.device)
+    new = LaneRunner(config, runner.device)
     new.run(new.other_turn, other)
     if not run(new):
         return History("run in a new model after another micro-batch", found, num_runs)
-    buffers = _changed_by_evaluation(subject, batch, other) if subject.task.eval_datasets() else ()
+    buffers = _changed_by_evaluation(runner, batch, other) if runner.task.eval_datasets() else ()
     return History("", found, num_runs, buffers)
 
 
-def _changed_by_evaluation(subject: Subject, batch: Any, other: Any) -> Sequence[str]:
+def _changed_by_evaluation(runner: LaneRunner, batch: Any, other: Any) -> Sequence[str]:
     """Return the buffers that matter to an evaluation, and that it changes: nothing puts them back within."""
-    turns = (subject.turn, batch), (subject.other_turn, other), (subject.turn, batch)
-    before = {name: digest(value) for name, value in subject.model.named_buffers()}
+    turns = (runner.turn, batch), (runner.other_turn, other), (runner.turn, batch)
+    before = {name: digest(value) for name, value in runner.model.named_buffers()}
     losses = []
-    subject.model.eval()
+    runner.model.eval()
     try:
-        with subject.kept_state(), torch.no_grad():
+        with runner.kept_state(), torch.no_grad():
             for turn, data in turns:
-                loss = subject.loss(*subject.prepare(turn, data))
+                loss = runner.loss(*runner.prepare(turn, data))
                 losses.append(digest(loss.sum, loss.weight))
-            after = {name: digest(value) for name, value in subject.model.named_buffers()}
+            after = {name: digest(value) for name, value in runner.model.named_buffers()}
     except Exception:  # noqa: BLE001 - training data need not be what is evaluated
         return ()
     finally:
-        subject.model.train()
+        runner.model.train()
     return changed(before, after) if losses[0] != losses[2] else ()
 
 
-def _evaluates(subject: Subject, batch: BatchConfig) -> bool:
+def _evaluates(runner: LaneRunner, batch: BatchConfig) -> bool:
     """Evaluate, and tell whether there was something to evaluate."""
-    task = subject.task
-    sets = first_samples(task, task.eval_datasets(), batch, subject.seed)
+    task = runner.task
+    sets = first_samples(task, task.eval_datasets(), batch, runner.seed)
     if not sets:
         return False
     try:
-        world = LocalWorld(subject.device)
-        Evaluator(task, subject.model, subject.precision, sets, world, seed=subject.seed).run()
+        world = LocalWorld(runner.device)
+        Evaluator(task, runner.model, runner.precision, sets, world, seed=runner.seed).run()
     except Exception:  # noqa: BLE001 - the steps that are run evaluate as well, and say what failed
         return False
     return True

@@ -18,9 +18,9 @@ from lanewise.verify.bound import CloseResult, judge, write_reference
 from lanewise.verify.cut import CutProbe, probe_cut
 from lanewise.verify.hidden import changed, hidden_state
 from lanewise.verify.history import first_samples
+from lanewise.verify.lane_runner import LaneRunner
 from lanewise.verify.metric import MetricProbe, probe_metrics
 from lanewise.verify.probe import Probe, begin_with, probe
-from lanewise.verify.subject import Subject
 from lanewise.verify.trace import Trace, choose_steps, run_steps
 from lanewise.verify.update import Updates, probe_updates
 
@@ -32,7 +32,7 @@ _SECONDS_WITHOUT_ONE = 600.0
 
 
 @dataclass
-class Result:
+class RankResult:
     """What one process found."""
 
     probe: Probe | None = None
@@ -48,7 +48,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyJob(Job):
-    """Runs a few steps and notes everything; the result is one `Result` for each rank.
+    """Runs a few steps and notes everything; the result is one `RankResult` for each rank.
 
     The configuration must say `exact`.
     """
@@ -74,14 +74,14 @@ class VerifyJob(Job):
     def run(self, world: "World") -> Any:
         """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
-        subject = Subject(self.config, world.device)
-        found = probe(self.config, subject, is_reference=self.is_reference, is_repeat=self.is_repeat)
-        result = Result(found)
+        runner = LaneRunner(self.config, world.device)
+        found = probe(self.config, runner, is_reference=self.is_reference, is_repeat=self.is_repeat)
+        result = RankResult(found)
         is_communicating = world.world_size > 1 and found.passes.collectives
         if not is_communicating and not found.passes.changed_parameters:  # which training refuses
             with _failing_together(world, result):
                 lane = (self.first_lane + world.rank) % self.config.batch.num_lanes
-                begin_with(subject, lane, self.folder / f"compiled-{self.name}-{world.rank}")
+                begin_with(runner, lane, self.folder / f"compiled-{self.name}-{world.rank}")
                 result.trace, result.updates = self._trace(world)
                 if self.judges_close:
                     result.close = self._judge_close(world)
@@ -89,9 +89,9 @@ class VerifyJob(Job):
             batch = self.config.batch
             # In 16 bits the rounding of a forward would look like an influence of the cut.
             precise = replace(self.config, precision="float32")
-            result.cut = probe_cut(Subject(precise, world.device), found.passes.changed_buffers)
+            result.cut = probe_cut(LaneRunner(precise, world.device), found.passes.changed_buffers)
             result.metrics = probe_metrics(
-                Subject(self.config, world.device), batch.samples_per_lane, batch.global_batch_size
+                LaneRunner(self.config, world.device), batch.samples_per_lane, batch.global_batch_size
             )
         return world.gather_object(result)
 
@@ -187,7 +187,7 @@ class ResumeJob(VerifyJob):
     def run(self, world: "World") -> Any:
         """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
-        result = Result()
+        result = RankResult()
         with _failing_together(world, result):
             run = build_run(self.config, world)
             steps = choose_steps(run.schedule, self.num_steps, run.last_step)
@@ -205,7 +205,7 @@ class ResumeJob(VerifyJob):
 
 
 @contextmanager
-def _failing_together(world: "World", result: Result) -> Iterator[None]:
+def _failing_together(world: "World", result: RankResult) -> Iterator[None]:
     """Note an error that every rank has; one that a single rank has ends this process, and so the job.
 
     The others may wait for a rank that failed alone in a collective, so they are not asked by one.

@@ -12,9 +12,9 @@ from lanewise.config import RunConfig
 from lanewise.data import digest
 from lanewise.verify.hidden import changed, hidden_state
 from lanewise.verify.history import History, probe_history
+from lanewise.verify.lane_runner import LaneRunner
 from lanewise.verify.operators import Call, Divergence, first_divergence, recording
 from lanewise.verify.read import Reads, look_further, probe_reads
-from lanewise.verify.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -59,71 +59,71 @@ class Probe:
     """Where another micro-batch was the first one that the process computed: what that changed."""
 
 
-def probe(config: RunConfig, subject: Subject, *, is_reference: bool, is_repeat: bool = False) -> Probe:
+def probe(config: RunConfig, runner: LaneRunner, *, is_reference: bool, is_repeat: bool = False) -> Probe:
     """Do the work. No collective, unless the task makes one.
 
     Args:
         config: the run.
-        subject: newly built.
+        runner: newly built.
         is_reference: whether to look at what one process finds out for all: reads in a loader's process, if
             the run has such, further samples, what collate leaves out, and what passes leave behind.
         is_repeat: whether to read and to compute in another order: see `probe_reads`, and `Probe.first`.
     """
-    weights = {name: digest(value) for name, value in subject.tensors().items()}
+    weights = {name: digest(value) for name, value in runner.tensors().items()}
     weights |= {
-        f"{name}.requires_grad": str(one.requires_grad) for name, one in subject.model.named_parameters()
+        f"{name}.requires_grad": str(one.requires_grad) for name, one in runner.model.named_parameters()
     }
-    reads = probe_reads(subject, is_repeat=is_repeat)
-    hidden = hidden_state(subject.model, task=subject.task)
-    batch = subject.read()
+    reads = probe_reads(runner, is_repeat=is_repeat)
+    hidden = hidden_state(runner.model, task=runner.task)
+    batch = runner.read()
     first: Sequence[str] = ()
     if is_repeat:
-        subject.run(subject.other_turn, subject.read(subject.other_turn))
-        now = hidden_state(subject.model, task=subject.task)
+        runner.run(runner.other_turn, runner.read(runner.other_turn))
+        now = hidden_state(runner.model, task=runner.task)
         first, hidden = changed(hidden, now), now
-    passes = _probe_passes(subject, batch, hidden)
+    passes = _probe_passes(runner, batch, hidden)
     history = None
     if is_reference:
-        reads = look_further(reads, subject, has_workers=config.data.num_workers > 0)
+        reads = look_further(reads, runner, has_workers=config.data.num_workers > 0)
         if not (passes.are_unequal or passes.collectives or passes.changed_parameters):
-            history = probe_history(config, subject, batch, passes.results[0], hidden)
+            history = probe_history(config, runner, batch, passes.results[0], hidden)
     return Probe(weights, reads, passes, history, first)
 
 
-def begin_with(subject: Subject, lane: int, cache: Path) -> None:
+def begin_with(runner: LaneRunner, lane: int, cache: Path) -> None:
     """Forget what was compiled, and let a lane's shapes be the first ones that are compiled.
 
     So every layout meets its lanes in another order than the others, and finds no kernel that they made.
 
     Args:
-        subject: was probed.
+        runner: was probed.
         lane: one of the first step; nothing is computed where it is empty there.
         cache: a folder of this process for what it compiles.
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     torch.compiler.reset()
-    turn = subject.first_turn(lane)
+    turn = runner.first_turn(lane)
     if turn.positions:
-        subject.gradients(*subject.prepare(turn, subject.read(turn)))
+        runner.gradients(*runner.prepare(turn, runner.read(turn)))
 
 
-def _probe_passes(subject: Subject, batch: Any, hidden: Mapping[str, str]) -> Passes:
-    model = subject.model
-    state = {name: value.detach().clone() for name, value in subject.tensors().items()}
+def _probe_passes(runner: LaneRunner, batch: Any, hidden: Mapping[str, str]) -> Passes:
+    model = runner.model
+    state = {name: value.detach().clone() for name, value in runner.tensors().items()}
     parameters = dict(model.named_parameters())
     results, calls = [], []
     changed_hidden: list[str] = []
     changed_state: set[str] = set()
     for _ in range(2):
-        data, num_samples = subject.prepare(subject.turn, batch)
-        with subject.kept_state():
+        data, num_samples = runner.prepare(runner.turn, batch)
+        with runner.kept_state():
             with recording(model) as recorded:
-                loss, gradients = subject.gradients(data, num_samples)
+                loss, gradients = runner.gradients(data, num_samples)
             results.append(digest(loss.sum, loss.weight, gradients))
             calls.append(recorded)
             if not changed_hidden:
-                changed_hidden = changed(hidden, hidden_state(model, task=subject.task))
-            for name, value in subject.tensors().items():
+                changed_hidden = changed(hidden, hidden_state(model, task=runner.task))
+            for name, value in runner.tensors().items():
                 if name not in state or not torch.equal(value, state[name]):
                     changed_state.add(name)
     return Passes(

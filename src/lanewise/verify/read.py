@@ -9,8 +9,8 @@ from typing import Any
 
 from lanewise.data import LaneReader, digest, opaque_types, read_turns
 from lanewise.verify.hidden import changed, hidden_state, numbers
+from lanewise.verify.lane_runner import LaneRunner, chosen
 from lanewise.verify.number import numbers_that_matter
-from lanewise.verify.subject import Subject, chosen
 
 _NUM_SAMPLES = 32
 _NUM_EVAL_SAMPLES = 8
@@ -52,45 +52,45 @@ class Reads:
         return found + [name for name in late if name not in found]
 
 
-def probe_reads(subject: Subject, *, is_repeat: bool) -> Reads:
+def probe_reads(runner: LaneRunner, *, is_repeat: bool) -> Reads:
     """Read the first samples of training and evaluation.
 
     Args:
-        subject: newly built.
+        runner: newly built.
         is_repeat: whether to read half of them as of epoch 1 first: they must not depend on the order.
     """
-    task, indices = subject.task, subject.indices[:_NUM_SAMPLES]
+    task, indices = runner.task, runner.indices[:_NUM_SAMPLES]
     eval_sets = dict(task.eval_datasets())
-    known = {"dataset": subject.dataset, "eval_datasets": eval_sets, "task": task}
+    known = {"dataset": runner.dataset, "eval_datasets": eval_sets, "task": task}
     of_samples = set(opaque_types())  # the loader has looked at three of them
-    before = hidden_state(subject.model, **known)
+    before = hidden_state(runner.model, **known)
     of_state = set(opaque_types()) - of_samples
     reads = [(0, index) for index in indices]
-    if subject.has_later_epoch:
+    if runner.has_later_epoch:
         half = (len(indices) + 1) // 2
         late = [(1, index) for index in indices]
         reads = [*reads[:half], *late[half:], *reads[half:], *late[:half]] if is_repeat else [*reads, *late]
-    first = {key: digest(subject.reader.read(key[0], (key[1],))) for key in reads}
+    first = {key: digest(runner.reader.read(key[0], (key[1],))) for key in reads}
     readers = {
-        name: (LaneReader(dataset, task.collate, subject.seed), min(_NUM_EVAL_SAMPLES, len(dataset)))  # type: ignore[arg-type]
+        name: (LaneReader(dataset, task.collate, runner.seed), min(_NUM_EVAL_SAMPLES, len(dataset)))  # type: ignore[arg-type]
         for name, dataset in eval_sets.items()
     }
     first_of_sets = _read_sets(readers)
-    batch = [digest(subject.read())]
+    batch = [digest(runner.read())]
     opaque = [one for one in opaque_types() if one not in of_state]
     # Backwards, so that what changes with every eighth read does not fall on the same samples.
-    second = {index: digest(subject.reader.read(0, (index,))) for index in reversed(indices)}
+    second = {index: digest(runner.reader.read(0, (index,))) for index in reversed(indices)}
     second_of_sets = _read_sets(readers)
-    batch.append(digest(subject.read()))
+    batch.append(digest(runner.read()))
     far: Sequence[str] = ()
-    names = changed(before, hidden_state(subject.model, **known))
+    names = changed(before, hidden_state(runner.model, **known))
     if names:
-        batch += [digest(subject.read()) for _ in range(_NUM_AGAIN)]
-        find = partial(numbers, subject.model, **known)
-        far = numbers_that_matter(find, lambda: digest(subject.read()) == batch[0])
+        batch += [digest(runner.read()) for _ in range(_NUM_AGAIN)]
+        find = partial(numbers, runner.model, **known)
+        far = numbers_that_matter(find, lambda: digest(runner.read()) == batch[0])
     samples = {_name(index): (first[0, index], second[index]) for index in indices}
     return Reads(
-        num_samples=subject.num_samples,
+        num_samples=runner.num_samples,
         samples=samples | {name: (one, second_of_sets[name]) for name, one in first_of_sets.items()},
         later={_name(index): value for (epoch, index), value in first.items() if epoch},
         batch=batch,
@@ -100,24 +100,22 @@ def probe_reads(subject: Subject, *, is_repeat: bool) -> Reads:
     )
 
 
-def look_further(reads: Reads, subject: Subject, *, has_workers: bool) -> Reads:
+def look_further(reads: Reads, runner: LaneRunner, *, has_workers: bool) -> Reads:
     """Return the reads with what one process finds out for all.
 
     Args:
         reads: what `probe_reads` found.
-        subject: the one it was given.
+        runner: the one it was given.
         has_workers: whether the run reads in loader processes.
     """
     of_worker = None
     if has_workers:
-        (batch,) = read_turns(
-            subject.reader, [(subject.turn, subject.indices_of(subject.turn))], num_workers=1
-        )
+        (batch,) = read_turns(runner.reader, [(runner.turn, runner.indices_of(runner.turn))], num_workers=1)
         of_worker = digest(batch.data)
     end = time.monotonic() + _SCAN_SECONDS
-    indices = itertools.takewhile(lambda _: time.monotonic() < end, range(subject.num_samples))
-    others = {_name(index): digest(subject.reader.read(0, (index,))) for index in indices}
-    left_out, is_by_content = _left_out(subject)
+    indices = itertools.takewhile(lambda _: time.monotonic() < end, range(runner.num_samples))
+    others = {_name(index): digest(runner.reader.read(0, (index,))) for index in indices}
+    left_out, is_by_content = _left_out(runner)
     return replace(
         reads, batch_of_worker=of_worker, others=others, left_out=left_out, is_by_content=is_by_content
     )
@@ -135,27 +133,27 @@ def _read_sets(readers: Mapping[str, tuple[LaneReader, int]]) -> dict[str, str]:
     }
 
 
-def _left_out(subject: Subject) -> tuple[list[str], bool]:
+def _left_out(runner: LaneRunner) -> tuple[list[str], bool]:
     """Return the samples that collate leaves out of the first lane's micro-batch; whether in any order."""
-    indices = subject.indices_of(subject.turn)[:_NUM_COLLATED]
-    samples = subject.reader.read(0, indices)
+    indices = runner.indices_of(runner.turn)[:_NUM_COLLATED]
+    samples = runner.reader.read(0, indices)
     try:
-        found = _without_effect(subject, samples)
-        backwards = _without_effect(subject, samples[::-1]) if found else []
+        found = _without_effect(runner, samples)
+        backwards = _without_effect(runner, samples[::-1]) if found else []
     except Exception:  # noqa: BLE001 - a collate need not take fewer samples than training gives it
         return [], True
     is_by_content = {len(samples) - 1 - position for position in backwards} == set(found)
     return [_name(indices[position]) for position in found], is_by_content
 
 
-def _without_effect(subject: Subject, samples: Sequence[Any]) -> list[int]:
-    if len(samples) < 2 or len({digest(subject.collate(samples, seed)) for seed in (0, 1)}) > 1:
+def _without_effect(runner: LaneRunner, samples: Sequence[Any]) -> list[int]:
+    if len(samples) < 2 or len({digest(runner.collate(samples, seed)) for seed in (0, 1)}) > 1:
         return []  # what it draws would differ
-    whole = digest(subject.collate(samples, 0))
+    whole = digest(runner.collate(samples, 0))
     return [
         position
         for position in range(len(samples))
-        if digest(subject.collate(_without(samples, position), 0)) == whole
+        if digest(runner.collate(_without(samples, position), 0)) == whole
     ]
 
 

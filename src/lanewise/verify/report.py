@@ -8,16 +8,16 @@ from rich.table import Table
 
 from lanewise.config import RunConfig
 from lanewise.verify.diagnosis import Finding
-from lanewise.verify.layout import Layout
+from lanewise.verify.evidence import LayoutResult
 from lanewise.verify.trace import CHECKS, StepTrace
 
 
 @dataclass(frozen=True)
-class Report:
+class VerifyReport:
     """The result of `verify`."""
 
     config: RunConfig
-    layouts: Sequence[Layout]
+    layouts: Sequence[LayoutResult]
     """One process, one process again, and the others."""
     findings: Sequence[Finding]
     notes: Sequence[str]
@@ -102,11 +102,11 @@ class Report:
             "notes": list(self.notes),
         }
 
-    def _rows(self) -> list[Layout]:
+    def _rows(self) -> list[LayoutResult]:
         return [*self.layouts[1:], *(layout.resumed for layout in self.layouts if layout.resumed)]
 
 
-def _layout_to_json(layout: Layout) -> dict[str, Any]:
+def _layout_to_json(layout: LayoutResult) -> dict[str, Any]:
     close = layout.results[0].close if layout.results else None
     return {
         "name": layout.name,

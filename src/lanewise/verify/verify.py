@@ -13,11 +13,10 @@ from lanewise.jobs.start import prepare_workers, start
 from lanewise.lanes import lane_ranges
 from lanewise.verify import MODULES
 from lanewise.verify.diagnose import diagnose
-from lanewise.verify.evidence import Evidence
-from lanewise.verify.job import Result, ResumeJob, VerifyJob
-from lanewise.verify.layout import Layout
+from lanewise.verify.evidence import Evidence, LayoutResult
+from lanewise.verify.job import RankResult, ResumeJob, VerifyJob
 from lanewise.verify.notes import notes
-from lanewise.verify.report import Report
+from lanewise.verify.report import VerifyReport
 
 
 def verify(
@@ -27,7 +26,7 @@ def verify(
     num_steps: int,
     resumes: bool = False,
     show: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> VerifyReport:
     """Run a few steps on each number of devices, and compare everything with one process.
 
     Each layout runs in fresh processes of this machine, in `exact` whatever the configuration says.
@@ -76,7 +75,7 @@ def verify(
         ]
         with _environment(**_variables_of(jobs[1])):  # it has a server of its own
             prepare_workers(config.distributed.threads, "exact", *MODULES)
-        layouts: list[Layout] = []
+        layouts: list[LayoutResult] = []
         for name, job in zip(names, jobs, strict=True):
             show(name)
             with _environment(**_variables_of(job)):
@@ -86,7 +85,7 @@ def verify(
             _resume(jobs, layouts, show)
     evidence = Evidence(layouts, _left_out(config.distributed))
     findings = diagnose(evidence)
-    return Report(config, layouts, findings, notes(evidence, findings))
+    return VerifyReport(config, layouts, findings, notes(evidence, findings))
 
 
 @contextmanager
@@ -110,7 +109,7 @@ def _variables_of(job: VerifyJob) -> dict[str, str]:
     return {"PYTHONHASHSEED": "2" if fixed == "1" else "1"} if job.is_repeat else {}
 
 
-def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[Layout], show: Callable[[str], None]) -> None:
+def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Callable[[str], None]) -> None:
     """Let each layout go on from what the one before it saved, and the first from the last one's."""
     numbers = [number for number, layout in enumerate(layouts) if layout.trace is not None and number != 1]
     for position, number in enumerate(numbers):
@@ -129,14 +128,14 @@ def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[Layout], show: Callable
         resumed.compare_with(layouts[0])
 
 
-def _run(name: str, job: VerifyJob, *, may_fail: bool) -> Layout:
+def _run(name: str, job: VerifyJob, *, may_fail: bool) -> LayoutResult:
     try:
-        results: list[Result] = start(job, is_fresh=True)
+        results: list[RankResult] = start(job, is_fresh=True)
     except LaunchError as error:
         if not may_fail:
             raise
-        return Layout(name, failure=str(error))
-    return Layout(name, results, failure=results[0].error)
+        return LayoutResult(name, failure=str(error))
+    return LayoutResult(name, results, failure=results[0].error)
 
 
 def _reducer(configured: ReducerName, num_devices: int) -> ReducerName:

@@ -8,10 +8,9 @@ from lanewise.verify.bound import CloseResult
 from lanewise.verify.cut import Cut, CutProbe
 from lanewise.verify.diagnose import diagnose
 from lanewise.verify.diagnoses import DIAGNOSES
-from lanewise.verify.evidence import Evidence
+from lanewise.verify.evidence import Evidence, LayoutResult
 from lanewise.verify.history import History
-from lanewise.verify.job import Result
-from lanewise.verify.layout import Layout
+from lanewise.verify.job import RankResult
 from lanewise.verify.metric import MetricProbe, MetricValues
 from lanewise.verify.operators import Call
 from lanewise.verify.probe import Passes, Probe
@@ -42,7 +41,7 @@ def evidence(where: str = "everywhere", reads: dict = {}, passes: dict = {}, **c
         where: `alone`, `again`, `rank`, `rank 1`, or everywhere.
         reads: what the processes there read otherwise.
         passes: what their passes gave otherwise.
-        changes: their other weights and history, and of a `Result` what else is other.
+        changes: their other weights and history, and of a `RankResult` what else is other.
     """
     processes = []
     for name in ("alone", "again", "rank 0", "rank 1"):
@@ -54,13 +53,17 @@ def evidence(where: str = "everywhere", reads: dict = {}, passes: dict = {}, **c
             history=History("", [], 20),
         )
         trace = Trace([StepTrace(0)], hidden={"model.level": "1"})
-        found = Result(probe, trace)
+        found = RankResult(probe, trace)
         for key, value in changes.items() if is_changed else ():
             found = replace(found, **{key: value}) if hasattr(found, key) else found
             found.probe = replace(probe, **{key: value}) if hasattr(probe, key) else found.probe
         processes.append(found)
     alone, again, *several = processes
-    layouts = [Layout("1 process", [alone]), Layout("1 again", [again]), Layout("2 processes", several)]
+    layouts = [
+        LayoutResult("1 process", [alone]),
+        LayoutResult("1 again", [again]),
+        LayoutResult("2 processes", several),
+    ]
     for layout in layouts:
         layout.compare_with(layouts[0])
     return Evidence(layouts)
@@ -78,14 +81,14 @@ def calling(**changes) -> dict:
 def resumed(**changes) -> Evidence:
     """Two processes that went on from a checkpoint."""
     found = evidence()
-    found.layouts[2].resumed = Layout("2 processes, going on", **changes)
+    found.layouts[2].resumed = LayoutResult("2 processes, going on", **changes)
     found.layouts[2].resumed.compare_with(found.layouts[0])
     return found
 
 
 def failed() -> Evidence:
     found = evidence()
-    return Evidence([*found.layouts[:2], Layout("2 processes", failure="out of memory")])
+    return Evidence([*found.layouts[:2], LayoutResult("2 processes", failure="out of memory")])
 
 
 def of_one_rank() -> Evidence:
@@ -302,7 +305,7 @@ CASES = [
     ),
     (
         NOT_SAVED,
-        resumed(results=[Result(trace=STEPS)]),
+        resumed(results=[RankResult(trace=STEPS)]),
         "2 processes, going on, diverges from the uninterrupted run",
         " at step 0, first.weight (weights); also changed: model.level.",
     ),
@@ -378,7 +381,7 @@ def test_of_one_kind_the_first_is_named_and_other_kinds_are_named_as_well():
 def test_what_is_a_consequence_is_not_named():
     """Layouts that part are explained by a cause; what goes on from them is still another matter."""
     assert len(diagnose(evidence("rank 0", trace=STEPS, cut=MEAN_OF_MEANS))) == 1
-    found = resumed(results=[Result(trace=STEPS)])
+    found = resumed(results=[RankResult(trace=STEPS)])
     found.layouts[2].differences = found.layouts[2].resumed.differences
     assert [finding.cause for finding in diagnose(found)] == [OF_THE_RANK, NOT_SAVED]
     found.reference.updates = Updates("first.weight", [])

@@ -9,13 +9,12 @@ from lanewise.config import BatchConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.verify.cut import probe_cut
 from lanewise.verify.diagnose import diagnose
-from lanewise.verify.evidence import Evidence
-from lanewise.verify.job import Result
-from lanewise.verify.layout import Layout
+from lanewise.verify.evidence import Evidence, LayoutResult
+from lanewise.verify.job import RankResult
+from lanewise.verify.lane_runner import LaneRunner
 from lanewise.verify.metric import probe_metrics
 from lanewise.verify.notes import notes
 from lanewise.verify.probe import probe
-from lanewise.verify.subject import Subject
 from tests.distributed import mistakes
 from tests.distributed.mistakes import CAUSES, MODELS, NAMES, one_of_each_twin
 
@@ -79,19 +78,21 @@ def probed(config, monkeypatch=None):
     """Return what one process finds, the same process again, and, if ranks are to be patched, two."""
     device = torch.device("cpu")
     alone, again = (
-        Result(probe(config, Subject(config, device), is_reference=is_reference, is_repeat=not is_reference))
+        RankResult(
+            probe(config, LaneRunner(config, device), is_reference=is_reference, is_repeat=not is_reference)
+        )
         for is_reference in (True, False)
     )
-    alone.cut = probe_cut(Subject(config, device), alone.probe.passes.changed_buffers)
-    alone.metrics = probe_metrics(Subject(config, device), 4, 16)
-    layouts = [Layout("1 process", [alone]), Layout("1 again", [again])]
+    alone.cut = probe_cut(LaneRunner(config, device), alone.probe.passes.changed_buffers)
+    alone.metrics = probe_metrics(LaneRunner(config, device), 4, 16)
+    layouts = [LayoutResult("1 process", [alone]), LayoutResult("1 again", [again])]
     if monkeypatch is not None:
         monkeypatch.setattr(mistakes, "world_size", lambda: 2)
         ranks = []
         for rank in range(2):
             monkeypatch.setattr(mistakes, "rank", lambda rank=rank: rank)
-            ranks.append(Result(probe(config, Subject(config, device), is_reference=False)))
-        layouts.append(Layout("2 processes", ranks))
+            ranks.append(RankResult(probe(config, LaneRunner(config, device), is_reference=False)))
+        layouts.append(LayoutResult("2 processes", ranks))
     return Evidence(layouts)
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from lanewise.verify.diagnosis import Diagnosis, also_changed
-from lanewise.verify.evidence import Evidence
+from lanewise.verify.evidence import Evidence, LayoutResult
 from lanewise.verify.hidden import changed
-from lanewise.verify.layout import Layout
 
 
 def _of_the_rank(evidence: Evidence) -> str | None:
@@ -21,7 +20,7 @@ def _unknown(evidence: Evidence) -> str | None:
     return found and f"{found}."
 
 
-def _first_difference(evidence: Evidence, layouts: Sequence[Layout]) -> str | None:
+def _first_difference(evidence: Evidence, layouts: Sequence[LayoutResult]) -> str | None:
     trace = evidence.reference.trace
     for layout in layouts:
         if not layout.differences:

@@ -1,9 +1,9 @@
-"""A newly built task with its model, data and first micro-batches: what probes work on."""
+"""Reads and computes single micro-batches of a newly built run, for the probes."""
 
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -24,8 +24,9 @@ from lanewise.world.world import LocalWorld
 _NOISE = 0.1
 
 
-class Subject:
-    """What probes work on.
+@final
+class LaneRunner:
+    """A newly built task with its model and data, of which single micro-batches can be read and computed.
 
     Args:
         config: the run.
