@@ -1,7 +1,9 @@
 """Tensors in nested containers, such as a collated batch or the outputs of a model."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,3 +32,15 @@ def copied(data: Any) -> Any:
         return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
 
     return map_leaves(copy_leaf, data)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested containers and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from chain.from_iterable(map(tensors_in, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from chain.from_iterable(map(tensors_in, value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from chain.from_iterable(tensors_in(getattr(value, field.name)) for field in fields(value))

@@ -34,7 +34,7 @@ ROOMS_OF_ENGINE = (
 ENGINE_OFFERS = {
     f"lanewise.engine.{module}"
     for module in (
-        *("engine", "buffers.group", "evaluation.evaluator", "samples.dataset"),
+        *("engine", "buffers.pack", "evaluation.evaluator", "samples.dataset"),
         *("run.build", "run.model", "run.resume", "step.lane", "step.train_step"),
     )
 }

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lanewise.engine.buffers.buffers import LaneBuffers
-from lanewise.lanes import Schedule, lane_ranges
+from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.testing import run_distributed
 
 NUM_LANES, NUM_STEPS = 5, 4
@@ -40,7 +40,7 @@ def merge(
 ) -> dict[str, Any]:
     """Take some steps, and return the buffers."""
     module = Statistics()
-    buffers = LaneBuffers([[module]], world, NUM_LANES)
+    buffers = LaneBuffers([[module]], world, Placement.of(NUM_LANES, world))
     lanes = lane_ranges(NUM_LANES, world.world_size)[world.rank]
     for turn in Schedule(num_samples, micro_batch_size * NUM_LANES, micro_batch_size).turns(
         lanes, 0, NUM_STEPS

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lanewise.config import DistributedConfig
 from lanewise.errors import TaskError
-from lanewise.lanes import Schedule, lane_ranges
+from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.reduce import build_reducer
 from lanewise.testing import run_distributed
 
@@ -39,7 +39,9 @@ class Branches(nn.Module):
 
 def reduce(world: Any, model: nn.Module, equality: str, num_steps: int = 3) -> list[list[float]]:
     """Return the gradients of the last of some equal steps."""
-    reducer = build_reducer(model, NUM_LANES, world, DistributedConfig(equality=equality))
+    reducer = build_reducer(
+        model, Placement.of(NUM_LANES, world), world, DistributedConfig(equality=equality)
+    )
     for turn in Schedule(NUM_LANES, NUM_LANES, 1).turns(
         lane_ranges(NUM_LANES, world.world_size)[world.rank], 0, num_steps
     ):
@@ -134,7 +136,12 @@ def refuse_hooks(world: Any, reducer: str) -> str:
     model = Branches()
     model.first.bias.register_hook(print)
     try:
-        build_reducer(model, 4, world, DistributedConfig(reducer=reducer, devices=2, device_type="cpu"))
+        build_reducer(
+            model,
+            Placement.of(4, world),
+            world,
+            DistributedConfig(reducer=reducer, devices=2, device_type="cpu"),
+        )
     except TaskError as error:
         return str(error)
     return "no error"

@@ -79,7 +79,7 @@ class LaneReader(Dataset[LaneBatch]):
         self.eval_dataset = eval_dataset
         self.dataset = dataset
         self._collate = collate
-        self._seed = seed
+        self.seed = seed
         inner = _without_subsets(dataset)
         self._reads_many = hasattr(inner, "__getitems__")  # a Subset only passes the question on
         self._files = inner if isinstance(inner, FileDataset) else None
@@ -106,7 +106,7 @@ class LaneReader(Dataset[LaneBatch]):
     def _fill(self, batch: LaneBatch) -> None:
         turn = batch.turn
         set_random_state(
-            read_seed(self._seed, self.number, self.eval_dataset, turn.epoch, turn.step, turn.lane)
+            read_seed(self.seed, self.number, self.eval_dataset, turn.epoch, turn.step, turn.lane)
         )
         samples = self._read(batch.indices)
         # A file dataset may leave some out; others may hand out what stands for several samples.
@@ -126,7 +126,7 @@ class LaneReader(Dataset[LaneBatch]):
         """
         samples: list[Any] = []
         for index in indices:
-            set_random_state(sample_seed(self._seed, epoch, index))
+            set_random_state(sample_seed(self.seed, epoch, index))
             if self._reads_many:
                 return self._read(indices)
             samples += self._read((index,))

@@ -67,9 +67,9 @@ class Engine:
             run.reducer,
             run.world,
             run.clock,
-            num_lanes=run.schedule.num_lanes,
+            placement=run.placement,
             equality=config.distributed.equality,
-            loss_scale=run.training.precision.loss_scale,
+            loss_scale=run.training.lanes.precision.loss_scale,
             modules=[[replica] for replica in run.reducer.replicas],
             vote=(lambda: (False, False)) if saving is None else saving.vote,
         )
@@ -81,10 +81,9 @@ class Engine:
                 run.log_interval,
                 run.clock,
                 run.training.model,
-                run.training.precision.loss_scale,
+                run.training.lanes.precision.loss_scale,
                 with_norms=config.log.gradients,
             ),
-            seed=config.train.seed,
             max_grad_norm=config.train.max_grad_norm,
         )
 

@@ -36,14 +36,18 @@ class EvaluateJob(Job):
         from lanewise.engine.evaluation.evaluation import build_evaluator
         from lanewise.engine.run.model import build_model, build_task
         from lanewise.engine.run.model_transforms import transform
+        from lanewise.engine.step.lane import LaneRunner
         from lanewise.errors import TaskError
+        from lanewise.lanes import Placement
         from lanewise.precision import Precision
 
         task = self.task or build_task(self.config)
         model = transform(build_model(task, self.config.train.seed), self.config, world.device)
         load_model(model, self.model_file)
         precision = Precision(self.config.precision, world.device.type)
-        evaluator = build_evaluator(self.config, task, model.to(world.device), precision, world)
+        lanes = LaneRunner(task, precision, self.config.train.seed)
+        placement = Placement.of(self.config.batch.num_lanes, world)
+        evaluator = build_evaluator(self.config, lanes, model.to(world.device), world, placement)
         if evaluator is None:
             raise TaskError(f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on.")
         return evaluator

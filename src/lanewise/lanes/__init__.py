@@ -1,11 +1,11 @@
 """Lanes as pure integers: who carries them, what they read, how their sums meet, which seeds they use."""
 
-from lanewise.lanes.layout import lane_ranges
 from lanewise.lanes.orders.blocked import BlockedOrder
 from lanewise.lanes.orders.bucketed import BucketedOrder
 from lanewise.lanes.orders.order import OrderInputs, SampleOrder, SequentialOrder, ShuffledOrder
 from lanewise.lanes.orders.permutation import FeistelShuffle
 from lanewise.lanes.orders.weighted import WeightedOrder
+from lanewise.lanes.placement import Placement, lane_ranges
 from lanewise.lanes.schedule import LaneTurn, Schedule, SequentialSchedule
 from lanewise.lanes.seed import (
     evaluation_seed,
@@ -16,7 +16,7 @@ from lanewise.lanes.seed import (
     sample_seed,
     update_seed,
 )
-from lanewise.lanes.tree import Node, TreeSum, subtrees
+from lanewise.lanes.tree import Node, TreeSum
 
 __all__ = [
     "BlockedOrder",
@@ -25,6 +25,7 @@ __all__ = [
     "LaneTurn",
     "Node",
     "OrderInputs",
+    "Placement",
     "SampleOrder",
     "Schedule",
     "SequentialOrder",
@@ -39,6 +40,5 @@ __all__ = [
     "model_seed",
     "read_seed",
     "sample_seed",
-    "subtrees",
     "update_seed",
 ]

@@ -22,17 +22,17 @@ from lanewise.engine.run.build import build_run_loader
 from lanewise.engine.run.model import build_model, build_task
 from lanewise.engine.run.model_transforms import transform
 from lanewise.engine.run.optimizer import build_optimizer
-from lanewise.engine.step.lane import TaskLane
+from lanewise.engine.step.lane import LaneRunner, TaskLane
 from lanewise.errors import ConfigError, LanewiseError, text_of
-from lanewise.lanes import lane_seed
-from lanewise.nested import copied, map_leaves
+from lanewise.lanes import Placement
+from lanewise.nested import copied, map_leaves, tensors_in
 from lanewise.plan.memory import Measured
 from lanewise.plan.model import weights_of, with_tensors
 from lanewise.plan.real_sizes import RealSizes
 from lanewise.plan.record import count_flops, record_tape, run_lane
 from lanewise.plan.update import measure_update
 from lanewise.precision import Precision
-from lanewise.reduce import find_blocks, tensors_in
+from lanewise.reduce import find_blocks
 from lanewise.task import Task
 from lanewise.transforms import compare_runs
 from lanewise.world.world import LocalWorld
@@ -68,7 +68,9 @@ def largest_batch(config: RunConfig) -> LaneBatch:
         TaskError: if it is not map-style.
     """
     alone = replace(config, data=replace(config.data, num_workers=0))
-    loader, _ = build_run_loader(alone, build_task(alone), LocalWorld(_CPU))
+    world = LocalWorld(_CPU)
+    placement = Placement.of(config.batch.num_lanes, world)
+    loader, _ = build_run_loader(alone, build_task(alone), world, placement)
     num_steps = -(-_NUM_BATCHES // config.batch.num_lanes)
     batches = islice(loader.batches(0, num_steps), _NUM_BATCHES)
     return max(batches, key=lambda batch: sum(one.nbytes for one in tensors_in(batch.data)))
@@ -191,8 +193,7 @@ def _data_for(mode: FakeTensorMode | None, data: Any) -> Any:
 
 
 def _lane(config: RunConfig, task: Task, batch: LaneBatch) -> TaskLane:
-    seed = lane_seed(config.train.seed, batch.turn.step, batch.turn.lane)
-    return TaskLane(task, Precision(config.precision, "cpu"), batch, seed)
+    return LaneRunner(task, Precision(config.precision, "cpu"), config.train.seed).lane(batch)
 
 
 def _buffers_of(model: nn.Module) -> dict[tuple[nn.Module, str], tuple[torch.Tensor, int]]:

@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from lanewise.device.live_storage import LiveStorage, key_of
 from lanewise.engine.step.lane import TaskLane
 from lanewise.errors import TaskError
+from lanewise.nested import tensors_in
 from lanewise.plan.tape import Mark, Stretch, Tape
-from lanewise.reduce import tensors_in
 from lanewise.task import Loss
 
 
@@ -76,8 +76,8 @@ def _loss_of(lane: TaskLane, outputs: Any) -> torch.Tensor:
     loss = returned.sum if isinstance(returned, Loss) else returned
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise TaskError(
-            f"the loss of {type(lane.task).__name__} must be a scalar tensor with a gradient, or a Loss of "
-            f"one: got {returned!r:.60}. `lanewise train` says more."
+            f"the loss of {type(lane.runner.task).__name__} must be a scalar tensor with a gradient, or a "
+            f"Loss of one: got {returned!r:.60}. `lanewise train` says more."
         )
     return loss.reshape(())
 

@@ -2,7 +2,6 @@
 
 from lanewise.reduce.blocks import find_blocks
 from lanewise.reduce.build import build_reducer
-from lanewise.reduce.reach import tensors_in
 from lanewise.reduce.reducer import LaneWork, Reducer, evaluate_lanes
 
 __all__ = [
@@ -11,5 +10,4 @@ __all__ = [
     "build_reducer",
     "evaluate_lanes",
     "find_blocks",
-    "tensors_in",
 ]

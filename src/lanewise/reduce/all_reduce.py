@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from lanewise.config import Equality
+from lanewise.lanes import Placement
 from lanewise.reduce.shared_all_reduce import SharedAllReduce
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.world.world import World
@@ -37,16 +38,16 @@ class AllReduce(Protocol):
         ...
 
 
-def open_all_reduce(world: World, num_lanes: int, equality: Equality) -> AllReduce:
+def open_all_reduce(world: World, placement: Placement, equality: Equality) -> AllReduce:
     """Choose how buckets are summed. Collective: every rank must call this.
 
     In `exact` the nodes are lanes, in `close` processes, of which each has one sum.
     """
-    num_nodes = num_lanes if equality == "exact" else world.world_size
+    nodes = placement if equality == "exact" else Placement.of(world.world_size, world)
     if world.shared_memory is not None:
-        return SharedAllReduce(world.shared_memory, num_nodes)
+        return SharedAllReduce(world.shared_memory, nodes)
     if equality == "exact":
-        return TreeAllReduce(world, num_nodes)
+        return TreeAllReduce(world, nodes)
     return BackendAllReduce()
 
 

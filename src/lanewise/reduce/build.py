@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from lanewise.config import DistributedConfig
 from lanewise.device.choice import choose_devices
 from lanewise.errors import ConfigError, TaskError, WorldError
+from lanewise.lanes import Placement
 from lanewise.reduce.ddp import DDPReducer
 from lanewise.reduce.fsdp import FSDPReducer
 from lanewise.reduce.reducer import Reducer
@@ -20,7 +21,7 @@ from lanewise.world.world import World
 
 def build_reducer(
     model: nn.Module,
-    num_lanes: int,
+    placement: Placement,
     world: World,
     config: DistributedConfig,
     *,
@@ -32,7 +33,7 @@ def build_reducer(
 
     Args:
         model: the user's module, on the CPU; it is moved to this process's device.
-        num_lanes: lanes of the run.
+        placement: who carries which lanes.
         world: the processes.
         config: which reducer, in which grade, on which devices.
         on_bucket: called inside a backward when gradients are complete and begin to travel.
@@ -56,17 +57,17 @@ def build_reducer(
                 "Use more devices, or distributed.reducer=single."
             )
         _compare_replicas(model, world)
-        return FSDPReducer(model, num_lanes, world, config.fsdp, config.equality, on_backward=on_bucket)
+        return FSDPReducer(model, placement, world, config.fsdp, config.equality, on_backward=on_bucket)
     model.to(world.device)
     if config.is_one_process:
         names = choose_devices(config.device_type, config.num_devices or 1, config.device_names)
         balanced = config.reducer == "balanced_data_parallel"
         devices = [torch.device(name) for name in names]
-        return ReplicaReducer(model, num_lanes, devices, config.equality, balanced=balanced)
+        return ReplicaReducer(model, placement.num_lanes, devices, config.equality, balanced=balanced)
     if world.world_size == 1:
-        return SingleReducer(model, num_lanes, config.equality)
+        return SingleReducer(model, placement.num_lanes, config.equality)
     _compare_replicas(model, world)
-    return DDPReducer(model, num_lanes, world, config.equality, config.compression, on_bucket=on_bucket)
+    return DDPReducer(model, placement, world, config.equality, config.compression, on_bucket=on_bucket)
 
 
 def _require_shapes(model: nn.Module) -> None:

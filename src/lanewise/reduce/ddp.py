@@ -22,7 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from lanewise.config import CompressionName, Equality
-from lanewise.lanes import LaneTurn, Node, TreeSum
+from lanewise.lanes import LaneTurn, Node, Placement, TreeSum
 from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.compression import CompressedAllReduce
@@ -43,7 +43,7 @@ class DDPReducer(WholeModel):
 
     Args:
         model: the user's module; equal on all ranks.
-        num_lanes: lanes of the run.
+        placement: who carries which lanes.
         world: the processes; more than one.
         equality: `exact` adds in the tree over lanes; in `close` autograd adds the lanes of a process, and an
             all-reduce adds the processes.
@@ -54,7 +54,7 @@ class DDPReducer(WholeModel):
     def __init__(
         self,
         model: nn.Module,
-        num_lanes: int,
+        placement: Placement,
         world: World,
         equality: Equality,
         compression: CompressionName | None,
@@ -62,7 +62,7 @@ class DDPReducer(WholeModel):
         on_bucket: Callable[[], None],
     ) -> None:
         super().__init__(model)
-        self._num_lanes = num_lanes
+        self._num_lanes = num_lanes = placement.num_lanes
         self._world_size = world.world_size
         self._on_bucket = on_bucket
         self._turn: LaneTurn | None = None
@@ -82,7 +82,7 @@ class DDPReducer(WholeModel):
             parameter.register_post_accumulate_grad_hook(partial(self._note_use, index))
             for index, parameter in enumerate(self.parameters)
         ]
-        self._all_reduce = open_all_reduce(world, num_lanes, equality)
+        self._all_reduce = open_all_reduce(world, placement, equality)
         self._compressed = None if compression is None else CompressedAllReduce(model, world, compression)
         self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
         self._ddp.register_comm_hook(None, self._sum_lanes if equality == "exact" else self._sum_processes)

@@ -5,7 +5,7 @@ A process gathers the weights of a block when its forward or backward comes to i
 all processes run equally many passes: those with fewer lanes in a step run its first batch again for the
 rest, and those without any lane that of rank 0 (`pad`). Nothing of these passes counts. And every lane's
 backward passes through every block that its forward ran, also that of a lane which contributes nothing: the
-outputs of blocks are inputs of their lane's loss, by the node of `reach_all`. What a parameter gets in a pass
+outputs of blocks are inputs of their lane's loss, by the node of `connect`. What a parameter gets in a pass
 that contributes nothing is thrown away, since it could be NaN, and FSDP sends zeros.
 """
 
@@ -25,12 +25,12 @@ from torch.utils.hooks import RemovableHandle
 from lanewise.config import Equality, FSDPConfig
 from lanewise.device.accelerator import move
 from lanewise.errors import ConfigError, DataError, TaskError
-from lanewise.lanes import LaneTurn, lane_ranges
-from lanewise.nested import copied
+from lanewise.lanes import LaneTurn, Placement
+from lanewise.nested import copied, tensors_in
 from lanewise.reduce.blocks import find_blocks, require_no_batch_norm
 from lanewise.reduce.caller import Caller
-from lanewise.reduce.fsdp_group import group_of, send_zeros_for_unused
-from lanewise.reduce.reach import reach_all, tensors_in
+from lanewise.reduce.connect import connect
+from lanewise.reduce.fsdp_group import param_group_of, send_zeros_for_unused
 from lanewise.reduce.reducer import Lane, LaneWork, T, divide_gradients, run_backward, trained_parameters
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
 from lanewise.world.shards import is_sharded, whole
@@ -50,7 +50,7 @@ class FSDPReducer:
 
     Args:
         model: the user's module, on the CPU; equal on all ranks. Its parameters become sharded ones.
-        num_lanes: lanes of the run.
+        placement: who carries which lanes.
         world: the processes; more than one.
         config: which modules are blocks, and how their weights are kept.
         equality: `exact` adds in the tree, through `TreeReduceScatter`.
@@ -60,7 +60,7 @@ class FSDPReducer:
     def __init__(
         self,
         model: nn.Module,
-        num_lanes: int,
+        placement: Placement,
         world: World,
         config: FSDPConfig,
         equality: Equality,
@@ -93,13 +93,13 @@ class FSDPReducer:
         self._found: set[torch.Tensor] = set()
         self._notes: OrderedDict[int, Callable[[str, torch.Tensor], None]] = OrderedDict()
         self._callers: dict[nn.Module, Any] = {}
-        self._lane_ranges = lane_ranges(num_lanes, world.world_size)
+        self._placement = placement
         self.adopt(model)
         self.replicas: Sequence[nn.Module] = [model]
         self.parameters: Sequence[nn.Parameter] = trained_parameters(model)  # which are sharded by now
         self._sums: list[TreeReduceScatter] | None = None
         if equality == "exact":
-            self._sums = [TreeReduceScatter(num_lanes, world.world_size) for _ in self._sharded(model)]
+            self._sums = [TreeReduceScatter(placement) for _ in self._sharded(model)]
             for module, sums in zip(self._sharded(model), self._sums, strict=True):
                 module.set_custom_reduce_scatter(sums)
         for module in self._sharded(model):
@@ -142,8 +142,7 @@ class FSDPReducer:
         """See `Reducer`. Collective where a process has no lane in the step."""
         batches = map(_with_samples, batches)
         batch = next(batches)
-        present = range(batch.turn.num_present_lanes)
-        counts = [len(present[block.start : block.stop]) for block in self._lane_ranges]
+        counts = self._placement.counts(batch.turn.num_present_lanes)
         spare = self._spare_data(batch.data, counts)
         own, most = counts[self._world.rank], max(counts)
         for number in range(most):
@@ -165,7 +164,7 @@ class FSDPReducer:
             losses.append(lane.loss(lane.forward(self.replicas[0], lane.data), lane.data))
             self._is_in_forward = False
             outputs, self._outputs = self._outputs, []
-            return reach_all(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
+            return connect(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
 
         self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](forward)
         return losses
@@ -185,7 +184,7 @@ class FSDPReducer:
             self._wait_for_checksums = self._world.start_all_gather_to_host(checksum.to(self._world.device))
             exchange_totals()
         self._contributes = loss is not None
-        run_backward(reach_all(loss, [anchor]), factor)
+        run_backward(connect(loss, [anchor]), factor)
         for sums in self._sums or ():
             sums.push(turn.num_present_lanes)
         self._on_backward()
@@ -275,7 +274,7 @@ class FSDPReducer:
         self._callers[module].reshard()
         # FSDP notes the order of blocks for a backward, and forgets it there only.
         for sharded in self._sharded(module):
-            group = group_of(sharded)
+            group = param_group_of(sharded)
             if group is not None:
                 group.comm_ctx.post_forward_order.clear()
                 group._post_forward_indices.clear()  # noqa: SLF001
@@ -318,13 +317,13 @@ class FSDPReducer:
         self._hooks.append(handle)
 
     def _note_outputs(self, block: nn.Module, _inputs: Any, outputs: Any) -> None:
-        reachable = [one for one in tensors_in(outputs) if one.requires_grad]
+        differentiable = [one for one in tensors_in(outputs) if one.requires_grad]
         if self._is_in_forward:
             self._order.append(self._names[block])
-            self._outputs += reachable
-            if reachable:
+            self._outputs += differentiable
+            if differentiable:
                 self._ran.add(block)
-        elif reachable and block not in self._ran:
+        elif differentiable and block not in self._ran:
             name = type(block).__name__.removeprefix("FSDP")
             raise TaskError(
                 f"a {name} is checkpointed with use_reentrant=True, which hides it from the backward of a "

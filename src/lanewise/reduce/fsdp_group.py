@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 
-def group_of(sharded: Any) -> Any:
+def param_group_of(sharded: Any) -> Any:
     """Return what torch's FSDP keeps of a module; None where it has no parameter of its own."""
     return sharded._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
 
@@ -16,7 +16,7 @@ def send_zeros_for_unused(module: Any) -> None:
         module.set_reduce_scatter_unused_params(True)
         return
     # torch before 2.13 leaves such parameters out, and ranks would add up unequal things.
-    group = group_of(module)
+    group = param_group_of(module)
     if group is None:
         return
     post_backward = group.post_backward

@@ -46,7 +46,7 @@ Lane = TypeVar("Lane", bound=LaneWork)
 class Reducer(Protocol):
     """Sums the gradients of a step's lanes over all processes.
 
-    In a step the engine calls `losses` for each group of lanes, one for each replica, and then, in lane
+    In a step the engine calls `losses` for each round of lanes, one for each replica, and then, in lane
     order, `backward` for each lane of it; at last `finish`. Communication happens in the backward of the last
     lane (`turn.is_last`), overlapping it, and in `finish`. One replica:
 
@@ -57,7 +57,7 @@ class Reducer(Protocol):
     """
 
     replicas: Sequence[nn.Module]
-    """The modules on which the lanes of a group run at once; the first is the user's own."""
+    """The modules on which the lanes of a round run at once; the first is the user's own."""
     parameters: Sequence[nn.Parameter]
     """What is trained."""
 
@@ -81,7 +81,7 @@ class Reducer(Protocol):
         ...
 
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
-        """Compute the losses of a group of lanes, at most one for each replica; None for an empty lane."""
+        """Compute the losses of a round of lanes, at most one for each replica; None for an empty lane."""
         ...
 
     def backward(

@@ -2,7 +2,7 @@
 
 [Note: what travels]
 Once per optimizer step the weights go from the first device to the others, and gradients come back. In
-between, each group of lanes (one lane for each device) runs at once:
+between, each round of lanes (one lane for each device) runs at once:
 
     data_parallel             first        others
       the lane's batch        ->           copied there
@@ -11,7 +11,7 @@ between, each group of lanes (one lane for each device) runs at once:
     balanced_data_parallel
       forward, loss           its own      their own: a sum and a weight travel
 
-So data_parallel holds the outputs and losses of a whole group on the first device, which is what fills it
+So data_parallel holds the outputs and losses of a whole round on the first device, which is what fills it
 (large vocabularies, dense predictions); balanced_data_parallel spreads them, as PyTorch-Encoding's
 DataParallelCriterion did (H. Zhang), but with each lane's own weight instead of a mean of means.
 """
@@ -37,7 +37,7 @@ from lanewise.reduce.whole_model import WholeModel
 class ReplicaReducer(WholeModel):
     """Lanes on several devices of one process; their gradients meet on the first one.
 
-    On GPUs each lane of a group has a thread, and draws from its device's generator. On the CPU, or where a
+    On GPUs each lane of a round has a thread, and draws from its device's generator. On the CPU, or where a
     GPU is named several times, lanes take turns, since they would draw from one generator.
 
     Args:
@@ -65,7 +65,7 @@ class ReplicaReducer(WholeModel):
         self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
         self._balanced = balanced
         self._is_stale = True
-        self._group: list[tuple[LaneTurn, torch.Tensor, torch.Tensor | None]] = []
+        self._round: list[tuple[LaneTurn, torch.Tensor, torch.Tensor | None]] = []
         self._threads: ThreadPoolExecutor | None = None
         if devices[0].type != "cpu" and len(set(devices)) == len(devices):
             self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="replica")
@@ -91,17 +91,17 @@ class ReplicaReducer(WholeModel):
         factor: torch.Tensor | None,
         exchange_totals: Callable[[], None],
     ) -> None:
-        """See `Reducer`. The lanes of a group have one backward, which runs on all devices at once."""
+        """See `Reducer`. The lanes of a round have one backward, which runs on all devices at once."""
         if turn.is_last:
             exchange_totals()
-        self._group.append((turn, without_loss(self.parameters) if loss is None else loss, factor))
-        if len(self._group) < len(self.replicas) and not turn.is_last:
+        self._round.append((turn, without_loss(self.parameters) if loss is None else loss, factor))
+        if len(self._round) < len(self.replicas) and not turn.is_last:
             return
-        group, self._group = self._group, []
-        _, losses, factors = zip(*group, strict=True)
+        in_round, self._round = self._round, []
+        _, losses, factors = zip(*in_round, strict=True)
         torch.autograd.backward(losses, factors)
         if self._pending is not None:
-            for (lane_turn, _, _), trained in zip(group, self._trained, strict=False):
+            for (lane_turn, _, _), trained in zip(in_round, self._trained, strict=False):
                 self._pending.push(lane_turn, trained)
 
     def finish(self, weight: float) -> None:

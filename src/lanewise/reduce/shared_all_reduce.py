@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lanewise.lanes import Node, TreeSum, lane_ranges, subtrees
+from lanewise.lanes import Node, Placement, TreeSum
 from lanewise.reduce.pending import add_into_right
 from lanewise.world.shared_memory import SharedMemory
 
@@ -26,20 +26,19 @@ class SharedAllReduce:
 
     Args:
         memory: of all processes.
-        num_lanes: lanes of the run.
+        placement: who carries which lanes.
     """
 
-    def __init__(self, memory: SharedMemory, num_lanes: int) -> None:
+    def __init__(self, memory: SharedMemory, placement: Placement) -> None:
         self._memory = memory
-        self._num_lanes = num_lanes
-        self._lane_ranges = lane_ranges(num_lanes, memory.world_size)
+        self._placement = placement
 
     def start(
         self, subtree_sums: list[torch.Tensor], num_present: int, bucket: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
         """See `AllReduce`."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        nodes = [subtrees(lanes, self._num_lanes, num_present) for lanes in self._lane_ranges]
+        nodes = self._placement.subtrees(num_present)
         size = self._memory.block_bytes // bucket.itemsize // max(map(len, nodes))
         try:
             for piece, *sums in zip(*(one.split(size) for one in (bucket, *subtree_sums)), strict=True):
@@ -67,7 +66,9 @@ class SharedAllReduce:
         memory.meet()
         is_small = piece.nbytes <= _SMALL_BYTES
         start, stop = (size * rank // memory.world_size for rank in (memory.rank, memory.rank + 1))
-        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, num_present, add_into_right)
+        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(
+            self._placement.num_lanes, num_present, add_into_right
+        )
         last = piece
         for block, rank_nodes in zip(blocks, nodes, strict=True):
             for index, node in enumerate(rank_nodes):

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from lanewise.device.accelerator import new_stream, on_stream
-from lanewise.lanes import TreeSum, lane_ranges, subtrees
+from lanewise.lanes import Placement, TreeSum
 from lanewise.reduce.pending import add_into_right
 from lanewise.world.world import World, all_gather_single
 
@@ -37,12 +37,10 @@ from lanewise.world.world import World, all_gather_single
 class TreeAllReduce:
     """Sums flat tensors over all lanes, whoever carries them and on whichever machine; an `AllReduce`."""
 
-    def __init__(self, world: World, num_lanes: int) -> None:
-        self._rank = world.rank
+    def __init__(self, world: World, placement: Placement) -> None:
         self._device = world.device
-        self._num_lanes = num_lanes
-        self._lane_ranges = lane_ranges(num_lanes, world.world_size)
-        self._group = world.new_group()
+        self._placement = placement
+        self._group = world.new_group(range(world.world_size))
         self._stream = new_stream(world.device)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -113,11 +111,12 @@ class TreeAllReduce:
         self, subtree_sums: list[torch.Tensor], num_present_lanes: int, bucket: torch.Tensor
     ) -> torch.Tensor:
         """Sum a bucket over all lanes. See [Note: three stages]."""
-        world_size, size = len(self._lane_ranges), bucket.numel()
+        placement, size = self._placement, bucket.numel()
+        world_size = len(placement.ranges)
         slice_size = -(-size // world_size)
         bounds = [min(rank * slice_size, size) for rank in range(world_size + 1)]
-        nodes = [subtrees(lanes, self._num_lanes, num_present_lanes) for lanes in self._lane_ranges]
-        local_size = bounds[self._rank + 1] - bounds[self._rank]
+        nodes = placement.subtrees(num_present_lanes)
+        local_size = bounds[placement.rank + 1] - bounds[placement.rank]
 
         if len(subtree_sums) == 1:
             send = subtree_sums[0]
@@ -135,7 +134,9 @@ class TreeAllReduce:
             group=self._group,
         )
 
-        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(self._num_lanes, num_present_lanes, add_into_right)
+        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(
+            placement.num_lanes, num_present_lanes, add_into_right
+        )
         all_nodes = [node for rank_nodes in nodes for node in rank_nodes]
         for index, node in enumerate(all_nodes):
             tree_sum.push(node, [received[index * local_size : (index + 1) * local_size]])

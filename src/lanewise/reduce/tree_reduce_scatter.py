@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lanewise.lanes import TreeSum, lane_ranges
+from lanewise.lanes import Placement, TreeSum
 from lanewise.reduce.pending import add_into_right
 
 
@@ -30,13 +30,11 @@ class TreeReduceScatter:
     FSDP calls it in a lane's backward, as a `ReduceScatter` of torch; `push` ends a lane, `finish` the step.
 
     Args:
-        num_lanes: lanes of the run.
-        world_size: processes.
+        placement: who carries which lanes.
     """
 
-    def __init__(self, num_lanes: int, world_size: int) -> None:
-        self._num_lanes = num_lanes
-        self._lane_ranges = lane_ranges(num_lanes, world_size)
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
         self._sums: list[TreeSum[list[torch.Tensor]]] = []
         """Of the lanes of each rank."""
         self._rows: torch.Tensor | None = None
@@ -69,7 +67,7 @@ class TreeReduceScatter:
         """
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
-        rows = received.view(len(self._lane_ranges), -1)
+        rows = received.view(len(self._placement.ranges), -1)
         if self._rows is None:
             self._rows = rows
         else:
@@ -87,12 +85,12 @@ class TreeReduceScatter:
             return
         if not self._sums:
             self._num_present_lanes = num_present_lanes
-            self._sums = [self._new_sum() for _ in self._lane_ranges]
+            self._sums = [self._new_sum() for _ in self._placement.ranges]
         for number in range(self._num_added, self._num_passes):
             rows = self._rows if number == self._num_passes - 1 else None
             if rows is None:  # as a lane gives that did not use a parameter
-                rows = self._output.new_zeros(len(self._lane_ranges), self._output.numel())
-            for lanes, tree_sum, row in zip(self._lane_ranges, self._sums, rows, strict=True):
+                rows = self._output.new_zeros(len(self._placement.ranges), self._output.numel())
+            for lanes, tree_sum, row in zip(self._placement.ranges, self._sums, rows, strict=True):
                 lane = lanes.start + number
                 if lane in lanes and lane < num_present_lanes:
                     tree_sum.push((lane, lane + 1), [row])
@@ -110,4 +108,4 @@ class TreeReduceScatter:
         self._num_passes = self._num_added = 0
 
     def _new_sum(self) -> TreeSum[list[torch.Tensor]]:
-        return TreeSum(self._num_lanes, self._num_present_lanes, add_into_right)
+        return TreeSum(self._placement.num_lanes, self._num_present_lanes, add_into_right)

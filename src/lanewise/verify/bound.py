@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lanewise.checkpoint.encode import real_view
-from lanewise.engine.buffers.group import kept_buffers
+from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.engine import Engine
 from lanewise.engine.step.lane import to_device
 from lanewise.verify.trace import run_steps

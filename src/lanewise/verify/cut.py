@@ -12,7 +12,6 @@ import torch
 from lanewise.checkpoint.encode import real_view
 from lanewise.data import digest
 from lanewise.errors import TaskError
-from lanewise.random_state import set_random_state
 from lanewise.verify.lane_runner import LaneRunner
 from lanewise.verify.meeting import where_samples_meet
 
@@ -110,10 +109,9 @@ def _micro_batches(runner: LaneRunner) -> Iterator[Sequence[Any]]:
 
 
 def _loss_of(runner: LaneRunner, samples: Sequence[Any], seed: int) -> str:
-    data = runner.to_device(runner.collate(samples, 0))
-    set_random_state(seed)
+    lane = runner.lane_of(runner.to_device(runner.collate(samples, 0)), len(samples), seed)
     with runner.kept_state(), torch.no_grad():
-        loss = runner.loss(data, len(samples))
+        loss = lane.run(runner.model)
     return digest(loss.sum, loss.weight)
 
 
@@ -170,10 +168,9 @@ def _gradient(runner: LaneRunner, samples: Sequence[Any]) -> tuple[torch.Tensor,
 
     Of large models about a million elements, some of every parameter.
     """
-    data = runner.to_device(runner.collate(samples, 0))
-    set_random_state(0)
+    lane = runner.lane_of(runner.to_device(runner.collate(samples, 0)), len(samples))
     with runner.kept_state():
-        loss, gradients = runner.gradients(data, len(samples))
+        loss, gradients = runner.gradients(lane)
     step = -(-sum(one.numel() for one in gradients.values()) // _MAX_ELEMENTS)
     flat = [(real_view(one) if one.is_complex() else one).reshape(-1) for one in gradients.values()]
     return torch.cat([one[::step].cpu().double() for one in flat]), loss.weight

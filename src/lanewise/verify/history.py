@@ -13,7 +13,7 @@ from lanewise.config import BatchConfig, RunConfig
 from lanewise.data import LaneReader, digest
 from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
 from lanewise.engine.samples.dataset import count_samples
-from lanewise.lanes import SequentialSchedule
+from lanewise.lanes import Placement, SequentialSchedule
 from lanewise.task import Task
 from lanewise.verify.hidden import changed, hidden_state, numbers
 from lanewise.verify.lane_runner import LaneRunner
@@ -106,7 +106,7 @@ def _changed_by_evaluation(runner: LaneRunner, batch: Any, other: Any) -> Sequen
     try:
         with runner.kept_state(), torch.no_grad():
             for turn, data in turns:
-                loss = runner.loss(*runner.prepare(turn, data))
+                loss = runner.lane(turn, data).run(runner.model)
                 losses.append(digest(loss.sum, loss.weight))
             after = {name: digest(value) for name, value in runner.model.named_buffers()}
     except Exception:  # noqa: BLE001 - training data need not be what is evaluated
@@ -124,7 +124,8 @@ def _evaluates(runner: LaneRunner, batch: BatchConfig) -> bool:
         return False
     try:
         world = LocalWorld(runner.device)
-        Evaluator(task, runner.model, runner.precision, sets, world, seed=runner.seed).run()
+        placement = Placement.of(batch.num_lanes, world)
+        Evaluator(runner.lanes, runner.model, sets, world, placement).run()
     except Exception:  # noqa: BLE001 - the steps that are run evaluate as well, and say what failed
         return False
     return True

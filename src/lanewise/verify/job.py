@@ -14,6 +14,7 @@ from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
 from lanewise.jobs.job import Job
+from lanewise.lanes import Placement
 from lanewise.verify.bound import CloseResult, judge, write_reference
 from lanewise.verify.cut import CutProbe, probe_cut
 from lanewise.verify.hidden import changed, hidden_state
@@ -99,7 +100,7 @@ class VerifyJob(Job):
         """Take the steps; evaluate half-way, and save a checkpoint for another layout to go on from."""
         engine = build_engine(self.config, world)
         training = engine.training
-        hidden = hidden_state(training.model, task=training.task)
+        hidden = hidden_state(training.model, task=training.lanes.task)
         steps = choose_steps(engine.schedule, self.num_steps, engine.last_step)
         half = len(steps) // 2
         trace = Trace()
@@ -108,13 +109,13 @@ class VerifyJob(Job):
                 trace.steps.append(step)
                 if len(trace.steps) == half:
                     # As a run does between its steps: what it changes, a later step may see.
-                    self._evaluate(training.task.eval_datasets(), engine, world)
+                    self._evaluate(training.lanes.task.eval_datasets(), engine, world)
                     folder = CheckpointFolder(self.checkpoints(self.name))
                     saver = Saver(folder, world, keep_last=1, keep_best=0, sign=1)
                     saver.save(engine.state.take(), Manifest(steps[half], None, engine.identity, ()))
                     saver.finish()
             self.finish_trace(trace, engine, world)
-            trace.changed = changed(hidden, hidden_state(training.model, task=training.task))
+            trace.changed = changed(hidden, hidden_state(training.model, task=training.lanes.task))
             updates = probe_updates(training) if self.is_reference else None
         finally:
             engine.close()
@@ -127,7 +128,7 @@ class VerifyJob(Job):
     def finish_trace(self, trace: Trace, engine: Engine, world: "World") -> None:
         """Evaluate, and look at what else there is."""
         training = engine.training
-        task = training.task
+        task = training.lanes.task
         no_loss = self.folder / "no-loss"
         if task.eval_datasets():
             trace.evaluation = self._evaluate(task.eval_datasets(), engine, world)
@@ -148,17 +149,12 @@ class VerifyJob(Job):
     ) -> dict[str, float]:
         """Evaluate at most a global batch of each dataset."""
         training, seed = engine.training, self.config.train.seed
-        sets = first_samples(training.task, datasets, self.config.batch, seed, has_metrics=has_metrics)
+        sets = first_samples(training.lanes.task, datasets, self.config.batch, seed, has_metrics=has_metrics)
         if not sets:
             return {}
+        placement = Placement.of(self.config.batch.num_lanes, world)
         return Evaluator(
-            training.task,
-            training.evaluated_model,
-            training.precision,
-            sets,
-            world,
-            seed=seed,
-            reducer=engine.reducer,
+            training.lanes, training.evaluated_model, sets, world, placement, reducer=engine.reducer
         ).run()
 
     def _judge_close(self, world: "World") -> CloseResult:

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from lanewise.config import RunConfig
-from lanewise.data import Rows, digest
+from lanewise.data import LaneBatch, Rows, digest
 from lanewise.device.accelerator import move
-from lanewise.engine.buffers.group import kept_buffers
+from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.run.build import build_run_loader
 from lanewise.engine.run.model import build_model, build_task
-from lanewise.engine.step.lane import LaneLoss
-from lanewise.lanes import LaneTurn, lane_seed
+from lanewise.engine.step.lane import LaneLoss, TaskLane
+from lanewise.engine.step.lane import LaneRunner as TaskRunner
+from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.task import Task
@@ -39,14 +40,15 @@ class LaneRunner:
         self.task: Task = build_task(config)
         self.model: nn.Module = build_model(self.task, self.seed).to(device)
         self.dataset = self.task.train_dataset()
-        self._alone = LocalWorld(device)  # other ranks' datasets are compared later, by what was read
-        loader, _ = build_run_loader(config, self.task, self._alone, self.dataset)
+        alone = LocalWorld(device)  # other ranks' datasets are compared later, by what was read
+        placement = Placement.of(config.batch.num_lanes, alone)
+        loader, _ = build_run_loader(config, self.task, alone, placement, self.dataset)
         self._schedule = schedule = loader.schedule
         self.num_samples = schedule.num_samples
         epochs, max_steps = config.train.epochs, config.train.max_steps
         self.has_later_epoch = epochs != 1 and (max_steps is None or max_steps > schedule.steps_per_epoch)
         self.reader = loader.reader
-        self.precision = Precision(config.precision, device.type)
+        self.lanes = TaskRunner(self.task, Precision(config.precision, device.type), self.seed)
         self._order = loader.order
         turns = list(schedule.turns(range(schedule.num_lanes), 0, 2))
         self.indices = tuple(index for turn in turns if turn.step == 0 for index in self.indices_of(turn))
@@ -82,16 +84,19 @@ class LaneRunner:
         """Return a batch on the device."""
         return move(data, self.device)
 
-    def loss(self, data: Any, num_samples: int) -> LaneLoss:
-        """Run the forward and the loss of a micro-batch that is on the device."""
-        with self.precision.forward():
-            returned = self.task.loss(self.task.forward(self.model, data), data)
-        return LaneLoss.from_returned(returned, num_samples, f"the loss of {type(self.task).__name__}")
+    def lane(self, turn: LaneTurn, batch: Any) -> TaskLane:
+        """Return a lane of the run, with a copy of its micro-batch: a forward may change what it gets."""
+        data, indices = self.to_device(copy.deepcopy(batch)), self.indices_of(turn)
+        return self.lanes.lane(LaneBatch(turn, indices, data, len(indices)))
 
-    def gradients(self, data: Any, num_samples: int) -> tuple[LaneLoss, dict[str, torch.Tensor]]:
-        """Return the loss of a micro-batch, and the gradient of its sum for every trained parameter."""
+    def lane_of(self, data: Any, num_samples: int, seed: int = 0) -> TaskLane:
+        """Return a lane with a micro-batch that is on the device, and random numbers of one's own choice."""
+        return TaskLane(self.lanes, LaneBatch(self.turn, (), data, num_samples), seed)
+
+    def gradients(self, lane: TaskLane) -> tuple[LaneLoss, dict[str, torch.Tensor]]:
+        """Return the loss of a lane, and the gradient of its sum for every trained parameter."""
         self.model.zero_grad()
-        loss = self.loss(data, num_samples)
+        loss = lane.run(self.model)
         if loss.sum is not None:
             loss.sum.backward()
         named = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
@@ -101,16 +106,10 @@ class LaneRunner:
         self.model.zero_grad()
         return loss, gradients
 
-    def prepare(self, turn: LaneTurn, batch: Any) -> tuple[Any, int]:
-        """Return a copy of a micro-batch on the device, and its samples; set the random state of its lane."""
-        data = self.to_device(copy.deepcopy(batch))  # a forward may change its batch, which it gets once
-        set_random_state(lane_seed(self.seed, turn.step, turn.lane))
-        return data, len(self.indices_of(turn))
-
     def run(self, turn: LaneTurn, batch: Any) -> str:
         """Return the digest of loss and gradients of a micro-batch. The weights and buffers stay."""
         with self.kept_state():
-            loss, gradients = self.gradients(*self.prepare(turn, batch))
+            loss, gradients = self.gradients(self.lane(turn, batch))
         return digest(loss.sum, loss.weight, gradients)
 
     @contextmanager

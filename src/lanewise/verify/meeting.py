@@ -13,7 +13,6 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from lanewise.engine.step.lane import LaneLoss
 from lanewise.random_state import set_random_state
 from lanewise.verify.lane_runner import LaneRunner
 
@@ -80,9 +79,7 @@ def _meeting(runner: LaneRunner, samples: Sequence[Any], scale: float) -> Meetin
 
 def _outputs(runner: LaneRunner, data: Any) -> tuple[list[Any], TreeSpec]:
     """Return the leaves of what the forward gives, with their graph; each is a tensor."""
-    set_random_state(0)
-    with runner.precision.forward():
-        outputs = runner.task.forward(runner.model, copy.deepcopy(data))
+    outputs = runner.lane_of(data, 1).forward(runner.model, copy.deepcopy(data))
     leaves, tree = tree_flatten(outputs)
     return [torch.as_tensor(leaf) for leaf in leaves], tree
 
@@ -116,12 +113,11 @@ def _pulls(
         ValueError: if the loss has a gradient for the weights besides.
     """
     given = [leaf.detach().clone().requires_grad_(leaf.is_floating_point()) for leaf in leaves]
+    # A loss may change what it gets, which a leaf of the graph does not allow.
+    outputs = tree_unflatten([leaf * 1 if leaf.requires_grad else leaf for leaf in given], tree)
+    lane = runner.lane_of(data, num_samples)
     set_random_state(0)
-    with runner.precision.forward():
-        # A loss may change what it gets, which a leaf of the graph does not allow.
-        outputs = tree_unflatten([leaf * 1 if leaf.requires_grad else leaf for leaf in given], tree)
-        returned = runner.task.loss(outputs, copy.deepcopy(data))
-    loss = LaneLoss.from_returned(returned, num_samples, "the loss").sum
+    loss = lane.check(lane.loss(outputs, copy.deepcopy(data))).sum
     trained = [leaf for leaf in given if leaf.requires_grad]
     weights = [one for one in runner.model.parameters() if one.requires_grad]
     gradients = torch.autograd.grad(loss, [*trained, *weights], allow_unused=True)  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ from lanewise.lanes import SequentialSchedule, evaluation_seed
 from lanewise.metrics import merge_metrics, named_values, take_states
 from lanewise.random_state import set_random_state
 from lanewise.verify.lane_runner import LaneRunner, chosen
-from lanewise.world.world import LocalWorld
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -66,7 +65,7 @@ def _unmerged(runner: LaneRunner, reader: LaneReader, schedule: SequentialSchedu
     """Compare one copy that sees everything with two of very unequal parts, and with one for each part."""
     whole, first, rest = (_metrics(runner) for _ in range(3))
     each: list[Mapping[str, Metric]] = []
-    batches = read_in_order(reader, schedule, LocalWorld(runner.device), num_workers=0)
+    batches = read_in_order(reader, schedule, range(1), runner.device, num_workers=0)
     for number, batch in enumerate(batches):
         each.append(_metrics(runner))
         set_random_state(evaluation_seed(runner.seed, batch.turn.step, batch.turn.lane))
@@ -116,7 +115,7 @@ def _metrics(runner: LaneRunner) -> Mapping[str, "Metric"]:
 
 
 def _update(runner: LaneRunner, copies: Iterable[Mapping[str, "Metric"]], data: Any) -> None:
-    with torch.no_grad(), runner.precision.forward():
+    with torch.no_grad(), runner.lanes.precision.forward():
         outputs = runner.task.forward(runner.model, data)
         for metrics in copies:
             runner.task.update_metrics(metrics, outputs, data)

@@ -104,7 +104,7 @@ def begin_with(runner: LaneRunner, lane: int, cache: Path) -> None:
     torch.compiler.reset()
     turn = runner.first_turn(lane)
     if turn.positions:
-        runner.gradients(*runner.prepare(turn, runner.read(turn)))
+        runner.gradients(runner.lane(turn, runner.read(turn)))
 
 
 def _probe_passes(runner: LaneRunner, batch: Any, hidden: Mapping[str, str]) -> Passes:
@@ -115,10 +115,10 @@ def _probe_passes(runner: LaneRunner, batch: Any, hidden: Mapping[str, str]) -> 
     changed_hidden: list[str] = []
     changed_state: set[str] = set()
     for _ in range(2):
-        data, num_samples = runner.prepare(runner.turn, batch)
+        lane = runner.lane(runner.turn, batch)
         with runner.kept_state():
             with recording(model) as recorded:
-                loss, gradients = runner.gradients(data, num_samples)
+                loss, gradients = runner.gradients(lane)
             results.append(digest(loss.sum, loss.weight, gradients))
             calls.append(recorded)
             if not changed_hidden:

@@ -72,8 +72,12 @@ class World(Protocol):
         """Count the collectives that this process has begun so far, of all groups. No collective."""
         ...
 
-    def new_group(self) -> dist.ProcessGroup | None:
-        """Open a second channel with the same members. Collective: every rank must call this."""
+    def new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+        """Open a second channel between some ranks. Collective: every rank must call this.
+
+        Returns:
+            None on the other ranks.
+        """
         ...
 
     def is_first(self, key: str) -> bool:
@@ -136,7 +140,7 @@ class LocalWorld:
         """See `World`."""
         return 0
 
-    def new_group(self) -> None:
+    def new_group(self, ranks: Sequence[int]) -> None:
         """See `World`."""
 
     def is_first(self, key: str) -> bool:
@@ -233,10 +237,10 @@ class GroupWorld:
             if dist.get_backend(group) in ("gloo", "nccl")  # others may raise
         )
 
-    def new_group(self) -> dist.ProcessGroup:
+    def new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """See `World`."""
-        group: dist.ProcessGroup = dist.new_group()
-        return group
+        group: dist.ProcessGroup = dist.new_group(list(ranks))
+        return group if self.rank in ranks else None
 
     def is_first(self, key: str) -> bool:
         """See `World`."""

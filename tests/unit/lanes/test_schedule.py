@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanewise.lanes.layout import lane_ranges
+from lanewise.lanes.placement import lane_ranges
 from lanewise.lanes.schedule import LaneTurn, Schedule, SequentialSchedule
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from lanewise.engine.run.build import build_run_loader
 from lanewise.engine.run.model import build_task
+from lanewise.lanes import Placement
 from lanewise.plan import measure as measure_module
 from lanewise.plan.measure import largest_batch, measure, time_lane
 from lanewise.world.world import LocalWorld
@@ -70,7 +71,9 @@ def test_the_largest_of_the_first_batches_is_taken():
 
 
 def batches_of(config: Any) -> Any:
-    loader, _ = build_run_loader(config, build_task(config), LocalWorld(torch.device("cpu")))
+    world = LocalWorld(torch.device("cpu"))
+    placement = Placement.of(config.batch.num_lanes, world)
+    loader, _ = build_run_loader(config, build_task(config), world, placement)
     return list(loader.batches(0, 4))
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from lanewise import Loss
 from lanewise.data import LaneBatch
-from lanewise.engine.step.lane import TaskLane
+from lanewise.engine.step.lane import LaneRunner, TaskLane
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.plan.record import count_flops, record_tape
@@ -26,7 +26,7 @@ class Sums:
 
 def lane(task: Any) -> TaskLane:
     batch = LaneBatch(LaneTurn(0, 0, 0, range(4), 1, is_last=True), (0, 1, 2, 3), torch.ones(4, 8), 4)
-    return TaskLane(task, Precision("float32", "cpu"), batch, 0)
+    return LaneRunner(task, Precision("float32", "cpu"), 0).lane(batch)
 
 
 def network() -> nn.Sequential:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lanewise.config import CompressionName, DistributedConfig
-from lanewise.lanes import Schedule, lane_ranges
+from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.reduce import build_reducer
 from lanewise.world.world import World
 
@@ -30,7 +30,7 @@ def reduce_lanes(
     model = nn.ParameterList([nn.Parameter(torch.randn(size)) for size in sizes]).to(world.device)
     parameters = list(model)
     config = DistributedConfig(equality=equality, compression=compression)
-    reducer = build_reducer(model, num_lanes, world, config)
+    reducer = build_reducer(model, Placement.of(num_lanes, world), world, config)
     schedule = Schedule(num_present or num_lanes, num_lanes, 1)
     lanes = lane_ranges(num_lanes, world.world_size)[world.rank]
     for turn in schedule.turns(lanes, 0, steps):

@@ -6,8 +6,11 @@ from torch import nn
 
 from lanewise.config import DistributedConfig
 from lanewise.errors import TaskError
+from lanewise.lanes import Placement
 from lanewise.reduce import build_reducer
 from lanewise.world.world import LocalWorld
+
+ALONE = LocalWorld(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -18,7 +21,7 @@ def test_an_expanded_parameter_is_an_error_before_the_first_step(devices):
         reducer="single" if devices == 1 else "data_parallel", devices=devices, device_type="cpu"
     )
     with pytest.raises(TaskError) as caught:
-        build_reducer(model, 4, LocalWorld(torch.device("cpu")), config)
+        build_reducer(model, Placement.of(4, ALONE), ALONE, config)
     assert "parameter scale is expanded: its shape is (2, 3), its strides are (1, 0)" in str(caught.value)
 
 
@@ -29,12 +32,22 @@ def test_a_frozen_parameter_may_be_expanded(devices):
     config = DistributedConfig(
         reducer="single" if devices == 1 else "data_parallel", devices=devices, device_type="cpu"
     )
-    build_reducer(model, 4, LocalWorld(torch.device("cpu")), config)
+    build_reducer(model, Placement.of(4, ALONE), ALONE, config)
 
 
 def test_a_lazy_module_without_a_shape_is_an_error_before_the_first_step():
     model = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
     with pytest.raises(TaskError, match=r"0\.weight, .*1\.running_mean.*: run the model once on a small one"):
-        build_reducer(model, 4, LocalWorld(torch.device("cpu")), DistributedConfig())
+        build_reducer(
+            model,
+            Placement.of(4, ALONE),
+            ALONE,
+            DistributedConfig(),
+        )
     model(torch.zeros(2, 3))
-    build_reducer(model, 4, LocalWorld(torch.device("cpu")), DistributedConfig())
+    build_reducer(
+        model,
+        Placement.of(4, ALONE),
+        ALONE,
+        DistributedConfig(),
+    )

@@ -13,7 +13,7 @@ from lanewise.config import DistributedConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
 from lanewise.errors import TaskError
-from lanewise.lanes import Schedule, lane_ranges
+from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.reduce import build_reducer, compression
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, state_bytes
@@ -70,7 +70,7 @@ def reduce_matrices(world, name: str | None, num_steps: int, gradient: Any) -> t
     compression._NUM_WHOLE_STEPS = 2
     torch.manual_seed(0)
     model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in SHAPES])
-    reducer = build_reducer(model, 4, world, DistributedConfig(compression=name))
+    reducer = build_reducer(model, Placement.of(4, world), world, DistributedConfig(compression=name))
     steps: list[Any] = []
     for turn in Schedule(4, 4, 1).turns(lane_ranges(4, world.world_size)[world.rank], 0, num_steps):
         if turn.is_last and turn.step == num_steps - 1:
@@ -113,7 +113,7 @@ def test_powersgd_sends_a_matrix_of_rank_one_as_it_is(world_size):
 def reduce_many_buckets(world) -> int:
     compression._NUM_WHOLE_STEPS = 2
     model = nn.ParameterList([nn.Parameter(torch.ones(600, 500)) for _ in range(90)])  # in buckets of 25 MiB
-    reducer = build_reducer(model, 2, world, DistributedConfig(compression="powersgd"))
+    reducer = build_reducer(model, Placement.of(2, world), world, DistributedConfig(compression="powersgd"))
     for turn in Schedule(2, 2, 1).turns(lane_ranges(2, world.world_size)[world.rank], 0, 5):
         reducer.backward(turn, sum(one.sum() for one in model), None, lambda: None)
         reducer.finish(2.0)
@@ -204,7 +204,7 @@ def log_of(world, name: str) -> str:
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("lanewise").addHandler(handler)
     logging.getLogger("lanewise").setLevel(logging.INFO)
-    build_reducer(nn.Linear(2, 2), 2, world, DistributedConfig(compression=name)).close()  # type: ignore[arg-type]
+    build_reducer(nn.Linear(2, 2), Placement.of(2, world), world, DistributedConfig(compression=name)).close()  # type: ignore[arg-type]
     return "\n".join(lines)
 
 

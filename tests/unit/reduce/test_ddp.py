@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lanewise.config import DistributedConfig
-from lanewise.lanes import Schedule, lane_ranges
+from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.reduce import build_reducer, tree_all_reduce
 from lanewise.testing import run_distributed
 from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
@@ -95,7 +95,7 @@ def reduce_unlike(world, equality):
         nn.Parameter(torch.zeros(3, 2, dtype=torch.bfloat16).t()),
     ]
     model = nn.ParameterList(parameters)
-    reducer = build_reducer(model, 3, world, DistributedConfig(equality=equality))
+    reducer = build_reducer(model, Placement.of(3, world), world, DistributedConfig(equality=equality))
     for turn in Schedule(3, 3, 1).turns(lane_ranges(3, world.world_size)[world.rank], 0, 2):
         # Lane 1 does not use the sliced ones.
         used = [(n, p) for n, p in enumerate(model) if turn.lane != 1 or n not in (2, 3)]
@@ -189,7 +189,7 @@ def reduce_behind_a_gate(world):
     dist.all_to_all_single = note
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(600, 600) for _ in range(4)])  # 1.4 MB each
-    reducer = build_reducer(model, 4, world, DistributedConfig(equality="exact"))
+    reducer = build_reducer(model, Placement.of(4, world), world, DistributedConfig(equality="exact"))
     for turn in Schedule(4, 4, 1).turns(lane_ranges(4, world.world_size)[world.rank], 0, 3):
         if turn.is_last:
             begun.clear()
@@ -250,7 +250,9 @@ def test_exact_sends_about_as_much_as_a_ring_all_reduce(num_lanes):
 def is_freed(world, equality):
     """DDP holds its hook, the hook the reducer, the reducer DDP; then a process could abort at its end."""
     torch.manual_seed(0)
-    reducer = build_reducer(nn.Linear(2, 2), 2, world, DistributedConfig(equality=equality))
+    reducer = build_reducer(
+        nn.Linear(2, 2), Placement.of(2, world), world, DistributedConfig(equality=equality)
+    )
     freed = weakref.ref(reducer)
     reducer.close()
     del reducer

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lanewise.config import DistributedConfig
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn, Schedule, lane_ranges
+from lanewise.lanes import LaneTurn, Placement, Schedule, lane_ranges
 from lanewise.reduce import Reducer, build_reducer
 from lanewise.testing import run_distributed
 from lanewise.world.shards import is_sharded, whole
@@ -56,7 +56,7 @@ def build(world, reducer: str, equality: str = "close") -> tuple[Blocks, Reducer
     torch.manual_seed(0)
     model = Blocks()
     config = DistributedConfig(reducer=reducer, equality=equality)
-    return model, build_reducer(model, NUM_LANES, world, config)
+    return model, build_reducer(model, Placement.of(NUM_LANES, world), world, config)
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def count_collectives(world):
     """Count what each lane starts, the first of which contributes nothing on rank 0."""
     torch.manual_seed(0)
     model = Wrapped()
-    reducer = build_reducer(model, NUM_LANES, world, DistributedConfig(reducer="fsdp"))
+    reducer = build_reducer(model, Placement.of(NUM_LANES, world), world, DistributedConfig(reducer="fsdp"))
     started: list[str] = []
     for name in (
         "all_gather_single",
@@ -295,7 +295,9 @@ class Reentrant(Blocks):
 
 
 def run_reentrant(world):
-    reducer = build_reducer(Reentrant(), NUM_LANES, world, DistributedConfig(reducer="fsdp"))
+    reducer = build_reducer(
+        Reentrant(), Placement.of(NUM_LANES, world), world, DistributedConfig(reducer="fsdp")
+    )
     with pytest.raises(TaskError, match=r"a Block is checkpointed with use_reentrant=True"):
         take_step(world, reducer)
 
@@ -330,7 +332,9 @@ class Experts(Blocks):
 
 def choose_experts(world, choose):
     torch.manual_seed(0)
-    reducer = build_reducer(Experts(), NUM_LANES, world, DistributedConfig(reducer="fsdp"))
+    reducer = build_reducer(
+        Experts(), Placement.of(NUM_LANES, world), world, DistributedConfig(reducer="fsdp")
+    )
     take_step(world, reducer, value=dict(enumerate(choose)).__getitem__)
     reducer.close()
 

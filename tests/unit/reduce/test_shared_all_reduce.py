@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lanewise.lanes import lane_ranges
+from lanewise.lanes import Placement, lane_ranges
 from lanewise.reduce.shared_all_reduce import SharedAllReduce
 from lanewise.testing import run_distributed
 from lanewise.world.world import World
@@ -17,7 +17,7 @@ def reduce_buckets(
     world: World, num_lanes: int, num_present: int, sizes: list[int], dtype: torch.dtype
 ) -> list[bytes]:
     assert world.shared_memory is not None
-    all_reduce = SharedAllReduce(world.shared_memory, num_lanes)
+    all_reduce = SharedAllReduce(world.shared_memory, Placement.of(num_lanes, world))
     lanes = lane_ranges(num_lanes, world.world_size)[world.rank]
     results = []
     for size in sizes:

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from lanewise.lanes import lane_ranges
+from lanewise.lanes import Placement, lane_ranges
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.testing import run_distributed
 from lanewise.world.world import World
@@ -14,7 +14,7 @@ from tests.unit.reduce.lane_sums import lane_values, tree_of
 
 
 def reduce_buckets(world: World, num_lanes: int, num_present: int, sizes: list[int]) -> list[torch.Tensor]:
-    tree = TreeAllReduce(world, num_lanes)
+    tree = TreeAllReduce(world, Placement.of(num_lanes, world))
     lanes = lane_ranges(num_lanes, world.world_size)[world.rank]
     futures = []
     for size in sizes:
@@ -44,7 +44,7 @@ def test_the_values_tell_the_order():
 
 
 def lives_on(world):
-    tree = TreeAllReduce(world, world.world_size)
+    tree = TreeAllReduce(world, Placement.of(world.world_size, world))
     tree.start([torch.ones(4)], world.world_size, torch.ones(4)).wait()
     tree._jobs.put(partial(time.sleep, 1.5))  # as on a machine with too much to do
     tree.close()

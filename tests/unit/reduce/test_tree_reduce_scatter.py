@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lanewise.lanes import lane_ranges
+from lanewise.lanes import Placement, lane_ranges
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
 from lanewise.testing import run_distributed
 from tests.unit.reduce.lanes import cancelling, in_tree
@@ -15,7 +15,7 @@ SIZE = 12
 
 def sum_lanes(world, num_lanes, num_present):
     """Return this process's row of the sum."""
-    sums = TreeReduceScatter(num_lanes, world.world_size)
+    sums = TreeReduceScatter(Placement.of(num_lanes, world))
     ranges = lane_ranges(num_lanes, world.world_size)
     rows = []
     for number in range(len(ranges[0])):
@@ -39,7 +39,7 @@ def test_each_process_has_its_rows_of_the_sum_in_the_tree(world_size, num_lanes,
 
 
 def negative_zeros(world):
-    sums = TreeReduceScatter(2, 2)
+    sums = TreeReduceScatter(Placement(lane_ranges(2, 2), 0))
     row = torch.empty(2)
     for part in ([0.0, 0.0, 0.0, 0.0], [-0.0, 0.0, 3.0, -0.0], [0.0, 0.0, 0.0, 0.0]):
         sums(row, torch.tensor(part), dist.group.WORLD, None)

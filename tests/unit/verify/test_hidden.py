@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from lanewise.config import DistributedConfig
+from lanewise.lanes import Placement
 from lanewise.reduce import build_reducer
 from lanewise.testing import run_distributed
 from lanewise.verify.hidden import changed, hidden_state
@@ -213,7 +214,7 @@ def state_of_sharded(world):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
     reducer = "single" if world.world_size == 1 else "fsdp"
-    built = build_reducer(model, 2, world, DistributedConfig(reducer=reducer))
+    built = build_reducer(model, Placement.of(2, world), world, DistributedConfig(reducer=reducer))
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

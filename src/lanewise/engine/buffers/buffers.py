@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from lanewise.device.accelerator import float64_device, start_copy_to_host
-from lanewise.engine.buffers.group import RESHAPED, BufferGroup, Form, forms_of, group_buffers
 from lanewise.engine.buffers.merge import BufferMerge, is_averaged
+from lanewise.engine.buffers.pack import RESHAPED, BufferPack, Form, forms_of, pack_buffers
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn
+from lanewise.lanes import LaneTurn, Placement
 from lanewise.world.world import World
 
 
@@ -31,9 +31,9 @@ class _Lane:
     turn: LaneTurn
     num_samples: int
     values: dict[int, list[torch.Tensor | None]]
-    """What `look` copied, by the number of the group; without unchanged ones, as soon as those are known."""
+    """What `look` copied, by the number of the pack; without unchanged ones, as soon as those are known."""
     changes: Callable[[], Sequence[float]]
-    """Waits for the lane's forward, and tells of every group whether it changed."""
+    """Waits for the lane's forward, and tells of every pack whether it changed."""
 
     def drop_unchanged(self) -> None:
         """Free the copies of what did not change."""
@@ -45,57 +45,57 @@ class _Lane:
 class LaneBuffers:
     """Gives every lane the same starting buffers and merges what the lanes made of them.
 
-    For each lane of a step `begin` and, after its forward, `end`; then `merge` or `discard`. Which groups of
+    For each lane of a step `begin` and, after its forward, `end`; then `merge` or `discard`. Which packs of
     buffers changed travels with the totals of the step, and those alone travel in one all-gather.
 
     Args:
         modules: whatever runs in a lane's forward, for each replica; read when the first lane begins.
         world: the processes.
-        num_lanes: lanes of the run.
+        placement: who carries which lanes.
     """
 
-    def __init__(self, modules: Sequence[Sequence[nn.Module]], world: World, num_lanes: int) -> None:
+    def __init__(self, modules: Sequence[Sequence[nn.Module]], world: World, placement: Placement) -> None:
         self._modules = modules
         self._world = world
         self._float64_device = float64_device(world.device)
         self._is_one_device = world.world_size == 1 and len(modules) == 1
-        self._buffer_merge = BufferMerge(world, num_lanes)
-        # Each group on each replica.
-        self._groups: list[tuple[BufferGroup, ...]] | None = None
+        self._buffer_merge = BufferMerge(world, placement)
+        # Each pack on each replica.
+        self._packs: list[tuple[BufferPack, ...]] | None = None
         self._lanes: list[_Lane] = []
         self._check: Callable[[], None] = lambda: None
 
     def begin(self, replica: int = 0) -> None:
         """Give a lane, on one of the replicas, the starting values."""
-        if self._groups is None:
-            self._groups = self._find_groups()
-        if not self._groups:
+        if self._packs is None:
+            self._packs = self._find_packs()
+        if not self._packs:
             return
         if replica == 0 and not self._lanes:
             self._begin_step()
             return
-        for groups in self._groups:
-            groups[replica].reset()
+        for packs in self._packs:
+            packs[replica].reset()
 
-    def _find_groups(self) -> list[tuple[BufferGroup, ...]]:
-        return list(zip(*map(group_buffers, self._modules), strict=True))
+    def _find_packs(self) -> list[tuple[BufferPack, ...]]:
+        return list(zip(*map(pack_buffers, self._modules), strict=True))
 
     def _begin_step(self) -> None:
         self.check()
-        assert self._groups is not None
-        if not all(group.has_its_forms for groups in self._groups for group in groups):
-            self._groups = self._find_groups()
-        self._changes: list[float] | torch.Tensor = [0.0] * len(self._groups)
+        assert self._packs is not None
+        if not all(pack.has_its_forms for packs in self._packs for pack in packs):
+            self._packs = self._find_packs()
+        self._changes: list[float] | torch.Tensor = [0.0] * len(self._packs)
         if self._world.device.type != "cpu":
-            self._changes = torch.zeros(len(self._groups), dtype=torch.float64, device=self._float64_device)
-        for first, *others in self._groups:  # the user may have written them between the steps
+            self._changes = torch.zeros(len(self._packs), dtype=torch.float64, device=self._float64_device)
+        for first, *others in self._packs:  # the user may have written them between the steps
             first.note_start()
             for other in others:
                 other.follow(first)
 
     def end(self, turn: LaneTurn, num_samples: int, replica: int = 0) -> None:
         """Note what a lane made of the buffers with so many samples."""
-        if not self._groups:
+        if not self._packs:
             return
         for lane in self._lanes[-1:]:  # whose forward is done by now
             lane.drop_unchanged()
@@ -103,7 +103,7 @@ class LaneBuffers:
         if not turn.positions or (turn.num_present_lanes == 1 and self._is_one_device):
             self._lanes.append(_Lane(turn, num_samples, {}, lambda: ()))
             return
-        looks = [groups[replica].look() for groups in self._groups]
+        looks = [packs[replica].look() for packs in self._packs]
         values = {
             number: [None if one is None else one.to(self._world.device) for one in copies]
             for number, (change, copies) in enumerate(looks)
@@ -112,7 +112,7 @@ class LaneBuffers:
         self._lanes.append(_Lane(turn, num_samples, values, self._tell([change for change, _ in looks])))
 
     def _tell(self, changes: Sequence[float | torch.Tensor]) -> Callable[[], Sequence[float]]:
-        """Note what a lane tells of each group; return what waits for it."""
+        """Note what a lane tells of each pack; return what waits for it."""
         if isinstance(self._changes, list):
             known = list(map(float, changes))
             self._changes = list(map(max, self._changes, known))
@@ -123,29 +123,29 @@ class LaneBuffers:
         return lambda: wait().tolist()
 
     def changes(self) -> list[float] | torch.Tensor:
-        """Return what the lanes of this process tell of each group, for `merge`.
+        """Return what the lanes of this process tell of each pack, for `merge`.
 
-        On an accelerator it is float64 [num_groups], which nobody has waited for.
+        On an accelerator it is float64 [num_packs], which nobody has waited for.
         """
-        return self._changes if self._groups else []
+        return self._changes if self._packs else []
 
     def discard(self) -> None:
         """Forget what the lanes of the step made of the buffers."""
         self._lanes = []
-        for groups in self._groups or ():
-            for group in groups:
-                group.reset()
+        for packs in self._packs or ():
+            for pack in packs:
+                pack.reset()
 
     def merge(self, changes: Sequence[float]) -> None:
         """Merge the buffers over all lanes of the step. Collective: every rank must call this.
 
         Args:
-            changes: for each group the largest that any process told by `changes`.
+            changes: for each pack the largest that any process told by `changes`.
 
         Raises:
             TaskError: if lanes gave a buffer different shapes.
         """
-        if not self._groups:
+        if not self._packs:
             return
         if self._lanes[0].turn.num_present_lanes == 1 and self._is_one_device:
             self._lanes = []
@@ -154,8 +154,8 @@ class LaneBuffers:
         for lane in lanes:
             lane.drop_unchanged()
         if RESHAPED in changes:
-            changes = self._ungroup(lanes, changes)
-        forms = {number: self._groups[number][0].forms for number, change in enumerate(changes) if change}
+            changes = self._unpack(lanes, changes)
+        forms = {number: self._packs[number][0].forms for number, change in enumerate(changes) if change}
         if reshaped := [number for number, change in enumerate(changes) if change == RESHAPED]:
             forms |= self._agree_on_forms(reshaped, lanes)
         if forms:
@@ -165,7 +165,7 @@ class LaneBuffers:
             merged = self._buffer_merge.run(num_present, num_samples, values, forms)
             self._check = self._start_comparison(lanes, values, merged)
             for number, value in merged.items():
-                first, *others = self._groups[number]
+                first, *others = self._packs[number]
                 first.begin_with(value, forms[number])
                 for other in others:
                     other.follow(first)
@@ -181,64 +181,64 @@ class LaneBuffers:
         check()
 
     def _value(self, lane: _Lane, number: int) -> torch.Tensor:
-        """Return what a lane of this process made of a group that some lane changed."""
-        assert self._groups is not None
+        """Return what a lane of this process made of a pack that some lane changed."""
+        assert self._packs is not None
         if number in lane.values:
             (value,) = lane.values[number]
         else:
-            value = self._groups[number][0].start
+            value = self._packs[number][0].start
             value = None if value is None else value.clone()
         assert value is not None
         return value
 
-    def _ungroup(self, lanes: Sequence[_Lane], changes: Sequence[float]) -> list[float]:
-        """Make each buffer of the reshaped groups a group of its own, alike on every rank.
+    def _unpack(self, lanes: Sequence[_Lane], changes: Sequence[float]) -> list[float]:
+        """Make each buffer of the reshaped packs a pack of its own, alike on every rank.
 
         Returns:
-            The changes of the groups that there are now.
+            The changes of the packs that there are now.
         """
-        assert self._groups is not None
-        groups: list[tuple[BufferGroup, ...]] = []
+        assert self._packs is not None
+        packs: list[tuple[BufferPack, ...]] = []
         told: list[float] = []
         values: list[dict[int, list[torch.Tensor | None]]] = [{} for _ in lanes]
-        for number, (replicas, change) in enumerate(zip(self._groups, changes, strict=True)):
+        for number, (replicas, change) in enumerate(zip(self._packs, changes, strict=True)):
             parts = [replicas]
             if change == RESHAPED:
-                parts = list(zip(*(group.ungroup() for group in replicas), strict=True))
+                parts = list(zip(*(pack.unpack() for pack in replicas), strict=True))
             for lane, alone in zip(lanes, values, strict=True):
                 copies = lane.values.get(number, [])
                 if len(copies) not in (0, len(parts)):  # this lane reshaped none of them
                     (flat,) = copies
                     assert flat is not None
                     copies = list(replicas[0].split(flat))
-                alone |= {len(groups) + index: [copy] for index, copy in enumerate(copies)}
-            groups += parts
+                alone |= {len(packs) + index: [copy] for index, copy in enumerate(copies)}
+            packs += parts
             told += [change] * len(parts)
-        self._groups = groups
+        self._packs = packs
         for lane, alone in zip(lanes, values, strict=True):
             lane.values = alone
         return told
 
     def _agree_on_forms(self, numbers: Sequence[int], lanes: Sequence[_Lane]) -> dict[int, list[Form]]:
         """Return the form of buffers that have another one than before. Collective."""
-        assert self._groups is not None
-        groups = {number: self._groups[number][0] for number in numbers}
+        assert self._packs is not None
+        packs = {number: self._packs[number][0] for number in numbers}
         everywhere = self._world.all_gather_object(
             {
                 number: [
-                    forms_of(lane.values[number]) if number in lane.values else group.forms for lane in lanes
+                    forms_of(lane.values[number]) if number in lane.values else pack.forms for lane in lanes
                 ]
-                for number, group in groups.items()
+                for number, pack in packs.items()
             }
         )
         agreed: dict[int, list[Form]] = {}
-        for number, group in groups.items():
+        for number, pack in packs.items():
             forms = [form for rank_forms in everywhere for form in rank_forms[number]]
             other = next((form for form in forms if form != forms[0]), forms[0])
             if other != forms[0] or not forms[0]:
                 shapes = [str(tuple(form[0][0])) if form else "None" for form in (forms[0], other)]
                 raise TaskError(
-                    f"buffer {group.names[0]} has another shape after step {self._lanes[0].turn.step}: "
+                    f"buffer {pack.names[0]} has another shape after step {self._lanes[0].turn.step}: "
                     f"{' in some lanes and '.join(dict.fromkeys(shapes))}"
                     f"{' in others' if other != forms[0] else ''}. "
                     "Give it the same shape in every lane of a step."
@@ -278,10 +278,10 @@ class LaneBuffers:
         return check
 
     def _refuse(self, number: int, turn: LaneTurn, value: torch.Tensor, expected: torch.Tensor) -> None:
-        """Raise TaskError for the first buffer of a group of integers in which a lane differs."""
-        assert self._groups is not None
-        group = self._groups[number][0]
-        for name, made, other in zip(group.names, group.split(value), group.split(expected), strict=True):
+        """Raise TaskError for the first buffer of a pack of integers in which a lane differs."""
+        assert self._packs is not None
+        pack = self._packs[number][0]
+        for name, made, other in zip(pack.names, pack.split(value), pack.split(expected), strict=True):
             if not torch.equal(made, other):
                 raise TaskError(
                     f"integer buffer {name} differs between the lanes of step {turn.step}: "

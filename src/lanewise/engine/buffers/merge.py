@@ -1,4 +1,4 @@
-"""Merges what the lanes of a step made of groups of buffers."""
+"""Merges what the lanes of a step made of packs of buffers."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -6,8 +6,8 @@ from typing import TypeAlias
 import torch
 
 from lanewise.device.accelerator import float64_device
-from lanewise.engine.buffers.group import Form
-from lanewise.lanes import TreeSum, lane_ranges, subtrees
+from lanewise.engine.buffers.pack import Form
+from lanewise.lanes import Placement, TreeSum
 from lanewise.reduce.pending import add_into_right
 from lanewise.world.world import World
 
@@ -19,14 +19,13 @@ class BufferMerge:
 
     Args:
         world: the processes.
-        num_lanes: lanes of the run.
+        placement: who carries which lanes.
     """
 
-    def __init__(self, world: World, num_lanes: int) -> None:
+    def __init__(self, world: World, placement: Placement) -> None:
         self._world = world
         self._device = float64_device(world.device)
-        self._num_lanes = num_lanes
-        self._lane_ranges = lane_ranges(num_lanes, world.world_size)
+        self._placement = placement
 
     def run(
         self,
@@ -35,7 +34,7 @@ class BufferMerge:
         values: Sequence[Mapping[int, torch.Tensor]],
         forms: Mapping[int, Sequence[Form]],
     ) -> dict[int, torch.Tensor]:
-        """Return for each group the mean over all lanes of the step, weighted by samples, flat.
+        """Return for each pack the mean over all lanes of the step, weighted by samples, flat.
 
         Of integers it is what the first lane has that has samples: one may lose all of them. Sums are in
         float64.
@@ -45,13 +44,13 @@ class BufferMerge:
         Args:
             num_present: lanes of the step.
             lanes: those of this process, and how many samples each has.
-            values: for each of them what it made of the groups.
-            forms: the buffers of each group that is merged, by its number.
+            values: for each of them what it made of the packs.
+            forms: the buffers of each pack that is merged, by its number.
         """
         floats = {number: _size_of(form) for number, form in forms.items() if is_averaged(form[0][1])}
         integers = {number: _size_of(form) for number, form in forms.items() if number not in floats}
         one = torch.ones(1, dtype=torch.float64, device=self._device)
-        tree_sum: _TreeSum = TreeSum(self._num_lanes, num_present, add_into_right)
+        tree_sum: _TreeSum = TreeSum(self._placement.num_lanes, num_present, add_into_right)
         first: dict[int, torch.Tensor] | None = None
         for (lane, num_samples), of_lane in zip(lanes, values, strict=True):
             row = torch.cat([*(_to_real(of_lane[number], self._device) for number in floats), one])
@@ -87,7 +86,7 @@ class BufferMerge:
 
         Integers travel beside the sums as they are.
         """
-        nodes = [subtrees(lanes, self._num_lanes, num_present) for lanes in self._lane_ranges]
+        nodes = self._placement.subtrees(num_present)
         sums = torch.zeros(max(map(len, nodes)), size, dtype=torch.float64, device=self._device)
         for index, (_, (subtree_sum,)) in enumerate(local_sum.pending):
             sums[index] = subtree_sum
@@ -99,7 +98,7 @@ class BufferMerge:
                 view.copy_(value)
         gathered = self._world.start_all_gather(torch.cat([sums.flatten().view(torch.int64), integers]))()
 
-        tree_sum: _TreeSum = TreeSum(self._num_lanes, num_present, add_into_right)
+        tree_sum: _TreeSum = TreeSum(self._placement.num_lanes, num_present, add_into_right)
         for rank_nodes, of_rank in zip(nodes, gathered, strict=True):
             rank_sums = of_rank[: sums.numel()].view(torch.float64).view(sums.shape)
             for node, subtree_sum in zip(rank_nodes, rank_sums, strict=False):
@@ -116,12 +115,12 @@ def is_averaged(dtype: torch.dtype) -> bool:
 
 
 def _size_of(forms: Sequence[Form]) -> int:
-    """Return how many numbers the buffers of a group are; a complex one is two."""
+    """Return how many numbers the buffers of a pack are; a complex one is two."""
     return sum(shape.numel() * (2 if dtype.is_complex else 1) for shape, dtype in forms)
 
 
 def _to_real(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the real numbers of a group, flat, as float64."""
+    """Return the real numbers of a pack, flat, as float64."""
     value = value.to(device)  # first, where the one it is on has no float64
     if value.is_complex():
         value = torch.view_as_real(value.to(torch.complex128).resolve_conj())

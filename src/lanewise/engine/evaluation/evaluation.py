@@ -11,11 +11,10 @@ from lanewise.data import LaneReader
 from lanewise.engine.evaluation.early_stopping import EarlyStopping
 from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
 from lanewise.engine.samples.dataset import compare_datasets, count_samples
+from lanewise.engine.step.lane import LaneRunner
 from lanewise.errors import ConfigError, DataError
-from lanewise.lanes import Schedule, SequentialSchedule
-from lanewise.precision import Precision
+from lanewise.lanes import Placement, Schedule, SequentialSchedule
 from lanewise.reduce import Reducer
-from lanewise.task import Task
 from lanewise.world.world import World
 
 
@@ -148,10 +147,10 @@ class Evaluation:
 
 def build_evaluator(
     config: RunConfig,
-    task: Task,
+    lanes: LaneRunner,
     model: nn.Module,
-    precision: Precision,
     world: World,
+    placement: Placement,
     reducer: Reducer | None = None,
 ) -> Evaluator | None:
     """Build what evaluates the task's eval datasets; None if it has none.
@@ -160,10 +159,10 @@ def build_evaluator(
 
     Args:
         config: the run.
-        task: the user's task.
+        lanes: runs the lanes of the user's task.
         model: what is evaluated, on its device.
-        precision: the number format of forward and loss.
         world: the processes.
+        placement: who carries which lanes.
         reducer: what has the model, where it is being trained.
 
     Raises:
@@ -171,11 +170,11 @@ def build_evaluator(
         TaskError: if a metric cannot be merged.
     """
     sets = []
-    for name, dataset in task.eval_datasets().items():
+    for name, dataset in lanes.task.eval_datasets().items():
         num_samples = count_samples(dataset)
         if not num_samples:
             raise DataError(f"the eval dataset {name} is empty. Check its path, or leave it out.")
-        reader = LaneReader(dataset, task.collate, config.train.seed, eval_dataset=name)
+        reader = LaneReader(dataset, lanes.task.collate, lanes.seed, eval_dataset=name)
         compare_datasets(reader, num_samples, world)
         schedule = SequentialSchedule(num_samples, config.batch.num_lanes, config.batch.samples_per_lane)
         sets.append(EvalSet(name, reader, schedule))
@@ -183,14 +182,7 @@ def build_evaluator(
         _require_no_values(config)
         return None
     return Evaluator(
-        task,
-        model,
-        precision,
-        sets,
-        world,
-        seed=config.train.seed,
-        num_workers=config.data.num_workers,
-        reducer=reducer,
+        lanes, model, sets, world, placement, num_workers=config.data.num_workers, reducer=reducer
     )
 
 

@@ -11,16 +11,14 @@ from torch import nn
 
 from lanewise.data import LaneBatch, LaneReader, read_turns
 from lanewise.device.accelerator import has_streams
-from lanewise.engine.buffers.group import evaluating
-from lanewise.engine.step.lane import LaneLoss, TaskLane, named_lane, to_device
+from lanewise.engine.buffers.pack import evaluating
+from lanewise.engine.step.lane import LaneRunner, TaskLane, named_lane, to_device
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
-from lanewise.lanes import LaneTurn, SequentialSchedule, evaluation_seed, lane_ranges, metric_seed
+from lanewise.lanes import LaneTurn, Placement, SequentialSchedule, metric_seed
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.nested import map_leaves
-from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.reduce import Reducer, evaluate_lanes
-from lanewise.task import Task
 from lanewise.world.world import World
 
 if TYPE_CHECKING:
@@ -57,34 +55,32 @@ class Evaluator:
     """Evaluates the task's eval datasets, each of them cut into one range of samples for each lane.
 
     Args:
-        task: the user's task.
+        lanes: runs the lanes of the user's task.
         model: the user's module, on the world's device.
-        precision: the number format of forward and loss.
         sets: what to evaluate on.
         world: the processes.
-        seed: seed of the run.
+        placement: who carries which lanes.
         num_workers: loader processes.
         reducer: what has the model, where it is being trained: a forward may be collective then.
     """
 
     def __init__(
         self,
-        task: Task,
+        lanes: LaneRunner,
         model: nn.Module,
-        precision: Precision,
         sets: list[EvalSet],
         world: World,
+        placement: Placement,
         *,
-        seed: int,
         num_workers: int = 0,
         reducer: Reducer | None = None,
     ) -> None:
-        self._task = task
+        self._lanes = lanes
+        self._task = lanes.task
         self._reducer = reducer
         self._model = model
-        self._precision = precision
         self._world = world
-        self._seed = seed
+        self._placement = placement
         self._num_workers = num_workers
         self._sets = sets
         metrics = {eval_set.name: self._metrics_for(eval_set) for eval_set in sets}
@@ -162,7 +158,6 @@ class Evaluator:
             was_stopped = was_stopped or wants_stop()
             return was_stopped
 
-        what = f"the loss of {type(self._task).__name__}"
         for lane, (outputs, returned) in self._compute(eval_set, self._outputs_and_loss, stops):
             with named_lane(lane.batch):
                 number = lane.turn.lane
@@ -171,7 +166,7 @@ class Evaluator:
                     of_lanes[number] = {
                         key: m.to(self._world.device) for key, m in self._metrics_for(eval_set).items()
                     }
-                loss = LaneLoss.from_returned(returned, lane.batch.num_samples, what)
+                loss = lane.check(returned)
                 if eval_set.has_metrics:
                     self._task.update_metrics(of_lanes[number], outputs, lane.data)
                 result = results[number]
@@ -191,17 +186,13 @@ class Evaluator:
     ) -> Iterator[tuple[TaskLane, T]]:
         """Yield each micro-batch of this process, as a lane, with what is computed of it."""
         batches = read_in_order(
-            eval_set.reader, eval_set.schedule, self._world, num_workers=self._num_workers
+            eval_set.reader,
+            eval_set.schedule,
+            self._placement.own,
+            self._world.device,
+            num_workers=self._num_workers,
         )
-        lanes = (
-            TaskLane(
-                self._task,
-                self._precision,
-                batch,
-                evaluation_seed(self._seed, batch.turn.step, batch.turn.lane),
-            )
-            for batch in batches
-        )
+        lanes = map(self._lanes.evaluation_lane, batches)
         if self._reducer is None:
             return evaluate_lanes(lanes, compute, wants_stop)
         num_lanes = sum(1 for turn in self._turns(eval_set) if turn.positions)
@@ -212,8 +203,7 @@ class Evaluator:
 
     def _turns(self, eval_set: EvalSet) -> Iterator[LaneTurn]:
         """Yield what this process reads."""
-        lanes = lane_ranges(eval_set.schedule.num_lanes, self._world.world_size)[self._world.rank]
-        return eval_set.schedule.turns(lanes)
+        return eval_set.schedule.turns(self._placement.own)
 
     def _outputs(self, lane: TaskLane, data: Any) -> Any:
         return lane.forward(self._model, data)
@@ -229,29 +219,35 @@ class Evaluator:
         weight = math.fsum(weight for lane in in_order for weight in lane.weights)
         is_finite = all(map(math.isfinite, loss_sums)) and weight > 0
         loss = math.fsum(loss_sums) / weight if is_finite else math.nan
-        set_random_state(metric_seed(self._seed, eval_set.name))  # what lanes drew differs between processes
+        # What the lanes drew differs between processes.
+        set_random_state(metric_seed(self._lanes.seed, eval_set.name))
         with noting(lambda: f"when the metrics of eval dataset {eval_set.name} were computed"):
             metrics = merge_metrics(self._metrics_for(eval_set), [lane.states for lane in in_order])
         return {"loss": loss, **metrics}
 
 
 def read_in_order(
-    reader: LaneReader, schedule: SequentialSchedule, world: World, *, num_workers: int
+    reader: LaneReader,
+    schedule: SequentialSchedule,
+    lanes: range,
+    device: torch.device,
+    *,
+    num_workers: int,
 ) -> Iterator[LaneBatch]:
     """Yield the micro-batches of this process's lanes; one micro-batch without samples if it has none.
 
     Args:
         reader: reads the dataset.
         schedule: cuts it into one range for each lane.
-        world: the processes; batches are put on its device.
+        lanes: those of this process.
+        device: where batches are put.
         num_workers: loader processes; of a dataset in blocks at most one is used, or each would read all.
     """
     if hasattr(reader.dataset, "block_sizes"):
         num_workers = min(num_workers, 1)
-    lanes = lane_ranges(schedule.num_lanes, world.world_size)[world.rank]
     turns = ((turn, tuple(turn.positions)) for turn in schedule.turns(lanes))
-    batches = read_turns(reader, turns, num_workers, pin_memory=has_streams(world.device))
-    yield from to_device(batches, world.device)
+    batches = read_turns(reader, turns, num_workers, pin_memory=has_streams(device))
+    yield from to_device(batches, device)
 
 
 def _split(outputs: Any, num_samples: int) -> list[Any]:

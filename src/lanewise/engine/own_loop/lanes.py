@@ -29,7 +29,7 @@ from lanewise.config import (
 from lanewise.data import LaneReader
 from lanewise.device.choice import choose_backend, choose_devices
 from lanewise.device.determinism import set_determinism
-from lanewise.engine.buffers.group import evaluating
+from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.evaluation.evaluator import read_in_order
 from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
 from lanewise.engine.own_loop.steps import Prepared, Steps
@@ -41,10 +41,10 @@ from lanewise.engine.step.gradient import LaneGradients
 from lanewise.errors import ConfigError, DataError
 from lanewise.lanes import (
     OrderInputs,
+    Placement,
     SampleOrder,
     SequentialSchedule,
     evaluation_seed,
-    lane_ranges,
     model_seed,
 )
 from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
@@ -109,7 +109,7 @@ class Lanes:
         pin_environment(threads, equality)
         set_determinism(equality, threads)
         environment = Environment.from_env(os.environ) or Environment()
-        lane_ranges(self._batch.num_lanes, environment.world_size)  # raises before waiting for the others
+        self._placement = Placement.of(self._batch.num_lanes, environment)  # raises before anybody waits
         devices = choose_devices(device_type, environment.local_world_size)
         backend_name = choose_backend(backend, devices, environment.world_size)
         self._world = join_world(environment, devices, backend_name)
@@ -148,14 +148,14 @@ class Lanes:
         distributed = replace(self._distributed, compression=compression)
         if mistakes := list(powersgd_meets_no_overflow(distributed, self._precision_name)):
             raise ConfigError(*mistakes)
-        reducer = build_reducer(model, self._batch.num_lanes, self._world, distributed)
+        reducer = build_reducer(model, self._placement, self._world, distributed)
         self._prepared.models.append(model)
         self._prepared.gradients.append(
             LaneGradients(
                 reducer,
                 self._world,
                 self._clock,
-                num_lanes=self._batch.num_lanes,
+                placement=self._placement,
                 equality=self._distributed.equality,
                 loss_scale=None if self._precision.loss_scale is None else LossScale(),
                 modules=[self._prepared.models],
@@ -201,12 +201,11 @@ class Lanes:
         given = {"sample_lengths": sample_lengths, "sample_weights": sample_weights}
         tables = {name: partial(np.asarray, table) for name, table in given.items() if table is not None}
         loader, identity = build_loader(
-            dataset,
-            collate,
+            LaneReader(dataset, collate, self._seed),
             self._batch,
             data,
             self._world,
-            self._seed,
+            self._placement,
             order=None if order is None else OrderChoice.of(order),
             tables=tables,
         )
@@ -249,7 +248,8 @@ class Lanes:
         with evaluating(self._prepared.models), kept_random_state():
             compare_datasets(reader, num_samples, self._world)
             schedule = SequentialSchedule(num_samples, self._batch.num_lanes, self._batch.samples_per_lane)
-            for batch in read_in_order(reader, schedule, self._world, num_workers=num_workers):
+            lanes = self._placement.own
+            for batch in read_in_order(reader, schedule, lanes, self.device, num_workers=num_workers):
                 turn = batch.turn
                 if not turn.positions:
                     continue
@@ -261,10 +261,10 @@ class Lanes:
                     yield batch.data
                 if turn.is_last:
                     local[turn.lane] = take_states(named)
-        lanes: dict[int, MetricStates] = {}
-        for rank_lanes in self._world.all_gather_object(local):
-            lanes |= rank_lanes
-        load_merged(named, [lanes[lane] for lane in sorted(lanes)])
+        states: dict[int, MetricStates] = {}
+        for rank_states in self._world.all_gather_object(local):
+            states |= rank_states
+        load_merged(named, [states[lane] for lane in sorted(states)])
 
     def checkpoints(self, folder: str | Path, *, keep_last: int = 2, **objects: Any) -> OwnCheckpoints:
         """Go on from the newest good checkpoint in a folder, if there is one, and save further ones there.

@@ -118,8 +118,8 @@ class Step:
             )
         gradients, seed = self._prepared.gradients[numbers[0]], self._prepared.seed
         self._running, self._gradient = gradients, None
-        self._prepared.clock.restart()
-        for (batch,) in gradients.groups(to_device(self._batches, self._prepared.device)):
+        self._prepared.clock.begin()
+        for (batch,) in gradients.rounds(to_device(self._batches, self._prepared.device)):
             turn = batch.turn
             if batch.has_samples:
                 set_random_state(lane_seed(seed, turn.step, turn.lane, self._num_passes))

@@ -6,7 +6,7 @@ from typing import Any
 from lanewise.callback import Callback
 from lanewise.config import RunConfig
 from lanewise.config.classes import build
-from lanewise.data import LaneLoader
+from lanewise.data import LaneLoader, LaneReader
 from lanewise.engine.evaluation.evaluation import build_evaluation, build_evaluator
 from lanewise.engine.run.model import build_average, build_model, build_task
 from lanewise.engine.run.model_transforms import transform
@@ -18,9 +18,10 @@ from lanewise.engine.samples.order import OrderChoice
 from lanewise.engine.state.identity import identify, plain
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.step.clock import StepClock
+from lanewise.engine.step.lane import LaneRunner
 from lanewise.engine.step.log_interval import LogInterval
 from lanewise.engine.step.train_step import Training
-from lanewise.lanes import Schedule
+from lanewise.lanes import Placement, Schedule
 from lanewise.precision import Precision
 from lanewise.reduce import build_reducer
 from lanewise.task import Task
@@ -43,32 +44,34 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
         TaskError: if the model has nothing to train.
         WorldError: if the ranks built different models.
     """
-    seed, num_lanes = config.train.seed, config.batch.num_lanes
-    task = task or build_task(config)
-    model = transform(build_model(task, seed), config, world.device)
+    placement = Placement.of(config.batch.num_lanes, world)
+    lanes = LaneRunner(
+        task or build_task(config), Precision(config.precision, world.device.type), config.train.seed
+    )
+    model = transform(build_model(lanes.task, lanes.seed), config, world.device)
     average = build_average(model, config.train.ema_decay)
     clock = StepClock(world.device)
     reducer = build_reducer(
-        model, num_lanes, world, config.distributed, on_bucket=lambda: clock.lap("backward")
+        model, placement, world, config.distributed, on_bucket=lambda: clock.lap("backward")
     )
     if average is not None:
         reducer.adopt(average.module)
-    optimizer = build_optimizer(config, task, model)
+    optimizer = build_optimizer(config, lanes.task, model)
     shards = None
     if config.distributed.shard_optimizer and world.world_size > 1:
         shards = OptimizerShards(optimizer, model, world)
-    precision = Precision(config.precision, world.device.type)
-    loader, dataset = build_run_loader(config, task, world)
+    loader, dataset = build_run_loader(config, lanes.task, world, placement)
     last_step = _last_step(config, loader.schedule)
     scheduler, plateau = build_scheduler(config, optimizer, last_step)
-    training = Training(task, model, optimizer, scheduler, precision, average)
-    evaluator = build_evaluator(config, task, training.evaluated_model, precision, world, reducer)
+    training = Training(lanes, model, optimizer, scheduler, average)
+    evaluator = build_evaluator(config, lanes, training.evaluated_model, world, placement, reducer)
     evaluation = build_evaluation(config, evaluator, loader.schedule, last_step)
     interval = LogInterval(config.log.every_steps, last_step)
     identity = identify(config, dataset, world, last_step)
     run = Run(
         config=config,
         world=world,
+        placement=placement,
         training=training,
         plateau=plateau,
         shards=shards,
@@ -95,7 +98,7 @@ def build_callbacks(config: RunConfig) -> list[Callback]:
 
 
 def build_run_loader(
-    config: RunConfig, task: Task, world: World, dataset: Any = None
+    config: RunConfig, task: Task, world: World, placement: Placement, dataset: Any = None
 ) -> tuple[LaneLoader, dict[str, Any]]:
     """Build what feeds the lanes of a run on this process; see `build_loader`.
 
@@ -105,17 +108,17 @@ def build_run_loader(
         config: the run.
         task: the user's task.
         world: the processes.
+        placement: who carries which lanes.
         dataset: its training dataset; None: built by the task.
     """
     dataset = task.train_dataset() if dataset is None else dataset
     section = config.data.order
     return build_loader(
-        dataset,
-        task.collate,
+        LaneReader(dataset, task.collate, config.train.seed),
         config.batch,
         config.data,
         world,
-        config.train.seed,
+        placement,
         order=None if section is None else OrderChoice(partial(build, "data.order", section), plain(section)),
         tables={
             "sample_lengths": lambda: task.sample_lengths(dataset),

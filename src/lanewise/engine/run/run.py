@@ -14,7 +14,7 @@ from lanewise.engine.state.run_state import RunState
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.log_interval import LogInterval
 from lanewise.engine.step.train_step import Training
-from lanewise.lanes import Schedule, lane_ranges
+from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.reduce import Reducer
 from lanewise.world.world import World
 
@@ -27,6 +27,8 @@ class Run:
 
     config: RunConfig
     world: World
+    placement: Placement
+    """Who carries which lanes."""
     training: Training
     plateau: Plateau | None
     """Changes the learning rate after each evaluation."""
@@ -62,7 +64,7 @@ class Run:
                 "optimizer": training.optimizer,
                 "scheduler": training.scheduler,
                 "plateau": None if self.plateau is None else self.plateau.scheduler,
-                "loss_scale": training.precision.loss_scale,
+                "loss_scale": training.lanes.precision.loss_scale,
                 "average": training.average,
                 "best": self.evaluation,
                 "log": self.log_interval,

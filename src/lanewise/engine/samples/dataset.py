@@ -10,7 +10,7 @@ from lanewise.data import FileDataset, Fingerprint, LaneLoader, LaneReader, dige
 from lanewise.device.accelerator import has_streams
 from lanewise.engine.samples.order import OrderChoice, require_block_sizes
 from lanewise.errors import DataError, TaskError
-from lanewise.lanes import BlockedOrder, OrderInputs, SampleOrder, Schedule, lane_ranges
+from lanewise.lanes import BlockedOrder, OrderInputs, Placement, SampleOrder, Schedule
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -23,12 +23,11 @@ _READ_FACTOR = 1.15
 
 
 def build_loader(
-    dataset: Any,
-    collate: Collate,
+    reader: LaneReader,
     batch: BatchConfig,
     data: DataConfig,
     world: World,
-    seed: int,
+    placement: Placement,
     *,
     order: OrderChoice | None = None,
     tables: Tables = MappingProxyType({}),
@@ -36,12 +35,11 @@ def build_loader(
     """Build what feeds the lanes of this process. Collective: every rank must call this.
 
     Args:
-        dataset: map-style; equal on every rank.
-        collate: makes a micro-batch of samples.
+        reader: of the dataset, which is map-style, and equal on every rank.
         batch: sizes.
         data: loading, and whether to drop the partial last step.
         world: the processes.
-        seed: seed of the run.
+        placement: who carries which lanes.
         order: in which the samples come; None: what suits the dataset.
         tables: what orders may ask for, by name; see `OrderInputs`.
 
@@ -54,6 +52,7 @@ def build_loader(
             order needs.
         TaskError: if it is not map-style.
     """
+    dataset: Any = reader.dataset
     num_samples = count_samples(dataset)
     choice = order or OrderChoice.default(dataset)
     schedule = Schedule(num_samples, batch.global_batch_size, batch.samples_per_lane, data.drop_last)
@@ -62,27 +61,24 @@ def build_loader(
             f"the training dataset is too small for one step: it has {num_samples} samples, a step takes "
             f"{batch.global_batch_size}" + (" and drop_last is set." if num_samples else ". Check its path.")
         )
-    reader = LaneReader(dataset, collate, seed)
-    lanes = lane_ranges(schedule.num_lanes, world.world_size)[world.rank]
-    inputs = OrderInputs(schedule, seed, {"block_sizes": require_block_sizes(dataset), **tables})
+    inputs = OrderInputs(schedule, reader.seed, {"block_sizes": require_block_sizes(dataset), **tables})
     loader = LaneLoader(
         reader,
         choice.make(inputs),
-        lanes,
+        placement.own,
         num_workers=data.num_workers,
         pin_memory=has_streams(world.device),
     )
     found = compare_datasets(reader, num_samples, world, inputs.used)
     if world.rank == 0:
-        _describe(dataset, loader.order, data.num_workers, world.world_size)
+        _describe(dataset, loader.order, data.num_workers, placement)
     return loader, {**found._asdict(), "order": choice.spec, "drop_last": data.drop_last}
 
 
-def _describe(dataset: Any, order: SampleOrder, num_workers: int, world_size: int) -> None:
+def _describe(dataset: Any, order: SampleOrder, num_workers: int, placement: Placement) -> None:
     """Say what the order costs, where blocks are read more than once or workers stay idle."""
-    ranges = lane_ranges(order.schedule.num_lanes, world_size)
-    if order.reads_blocks and num_workers > len(ranges[0]):
-        logger.info("%d of %d loader workers are used: one for each lane", len(ranges[0]), num_workers)
+    if order.reads_blocks and num_workers > placement.most:
+        logger.info("%d of %d loader workers are used: one for each lane", placement.most, num_workers)
     if not getattr(dataset, "reads_from_start", False):
         return
     if not order.reads_blocks:
@@ -92,7 +88,7 @@ def _describe(dataset: Any, order: SampleOrder, num_workers: int, world_size: in
             "data.order blocked reads each once.",
             type(order).__name__,
         )
-    elif isinstance(order, BlockedOrder) and (factor := order.read_factor(ranges)) > _READ_FACTOR:
+    elif isinstance(order, BlockedOrder) and (factor := order.read_factor(placement.ranges)) > _READ_FACTOR:
         logger.warning(
             "the processes together read %.1f times what the files have, as %d blocks of rows are few for "
             "%d lanes: one that two processes share is read by both. Write more and smaller blocks.",

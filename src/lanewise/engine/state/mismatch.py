@@ -15,7 +15,7 @@ EXTRA_STATE = "_extra_state"
 """How the names end under which `get_extra_state` is in a state dict."""
 
 
-def module_misfits(current: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
+def module_mismatches(current: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
     """Say in what the states of two modules differ: their names, shapes and dtypes."""
     if not isinstance(saved, Mapping):
         yield f"{what} is {_show(saved)} in it"
@@ -34,15 +34,15 @@ def module_misfits(current: Mapping[str, Any], saved: object, what: str) -> Iter
             yield f"{what} {name} is {_size(theirs)} in it and {_size(mine)} in this run"
 
 
-def scheduler_misfits(current: Mapping[str, Any], saved: object, what: str) -> list[str]:
+def scheduler_mismatches(current: Mapping[str, Any], saved: object, what: str) -> list[str]:
     """Say in what two schedulers differ: their class, and the kinds of their values."""
     if not isinstance(saved, Mapping) or current[CLASS] != saved.get(CLASS):
         theirs = saved.get(CLASS) if isinstance(saved, Mapping) else _show(saved)
         return [f"the {what} was a {theirs}, and is a {current[CLASS]} now"]
-    return list(kind_misfits(current, saved, what))
+    return list(kind_mismatches(current, saved, what))
 
 
-def optimizer_misfits(
+def optimizer_mismatches(
     optimizer: Optimizer,
     current: Mapping[str, Any],
     saved: object,
@@ -76,15 +76,15 @@ def optimizer_misfits(
     for number, (group, mine, theirs) in enumerate(
         zip(optimizer.param_groups, current["groups"], groups, strict=True)
     ):
-        misfits = list(_group_misfits(mine, theirs, f"group {number} of the {what}"))
-        yield from misfits
-        if not misfits:
+        mismatches = list(_group_mismatches(mine, theirs, f"group {number} of the {what}"))
+        yield from mismatches
+        if not mismatches:
             saved_states = {parameter: states.get(names[parameter], {}) for parameter in group["params"]}
-            for parameter, reason in _state_misfits(type(optimizer), theirs, saved_states):
+            for parameter, reason in _state_mismatches(type(optimizer), theirs, saved_states):
                 yield f"the state of {names[parameter]} in {what} {reason}"
 
 
-def kind_misfits(current: Any, saved: Any, path: str) -> Iterator[str]:
+def kind_mismatches(current: Any, saved: Any, path: str) -> Iterator[str]:
     """Say where a value is of another kind than the present one: a number, a text, a list of as many, ...
 
     A present value that is None or empty tells no kind; a number must be finite where the present one is.
@@ -98,18 +98,18 @@ def kind_misfits(current: Any, saved: Any, path: str) -> Iterator[str]:
         if current.keys() != saved.keys():
             yield f"{path} has other parts: {', '.join(sorted(map(str, current.keys() ^ saved.keys())))}"
         for key in current.keys() & saved.keys():
-            misfits = _function_misfits if key == _USER_FUNCTIONS else kind_misfits
-            yield from misfits(current[key], saved[key], f"{path} {key}")
+            mismatches = _function_mismatches if key == _USER_FUNCTIONS else kind_mismatches
+            yield from mismatches(current[key], saved[key], f"{path} {key}")
     elif kind in (list, tuple) and current:
         if len(current) != len(saved):
             yield f"{path} has {len(saved)} items in it and {len(current)} in this run"
         for number, (mine, theirs) in enumerate(zip(current, saved, strict=False)):
-            yield from kind_misfits(mine, theirs, f"{path} {number}")
+            yield from kind_mismatches(mine, theirs, f"{path} {number}")
     elif not _is_alike(kind, current, saved):
         yield _differs(path, saved, current)
 
 
-def _function_misfits(current: Any, saved: Any, path: str) -> Iterator[str]:
+def _function_mismatches(current: Any, saved: Any, path: str) -> Iterator[str]:
     """Say where the attributes of a user's functions are not there; there may be more than now."""
     is_good = isinstance(saved, list) and len(saved) == len(current)
     for mine, theirs in zip(current, saved if is_good else current, strict=True):
@@ -129,7 +129,7 @@ def _is_alike(kind: object, current: Any, saved: Any) -> bool:
     return True
 
 
-def _group_misfits(current: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
+def _group_mismatches(current: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
     """Say in what a parameter group differs: its parameters, and the kinds of its options."""
     if not isinstance(saved, Mapping):
         yield f"{what} is {_show(saved)} in it"
@@ -140,10 +140,10 @@ def _group_misfits(current: Mapping[str, Any], saved: object, what: str) -> Iter
         differing = ", ".join(sorted(map(str, current.keys() ^ saved.keys())))
         yield f"{what} has other options: {differing}"
     for name in (current.keys() & saved.keys()) - {"params"}:
-        yield from kind_misfits(current[name], saved[name], f"{what}: {name}")
+        yield from kind_mismatches(current[name], saved[name], f"{what}: {name}")
 
 
-def _state_misfits(
+def _state_mismatches(
     optimizer_class: type[Optimizer], options: Mapping[str, Any], states: Mapping[torch.Tensor, Any]
 ) -> Iterator[tuple[torch.Tensor, str]]:
     """Say which parameter's state is not as the others', or as such an optimizer makes it."""
@@ -161,8 +161,8 @@ def _state_misfits(
                     f"has {', '.join(map(str, state))} in it instead of {', '.join(map(str, keys))}",
                 )
             elif likely is not None:
-                for misfit in kind_misfits(likely, state, "has a value that does not fit:"):
-                    yield parameter, misfit
+                for mismatch in kind_mismatches(likely, state, "has a value that does not fit:"):
+                    yield parameter, mismatch
 
 
 def _fresh_states(

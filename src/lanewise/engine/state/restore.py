@@ -39,12 +39,12 @@ def restore(
     """
     mistakes, allowed = compare(identity, manifest.identity, allow or ())
     saved = load_state(path, manifest)
-    misfits = state.compare(saved)
-    if mistakes or misfits:
+    mismatches = state.compare(saved)
+    if mistakes or mismatches:
         options = sorted({mistake.partition(" ")[0] for mistake in mistakes} & set(MAY_DIFFER))
-        can_allow = options and not misfits and allow is not None
+        can_allow = options and not mismatches and allow is not None
         remedy = f" To go on all the same: --allow {','.join(options)}" if can_allow else ""
-        listed = "\n  ".join([*mistakes, *misfits])
+        listed = "\n  ".join([*mistakes, *mismatches])
         raise CheckpointError(f"{path} is of another run.\n  {listed}\nUse its configuration.{remedy}")
     state.restore(saved)
     return allowed

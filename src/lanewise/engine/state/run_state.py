@@ -16,10 +16,10 @@ from lanewise.checkpoint.encode import TensorTable, encode
 from lanewise.engine.state.mismatch import (
     CLASS,
     EXTRA_STATE,
-    kind_misfits,
-    module_misfits,
-    optimizer_misfits,
-    scheduler_misfits,
+    kind_mismatches,
+    module_mismatches,
+    optimizer_mismatches,
+    scheduler_mismatches,
 )
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.errors import CheckpointError
@@ -115,13 +115,13 @@ class RunState:
         value = self._objects[key]
         if isinstance(value, nn.Module):
             grown = grown_buffers(value, saved) if isinstance(saved, Mapping) else {}
-            return module_misfits({**current, **grown}, saved, key)
+            return module_mismatches({**current, **grown}, saved, key)
         if isinstance(value, Optimizer):
-            return optimizer_misfits(value, current, saved, self._names, key)
+            return optimizer_mismatches(value, current, saved, self._names, key)
         if isinstance(value, LRScheduler):
-            return scheduler_misfits(current, saved, key)
+            return scheduler_mismatches(current, saved, key)
         if isinstance(value, LossScale):
-            return kind_misfits(current, saved, key)
+            return kind_mismatches(current, saved, key)
         return () if isinstance(saved, Mapping) else (f"{key} is a {type(saved)} in it",)
 
     def _take(self, value: Any) -> dict[str, Any]:

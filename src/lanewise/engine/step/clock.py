@@ -27,9 +27,9 @@ class StepClock:
         self._now: Callable[[], Moment] = (
             partial(moment, device) if has_streams(device) else time.perf_counter
         )
-        self.restart()
+        self.begin()
 
-    def restart(self) -> None:
+    def begin(self) -> None:
         """Begin the next lap now, and forget the time before."""
         self._seconds = dict.fromkeys(("", *PHASES), 0.0)
         self._laps: list[tuple[str, Moment]] = [("", self._now())]
@@ -47,14 +47,14 @@ class StepClock:
         self._laps.append((phase, self._now()))
 
     def take(self) -> Callable[[], dict[str, float]]:
-        """Restart.
+        """Begin anew.
 
         Returns:
-            A function that returns the seconds of each phase since the last restart, up to now; it waits for
-            the device to get there.
+            A function that returns the seconds of each phase since the last beginning, up to now; it waits
+            for the device to get there.
         """
         laps, before = self._laps, self._seconds
-        self.restart()
+        self.begin()
 
         def read() -> dict[str, float]:
             seconds = dict(before)

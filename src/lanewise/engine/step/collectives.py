@@ -6,7 +6,7 @@ from torch import nn
 
 from lanewise.config import Equality
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn, lane_ranges
+from lanewise.lanes import LaneTurn, Placement
 from lanewise.reduce.fsdp import FSDPReducer
 from lanewise.reduce.reducer import Reducer
 from lanewise.world.world import World
@@ -19,7 +19,7 @@ _REMEDY = (
 )
 
 
-class Crosstalk:
+class CollectiveDetector:
     """Detects collectives in a forward or a loss in the first step.
 
     With one, a lane's result depends on the lanes that run beside it, and so on the number of processes: this
@@ -33,13 +33,13 @@ class Crosstalk:
     Args:
         reducer: runs the forwards.
         world: the processes.
-        num_lanes: lanes of the run.
+        placement: who carries which lanes.
         equality: what the run promises.
     """
 
-    def __init__(self, reducer: Reducer, world: World, num_lanes: int, equality: Equality) -> None:
+    def __init__(self, reducer: Reducer, world: World, placement: Placement, equality: Equality) -> None:
         self._world = world
-        self._lane_ranges = lane_ranges(num_lanes, world.world_size)
+        self._placement = placement
         self._equality = equality
         self._is_fsdp = isinstance(reducer, FSDPReducer)
         self._is_counting = not self._is_fsdp
@@ -54,9 +54,7 @@ class Crosstalk:
         """Raise TaskError where forwards communicate and processes have unequally many lanes in this step."""
         if not self._has_collectives:
             return
-        counts = {
-            max(0, min(lanes.stop, turn.num_present_lanes) - lanes.start) for lanes in self._lane_ranges
-        }
+        counts = set(self._placement.counts(turn.num_present_lanes))
         if len(counts) > 1:
             raise TaskError(
                 "the forward of a lane communicates with other processes, and in step "

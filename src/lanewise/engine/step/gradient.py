@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,13 +13,13 @@ from lanewise.data import LaneBatch
 from lanewise.device.accelerator import start_copy_to_host
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.step.clock import StepClock
-from lanewise.engine.step.collectives import Crosstalk
+from lanewise.engine.step.collectives import CollectiveDetector
 from lanewise.engine.step.lane import LaneLoss, note_lane
 from lanewise.engine.step.losses import StepLosses
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.parameters import ParameterMonitor
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn
+from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import LossScale
 from lanewise.reduce import Reducer
 from lanewise.transforms import compare_runs
@@ -47,7 +46,7 @@ class StepGradient(NamedTuple):
 class LaneGradients:
     """Makes the gradient of one model over the global batch, in a pass over the lanes of a step.
 
-        for lanes in gradients.groups(batches):      # those that this process carries, at once or in turn
+        for lanes in gradients.rounds(batches):      # those that this process carries, at once or in turn
             losses = ...                             # under the random state of each lane
             gradients.add(losses)                    # backward; the last one overlaps the reduction
         gradient = gradients.divide()                # one sum over all lanes, one divisor
@@ -56,7 +55,7 @@ class LaneGradients:
         reducer: has the model, and sums the gradients.
         world: the processes.
         clock: told what the time goes to.
-        num_lanes: lanes of the run.
+        placement: who carries which lanes.
         equality: what the run promises.
         loss_scale: keeps gradients in range; None where nothing is scaled.
         modules: for each replica, all modules whose forward runs in a lane, for their buffers; may grow until
@@ -71,7 +70,7 @@ class LaneGradients:
         world: World,
         clock: StepClock,
         *,
-        num_lanes: int,
+        placement: Placement,
         equality: Equality,
         loss_scale: LossScale | None,
         modules: Sequence[Sequence[nn.Module]],
@@ -82,18 +81,18 @@ class LaneGradients:
         self._vote = vote
         self._world = world
         self._clock = clock
-        self._losses = StepLosses(world, num_lanes, loss_scale)
-        self._buffers = LaneBuffers(modules, world, num_lanes)
+        self._losses = StepLosses(world, placement, loss_scale)
+        self._buffers = LaneBuffers(modules, world, placement)
         self._monitor = ParameterMonitor(reducer)
-        self._crosstalk = Crosstalk(reducer, world, num_lanes, equality)
+        self._collectives = CollectiveDetector(reducer, world, placement, equality)
         self._open: list[LaneBatch] = []
         self._unit: str | None = None
         self._is_first_step = True
 
-    def groups(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
+    def rounds(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
         """Yield the micro-batches of a step, on the device: as many at once as the reducer has replicas.
 
-        Each group needs one `add` before the next is asked for. A process without samples in the step gets
+        Each round needs one `add` before the next is asked for. A process without samples in the step gets
         one micro-batch without any.
 
         Collective: every rank must run it to the end, with the batches of its own lanes, and then `divide`.
@@ -111,22 +110,22 @@ class LaneGradients:
         batches = self.reducer.pad(batches)
         is_last, is_first = False, True
         while not is_last:
-            group: list[LaneBatch] = []
-            while len(group) < len(self.reducer.replicas) and not is_last:
-                group.append(next(batches))
+            in_round: list[LaneBatch] = []
+            while len(in_round) < len(self.reducer.replicas) and not is_last:
+                in_round.append(next(batches))
                 self._clock.lap("data")
-                is_last = group[-1].turn.is_last
-            turn = group[-1].turn
+                is_last = in_round[-1].turn.is_last
+            turn = in_round[-1].turn
             if is_first:
                 self._monitor.check(turn.step)
-                self._crosstalk.begin_step(turn)
+                self._collectives.begin_step(turn)
                 is_first = False
-            for replica in range(len(group)):
+            for replica in range(len(in_round)):
                 self._buffers.begin(replica)
             if self._is_first_step:
-                self._crosstalk.before_forward()
-            self._open = group
-            yield group
+                self._collectives.before_forward()
+            self._open = in_round
+            yield in_round
             if self._open:
                 raise TaskError(
                     f"a lane of step {turn.step} had no backward. Call step.backward(loss), which is not "
@@ -135,7 +134,7 @@ class LaneGradients:
                 )
 
     def add(self, losses: Sequence[object], what: str = "the loss given to backward") -> None:
-        """Run the backward of a group. Collective for the last lane of a step.
+        """Run the backward of a round. Collective for the last lane of a step.
 
         Args:
             losses: for each lane a mean over the micro-batch's samples, or a `Loss`; None for one without
@@ -146,28 +145,31 @@ class LaneGradients:
             TaskError: if there is no micro-batch to which a loss could belong, it cannot be trained on, or
                 the forward communicated with other processes.
         """
-        group, self._open = self._open, []
-        if not group:
+        in_round, self._open = self._open, []
+        if not in_round:
             raise TaskError(
                 "backward was called twice for one micro-batch, or outside of the loop over them. "
                 "Add the losses of a micro-batch up, and call it once."
             )
-        first = group[0].turn
+        first = in_round[0].turn
         if self._is_first_step:
-            self._crosstalk.after_forward(first)
-        checked = list(map(partial(_check, what), group, losses))
+            self._collectives.after_forward(first)
+        checked = [
+            LaneLoss.of(batch, loss, what) if batch.turn.positions else None
+            for batch, loss in zip(in_round, losses, strict=True)
+        ]
         self._clock.lap("forward")
-        for replica, batch in enumerate(group):
+        for replica, batch in enumerate(in_round):
             self._buffers.end(batch.turn, batch.num_samples, replica)
         self._monitor.before_backward(first)
-        for batch, loss in zip(group, checked, strict=True):
+        for batch, loss in zip(in_round, checked, strict=True):
             try:
                 self._backward(batch, loss)
             except BaseException as error:
                 note_lane(error, batch)
                 raise
         self._monitor.after_backward(first)
-        self._turn = group[-1].turn
+        self._turn = in_round[-1].turn
         is_reduced = self._turn.is_last and self._world.world_size > 1
         self._clock.lap("communication" if is_reduced else "backward")
 
@@ -177,7 +179,7 @@ class LaneGradients:
             self._unit = "its samples" if loss.is_sample_mean else "the units that its Loss counts"
         value, factor = self._losses.add(batch, loss)
         if value is None:
-            self._crosstalk.refuse_missing_backward(turn)
+            self._collectives.refuse_missing_backward(turn)
 
         def exchange_totals() -> None:
             self._losses.start_exchange(self._vote(), self._buffers.changes())
@@ -249,13 +251,3 @@ class LaneGradients:
                 "no lane of the first step used these parameters, so their gradient is zero: %s",
                 ", ".join(unused),
             )
-
-
-def _check(what: str, batch: LaneBatch, loss: object) -> LaneLoss | None:
-    if not batch.num_samples:
-        return LaneLoss(None, 1.0, 0.0, is_sample_mean=False) if batch.turn.positions else None
-    try:
-        return LaneLoss.from_returned(loss, batch.num_samples, what)
-    except BaseException as error:  # a weight may be an object of the user's
-        note_lane(error, batch)
-        raise

@@ -1,4 +1,4 @@
-"""One lane's micro-batch: its way to the device, its forward, and its loss."""
+"""Runs one lane: its micro-batch goes to the device, then its forward and its loss; errors name the lane."""
 
 import errno
 import math
@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -15,19 +16,42 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from lanewise.data import LaneBatch
 from lanewise.device.accelerator import new_stream, on_stream, start_copy_to_host
 from lanewise.errors import LanewiseError, TaskError, note_place, text_of
-from lanewise.lanes import LaneTurn
+from lanewise.lanes import LaneTurn, evaluation_seed, lane_seed
 from lanewise.nested import map_leaves
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.task import Loss, Task
 
 
+@final
+@dataclass(frozen=True)
+class LaneRunner:
+    """Runs the lanes of a task, each on whichever module it is given, and as often as wanted.
+
+    What comes out of a lane depends on the weights and buffers of the module, on what stands here, and on the
+    lane's batch with its turn; and on nothing else.
+    """
+
+    task: Task
+    precision: Precision
+    seed: int
+    """Of the run."""
+
+    def lane(self, batch: LaneBatch) -> "TaskLane":
+        """Return a lane of a training step."""
+        return TaskLane(self, batch, lane_seed(self.seed, batch.turn.step, batch.turn.lane))
+
+    def evaluation_lane(self, batch: LaneBatch) -> "TaskLane":
+        """Return a lane of an evaluation."""
+        return TaskLane(self, batch, evaluation_seed(self.seed, batch.turn.step, batch.turn.lane))
+
+
+@final
 @dataclass(slots=True)
 class TaskLane:
     """What a task computes for one lane; the `LaneWork` of reducers. Not frozen, as `LaneBatch`."""
 
-    task: Task
-    precision: Precision
+    runner: LaneRunner
     batch: LaneBatch
     seed: int
     """Of the random numbers that forward and loss draw."""
@@ -51,8 +75,8 @@ class TaskLane:
         """See `LaneWork`."""
         set_random_state(self.seed)
         try:
-            with self.precision.forward():
-                return self.task.forward(model, data)
+            with self.runner.precision.forward():
+                return self.runner.task.forward(model, data)
         except BaseException as error:
             note_lane(error, self.batch)
             raise
@@ -60,11 +84,23 @@ class TaskLane:
     def loss(self, outputs: Any, data: Any) -> Any:
         """See `LaneWork`."""
         try:
-            with self.precision.forward():
-                return self.task.loss(outputs, data)
+            with self.runner.precision.forward():
+                return self.runner.task.loss(outputs, data)
         except BaseException as error:
             note_lane(error, self.batch)
             raise
+
+    def check(self, returned: object) -> "LaneLoss":
+        """Return what `loss` gave as a loss that can be trained on.
+
+        Raises:
+            TaskError: if it cannot.
+        """
+        return LaneLoss.of(self.batch, returned, f"the loss of {type(self.runner.task).__name__}")
+
+    def run(self, model: nn.Module) -> "LaneLoss":
+        """Run both halves, forward and loss, and check what they give."""
+        return self.check(self.loss(self.forward(model, self.data), self.data))
 
 
 @dataclass(slots=True)
@@ -83,17 +119,27 @@ class LaneLoss:
     """Whether the task returned a bare mean, which weighs as many units as there are samples."""
 
     @classmethod
-    def from_returned(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
+    def of(cls, batch: LaneBatch, returned: object, what: str) -> "LaneLoss":
         """Make one of what the user's code returned, if that can be trained on.
 
         Args:
-            returned: what the user's code made of a lane's micro-batch.
-            num_samples: samples in the micro-batch.
+            batch: the lane's.
+            returned: what the user's code made of it; disregarded where it has no samples.
             what: how to call it in an error.
 
         Raises:
             TaskError: if it is not a scalar with a weight of 0 or more, and in training a gradient.
         """
+        if not batch.num_samples:
+            return cls(None, 1.0, 0.0, is_sample_mean=False)
+        try:
+            return cls._of_returned(returned, batch.num_samples, what)
+        except BaseException as error:  # a weight may be an object of the user's
+            note_lane(error, batch)
+            raise
+
+    @classmethod
+    def _of_returned(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
         value, weight, is_sample_mean = returned, float(num_samples), True
         if isinstance(returned, Loss):
             given = returned.weight
@@ -130,6 +176,22 @@ class LaneLoss:
     def sum(self) -> torch.Tensor | None:
         """The loss added up over its units."""
         return None if self.value is None else self.value * self.factor
+
+    def backward_factor(self, turn: LaneTurn, scale: float) -> torch.Tensor:
+        """Return the scalar that the lane's backward begins with.
+
+        Args:
+            turn: a lane that is alone in its step has the division by the global weight in it.
+            scale: what the sums of losses, and so of gradients, are multiplied by.
+        """
+        assert self.value is not None
+        factor = self.factor * scale / (self.weight if turn.num_present_lanes == 1 else 1.0)
+        return _scalar(factor, self.value.dtype, self.value.device)
+
+
+@lru_cache(maxsize=64)
+def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((), value, dtype=dtype, device=device)  # a kernel's argument: no copy to wait for
 
 
 def note_lane(error: BaseException, batch: LaneBatch) -> None:

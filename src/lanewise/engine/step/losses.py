@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import torch
 
@@ -10,7 +9,7 @@ from lanewise.data import LaneBatch
 from lanewise.engine.step.lane import LaneLoss
 from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals
 from lanewise.errors import NonFiniteLossError
-from lanewise.lanes import LaneTurn, lane_ranges
+from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import LossScale
 from lanewise.world.world import World
 
@@ -25,14 +24,13 @@ class StepLosses:
 
     Args:
         world: the processes.
-        num_lanes: lanes of the run.
+        placement: who carries which lanes.
         loss_scale: keeps gradients in range; None where nothing is scaled.
     """
 
-    def __init__(self, world: World, num_lanes: int, loss_scale: LossScale | None) -> None:
+    def __init__(self, world: World, placement: Placement, loss_scale: LossScale | None) -> None:
         self._world = world
-        self._num_lanes = num_lanes
-        self._most_lanes = len(lane_ranges(num_lanes, world.world_size)[0])
+        self._placement = placement
         self._loss_scale = loss_scale
 
     def begin(self) -> None:
@@ -55,7 +53,7 @@ class StepLosses:
         if self._loss_scale is not None and not self._loss_scale.has_unit:
             weight = 0.0 if loss is None else loss.weight
             weight_of_lane_0 = self._world.all_gather_object(weight)[0]
-            self._loss_scale.set_unit(self._num_lanes * weight_of_lane_0)
+            self._loss_scale.set_unit(self._placement.num_lanes * weight_of_lane_0)
         if loss is None:
             return None, None
         self._samples[batch.turn.lane] = batch.indices
@@ -65,8 +63,7 @@ class StepLosses:
             return None, None
         known = value.item() if value.is_cpu else value.detach()
         self._rows.append(LaneRow(batch.turn.lane, known, loss.factor, loss.weight))
-        factor = loss.factor * self.factor / (loss.weight if batch.turn.num_present_lanes == 1 else 1.0)
-        return value, _scalar(factor, value.dtype, value.device)
+        return value, loss.backward_factor(batch.turn, self.factor)
 
     @property
     def factor(self) -> float:
@@ -90,7 +87,7 @@ class StepLosses:
             buffer_changes: what `LaneBuffers.changes` tells.
         """
         message = StepMessage(self._rows, *votes, buffer_changes)
-        self._wait: Callable[[], StepTotals] = message.start_exchange(self._world, self._most_lanes)
+        self._wait: Callable[[], StepTotals] = message.start_exchange(self._world, self._placement.most)
 
     def finish(self) -> StepTotals:
         """Wait for the exchange."""
@@ -122,8 +119,3 @@ def _shorten(numbers: Sequence[int]) -> str:
     if len(numbers) <= _MOST_SHOWN:
         return str(list(numbers))
     return f"{list(numbers[:_MOST_SHOWN])} and {len(numbers) - _MOST_SHOWN} more"
-
-
-@lru_cache(maxsize=64)
-def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((), value, dtype=dtype, device=device)  # a kernel's argument: no copy to wait for

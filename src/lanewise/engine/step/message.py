@@ -38,7 +38,7 @@ class StepTotals:
         lanes: those that had a turn, in order.
         wants_save: whether some rank votes to save a checkpoint after this step.
         wants_stop: whether some rank votes to stop the run after this step.
-        buffer_changes: for `LaneBuffers.merge`: what the lanes did to each group of buffers.
+        buffer_changes: for `LaneBuffers.merge`: what the lanes did to each pack of buffers.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class StepMessage:
     wants_save: bool
     wants_stop: bool
     buffer_changes: Sequence[float] | torch.Tensor
-    """What `LaneBuffers.changes` tells, of as many groups on every rank."""
+    """What `LaneBuffers.changes` tells, of as many packs on every rank."""
 
     def start_exchange(self, world: World, most_lanes: int) -> Callable[[], StepTotals]:
         """Begin to exchange the messages of all processes.

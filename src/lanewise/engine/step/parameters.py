@@ -13,7 +13,7 @@ from lanewise.world.world import World
 class ParameterMonitor:
     """Monitors the parameters of the user's module and of its replicas.
 
-    For each group of lanes of a step `check`, `before_backward` and `after_backward`. A backward inside of
+    For each round of lanes of a step `check`, `before_backward` and `after_backward`. A backward inside of
     the forward is noticed in any step in the first lane of each process, and in the first step in all of
     them; an update inside of the backward in the first step.
 

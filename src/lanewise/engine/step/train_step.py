@@ -13,27 +13,24 @@ from lanewise.checkpoint import grow_buffers
 from lanewise.data import LaneBatch
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.gradient import LaneGradients, StepGradient
-from lanewise.engine.step.lane import TaskLane
+from lanewise.engine.step.lane import LaneRunner
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.metrics import IntervalReport, StepMetrics
 from lanewise.engine.step.update import choose_update
-from lanewise.lanes import lane_seed, update_seed
-from lanewise.precision import Precision
+from lanewise.lanes import update_seed
 from lanewise.random_state import set_random_state
-from lanewise.task import Task
 
 
 @dataclass(frozen=True)
 class Training:
     """What is trained, and by what."""
 
-    task: Task
+    lanes: LaneRunner
     model: nn.Module
     """The user's module, on the device of this process."""
     optimizer: Optimizer
     scheduler: LRScheduler | None
     """Stepped once in each optimizer step."""
-    precision: Precision
     average: AveragedModel | None = None
     """The exponential moving average of the weights, which is what gets evaluated; None: the model itself."""
 
@@ -60,7 +57,6 @@ class TrainStep:
         gradients: makes the gradient.
         clock: the one that `gradients` has.
         metrics: knows which steps are logged, and what of them.
-        seed: seed of the run.
         max_grad_norm: clip the gradient to this norm.
     """
 
@@ -71,16 +67,14 @@ class TrainStep:
         clock: StepClock,
         metrics: StepMetrics,
         *,
-        seed: int,
         max_grad_norm: float | None = None,
     ) -> None:
         self.gradients = gradients
         self._training = training
         self._clock = clock
         self._metrics = metrics
-        self._seed = seed
         self._max_grad_norm = max_grad_norm
-        self._what = f"the loss of {type(training.task).__name__}"
+        self._what = f"the loss of {type(training.lanes.task).__name__}"
         self._update = choose_update(training.optimizer, self.compute_gradient, self._seed_update)
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
@@ -124,10 +118,10 @@ class TrainStep:
             TaskError: if the task breaks its contract.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        for group in self.gradients.groups(batches):  # those that this process carries
-            losses = self.gradients.reducer.losses(list(map(self._lane, group)))
+        for in_round in self.gradients.rounds(batches):  # those that this process carries
+            losses = self.gradients.reducer.losses(list(map(self._training.lanes.lane, in_round)))
             self.gradients.add(losses, self._what)  # backward; the last one overlaps the reduction
-        step = group[-1].turn.step
+        step = in_round[-1].turn.step
         needs_norm, needs_norms = self._metrics.needs(step)
         gradient = self.gradients.divide(  # one sum over all lanes, one divisor
             needs_norm=needs_norm or self._max_grad_norm is not None, needs_norms=needs_norms
@@ -140,11 +134,6 @@ class TrainStep:
         self._seed_update(step)
         return gradient
 
-    def _lane(self, batch: LaneBatch) -> TaskLane:
-        """Return a lane's forward and loss, under the lane's random state."""
-        seed = lane_seed(self._seed, batch.turn.step, batch.turn.lane)
-        return TaskLane(self._training.task, self._training.precision, batch, seed)
-
     def _seed_update(self, step: int) -> None:
         """Set the random state of what follows the lanes, alike on every process."""
-        set_random_state(update_seed(self._seed, step))
+        set_random_state(update_seed(self._training.lanes.seed, step))

@@ -8,8 +8,10 @@ from torch import nn
 
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.errors import TaskError
-from lanewise.lanes import Schedule
+from lanewise.lanes import Placement, Schedule
 from lanewise.world.world import LocalWorld
+
+ALONE = LocalWorld(torch.device("cpu"))
 
 NUM_LANES = 4
 NUM_SAMPLES = [2, 2, 2, 1]
@@ -20,7 +22,11 @@ class Steps:
     """Takes steps of four lanes on one process."""
 
     def __init__(self, *modules: nn.Module) -> None:
-        self.buffers = LaneBuffers([modules], LocalWorld(torch.device("cpu")), NUM_LANES)
+        self.buffers = LaneBuffers(
+            [modules],
+            ALONE,
+            Placement.of(NUM_LANES, ALONE),
+        )
         self._turns = Schedule(sum(NUM_SAMPLES), 8, 2).turns(range(NUM_LANES), 0, 100)
 
     def run(self, forward: Callable[[int], object], *, discard: bool = False) -> None:
@@ -261,7 +267,7 @@ def test_equal_names_in_two_modules_do_not_collide():
 
 
 class Several(nn.Module):
-    """Has buffers of many dtypes and sizes, several of which share a group."""
+    """Has buffers of many dtypes and sizes, several of which share a pack."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,7 +305,7 @@ def test_of_buffers_that_are_merged_together_the_unchanged_ones_keep_every_bit()
 
 def test_a_constant_that_is_infinite_stays_so_where_a_lane_has_lost_its_samples():
     module = Several()
-    buffers = LaneBuffers([[module]], LocalWorld(torch.device("cpu")), 2)
+    buffers = LaneBuffers([[module]], ALONE, Placement.of(2, ALONE))
     for turn, num_samples in zip(Schedule(4, 4, 2).turns(range(2), 0, 1), (2, 0), strict=True):
         buffers.begin()
         module.mean += 1 + turn.lane
@@ -311,7 +317,7 @@ def test_a_constant_that_is_infinite_stays_so_where_a_lane_has_lost_its_samples(
 
 @pytest.mark.parametrize("first_to_grow", [0, 2])
 def test_one_of_several_buffers_may_grow(first_to_grow):
-    """The others of its group are merged in the same step as before, and in the next ones."""
+    """The others of its pack are merged in the same step as before, and in the next ones."""
     module = Several()
     steps = Steps(module)
 
@@ -354,7 +360,7 @@ def test_the_user_may_give_buffers_another_shape_between_steps():
 
 def test_a_step_of_one_lane_can_be_discarded():
     holder = Holder(torch.tensor([10.0]))
-    buffers = LaneBuffers([[holder]], LocalWorld(torch.device("cpu")), 1)
+    buffers = LaneBuffers([[holder]], ALONE, Placement.of(1, ALONE))
     for turn in Schedule(2, 2, 2).turns(range(1), 0, 3):
         buffers.begin()
         holder.add_lane(2)

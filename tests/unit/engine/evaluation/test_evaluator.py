@@ -23,6 +23,7 @@ from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.run.build import build_run
 from lanewise.errors import ConfigError
+from lanewise.lanes import Placement
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
 from lanewise.world.world import LocalWorld
@@ -101,8 +102,9 @@ class Ranking(Task):
 def evaluate(world, config) -> tuple[dict[str, float], list[int]]:
     set_determinism("exact", 1)
     engine = build_engine(config, world)
-    task = engine.training.task
-    evaluator = build_evaluator(config, task, engine.training.model, engine.training.precision, world)
+    task = engine.training.lanes.task
+    placement = Placement.of(config.batch.num_lanes, world)
+    evaluator = build_evaluator(config, engine.training.lanes, engine.training.model, world, placement)
     assert evaluator is not None
     values = evaluator.run()
     assert engine.training.model.training
@@ -138,7 +140,7 @@ def test_values_are_those_of_torchmetrics_on_the_whole_set(alone):
     values, evaluated = alone
     assert evaluated == list(range(NUM_SAMPLES + NUM_FEW))
     engine = build_engine(CONFIG, LocalWorld(torch.device("cpu")))
-    task, model = engine.training.task, engine.training.model.eval()
+    task, model = engine.training.lanes.task, engine.training.model.eval()
     for name, dataset in task.eval_datasets().items():
         batch = task.collate([dataset[index] for index in range(len(dataset))])
         with torch.no_grad():

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR, LinearLR, MultiStepLR, Sequential
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_state
 from lanewise.checkpoint.encode import decode
 from lanewise.checkpoint.manifest import write_durably
-from lanewise.engine.state.mismatch import kind_misfits, optimizer_misfits
+from lanewise.engine.state.mismatch import kind_mismatches, optimizer_mismatches
 from lanewise.engine.state.restore import restore
 from lanewise.engine.state.run_state import RunState, take_optimizer
 from lanewise.errors import CheckpointError
@@ -239,19 +239,19 @@ def test_what_torchs_optimizers_keep_of_a_parameter_is_known(name, options):
     saved = take_optimizer(optimizer, {weight: "weight"})
     fresh, own = make()
 
-    def misfits(state: Any) -> list[str]:
+    def mismatches(state: Any) -> list[str]:
         return list(
-            optimizer_misfits(fresh, own, {**saved, "state": {"weight": state}}, {weight: "weight"}, "it")
+            optimizer_mismatches(fresh, own, {**saved, "state": {"weight": state}}, {weight: "weight"}, "it")
         )
 
     state = saved["state"]["weight"]
-    assert misfits(state) == []
-    assert misfits({}) == []
+    assert mismatches(state) == []
+    assert mismatches({}) == []
     for key in state:
         rest = {one: value for one, value in state.items() if one != key}
-        assert misfits(rest) or not rest, key
-        assert misfits({**state, key: torch.ones(5)}), key
-    assert misfits({**state, "more": 1})
+        assert mismatches(rest) or not rest, key
+        assert mismatches({**state, key: torch.ones(5)}), key
+    assert mismatches({**state, "more": 1})
 
 
 def test_another_optimizer_is_measured_by_its_other_parameters():
@@ -262,10 +262,10 @@ def test_another_optimizer_is_measured_by_its_other_parameters():
     names = {first: "first", second: "second", vector: "vector"}
     own = take_optimizer(Own(names), names)
     saved = {**own, "state": {"first": {"a": 1}, "second": {"a": 2}, "vector": {"b": 1}}}
-    assert list(optimizer_misfits(Own(names), own, saved, names, "it")) == []
+    assert list(optimizer_mismatches(Own(names), own, saved, names, "it")) == []
     saved["state"]["second"] = {"b": 2}
-    (misfit,) = optimizer_misfits(Own(names), own, saved, names, "it")
-    assert misfit == "the state of second in it has b in it instead of a"
+    (mismatch,) = optimizer_mismatches(Own(names), own, saved, names, "it")
+    assert mismatch == "the state of second in it has b in it instead of a"
 
 
 @pytest.mark.parametrize(
@@ -283,12 +283,12 @@ def test_another_optimizer_is_measured_by_its_other_parameters():
     ids=repr,
 )
 def test_what_is_of_the_same_kind_fits(own, saved):
-    assert list(kind_misfits(own, saved, "it")) == []
+    assert list(kind_mismatches(own, saved, "it")) == []
 
 
 @pytest.mark.parametrize("saved", [2**62, -(2**63), 10**400])
 def test_an_integer_that_torch_does_not_take_fits_nothing(saved):
-    assert len(list(kind_misfits(0.1, saved, "lr"))) == 1
+    assert len(list(kind_mismatches(0.1, saved, "lr"))) == 1
 
 
 def test_a_state_that_is_named_by_nobody_is_refused(saved, tmp_path):

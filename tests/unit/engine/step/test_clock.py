@@ -71,7 +71,7 @@ def test_many_laps_are_added_up_so_that_they_take_no_memory(now):
     assert clock.take()() == seconds()
 
 
-@pytest.mark.parametrize("begin_anew", [StepClock.take, StepClock.restart])
+@pytest.mark.parametrize("begin_anew", [StepClock.take, StepClock.begin])
 def test_what_lies_between_two_steps_belongs_to_neither(now, begin_anew):
     clock = StepClock(CPU)
     run(clock, now, ("data", 1.0))

@@ -9,15 +9,21 @@ from lanewise.data import LaneBatch
 from lanewise.engine.step.lane import LaneLoss
 from lanewise.engine.step.losses import StepLosses
 from lanewise.errors import NonFiniteLossError
-from lanewise.lanes import LaneTurn
+from lanewise.lanes import LaneTurn, Placement
 from lanewise.world.world import LocalWorld
+
+ALONE = LocalWorld(torch.device("cpu"))
 
 NUM_LANES = 40
 
 
 def test_of_many_samples_and_lanes_the_first_are_named():
     """A model that returned NaN for all of 16 lanes of 256 samples filled the terminal with 4,096 numbers."""
-    losses = StepLosses(LocalWorld(torch.device("cpu")), NUM_LANES, loss_scale=None)
+    losses = StepLosses(
+        ALONE,
+        Placement.of(NUM_LANES, ALONE),
+        loss_scale=None,
+    )
     losses.begin()
     for lane in range(NUM_LANES):
         indices = tuple(range(1000 * lane, 1000 * lane + 100))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanewise.lanes.layout import lane_ranges
+from lanewise.lanes.placement import Placement, lane_ranges
 
 EIGHT_LANES = {
     1: "[0 1 2 3 4 5 6 7]",
@@ -47,3 +47,22 @@ def test_ranges_are_contiguous_complete_and_nearly_equal(data, num_lanes):
 def test_a_process_without_a_lane_is_refused(num_lanes, world_size):
     with pytest.raises(ValueError, match=rf"got {world_size} processes for {num_lanes} lanes\. Use 1 to"):
         lane_ranges(num_lanes, world_size)
+
+
+@given(st.data(), st.integers(1, 60))
+def test_a_placement_says_of_each_rank_what_its_lanes_have(data, num_lanes):
+    world_size = data.draw(st.integers(1, num_lanes))
+    rank = data.draw(st.integers(0, world_size - 1))
+    num_present = data.draw(st.integers(1, num_lanes))
+    placement = Placement(lane_ranges(num_lanes, world_size), rank)
+    assert placement.num_lanes == num_lanes
+    assert placement.own == placement.ranges[rank]
+    assert placement.most == max(len(lanes) for lanes in placement.ranges)
+    counts = placement.counts(num_present)
+    assert counts == [sum(lane < num_present for lane in lanes) for lanes in placement.ranges]
+    covered = [
+        [lane for start, stop in nodes for lane in range(start, min(stop, num_present))]
+        for nodes in placement.subtrees(num_present)
+    ]
+    assert list(map(len, covered)) == counts
+    assert [lane for lanes in covered for lane in lanes] == list(range(num_present))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.engine.buffers.group import evaluating
+from lanewise.engine.buffers.pack import evaluating
 from lanewise.errors import TaskError
 
 

@@ -1,11 +1,11 @@
 """Buffers of modules: their values at a start, whether those changed, and the way back.
 
-[Note: groups of buffers]
+[Note: packs of buffers]
 A model has many small buffers (a ResNet-50 159), and what is done with one takes as long as what is done with
-all of them in one tensor. So those of one dtype are a group: compared, copied, averaged and sent as one. A
+all of them in one tensor. So those of one dtype are a pack: compared, copied, averaged and sent as one. A
 mean of values that no lane changed is that value, to the last bit, as products and sums of float64 hold
-products of a float32 and a number of samples exactly; so a group may be averaged where one of its buffers
-changed. float64 and complex buffers, and large ones, which are often constant, are groups of their own.
+products of a float32 and a number of samples exactly; so a pack may be averaged where one of its buffers
+changed. float64 and complex buffers, and large ones, which are often constant, are packs of their own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,13 +18,13 @@ from torch import nn
 from lanewise.errors import TaskError
 
 CHANGED, RESHAPED = 1.0, 2.0
-"""What is told of a group that changed, and of one of whose buffers some has another form; 0 of others."""
+"""What is told of a pack that changed, and of one of whose buffers some has another form; 0 of others."""
 
 Form = tuple[torch.Size, torch.dtype]
 """What all lanes must give a buffer alike."""
 
 _MOST_ELEMENTS = 2**14
-"""Of a buffer that shares a group."""
+"""Of a buffer that shares a pack."""
 _WIDE_DTYPES = (torch.float64, torch.complex64, torch.complex128)
 
 
@@ -36,8 +36,8 @@ class _Place(NamedTuple):
     key: str
 
 
-class BufferGroup:
-    """Buffers whose values lie one after the other. See [Note: groups of buffers].
+class BufferPack:
+    """Buffers whose values lie one after the other. See [Note: packs of buffers].
 
     It survives that a forward replaces or resizes a tensor.
 
@@ -74,7 +74,7 @@ class BufferGroup:
         else:
             torch.cat([tensor.flatten() for tensor in tensors], out=self.start)
 
-    def follow(self, other: "BufferGroup") -> None:
+    def follow(self, other: "BufferPack") -> None:
         """Take the start of the step from the same buffers of another replica."""
         self._tensors = self._now()
         self.begin_with(other.start, other.forms)
@@ -119,10 +119,10 @@ class BufferGroup:
         change = CHANGED if flat.is_cpu else (flat != self.start).any()
         return change, [flat.clone() if len(now) == 1 else flat]
 
-    def ungroup(self) -> "list[BufferGroup]":
-        """Return each buffer as a group of its own, after putting the start of the step back."""
+    def unpack(self) -> "list[BufferPack]":
+        """Return each buffer as a pack of its own, after putting the start of the step back."""
         self.reset()
-        return [BufferGroup([place]) for place in self._places]
+        return [BufferPack([place]) for place in self._places]
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """View the buffers in a flat tensor."""
@@ -165,12 +165,12 @@ def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 @contextmanager
 def kept_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Put all buffers of some modules back afterwards."""
-    groups = group_buffers(modules)
+    packs = pack_buffers(modules)
     try:
         yield
     finally:
-        for group in groups:
-            group.reset()
+        for pack in packs:
+            pack.reset()
 
 
 @contextmanager
@@ -191,24 +191,24 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
             )
 
 
-def group_buffers(modules: Sequence[nn.Module]) -> list[BufferGroup]:
-    """Group every buffer of the modules; if there are several modules, names begin with the module's number.
+def pack_buffers(modules: Sequence[nn.Module]) -> list[BufferPack]:
+    """Pack every buffer of the modules; if there are several modules, names begin with the module's number.
 
     Sparse buffers are left alone: they have no elements that could be averaged.
     """
-    groups: dict[object, list[_Place]] = {}
+    packs: dict[object, list[_Place]] = {}
     for number, root in enumerate(modules):
         for prefix, module in root.named_modules():
             for key, tensor in module._buffers.items():
                 name = ".".join(part for part in (prefix, key) if part)
                 place = _Place(f"{number}:{name}" if len(modules) > 1 else name, module, key)
                 if tensor is None or tensor.layout is torch.strided:
-                    groups.setdefault(_group_of(tensor) or place.name, []).append(place)
-    return list(map(BufferGroup, groups.values()))
+                    packs.setdefault(_pack_key(tensor) or place.name, []).append(place)
+    return list(map(BufferPack, packs.values()))
 
 
-def _group_of(tensor: torch.Tensor | None) -> object:
-    """Return what the buffers of a group have in common; None for one that is a group of its own."""
+def _pack_key(tensor: torch.Tensor | None) -> object:
+    """Return what the buffers of a pack have in common; None for one that is a pack of its own."""
     if tensor is None or tensor.dtype in _WIDE_DTYPES or tensor.numel() > _MOST_ELEMENTS:
         return None
     return tensor.dtype, tensor.device
