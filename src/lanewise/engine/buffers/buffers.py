@@ -12,13 +12,14 @@ counts. What its backward does to it does not, since activation checkpointing ru
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import nn
 
 from lanewise.device.accelerator import float64_device, start_copy_to_host
-from lanewise.engine.buffers.merge import BufferMerge, is_averaged
-from lanewise.engine.buffers.pack import RESHAPED, BufferPack, Form, forms_of, pack_buffers
+from lanewise.engine.buffers.merge import BufferMerge, Kind, is_averaged
+from lanewise.engine.buffers.pack import RESHAPED, BufferPack, Form, Look, pack_buffers
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.world.world import World
@@ -30,16 +31,16 @@ class _Lane:
 
     turn: LaneTurn
     num_samples: int
-    values: dict[int, list[torch.Tensor | None]]
-    """What `look` copied, by the number of the pack; without unchanged ones, as soon as those are known."""
+    looks: dict[int, Look]
+    """By the number of the pack; without unchanged ones, as soon as those are known."""
     changes: Callable[[], Sequence[float]]
     """Waits for the lane's forward, and tells of every pack whether it changed."""
 
     def drop_unchanged(self) -> None:
         """Free the copies of what did not change."""
-        if self.values:
+        if self.looks:
             changes = self.changes()
-            self.values = {number: value for number, value in self.values.items() if changes[number]}
+            self.looks = {number: look for number, look in self.looks.items() if changes[number]}
 
 
 class LaneBuffers:
@@ -104,12 +105,12 @@ class LaneBuffers:
             self._lanes.append(_Lane(turn, num_samples, {}, lambda: ()))
             return
         looks = [packs[replica].look() for packs in self._packs]
-        values = {
-            number: [None if one is None else one.to(self._world.device) for one in copies]
-            for number, (change, copies) in enumerate(looks)
-            if isinstance(change, torch.Tensor) or change
+        kept = {
+            number: look._replace(values=None if look.values is None else look.values.to(self._world.device))
+            for number, look in enumerate(looks)
+            if isinstance(look.change, torch.Tensor) or look.change
         }
-        self._lanes.append(_Lane(turn, num_samples, values, self._tell([change for change, _ in looks])))
+        self._lanes.append(_Lane(turn, num_samples, kept, self._tell([look.change for look in looks])))
 
     def _tell(self, changes: Sequence[float | torch.Tensor]) -> Callable[[], Sequence[float]]:
         """Note what a lane tells of each pack; return what waits for it."""
@@ -153,16 +154,17 @@ class LaneBuffers:
         lanes = [lane for lane in self._lanes if lane.turn.positions]
         for lane in lanes:
             lane.drop_unchanged()
-        if RESHAPED in changes:
-            changes = self._unpack(lanes, changes)
-        forms = {number: self._packs[number][0].forms for number, change in enumerate(changes) if change}
+        packs = self._packs
+        changed = [number for number, change in enumerate(changes) if change]
+        forms = {number: packs[number][0].forms for number in changed}
         if reshaped := [number for number, change in enumerate(changes) if change == RESHAPED]:
             forms |= self._agree_on_forms(reshaped, lanes)
         if forms:
             values = [{number: self._value(lane, number) for number in forms} for lane in lanes]
             num_samples = [(lane.turn.lane, lane.num_samples) for lane in lanes]
             num_present = self._lanes[0].turn.num_present_lanes
-            merged = self._buffer_merge.run(num_present, num_samples, values, forms)
+            kinds = {number: _kind_of(form) for number, form in forms.items()}
+            merged = self._buffer_merge.run(num_present, num_samples, values, kinds)
             self._check = self._start_comparison(lanes, values, merged)
             for number, value in merged.items():
                 first, *others = self._packs[number]
@@ -170,6 +172,8 @@ class LaneBuffers:
                 for other in others:
                     other.follow(first)
         self.discard()
+        if reshaped:  # buffers may belong into other packs now
+            self._packs = None
 
     def check(self) -> None:
         """Raise what `merge` found; a call of its own, so that `merge` need not wait for a GPU.
@@ -183,67 +187,38 @@ class LaneBuffers:
     def _value(self, lane: _Lane, number: int) -> torch.Tensor:
         """Return what a lane of this process made of a pack that some lane changed."""
         assert self._packs is not None
-        if number in lane.values:
-            (value,) = lane.values[number]
-        else:
-            value = self._packs[number][0].start
-            value = None if value is None else value.clone()
+        start = self._packs[number][0].start
+        look = lane.looks.get(number)
+        value = look.values if look is not None else None if start is None else start.clone()
         assert value is not None
         return value
 
-    def _unpack(self, lanes: Sequence[_Lane], changes: Sequence[float]) -> list[float]:
-        """Make each buffer of the reshaped packs a pack of its own, alike on every rank.
-
-        Returns:
-            The changes of the packs that there are now.
-        """
-        assert self._packs is not None
-        packs: list[tuple[BufferPack, ...]] = []
-        told: list[float] = []
-        values: list[dict[int, list[torch.Tensor | None]]] = [{} for _ in lanes]
-        for number, (replicas, change) in enumerate(zip(self._packs, changes, strict=True)):
-            parts = [replicas]
-            if change == RESHAPED:
-                parts = list(zip(*(pack.unpack() for pack in replicas), strict=True))
-            for lane, alone in zip(lanes, values, strict=True):
-                copies = lane.values.get(number, [])
-                if len(copies) not in (0, len(parts)):  # this lane reshaped none of them
-                    (flat,) = copies
-                    assert flat is not None
-                    copies = list(replicas[0].split(flat))
-                alone |= {len(packs) + index: [copy] for index, copy in enumerate(copies)}
-            packs += parts
-            told += [change] * len(parts)
-        self._packs = packs
-        for lane, alone in zip(lanes, values, strict=True):
-            lane.values = alone
-        return told
-
-    def _agree_on_forms(self, numbers: Sequence[int], lanes: Sequence[_Lane]) -> dict[int, list[Form]]:
-        """Return the form of buffers that have another one than before. Collective."""
+    def _agree_on_forms(
+        self, numbers: Sequence[int], lanes: Sequence[_Lane]
+    ) -> dict[int, Sequence[Form | None]]:
+        """Return the forms of packs in which a buffer has another one than before. Collective."""
         assert self._packs is not None
         packs = {number: self._packs[number][0] for number in numbers}
-        everywhere = self._world.all_gather_object(
-            {
-                number: [
-                    forms_of(lane.values[number]) if number in lane.values else pack.forms for lane in lanes
-                ]
-                for number, pack in packs.items()
-            }
-        )
-        agreed: dict[int, list[Form]] = {}
+        local = [
+            {number: lane.looks[number].forms if number in lane.looks else pack.forms}
+            for lane in lanes
+            for number, pack in packs.items()
+        ]
+        everywhere = [one for rank_forms in self._world.all_gather_object(local) for one in rank_forms]
+        agreed: dict[int, Sequence[Form | None]] = {}
         for number, pack in packs.items():
-            forms = [form for rank_forms in everywhere for form in rank_forms[number]]
-            other = next((form for form in forms if form != forms[0]), forms[0])
-            if other != forms[0] or not forms[0]:
-                shapes = [str(tuple(form[0][0])) if form else "None" for form in (forms[0], other)]
-                raise TaskError(
-                    f"buffer {pack.names[0]} has another shape after step {self._lanes[0].turn.step}: "
-                    f"{' in some lanes and '.join(dict.fromkeys(shapes))}"
-                    f"{' in others' if other != forms[0] else ''}. "
-                    "Give it the same shape in every lane of a step."
-                )
-            agreed[number] = forms[0]
+            of_lanes = [one[number] for one in everywhere if number in one]
+            for name, first, *others in zip(pack.names, *of_lanes, strict=True):
+                other = next((form for form in others if form != first), first)
+                if other != first or first is None:
+                    shapes = [str(tuple(form[0])) if form else "None" for form in (first, other)]
+                    raise TaskError(
+                        f"buffer {name} has another shape after step {self._lanes[0].turn.step}: "
+                        f"{' in some lanes and '.join(dict.fromkeys(shapes))}"
+                        f"{' in others' if other != first else ''}. "
+                        "Give it the same shape in every lane of a step."
+                    )
+            agreed[number] = of_lanes[0]
         return agreed
 
     def _start_comparison(
@@ -270,24 +245,33 @@ class LaneBuffers:
             torch.stack([(value != expected).any() for _, _, value, expected in compared])
         )
 
+        assert self._packs is not None
+        packs = {number: self._packs[number][0] for number, *_ in compared}
+
         def check() -> None:
             for differs, (number, lane, value, expected) in zip(wait().tolist(), compared, strict=True):
                 if differs:
-                    self._refuse(number, lane.turn, value, expected)
+                    _refuse(packs[number], lane.turn, value, expected)
 
         return check
 
-    def _refuse(self, number: int, turn: LaneTurn, value: torch.Tensor, expected: torch.Tensor) -> None:
-        """Raise TaskError for the first buffer of a pack of integers in which a lane differs."""
-        assert self._packs is not None
-        pack = self._packs[number][0]
-        for name, made, other in zip(pack.names, pack.split(value), pack.split(expected), strict=True):
-            if not torch.equal(made, other):
-                raise TaskError(
-                    f"integer buffer {name} differs between the lanes of step {turn.step}: "
-                    f"lane {turn.lane} made {made.tolist()} of it, and the first {other.tolist()}. "
-                    "Make it a float buffer, or equal in all lanes."
-                )
+
+def _refuse(pack: BufferPack, turn: LaneTurn, value: torch.Tensor, expected: torch.Tensor) -> None:
+    """Raise TaskError for the first buffer of a pack of integers in which a lane differs."""
+    for name, made, other in zip(pack.names, pack.split(value), pack.split(expected), strict=True):
+        if not torch.equal(made, other):
+            raise TaskError(
+                f"integer buffer {name} differs between the lanes of step {turn.step}: "
+                f"lane {turn.lane} made {made.tolist()} of it, and the first {other.tolist()}. "
+                "Make it a float buffer, or equal in all lanes."
+            )
+
+
+def _kind_of(forms: Sequence[Form | None]) -> Kind:
+    present = [form for form in forms if form is not None]
+    return sum(shape.numel() for shape, _ in present), reduce(
+        torch.promote_types, (one for _, one in present)
+    )
 
 
 def _stack(changes: Sequence[float | torch.Tensor], device: torch.device) -> torch.Tensor:

@@ -6,12 +6,14 @@ from typing import TypeAlias
 import torch
 
 from lanewise.device.accelerator import float64_device
-from lanewise.engine.buffers.pack import Form
 from lanewise.lanes import Placement, TreeSum
 from lanewise.reduce.pending import add_into_right
 from lanewise.world.world import World
 
 _TreeSum: TypeAlias = TreeSum[list[torch.Tensor]]
+
+Kind: TypeAlias = tuple[int, torch.dtype]
+"""Of a pack: how many elements its buffers have, and their dtype."""
 
 
 class BufferMerge:
@@ -32,23 +34,27 @@ class BufferMerge:
         num_present: int,
         lanes: Sequence[tuple[int, int]],
         values: Sequence[Mapping[int, torch.Tensor]],
-        forms: Mapping[int, Sequence[Form]],
+        kinds: Mapping[int, Kind],
     ) -> dict[int, torch.Tensor]:
         """Return for each pack the mean over all lanes of the step, weighted by samples, flat.
 
         Of integers it is what the first lane has that has samples: one may lose all of them. Sums are in
         float64.
 
-        Collective: every rank must call this, with the same forms.
+        Collective: every rank must call this, with the same kinds.
 
         Args:
             num_present: lanes of the step.
             lanes: those of this process, and how many samples each has.
             values: for each of them what it made of the packs.
-            forms: the buffers of each pack that is merged, by its number.
+            kinds: of each pack that is merged, by its number.
         """
-        floats = {number: _size_of(form) for number, form in forms.items() if is_averaged(form[0][1])}
-        integers = {number: _size_of(form) for number, form in forms.items() if number not in floats}
+        floats = {
+            number: size * (2 if dtype.is_complex else 1)
+            for number, (size, dtype) in kinds.items()
+            if is_averaged(dtype)
+        }
+        integers = {number: size for number, (size, _) in kinds.items() if number not in floats}
         one = torch.ones(1, dtype=torch.float64, device=self._device)
         tree_sum: _TreeSum = TreeSum(self._placement.num_lanes, num_present, add_into_right)
         first: dict[int, torch.Tensor] | None = None
@@ -66,11 +72,11 @@ class BufferMerge:
         assert first is not None, "a step without samples has no weight, and so nothing to merge"
         *sums, num_samples_of_all = tree_sum.root()[0].split([*floats.values(), 1])
         means = {
-            number: _from_float64(total / num_samples_of_all, forms[number][0][1])
+            number: _from_float64(total / num_samples_of_all, kinds[number][1])
             for number, total in zip(floats, sums, strict=True)
         }
         return {
-            number: value.to(self._world.device, forms[number][0][1])
+            number: value.to(self._world.device, kinds[number][1])
             for number, value in (means | first).items()
         }
 
@@ -112,11 +118,6 @@ class BufferMerge:
 def is_averaged(dtype: torch.dtype) -> bool:
     """Tell whether buffers of a dtype are averaged; others must be equal in all lanes."""
     return dtype.is_floating_point or dtype.is_complex
-
-
-def _size_of(forms: Sequence[Form]) -> int:
-    """Return how many numbers the buffers of a pack are; a complex one is two."""
-    return sum(shape.numel() * (2 if dtype.is_complex else 1) for shape, dtype in forms)
 
 
 def _to_real(value: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -28,6 +28,17 @@ _MOST_ELEMENTS = 2**14
 _WIDE_DTYPES = (torch.float64, torch.complex64, torch.complex128)
 
 
+class Look(NamedTuple):
+    """What a lane made of the buffers of a pack."""
+
+    change: float | torch.Tensor
+    """0, CHANGED or RESHAPED; on an accelerator a tensor that nobody has waited for."""
+    values: torch.Tensor | None
+    """A copy of them, flat; None where surely none changed."""
+    forms: Sequence[Form | None]
+    """None of a buffer that is None."""
+
+
 class _Place(NamedTuple):
     """Where a buffer is."""
 
@@ -60,7 +71,7 @@ class BufferPack:
     @property
     def has_its_forms(self) -> bool:
         """Whether the buffers have the shapes and dtypes that they had at the start."""
-        return forms_of(self._now()) == self.forms
+        return _forms_of(self._now()) == self.forms
 
     def note_start(self) -> None:
         """Take what the modules hold for the start of a step, with the forms of the last one."""
@@ -70,7 +81,7 @@ class BufferPack:
         tensors = [tensor.detach() for tensor in self._tensors if tensor is not None]
         if self.start is None:
             start = _flatten(tensors).clone() if tensors else None
-            self._set_start(start, forms_of(self._tensors))
+            self._set_start(start, _forms_of(self._tensors))
         else:
             torch.cat([tensor.flatten() for tensor in tensors], out=self.start)
 
@@ -80,7 +91,7 @@ class BufferPack:
         self.begin_with(other.start, other.forms)
         self.reset()
 
-    def begin_with(self, start: torch.Tensor | None, forms: list[Form]) -> None:
+    def begin_with(self, start: torch.Tensor | None, forms: Sequence[Form | None]) -> None:
         """Take values with such forms, which may lie elsewhere, for the start of the step."""
         if start is not None and self.start is not None and forms == self.forms:
             self.start.copy_(start.flatten())
@@ -93,40 +104,31 @@ class BufferPack:
         tensors = []
         for number, (_, module, key) in enumerate(self._places):
             tensor = self._tensors[number]
-            if self.start is None:
+            form = self.forms[number]
+            if form is None:
                 tensor = None
-            elif tensor is None or (tensor.shape, tensor.dtype) != self.forms[number]:
-                tensor = self._starts[number].clone()
+            elif tensor is None or (tensor.shape, tensor.dtype) != form:
+                tensor = self._starts[number].to(form[1], copy=True)
             self._tensors[number] = module._buffers[key] = tensor
             tensors += [] if tensor is None else [tensor]
         if tensors:
             torch._foreach_copy_(tensors, self._starts)  # one call instead of many
 
-    def look(self) -> tuple[float | torch.Tensor, list[torch.Tensor | None]]:
-        """Return whether the buffers are other than at the start of the step, and a copy if they may be.
-
-        The copy is one flat tensor; if a buffer has another form, it is one of each. Does not wait for a GPU:
-        there the answer is a tensor.
-        """
+    def look(self) -> Look:
+        """Return whether the buffers are other than at the start of the step, and a copy if they may be."""
         now = self._now()
-        if forms_of(now) != self.forms:
-            return RESHAPED, [None if one is None else one.detach().clone() for one in now]
-        if self.start is None:
-            return 0.0, []
-        flat = _flatten([one for one in now if one is not None]).detach()
-        if flat.is_cpu and torch.equal(flat, self.start):
-            return 0.0, []
-        change = CHANGED if flat.is_cpu else (flat != self.start).any()
-        return change, [flat.clone() if len(now) == 1 else flat]
-
-    def unpack(self) -> "list[BufferPack]":
-        """Return each buffer as a pack of its own, after putting the start of the step back."""
-        self.reset()
-        return [BufferPack([place]) for place in self._places]
+        forms, tensors = _forms_of(now), [one.detach() for one in now if one is not None]
+        flat = _flatten(tensors) if tensors else None
+        change: float | torch.Tensor = RESHAPED
+        if forms == self.forms:
+            if flat is None or self.start is None or (flat.is_cpu and torch.equal(flat, self.start)):
+                return Look(0.0, None, forms)
+            change = CHANGED if flat.is_cpu else (flat != self.start).any()
+        return Look(change, flat.clone() if flat is not None and len(tensors) == 1 else flat, forms)
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """View the buffers in a flat tensor."""
-        shapes = [shape for shape, _ in self.forms]
+        shapes = [form[0] for form in self.forms if form is not None]
         parts = flat.split([shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -134,10 +136,9 @@ class BufferPack:
         """Return what the modules hold."""
         return [module._buffers[key] for _, module, key in self._places]
 
-    def _set_start(self, start: torch.Tensor | None, forms: list[Form]) -> None:
+    def _set_start(self, start: torch.Tensor | None, forms: Sequence[Form | None]) -> None:
         self.start = start
         self.forms = forms
-        """Of each buffer; none where it was None."""
         self._starts = [] if start is None else self.split(start)
 
 
@@ -150,9 +151,8 @@ def _writable(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return tensor
 
 
-def forms_of(tensors: Sequence[torch.Tensor | None]) -> list[Form]:
-    """Return the forms of tensors, without those that are None."""
-    return [(tensor.shape, tensor.dtype) for tensor in tensors if tensor is not None]
+def _forms_of(tensors: Sequence[torch.Tensor | None]) -> list[Form | None]:
+    return [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors]
 
 
 def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
