@@ -47,7 +47,7 @@ def reduce(world: Any, model: nn.Module, equality: str, num_steps: int = 3) -> l
     ):
         # Lane 3 has no weight.
         loss = model(turn.lane)
-        reducer.backward(turn, None if turn.lane == 3 else loss, None, lambda: None)
+        reducer.backward(turn, None if turn.lane == 3 else loss, None)
         if turn.is_last:
             reducer.finish(1.0)
             gradients = [parameter.grad.flatten().tolist() for parameter in model.parameters()]

@@ -133,7 +133,7 @@ def shows_only(done: Done, exception: str) -> None:
     assert [line.partition(" on ")[0] for line in done.errors] == ["error: rank 1"]
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count(exception) == 1
-    assert "whole_model.py" not in done.stderr  # the frames of lanewise above the user's
+    assert "reducer.py" not in done.stderr  # the frames of lanewise above the user's
     assert "in step 1, lane 2, samples [" in done.stderr
     assert "gloo" not in done.stderr
     assert done.leftover == []

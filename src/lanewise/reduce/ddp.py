@@ -27,8 +27,7 @@ from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.compression import CompressedAllReduce
 from lanewise.reduce.pending import PendingGradients, add_into_right, is_dense
-from lanewise.reduce.reducer import divide_gradients, run_backward, without_loss
-from lanewise.reduce.whole_model import WholeModel
+from lanewise.reduce.reducer import WholeModel, divide_gradients, run_backward, without_loss
 from lanewise.world.world import World
 
 
@@ -87,13 +86,7 @@ class DDPReducer(WholeModel):
         self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
         self._ddp.register_comm_hook(None, self._sum_lanes if equality == "exact" else self._sum_processes)
 
-    def backward(
-        self,
-        turn: LaneTurn,
-        loss: torch.Tensor | None,
-        factor: torch.Tensor | None,
-        exchange_totals: Callable[[], None],
-    ) -> None:
+    def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
         """See `Reducer`. See [Note: who tells DDP]."""
         if loss is None:
             loss = without_loss(self.parameters)
@@ -104,7 +97,6 @@ class DDPReducer(WholeModel):
             if self._pending is not None:
                 self._pending.push(turn)
             return
-        exchange_totals()
         self._turn = turn
         if self._pending is not None:
             self._earlier = self._pending.take()

@@ -169,20 +169,13 @@ class FSDPReducer:
         self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](forward)
         return losses
 
-    def backward(
-        self,
-        turn: LaneTurn,
-        loss: torch.Tensor | None,
-        factor: torch.Tensor | None,
-        exchange_totals: Callable[[], None],
-    ) -> None:
+    def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
         """See `Reducer`. Collective for every lane."""
         anchor, self._anchor = self._anchor, None
         assert anchor is not None, "a lane was not run"
         if turn.is_last:
             checksum = torch.tensor([zlib.crc32(" ".join(self._order).encode())])
             self._wait_for_checksums = self._world.start_all_gather_to_host(checksum.to(self._world.device))
-            exchange_totals()
         self._contributes = loss is not None
         run_backward(connect(loss, [anchor]), factor)
         for sums in self._sums or ():

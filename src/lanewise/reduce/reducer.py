@@ -84,21 +84,13 @@ class Reducer(Protocol):
         """Compute the losses of a round of lanes, at most one for each replica; None for an empty lane."""
         ...
 
-    def backward(
-        self,
-        turn: LaneTurn,
-        loss: torch.Tensor | None,
-        factor: torch.Tensor | None,
-        exchange_totals: Callable[[], None],
-    ) -> None:
+    def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
         """Add the gradients of a lane. Collective for the last lane of a step.
 
         Args:
             turn: the lane's turn; one without samples takes part with nothing.
             loss: scalar, of which the lane contributes `factor` times the gradient; None for nothing.
             factor: scalar, given to the backward, where it costs no node of the graph; None for no loss.
-            exchange_totals: begins a collective; called once, in the last lane, at the same place among the
-                collectives of every rank.
         """
         ...
 
@@ -176,7 +168,11 @@ def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:
 
 
 def evaluate_lanes(
-    lanes: Iterable[Lane], compute: Callable[[Lane, Any], T], wants_stop: Callable[[], bool]
+    _module: nn.Module,
+    lanes: Iterable[Lane],
+    _num_lanes: int,
+    compute: Callable[[Lane, Any], T],
+    wants_stop: Callable[[], bool],
 ) -> Iterator[tuple[Lane, T]]:
     """Do what `Reducer.evaluate` does where a forward asks nothing of other processes."""
     for lane in lanes:
@@ -184,3 +180,55 @@ def evaluate_lanes(
             return
         if lane.has_samples:
             yield lane, compute(lane, lane.data)
+
+
+class WholeModel:
+    """The part of a `Reducer` that does not depend on how gradients travel.
+
+    Args:
+        model: the user's module.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.replicas: Sequence[nn.Module] = [model]
+        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)
+
+    def adopt(self, module: nn.Module) -> None:
+        """See `Reducer`."""
+        module.to(self.parameters[0].device)
+
+    def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
+        """See `Reducer`."""
+        return [
+            parameter.register_post_accumulate_grad_hook(lambda one, name=name: note(name, one))
+            for replica in self.replicas
+            for name, parameter in replica.named_parameters()
+            if parameter.requires_grad
+        ]
+
+    def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """See `Reducer`."""
+        return batches
+
+    def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
+        """See `Reducer`."""
+        (model,), (lane,) = self.replicas, lanes
+        if not lane.has_samples:
+            return [None]
+        data = lane.data
+        return [lane.loss(lane.forward(model, data), data)]
+
+    def grad_norm(self) -> torch.Tensor:
+        """See `Reducer`."""
+        norm: torch.Tensor = torch.linalg.vector_norm(self.gradient_norms())
+        return norm
+
+    def gradient_norms(self) -> torch.Tensor:
+        """See `Reducer`."""
+        gradients = [one.grad for one in self.parameters if one.grad is not None]
+        return torch.stack(torch._foreach_norm(gradients))  # noqa: SLF001 - as `get_total_norm` does it
+
+    evaluate = staticmethod(evaluate_lanes)
+
+    def close(self) -> None:
+        """See `Reducer`."""

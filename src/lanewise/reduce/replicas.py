@@ -29,8 +29,7 @@ from lanewise.device.accelerator import move, set_current_device
 from lanewise.lanes import LaneTurn
 from lanewise.random_state import take_random_state
 from lanewise.reduce.pending import PendingGradients
-from lanewise.reduce.reducer import LaneWork, divide_gradients, trained_parameters, without_loss
-from lanewise.reduce.whole_model import WholeModel
+from lanewise.reduce.reducer import LaneWork, WholeModel, divide_gradients, trained_parameters, without_loss
 
 
 @final
@@ -84,16 +83,8 @@ class ReplicaReducer(WholeModel):
             for lane, (_, outputs, go_on) in zip(lanes, forwards, strict=True)
         ]
 
-    def backward(
-        self,
-        turn: LaneTurn,
-        loss: torch.Tensor | None,
-        factor: torch.Tensor | None,
-        exchange_totals: Callable[[], None],
-    ) -> None:
+    def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
         """See `Reducer`. The lanes of a round have one backward, which runs on all devices at once."""
-        if turn.is_last:
-            exchange_totals()
         self._round.append((turn, without_loss(self.parameters) if loss is None else loss, factor))
         if len(self._round) < len(self.replicas) and not turn.is_last:
             return

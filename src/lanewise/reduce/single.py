@@ -1,6 +1,5 @@
 """Sums the lanes' gradients in one process."""
 
-from collections.abc import Callable
 from typing import final
 
 import torch
@@ -9,8 +8,7 @@ from torch import nn
 from lanewise.config import Equality
 from lanewise.lanes import LaneTurn
 from lanewise.reduce.pending import PendingGradients
-from lanewise.reduce.reducer import divide_gradients, run_backward, without_loss
-from lanewise.reduce.whole_model import WholeModel
+from lanewise.reduce.reducer import WholeModel, divide_gradients, run_backward, without_loss
 
 
 @final
@@ -28,16 +26,8 @@ class SingleReducer(WholeModel):
         super().__init__(model)
         self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
 
-    def backward(
-        self,
-        turn: LaneTurn,
-        loss: torch.Tensor | None,
-        factor: torch.Tensor | None,
-        exchange_totals: Callable[[], None],
-    ) -> None:
+    def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
         """See `Reducer`."""
-        if turn.is_last:
-            exchange_totals()
         run_backward(without_loss(self.parameters) if loss is None else loss, factor)
         if self._pending is not None:
             self._pending.push(turn)

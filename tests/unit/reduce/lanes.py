@@ -43,7 +43,7 @@ def reduce_lanes(
             ]
             return torch.stack(products).sum() if products else None
 
-        reducer.backward(turn, compute_loss() if turn.positions else None, None, lambda: None)
+        reducer.backward(turn, compute_loss() if turn.positions else None, None)
         if turn.is_last:
             reducer.finish(1.0)
             gradients = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]

@@ -76,7 +76,7 @@ def reduce_matrices(world, name: str | None, num_steps: int, gradient: Any) -> t
         if turn.is_last and turn.step == num_steps - 1:
             before = bytes_sent(world)
         loss = sum((one * gradient(turn, n, one.shape)).sum() for n, one in enumerate(model) if n != UNUSED)
-        reducer.backward(turn, loss, None, lambda: None)
+        reducer.backward(turn, loss, None)
         if turn.is_last:
             reducer.finish(4.0)
             steps.append([one.grad.clone() for one in model])
@@ -115,7 +115,7 @@ def reduce_many_buckets(world) -> int:
     model = nn.ParameterList([nn.Parameter(torch.ones(600, 500)) for _ in range(90)])  # in buckets of 25 MiB
     reducer = build_reducer(model, Placement.of(2, world), world, DistributedConfig(compression="powersgd"))
     for turn in Schedule(2, 2, 1).turns(lane_ranges(2, world.world_size)[world.rank], 0, 5):
-        reducer.backward(turn, sum(one.sum() for one in model), None, lambda: None)
+        reducer.backward(turn, sum(one.sum() for one in model), None)
         reducer.finish(2.0)
     reducer.close()
     return turn.step

@@ -101,7 +101,7 @@ def reduce_unlike(world, equality):
         used = [(n, p) for n, p in enumerate(model) if turn.lane != 1 or n not in (2, 3)]
         products = [(p * unlike(p.shape, 10 * turn.lane + n)).sum() for n, p in used]
         loss = sum(p.real - 3 * p.imag if p.is_complex() else p for p in products)
-        reducer.backward(turn, loss, None, lambda: None)
+        reducer.backward(turn, loss, None)
         if turn.is_last:
             reducer.finish(1.0)
             norm = reducer.grad_norm()
@@ -200,7 +200,7 @@ def reduce_behind_a_gate(world):
                 hidden = WaitInBackward.apply(hidden, begun)
             return model[1:](hidden).sum()
 
-        reducer.backward(turn, compute_loss(), None, lambda: None)
+        reducer.backward(turn, compute_loss(), None)
         if turn.is_last:
             reducer.finish(1.0)
             model.zero_grad()

@@ -118,7 +118,7 @@ def test_weights_travel_once_a_step():
         versions.append(other.weight._version)
         assert torch.equal(other.weight, model.weight)
         for turn, loss in zip((first, second), losses, strict=True):
-            reducer.backward(turn, loss, None, lambda: None)
+            reducer.backward(turn, loss, None)
         if second.is_last:
             reducer.finish(4.0)
             assert torch.equal(model.weight.grad, torch.ones(1, 3))

@@ -10,7 +10,7 @@ without a new version, and a buffer may change in some steps only. What a lane's
 counts. What its backward does to it does not, since activation checkpointing runs forwards again there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -55,7 +55,7 @@ class LaneBuffers:
         placement: who carries which lanes.
     """
 
-    def __init__(self, modules: Sequence[Sequence[nn.Module]], world: World, placement: Placement) -> None:
+    def __init__(self, modules: Sequence[Collection[nn.Module]], world: World, placement: Placement) -> None:
         self._modules = modules
         self._world = world
         self._float64_device = float64_device(world.device)

@@ -8,7 +8,7 @@ products of a float32 and a number of samples exactly; so a pack may be averaged
 changed. float64 and complex buffers, and large ones, which are often constant, are packs of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -163,7 +163,7 @@ def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 @contextmanager
-def kept_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
+def kept_buffers(modules: Collection[nn.Module]) -> Iterator[None]:
     """Put all buffers of some modules back afterwards."""
     packs = pack_buffers(modules)
     try:
@@ -174,7 +174,7 @@ def kept_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+def evaluating(modules: Collection[nn.Module]) -> Iterator[None]:
     """Keep an evaluation from leaving a mark on training: buffers are put back.
 
     Raises:
@@ -191,7 +191,7 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
             )
 
 
-def pack_buffers(modules: Sequence[nn.Module]) -> list[BufferPack]:
+def pack_buffers(modules: Collection[nn.Module]) -> list[BufferPack]:
     """Pack every buffer of the modules; if there are several modules, names begin with the module's number.
 
     Sparse buffers are left alone: they have no elements that could be averaged.

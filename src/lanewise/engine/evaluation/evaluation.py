@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from lanewise.config import Mode, RunConfig
+from lanewise.config import EvaluateConfig, RunConfig
 from lanewise.data import LaneReader
 from lanewise.engine.evaluation.early_stopping import EarlyStopping
 from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
 from lanewise.engine.samples.dataset import compare_datasets, count_samples
 from lanewise.engine.step.lane import LaneRunner
 from lanewise.errors import ConfigError, DataError
-from lanewise.lanes import Placement, Schedule, SequentialSchedule
+from lanewise.lanes import Placement, SequentialSchedule
 from lanewise.reduce import Reducer
 from lanewise.world.world import World
 
@@ -22,44 +22,32 @@ class Evaluation:
     """When to evaluate while training, and which of the results is the best so far.
 
     Args:
+        config: how often, which value is the best, and whether the run ends early.
         evaluator: evaluates.
-        every_steps: steps from one evaluation to the next; the last step of the run is always one.
-        last_step: the step before which training ends.
-        best: key of the value by which models are compared; None compares none.
-        best_mode: whether more of it is better, or less.
-        early_stopping: learns what each evaluation gave; None ends no run early.
+        steps_per_epoch: of training.
+        last_step: the step before which training ends; after it there is an evaluation in any case.
 
     Raises:
         ConfigError: if surely no evaluation gives a value that is needed.
     """
 
     def __init__(
-        self,
-        evaluator: Evaluator,
-        every_steps: int,
-        last_step: int,
-        best: str | None,
-        best_mode: Mode,
-        early_stopping: EarlyStopping | None = None,
+        self, config: EvaluateConfig, evaluator: Evaluator, steps_per_epoch: int, last_step: int
     ) -> None:
         self._evaluator = evaluator
-        self._every_steps = every_steps
+        self._every_steps = config.every_steps or config.every_epochs * steps_per_epoch
         self._last_step = last_step
-        self._best = best
-        self.sign = 1 if best_mode == "max" else -1
+        self._best = config.best
+        self.sign = 1 if config.best_mode == "max" else -1
         self.best_value = -math.inf
         """The best value so far, times -1 where less is better."""
         self.last_values: dict[str, float] = {}
         """What the last evaluation gave; empty before it."""
         self.is_due = False
         """Whether a step that was taken has an evaluation after it that was not made yet."""
-        self._early_stopping = early_stopping
-        self._needed: dict[str, str] = {}
-        """The values that an evaluation must give, by the keys of the configuration that name them."""
-        if best is not None:
-            self._needed["evaluate.best"] = best
-        if early_stopping is not None:
-            self._needed["evaluate.early_stopping.metric"] = early_stopping.config.metric
+        early_stopping = config.early_stopping
+        self._early_stopping = None if early_stopping is None else EarlyStopping(early_stopping)
+        self._needed = _needed_values(config)
         # A metric may have several values, whose names its first evaluation tells.
         for name, value in self._needed.items():
             if not any(
@@ -179,50 +167,27 @@ def build_evaluator(
         schedule = SequentialSchedule(num_samples, config.batch.num_lanes, config.batch.samples_per_lane)
         sets.append(EvalSet(name, reader, schedule))
     if not sets:
-        _require_no_values(config)
+        mistakes = [
+            f"{name} is {value}, but the task has nothing to evaluate. "
+            "Give it eval_datasets, or leave the key out."
+            for name, value in _needed_values(config.evaluate).items()
+        ]
+        if mistakes:
+            raise ConfigError(*mistakes)
         return None
     return Evaluator(
         lanes, model, sets, world, placement, num_workers=config.data.num_workers, reducer=reducer
     )
 
 
-def build_evaluation(
-    config: RunConfig, evaluator: Evaluator | None, schedule: Schedule, last_step: int
-) -> Evaluation | None:
-    """Build what evaluates while training; None where there is nothing to evaluate.
-
-    Args:
-        config: says how often, and which value is the best.
-        evaluator: evaluates.
-        schedule: knows where epochs end.
-        last_step: the step before which training ends.
-
-    Raises:
-        ConfigError: if surely no evaluation gives a value that `evaluate` names.
-    """
-    if evaluator is None:
-        return None
-    evaluate = config.evaluate
-    every_steps = evaluate.every_steps or evaluate.every_epochs * schedule.steps_per_epoch
-    early_stopping = None if evaluate.early_stopping is None else EarlyStopping(evaluate.early_stopping)
-    return Evaluation(evaluator, every_steps, last_step, evaluate.best, evaluate.best_mode, early_stopping)
-
-
-def _require_no_values(config: RunConfig) -> None:
-    """Raise where something depends on evaluations, and there are none."""
-    best, early_stopping = config.evaluate.best, config.evaluate.early_stopping
-    needed = {
-        "evaluate.best": best,
+def _needed_values(config: EvaluateConfig) -> dict[str, str]:
+    """Return the values that an evaluation must give, by the keys of the configuration that name them."""
+    early_stopping = config.early_stopping
+    named = {
+        "evaluate.best": config.best,
         "evaluate.early_stopping.metric": None if early_stopping is None else early_stopping.metric,
     }
-    mistakes = [
-        f"{name} is {value}, but the task has nothing to evaluate. "
-        "Give it eval_datasets, or leave the key out."
-        for name, value in needed.items()
-        if value is not None
-    ]
-    if mistakes:
-        raise ConfigError(*mistakes)
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _no_such_value(name: str, value: str, keys: Iterable[str]) -> ConfigError:

@@ -193,10 +193,9 @@ class Evaluator:
             num_workers=self._num_workers,
         )
         lanes = map(self._lanes.evaluation_lane, batches)
-        if self._reducer is None:
-            return evaluate_lanes(lanes, compute, wants_stop)
         num_lanes = sum(1 for turn in self._turns(eval_set) if turn.positions)
-        return self._reducer.evaluate(self._model, lanes, num_lanes, compute, wants_stop)
+        evaluate = evaluate_lanes if self._reducer is None else self._reducer.evaluate
+        return evaluate(self._model, lanes, num_lanes, compute, wants_stop)
 
     def _metrics_for(self, eval_set: EvalSet) -> Mapping[str, "Metric"]:
         return self._task.build_metrics() if eval_set.has_metrics else {}

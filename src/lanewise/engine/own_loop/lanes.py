@@ -38,7 +38,7 @@ from lanewise.engine.samples.order import OrderChoice
 from lanewise.engine.state.identity import identify_exact
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.gradient import LaneGradients
-from lanewise.errors import ConfigError, DataError
+from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import (
     OrderInputs,
     Placement,
@@ -142,24 +142,24 @@ class Lanes:
 
         Raises:
             ConfigError: if the grade or the precision rules the compression out.
-            TaskError: if it has no trainable parameter, or one that cannot be compressed.
+            TaskError: if it was prepared before, has no trainable parameter, or has one that cannot be
+                compressed.
             WorldError: if the ranks built different models.
         """
+        if model in self._prepared.gradients:
+            raise TaskError("this model was prepared before. Call lanes.prepare(model) once.")
         distributed = replace(self._distributed, compression=compression)
         if mistakes := list(powersgd_meets_no_overflow(distributed, self._precision_name)):
             raise ConfigError(*mistakes)
         reducer = build_reducer(model, self._placement, self._world, distributed)
-        self._prepared.models.append(model)
-        self._prepared.gradients.append(
-            LaneGradients(
-                reducer,
-                self._world,
-                self._clock,
-                placement=self._placement,
-                equality=self._distributed.equality,
-                loss_scale=None if self._precision.loss_scale is None else LossScale(),
-                modules=[self._prepared.models],
-            )
+        self._prepared.gradients[model] = LaneGradients(
+            reducer,
+            self._world,
+            self._clock,
+            placement=self._placement,
+            equality=self._distributed.equality,
+            loss_scale=None if self._precision.loss_scale is None else LossScale(),
+            modules=[self._prepared.gradients],
         )
         return model
 
@@ -245,7 +245,7 @@ class Lanes:
             raise DataError("the dataset to evaluate on is empty. Check its path.")
         reader = LaneReader(dataset, collate, self._seed, eval_dataset=type(dataset).__name__)
         local: dict[int, MetricStates] = {}
-        with evaluating(self._prepared.models), kept_random_state():
+        with evaluating(self._prepared.gradients), kept_random_state():
             compare_datasets(reader, num_samples, self._world)
             schedule = SequentialSchedule(num_samples, self._batch.num_lanes, self._batch.samples_per_lane)
             lanes = self._placement.own
@@ -284,7 +284,7 @@ class Lanes:
         Raises:
             CheckpointError: if an object cannot be saved, the checkpoint does not fit, or none is good.
         """
-        scales = [one.loss_scale for one in self._prepared.gradients if one.loss_scale is not None]
+        scales = [one.loss_scale for one in self._prepared.gradients.values() if one.loss_scale is not None]
         identity = {
             "lanes": asdict(self._batch),
             "seed": self._seed,
@@ -319,10 +319,9 @@ class Lanes:
             return
         self._is_closed = True
         atexit.unregister(self.close)
-        for gradients in self._prepared.gradients:
+        for gradients in self._prepared.gradients.values():
             gradients.close()
-        for gradients in self._prepared.gradients:
+        for gradients in self._prepared.gradients.values():
             gradients.check()
         self._prepared.gradients.clear()
-        self._prepared.models.clear()
         self._world.close()

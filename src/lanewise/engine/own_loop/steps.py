@@ -19,16 +19,15 @@ from lanewise.random_state import set_random_state
 
 @dataclass(frozen=True)
 class Prepared:
-    """The models of a loop, and what makes their gradients; both lists grow until the first step."""
+    """The models of a loop, which may become more until the first step."""
 
     seed: int
     """Seed of the run."""
     device: torch.device
     clock: StepClock
     """The one that the gradients lap."""
-    models: list[nn.Module] = field(default_factory=list)
-    gradients: list[LaneGradients] = field(default_factory=list)
-    """One for each model."""
+    gradients: dict[nn.Module, LaneGradients] = field(default_factory=dict)
+    """What makes those of each model."""
 
 
 class Steps:
@@ -83,7 +82,7 @@ class Step:
         return self._num_passes > 0 and self._running is None
 
     def __iter__(self) -> Iterator[Any]:
-        models = self._prepared.models
+        models = list(self._prepared.gradients)
         if not models:
             raise TaskError("no model was prepared. Call lanes.prepare(model) before the first step.")
         if len(models) > 1:
@@ -108,15 +107,14 @@ class Step:
         Raises:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        numbers = [number for number, one in enumerate(self._prepared.models) if one is model]
-        if not numbers:
+        gradients, seed = self._prepared.gradients.get(model), self._prepared.seed
+        if gradients is None:
             raise TaskError("this model was not prepared. Call lanes.prepare(model) before the first step.")
         if self._running is not None:
             raise TaskError(
                 f"step {self.number} was left before its micro-batches were done. "
                 "Iterate over each step to its end."
             )
-        gradients, seed = self._prepared.gradients[numbers[0]], self._prepared.seed
         self._running, self._gradient = gradients, None
         self._prepared.clock.begin()
         for (batch,) in gradients.rounds(to_device(self._batches, self._prepared.device)):

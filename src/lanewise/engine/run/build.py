@@ -7,7 +7,7 @@ from lanewise.callback import Callback
 from lanewise.config import RunConfig
 from lanewise.config.classes import build
 from lanewise.data import LaneLoader, LaneReader
-from lanewise.engine.evaluation.evaluation import build_evaluation, build_evaluator
+from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.run.model import build_average, build_model, build_task
 from lanewise.engine.run.model_transforms import transform
 from lanewise.engine.run.optimizer import build_optimizer
@@ -65,7 +65,9 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     scheduler, plateau = build_scheduler(config, optimizer, last_step)
     training = Training(lanes, model, optimizer, scheduler, average)
     evaluator = build_evaluator(config, lanes, training.evaluated_model, world, placement, reducer)
-    evaluation = build_evaluation(config, evaluator, loader.schedule, last_step)
+    evaluation: Evaluation | None = None
+    if evaluator is not None:
+        evaluation = Evaluation(config.evaluate, evaluator, loader.schedule.steps_per_epoch, last_step)
     interval = LogInterval(config.log.every_steps, last_step)
     identity = identify(config, dataset, world, last_step)
     run = Run(

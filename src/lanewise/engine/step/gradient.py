@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -73,7 +73,7 @@ class LaneGradients:
         placement: Placement,
         equality: Equality,
         loss_scale: LossScale | None,
-        modules: Sequence[Sequence[nn.Module]],
+        modules: Sequence[Collection[nn.Module]],
         vote: Callable[[], tuple[bool, bool]] = lambda: (False, False),
     ) -> None:
         self.reducer = reducer
@@ -180,11 +180,9 @@ class LaneGradients:
         value, factor = self._losses.add(batch, loss)
         if value is None:
             self._collectives.refuse_missing_backward(turn)
-
-        def exchange_totals() -> None:
+        if turn.is_last:  # the exchange overlaps this backward
             self._losses.start_exchange(self._vote(), self._buffers.changes())
-
-        self.reducer.backward(turn, value, factor, exchange_totals)
+        self.reducer.backward(turn, value, factor)
 
     def divide(self, *, needs_norm: bool = True, needs_norms: bool = False) -> StepGradient:
         """Make the gradient of the step whole: the weighted mean over the global batch.

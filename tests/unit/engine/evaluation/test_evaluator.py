@@ -219,7 +219,8 @@ class FixedEvaluator:
 
 
 def evaluation(*values: float, mode: str = "max", best: str = "test/f1/0") -> Evaluation:
-    return Evaluation(FixedEvaluator(*values), 1, 9, best, mode)
+    config = EvaluateConfig(every_steps=1, best=best, best_mode=mode)
+    return Evaluation(config, FixedEvaluator(*values), 1, 9)
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])

@@ -68,6 +68,18 @@ def language(world, folder=None, last_step=9, is_checkpointed=False):
     raise AssertionError("too few steps")
 
 
+def prepare_twice(world):
+    lanes = make_lanes(world)
+    model = lanes.prepare(nn.Linear(2, 1))
+    with pytest.raises(TaskError, match=r"this model was prepared before. Call lanes.prepare\(model\) once"):
+        lanes.prepare(model)
+    lanes.close()
+
+
+def test_a_model_is_prepared_once():
+    run_distributed(prepare_twice, 1)
+
+
 @pytest.mark.parametrize(("world_size", "is_checkpointed"), [(1, False), (2, False), (3, True)])
 def test_a_transformer_ends_with_the_bytes_and_losses_of_the_trainer(world_size, is_checkpointed):
     expected = run_distributed(train, 1, configure(Language, num_samples=SAMPLES))[0]
