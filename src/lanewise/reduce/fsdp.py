@@ -80,6 +80,7 @@ class FSDPReducer:
             )
         if config.param_dtype != "float32":
             require_no_batch_norm(model, config.param_dtype)
+        self.forward_is_collective = True
         self._world = world
         self._config = config
         self._mesh: Any = None
@@ -206,12 +207,8 @@ class FSDPReducer:
         lanes: Iterable[Lane],
         num_lanes: int,
         compute: Callable[[Lane, Any], T],
-        wants_stop: Callable[[], bool],
     ) -> Iterator[tuple[Lane, T]]:
-        """See `Reducer`. No rank may leave out the rest alone, so all go on to the end.
-
-        Collective: every rank must iterate to the end.
-        """
+        """See `Reducer`. Collective: every rank must iterate to the end."""
         counts = self._world.all_gather_object(num_lanes)
         first: Lane | None = None
         for lane in map(_with_samples, lanes):

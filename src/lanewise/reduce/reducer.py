@@ -60,6 +60,8 @@ class Reducer(Protocol):
     """The modules on which the lanes of a round run at once; the first is the user's own."""
     parameters: Sequence[nn.Parameter]
     """What is trained."""
+    forward_is_collective: bool
+    """Whether a process waits in a forward for the others, so that all must run equally many."""
 
     def adopt(self, module: nn.Module) -> None:
         """Put another module of the same kind, such as an average of the model, where the model is."""
@@ -112,7 +114,6 @@ class Reducer(Protocol):
         lanes: Iterable[Lane],
         num_lanes: int,
         compute: Callable[[Lane, Any], T],
-        wants_stop: Callable[[], bool],
     ) -> Iterator[tuple[Lane, T]]:
         """Yield what is computed, without gradients, for each lane that has samples.
 
@@ -121,7 +122,6 @@ class Reducer(Protocol):
             lanes: of this process; one without samples if it has none.
             num_lanes: how many of them have samples.
             compute: from a lane and its batch to whatever is wanted.
-            wants_stop: asked before each lane whether to leave out the rest, where a rank may do so alone.
         """
         ...
 
@@ -172,12 +172,9 @@ def evaluate_lanes(
     lanes: Iterable[Lane],
     _num_lanes: int,
     compute: Callable[[Lane, Any], T],
-    wants_stop: Callable[[], bool],
 ) -> Iterator[tuple[Lane, T]]:
     """Do what `Reducer.evaluate` does where a forward asks nothing of other processes."""
     for lane in lanes:
-        if wants_stop():
-            return
         if lane.has_samples:
             yield lane, compute(lane, lane.data)
 
@@ -192,6 +189,7 @@ class WholeModel:
     def __init__(self, model: nn.Module) -> None:
         self.replicas: Sequence[nn.Module] = [model]
         self.parameters: Sequence[nn.Parameter] = trained_parameters(model)
+        self.forward_is_collective = False
 
     def adopt(self, module: nn.Module) -> None:
         """See `Reducer`."""

@@ -354,7 +354,7 @@ def call_often(world):
         for _ in range(5):
             turn = next(Schedule(NUM_LANES, NUM_LANES, 1).turns(range(1), 0, 1))
             lanes = [Work(turn, torch.ones(2, WIDTH))]
-            for _ in reducer.evaluate(model, lanes, 1, lambda lane, data: lane.forward(model, data), bool):
+            for _ in reducer.evaluate(model, lanes, 1, lambda lane, data: lane.forward(model, data)):
                 pass
     group = model.layers[0]._get_fsdp_state()._fsdp_param_group
     num_noted = len(group.comm_ctx.post_forward_order) + len(group._post_forward_indices)

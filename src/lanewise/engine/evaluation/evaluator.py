@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -77,7 +77,8 @@ class Evaluator:
     ) -> None:
         self._lanes = lanes
         self._task = lanes.task
-        self._reducer = reducer
+        self._evaluate = evaluate_lanes if reducer is None else reducer.evaluate
+        self._may_stop_alone = reducer is None or not reducer.forward_is_collective
         self._model = model
         self._world = world
         self._placement = placement
@@ -107,7 +108,8 @@ class Evaluator:
         for eval_set in self._sets:
             if stops:
                 raise PreemptedError(_STOPPED.format(eval_set.name))
-            with _eval_mode(self._model), torch.no_grad():
+            local: dict[int, _LaneResult] | None = None
+            with suppress(PreemptedError), _eval_mode(self._model), torch.no_grad():
                 local = self._run_lanes(eval_set, wants_stop)
             lanes: dict[int, _LaneResult] = {}
             for rank_lanes, rank_stops in self._world.all_gather_object((local, wants_stop())):
@@ -147,18 +149,11 @@ class Evaluator:
         # The samples of a lane are contiguous, and so are the lanes of a process.
         return [] if gathered is None else [output for outputs in gathered for output in outputs]
 
-    def _run_lanes(self, eval_set: EvalSet, wants_stop: Callable[[], bool]) -> dict[int, _LaneResult] | None:
-        """Evaluate what this process's lanes read; None if it was asked to stop before the end."""
+    def _run_lanes(self, eval_set: EvalSet, wants_stop: Callable[[], bool]) -> dict[int, _LaneResult]:
+        """Evaluate what this process's lanes read; raise PreemptedError if it is asked to stop alone."""
         results: dict[int, _LaneResult] = {}
         of_lanes: dict[int, Mapping[str, Metric]] = {}
-        was_stopped = False
-
-        def stops() -> bool:
-            nonlocal was_stopped
-            was_stopped = was_stopped or wants_stop()
-            return was_stopped
-
-        for lane, (outputs, returned) in self._compute(eval_set, self._outputs_and_loss, stops):
+        for lane, (outputs, returned) in self._compute(eval_set, self._outputs_and_loss, wants_stop):
             with named_lane(lane.batch):
                 number = lane.turn.lane
                 if number not in results:
@@ -176,7 +171,7 @@ class Evaluator:
                     result.states = take_states(of_lanes.pop(number))
         for number, metrics in of_lanes.items():  # whose last micro-batch has no samples that can be read
             results[number].states = take_states(metrics)
-        return None if was_stopped else results
+        return results
 
     def _compute(
         self,
@@ -192,10 +187,14 @@ class Evaluator:
             self._world.device,
             num_workers=self._num_workers,
         )
-        lanes = map(self._lanes.evaluation_lane, batches)
+
+        def lane_of(batch: LaneBatch) -> TaskLane:
+            if self._may_stop_alone and wants_stop():
+                raise PreemptedError(_STOPPED.format(eval_set.name))
+            return self._lanes.evaluation_lane(batch)
+
         num_lanes = sum(1 for turn in self._turns(eval_set) if turn.positions)
-        evaluate = evaluate_lanes if self._reducer is None else self._reducer.evaluate
-        return evaluate(self._model, lanes, num_lanes, compute, wants_stop)
+        return self._evaluate(self._model, map(lane_of, batches), num_lanes, compute)
 
     def _metrics_for(self, eval_set: EvalSet) -> Mapping[str, "Metric"]:
         return self._task.build_metrics() if eval_set.has_metrics else {}

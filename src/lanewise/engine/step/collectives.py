@@ -7,8 +7,7 @@ from torch import nn
 from lanewise.config import Equality
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
-from lanewise.reduce.fsdp import FSDPReducer
-from lanewise.reduce.reducer import Reducer
+from lanewise.reduce import Reducer
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -41,11 +40,10 @@ class CollectiveDetector:
         self._world = world
         self._placement = placement
         self._equality = equality
-        self._is_fsdp = isinstance(reducer, FSDPReducer)
-        self._is_counting = not self._is_fsdp
+        self._is_counting = not reducer.forward_is_collective
         self._is_synchronised = (
             world.world_size > 1
-            and not self._is_fsdp
+            and self._is_counting
             and any(isinstance(module, nn.SyncBatchNorm) for module in reducer.replicas[0].modules())
         )
         self._has_collectives = self._is_synchronised and equality == "close"
