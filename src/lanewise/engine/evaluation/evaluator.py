@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -152,25 +153,18 @@ class Evaluator:
     def _run_lanes(self, eval_set: EvalSet, wants_stop: Callable[[], bool]) -> dict[int, _LaneResult]:
         """Evaluate what this process's lanes read; raise PreemptedError if it is asked to stop alone."""
         results: dict[int, _LaneResult] = {}
-        of_lanes: dict[int, Mapping[str, Metric]] = {}
-        for lane, (outputs, returned) in self._compute(eval_set, self._outputs_and_loss, wants_stop):
-            with named_lane(lane.batch):
-                number = lane.turn.lane
-                if number not in results:
-                    results[number] = _LaneResult()
-                    of_lanes[number] = {
-                        key: m.to(self._world.device) for key, m in self._metrics_for(eval_set).items()
-                    }
-                loss = lane.check(returned)
-                if eval_set.has_metrics:
-                    self._task.update_metrics(of_lanes[number], outputs, lane.data)
-                result = results[number]
-                result.loss_sums.append(0.0 if loss.sum is None else loss.sum.item())
-                result.weights.append(loss.weight)
-                if lane.turn.is_last:
-                    result.states = take_states(of_lanes.pop(number))
-        for number, metrics in of_lanes.items():  # whose last micro-batch has no samples that can be read
-            results[number].states = take_states(metrics)
+        computed = self._compute(eval_set, self._outputs_and_loss, wants_stop)
+        for number, micro_batches in groupby(computed, lambda pair: pair[0].turn.lane):
+            metrics = {key: m.to(self._world.device) for key, m in self._metrics_for(eval_set).items()}
+            result = results[number] = _LaneResult()
+            for lane, (outputs, returned) in micro_batches:
+                with named_lane(lane.batch):
+                    loss = lane.check(returned)
+                    if eval_set.has_metrics:
+                        self._task.update_metrics(metrics, outputs, lane.data)
+                    result.loss_sums.append(0.0 if loss.sum is None else loss.sum.item())
+                    result.weights.append(loss.weight)
+            result.states = take_states(metrics)
         return results
 
     def _compute(
