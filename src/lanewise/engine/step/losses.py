@@ -7,7 +7,7 @@ import torch
 
 from lanewise.data import LaneBatch
 from lanewise.engine.step.lane import LaneLoss
-from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals
+from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals, Term
 from lanewise.errors import NonFiniteLossError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import LossScale
@@ -59,10 +59,10 @@ class StepLosses:
         self._samples[batch.turn.lane] = batch.indices
         value = loss.value
         if value is None:
-            self._rows.append(LaneRow(batch.turn.lane, 0.0, loss.factor, loss.weight))
+            self._rows.append(LaneRow(batch.turn.lane, (Term(0.0, loss.weight),)))
             return None, None
         known = value.item() if value.is_cpu else value.detach()
-        self._rows.append(LaneRow(batch.turn.lane, known, loss.factor, loss.weight))
+        self._rows.append(LaneRow(batch.turn.lane, (Term(known, loss.weight, loss.factor),)))
         return value, loss.backward_factor(batch.turn, self.factor)
 
     @property

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import NamedTuple
@@ -13,22 +13,31 @@ from lanewise.device.accelerator import float64_device
 from lanewise.world.world import World
 
 
+class Term(NamedTuple):
+    """A loss of a lane as a sum and its weight, or one of several terms of it."""
+
+    value: torch.Tensor | float
+    """The sum is `factor` times this: a number, or on an accelerator a scalar that nobody waits for."""
+    weight: float
+    factor: float = 1.0
+
+
 class LaneRow(NamedTuple):
-    """What a process tells of a lane."""
+    """What is told of a lane."""
 
     lane: int
-    loss: torch.Tensor | float
-    """The lane's sum is `factor` times this: a number, or on an accelerator a scalar; 0.0 for weight 0."""
-    factor: float
-    weight: float
+    terms: tuple[Term, ...]
+    """As many in every lane; the first one is the loss."""
 
+    @property
+    def loss_sum(self) -> float:
+        """The loss, added up over its units."""
+        return float(self.terms[0].value * self.terms[0].factor)
 
-class LaneTotals(NamedTuple):
-    """What all processes know of a lane."""
-
-    lane: int
-    loss_sum: float
-    weight: float
+    @property
+    def weight(self) -> float:
+        """The weight of the loss."""
+        return self.terms[0].weight
 
 
 class StepTotals:
@@ -43,7 +52,7 @@ class StepTotals:
 
     def __init__(
         self,
-        lanes: Sequence[LaneTotals],
+        lanes: Sequence[LaneRow],
         *,
         wants_save: bool = False,
         wants_stop: bool = False,
@@ -91,6 +100,8 @@ class StepMessage:
     wants_stop: bool
     buffer_changes: Sequence[float] | torch.Tensor
     """What `LaneBuffers.changes` tells, of as many packs on every rank."""
+    num_terms: int = 1
+    """In each row."""
 
     def start_exchange(self, world: World, most_lanes: int) -> Callable[[], StepTotals]:
         """Begin to exchange the messages of all processes.
@@ -110,15 +121,16 @@ class StepMessage:
             wait = world.start_all_gather(self._numbers(most_lanes))
         else:
             return self._totals  # without a tensor: a small step takes no longer than those would
-        end = _ROW * most_lanes
+        size = 1 + 2 * self.num_terms
+        end = size * most_lanes
 
         def finish() -> StepTotals:
             told = wait().tolist()
+            rows = [numbers[begin : begin + size] for numbers in told for begin in range(0, end, size)]
             lanes = [
-                LaneTotals(int(numbers[begin]), *numbers[begin + 1 : begin + _ROW])
-                for numbers in told
-                for begin in range(0, end, _ROW)
-                if numbers[begin] >= 0
+                LaneRow(int(lane), tuple(map(Term, pairs[::2], pairs[1::2])))
+                for lane, *pairs in rows
+                if lane >= 0
             ]
             saves, stops, *changes = map(max, *(numbers[end:] for numbers in told), repeat(-math.inf))
             lanes.sort(key=itemgetter(0))
@@ -127,36 +139,38 @@ class StepMessage:
         return finish
 
     def _numbers(self, most_lanes: int) -> torch.Tensor:
-        """Return as many numbers on every rank, as float64 on the CPU; an absent row has lane -1."""
-        rows = [(row.lane, float(row.loss * row.factor), row.weight) for row in self.rows]
-        rows += [(-1, 0.0, 0.0)] * (most_lanes - len(rows))
+        """Return as many numbers on every rank, as float64 on the CPU; an absent row has lane -1.
+
+        A row is the lane, and the sum and the weight of each term.
+        """
+        rows = [
+            [row.lane, *(one for term in row.terms for one in (float(term.value * term.factor), term.weight))]
+            for row in self.rows
+        ]
+        rows += [[-1] + [0.0] * 2 * self.num_terms] * (most_lanes - len(rows))
         votes = self.wants_save, self.wants_stop
         return torch.tensor([*chain.from_iterable(rows), *votes, *self.buffer_changes], dtype=torch.float64)
 
     def _numbers_on(self, device: torch.device, most_lanes: int) -> torch.Tensor:
         """Return the same on an accelerator; nobody waits for a loss."""
-        factors = StepMessage(
-            [row._replace(loss=1.0) for row in self.rows], self.wants_save, self.wants_stop, ()
-        )
-        numbers = StepMessage._numbers(factors, most_lanes)
+        terms = [term for row in self.rows for term in row.terms]
+        rows = [LaneRow(row.lane, tuple(term._replace(value=1.0) for term in row.terms)) for row in self.rows]
+        factors = replace(self, rows=rows, buffer_changes=())
         device = float64_device(device)
-        numbers = numbers.to(device, non_blocking=True)
-        if self.rows:
-            losses = [torch.as_tensor(row.loss).to(device).double() for row in self.rows]
-            numbers[1 : _ROW * len(losses) : _ROW] *= torch.stack(losses)
+        numbers = StepMessage._numbers(factors, most_lanes).to(device, non_blocking=True)
+        if terms:
+            sums = numbers[: len(rows) * (1 + 2 * self.num_terms)].view(len(rows), -1)[:, 1::2]
+            values = torch.stack([torch.as_tensor(term.value).to(device).double() for term in terms])
+            sums *= values.view(len(rows), -1)
         changes = self.buffer_changes
         return torch.cat([numbers, changes.to(device)]) if isinstance(changes, torch.Tensor) else numbers
 
     def _totals(self) -> StepTotals:
         """Return the totals of a process that is alone."""
-        lanes = [LaneTotals(row.lane, float(row.loss * row.factor), row.weight) for row in self.rows]
         assert not isinstance(self.buffer_changes, torch.Tensor), "on a CPU they are known"
         return StepTotals(
-            lanes,
+            self.rows,
             wants_save=self.wants_save,
             wants_stop=self.wants_stop,
             buffer_changes=self.buffer_changes,
         )
-
-
-_ROW = len(LaneTotals._fields)

@@ -6,12 +6,12 @@ import math
 import pytest
 
 from lanewise.engine.step.log_interval import LogInterval
-from lanewise.engine.step.message import LaneTotals, StepTotals
+from lanewise.engine.step.message import LaneRow, StepTotals, Term
 
 
 def step_of(*lanes: tuple[float, float]) -> StepTotals:
     """The totals of a step, by the loss sum and the weight of each lane."""
-    return StepTotals([LaneTotals(number, *lane) for number, lane in enumerate(lanes)])
+    return StepTotals([LaneRow(number, (Term(*lane),)) for number, lane in enumerate(lanes)])
 
 
 RAGGED = [step_of((0.1, 3.0), (0.7, 2.5)), step_of((1.3, 1.0)), step_of((0.2, 0.1), (0.0, 0.0), (0.3, 7.0))]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanewise.engine.step.message import LaneRow, LaneTotals, StepMessage, StepTotals
+from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals, Term
 
 CPU = torch.device("cpu")
 
@@ -34,17 +34,18 @@ def exchanged(*messages: StepMessage, most_lanes: int) -> StepTotals:
 
 
 def message(rows, *, saves=False, stops=False, changes=()) -> StepMessage:
-    return StepMessage(rows, saves, stops, changes)
+    num_terms = max((len(row.terms) for row in rows), default=1)
+    return StepMessage(rows, saves, stops, changes, num_terms)
 
 
 @given(st.lists(st.integers(0, 2), min_size=8, max_size=8), st.lists(st.booleans(), min_size=8, max_size=8))
 def test_any_process_may_carry_any_lanes(carriers, absent):
-    rows = [LaneRow(lane, 0.5 * lane, 3.0, float(lane)) for lane in range(8)]
+    rows = [LaneRow(lane, (Term(0.5 * lane, float(lane), 3.0),)) for lane in range(8)]
     present = [row for row in rows if not absent[row.lane]]
     each = [message([row for row in present if carriers[row.lane] == rank]) for rank in range(3)]
     totals = exchanged(*each, most_lanes=8)
-    assert totals.lanes == [LaneTotals(row.lane, row.loss * 3.0, row.weight) for row in present]
-    assert totals.loss_sum == math.fsum(row.loss * 3.0 for row in present)
+    assert totals.lanes == [LaneRow(row.lane, (Term(1.5 * row.lane, row.weight),)) for row in present]
+    assert totals.loss_sum == math.fsum(1.5 * row.lane for row in present)
     assert totals.weight == math.fsum(row.weight for row in present)
 
 
@@ -58,15 +59,33 @@ def test_one_vote_is_enough_and_the_largest_change_counts(rank):
 
 
 def test_a_loss_that_is_not_finite_is_told_as_it_is():
-    totals = exchanged(message([LaneRow(0, math.inf, 2.0, 1.0)]), message([]), most_lanes=1)
+    totals = exchanged(message([LaneRow(0, (Term(math.inf, 1.0, 2.0),))]), message([]), most_lanes=1)
     assert (totals.lanes[0].loss_sum, totals.allow_update) == (math.inf, False)
     assert math.isnan(totals.loss_sum)
 
 
 def test_an_accelerator_tells_the_same_without_reading_its_losses():
-    rows = [LaneRow(4, 0.25, 8.0, 8.0), LaneRow(5, 0.0, 1.0, 0.0)]
-    there = [row._replace(loss=torch.tensor(row.loss)) if row.weight else row for row in rows]
+    rows = [
+        LaneRow(4, (Term(0.25, 8.0, 8.0), Term(0.5, 3.0))),
+        LaneRow(5, (Term(0.0, 0.0), Term(-0.75, 2.0, 2.0))),
+    ]
+    there = [
+        LaneRow(
+            row.lane,
+            tuple(one._replace(value=torch.tensor(one.value)) if one.weight else one for one in row.terms),
+        )
+        for row in rows
+    ]
     expected = message(rows, saves=True, changes=[1.0, 0.0])._numbers(3)
     changes = torch.tensor([1.0, 0.0], dtype=torch.float64)
     assert torch.equal(message(there, saves=True, changes=changes)._numbers_on(CPU, 3), expected)
     assert torch.equal(message([])._numbers_on(CPU, 1), message([])._numbers(1))
+
+
+def test_a_row_may_have_several_terms():
+    """As a loss of several terms, or of samples that are whole in no lane, needs them."""
+    rows = [LaneRow(lane, (Term(0.5 * lane, 1.0), Term(-1.0, float(lane), 2.0))) for lane in range(3)]
+    each = [StepMessage(rows[:1], False, False, (), 2), StepMessage(rows[1:], False, False, (), 2)]
+    totals = exchanged(*each, most_lanes=2)
+    assert totals.lanes == [LaneRow(n, (Term(0.5 * n, 1.0), Term(-2.0, float(n)))) for n in range(3)]
+    assert (totals.loss_sum, totals.weight) == (1.5, 3.0)
