@@ -3,41 +3,27 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lanewise.data.digest import digest, opaque_types
-from lanewise.data.file_dataset import FileDataset
-from lanewise.data.fingerprint import Fingerprint, fingerprint
-from lanewise.data.loader import LaneLoader, read_turns
-from lanewise.data.reader import LaneBatch, LaneReader
-from lanewise.data.rows import Rows
-from lanewise.data.sequences import Packed, Padded, Ragged, pack, pad
+from lanewise.data.digest import digest as digest
+from lanewise.data.digest import opaque_types as opaque_types
+from lanewise.data.file_dataset import FileDataset as FileDataset
+from lanewise.data.fingerprint import Fingerprint as Fingerprint
+from lanewise.data.fingerprint import fingerprint as fingerprint
+from lanewise.data.loader import LaneLoader as LaneLoader
+from lanewise.data.loader import read_turns as read_turns
+from lanewise.data.reader import LaneBatch as LaneBatch
+from lanewise.data.reader import LaneReader as LaneReader
+from lanewise.data.rows import Rows as Rows
+from lanewise.data.sequences import Packed as Packed
+from lanewise.data.sequences import Padded as Padded
+from lanewise.data.sequences import Ragged as Ragged
+from lanewise.data.sequences import pack as pack
+from lanewise.data.sequences import pad as pad
 
 if TYPE_CHECKING:
-    from lanewise.data.json_lines import JsonLinesDataset
-    from lanewise.data.parquet import ParquetDataset
-    from lanewise.data.text import TextDataset
-    from lanewise.data.tokens import TokenDataset
-
-__all__ = [
-    "FileDataset",
-    "Fingerprint",
-    "JsonLinesDataset",
-    "LaneBatch",
-    "LaneLoader",
-    "LaneReader",
-    "Packed",
-    "Padded",
-    "ParquetDataset",
-    "Ragged",
-    "Rows",
-    "TextDataset",
-    "TokenDataset",
-    "digest",
-    "fingerprint",
-    "opaque_types",
-    "pack",
-    "pad",
-    "read_turns",
-]
+    from lanewise.data.json_lines import JsonLinesDataset as JsonLinesDataset
+    from lanewise.data.parquet import ParquetDataset as ParquetDataset
+    from lanewise.data.text import TextDataset as TextDataset
+    from lanewise.data.tokens import TokenDataset as TokenDataset
 
 _MODULES = {
     "JsonLinesDataset": "lanewise.data.json_lines",
@@ -48,7 +34,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a dataset of files when it is first used: few programs need it, and all wait for its imports."""
+    """Import a dataset of files when it is first used: few programs need one, and its imports take time."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

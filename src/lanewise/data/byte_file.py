@@ -4,7 +4,9 @@ import hashlib
 import io
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, final
 
@@ -14,28 +16,30 @@ from lanewise.data.source_file import file_system, is_remote
 from lanewise.errors import DataError
 
 _VERSION_KEYS = ("ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
-"""What file systems of fsspec call that by which a file differs from an earlier one of its name."""
+"""The names under which file systems of fsspec tell which version of a file they have."""
+MAX_OPEN = 128
+"""Most machines allow a process 1,024 open files; on some networks it takes milliseconds to open one."""
 
 Range: TypeAlias = tuple[int, int]
 """First byte, and the byte after the last one."""
 
 
 class ByteFile(NamedTuple):
-    """A file as it was found; it must stay so."""
+    """A file as it was found. It must not change while it is in use."""
 
     path: str
     """An absolute path, or a URL."""
     size: int
     """In bytes, as it is stored."""
     stamp: int
-    """Differs for another version: nanoseconds of its last change, or a hash of what a URL tells."""
+    """Differs between versions of the file: nanoseconds of its last change, or a hash of what a URL tells."""
 
     @classmethod
     def find(cls, path: str) -> "ByteFile":
         """Look at a file.
 
         Raises:
-            DataError: if it is not there, is empty, or is compressed in a way that cannot be read here.
+            DataError: if it does not exist, is empty, or is compressed in a way that cannot be read here.
         """
         if not is_remote(path):
             path = str(Path(path).absolute())  # also after another working directory is set
@@ -55,7 +59,7 @@ class ByteFile(NamedTuple):
 
     @property
     def compression(self) -> str | None:
-        """How the content is compressed, in fsspec's words, going by the file's name; None: it is not."""
+        """How the content is compressed, in fsspec's words, judged by the file's name; None if it is not."""
         known: str | None = infer_compression(self.path)
         return known
 
@@ -68,33 +72,31 @@ class ByteFile(NamedTuple):
         return RemoteBytes(self) if self.is_remote else LocalBytes(self)
 
     def stream(self, count: Callable[[int], None]) -> "ByteStream":
-        """Open the file anew to read on in it: a handle that a fork shares would share its position.
+        """Open the file to read on from a position in it: a new handle, as forks share a handle's position.
 
         Args:
-            count: is told the number of bytes of each read.
+            count: is called with the number of bytes of each read.
 
         Raises:
             DataError: if the file cannot be opened, or has changed.
         """
         self.check()
-        try:
-            if self.is_remote:
-                files, name = file_system(self.path)
-                opened = files.open(name, "rb", cache_type="none")  # whoever reads has a buffer
-            else:
-                opened = Path(self.path).open("rb", buffering=0)  # noqa: SIM115 - the stream closes it
-        except Exception as error:  # of any file system
-            raise unreadable(self.path, error) from error
-        return ByteStream(self, opened, count)
+        with _reading(self.path):
+            if not self.is_remote:
+                return ByteStream(self, Path(self.path).open("rb", buffering=0), count)
+            files, name = file_system(self.path)
+            return ByteStream(
+                self, files.open(name, "rb", cache_type="none"), count
+            )  # its reader has a buffer
 
     def check(self, descriptor: int | None = None) -> None:
-        """See that the file has not changed; of a local one that takes a microsecond.
+        """Make sure that the file has not changed. For a local file this takes a microsecond.
 
         Args:
-            descriptor: of the file where it is open; None: what lies at its place now is looked at.
+            descriptor: of the file where it is open; None looks at the file that is at its path now.
 
         Raises:
-            DataError: if it has.
+            DataError: if it has changed.
         """
         size, stamp = _look_at(self.path, descriptor)
         if (size, stamp) != (self.size, self.stamp):
@@ -111,11 +113,11 @@ class ByteStream(io.RawIOBase):
 
     Args:
         file: what is read.
-        opened: the same, open.
-        count: is told the number of bytes of each read.
+        opened: the same file, open.
+        count: is called with the number of bytes of each read.
     """
 
-    def __init__(self, file: ByteFile, opened: Any, count: Callable[[int], None]) -> None:
+    def __init__(self, file: ByteFile, opened: io.RawIOBase, count: Callable[[int], None]) -> None:
         self._file = file
         self._opened = opened
         self._count = count
@@ -124,19 +126,16 @@ class ByteStream(io.RawIOBase):
         """Fill a buffer with the next bytes, and return how many there were.
 
         Raises:
-            DataError: if they cannot be read, which is another matter than that they make no sense.
+            DataError: if they cannot be read, which is different from bytes that cannot be decoded.
         """
-        try:
-            num_bytes: int = self._opened.readinto(buffer)
-        except Exception as error:  # of any file system
-            raise unreadable(self._file.path, error) from error
+        with _reading(self._file.path):
+            num_bytes = self._opened.readinto(buffer)
         self._count(num_bytes)
         return num_bytes
 
     def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
         """Move to a position, and return it."""
-        moved: int = self._opened.seek(position, whence)
-        return moved
+        return self._opened.seek(position, whence)
 
     def readable(self) -> bool:
         """Tell that the file can be read."""
@@ -155,25 +154,23 @@ class ByteStream(io.RawIOBase):
 
 @final
 class LocalBytes:
-    """An open file of a disk of which ranges are read, also by several threads.
+    """An open file on a disk, of which several threads may read ranges.
 
     It is closed when nothing refers to it.
     """
 
     def __init__(self, file: ByteFile) -> None:
         self._file = file
-        try:
+        with _reading(file.path):
             self.descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise unreadable(file.path, error) from error
         weakref.finalize(self, os.close, self.descriptor)
         self.check()
 
     def check(self) -> None:
-        """See that the file has not changed.
+        """Make sure that the file has not changed.
 
         Raises:
-            DataError: if it has.
+            DataError: if it has changed.
         """
         self._file.check(self.descriptor)
 
@@ -184,15 +181,13 @@ class LocalBytes:
             DataError: if the file cannot be read, or has changed.
         """
         self.check()
-        return [self._read(*one) for one in ranges]
+        with _reading(self._file.path):
+            return [self._read(begin, end) for begin, end in ranges]
 
     def _read(self, begin: int, end: int) -> bytes:
         data = b""
         while begin + len(data) < end:
-            try:
-                part = os.pread(self.descriptor, end - begin - len(data), begin + len(data))
-            except OSError as error:
-                raise unreadable(self._file.path, error) from error
+            part = os.pread(self.descriptor, end - begin - len(data), begin + len(data))
             if not part:
                 self.check()
                 raise DataError(f"{self._file.path} ends before byte {end:,}.")
@@ -202,7 +197,7 @@ class LocalBytes:
 
 @final
 class RemoteBytes:
-    """A file behind a URL of which ranges are read, also by several threads."""
+    """A file behind a URL, of which several threads may read ranges."""
 
     def __init__(self, file: ByteFile) -> None:
         file.check()
@@ -216,17 +211,15 @@ class RemoteBytes:
             DataError: if the file cannot be read, or has become shorter.
         """
         begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
-        try:
+        with _reading(self._path):
             parts: list[bytes] = self._file_system.cat_ranges(
                 [self._name] * len(ranges), begins, ends, on_error="raise"
             )
-        except Exception as error:  # of any file system
-            raise unreadable(self._path, error) from error
         for (begin, end), part in zip(ranges, parts, strict=True):
             if len(part) != end - begin:
                 raise DataError(
                     f"{self._path} gave {len(part):,} bytes where bytes {begin:,} to {end:,} were asked for: "
-                    "it has changed, or its server knows no ranges. Copy it to a disk."
+                    "it has changed, or its server cannot send ranges. Copy it to a disk."
                 )
         return parts
 
@@ -234,10 +227,39 @@ class RemoteBytes:
 OpenBytes: TypeAlias = LocalBytes | RemoteBytes
 
 
+def open_bytes(file: ByteFile) -> OpenBytes:
+    """Return an open file. Each process opens its own, and keeps the ones that it used last.
+
+    Raises:
+        DataError: if it cannot be opened, or has changed.
+    """
+    return _open_bytes(file, os.getpid())
+
+
+@lru_cache(maxsize=MAX_OPEN)
+def _open_bytes(file: ByteFile, process: int) -> OpenBytes:  # noqa: ARG001 - of the cache's key
+    return file.open()
+
+
 def unreadable(path: str, error: Exception) -> DataError:
     """Make the error of a file that the file system, or the decompression, refuses."""
     reason = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
     return DataError(f"{path} cannot be read: {reason}.")
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Turn the errors of any file system into one.
+
+    Raises:
+        DataError: names the file and the reason.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise unreadable(path, error) from error
 
 
 def _look_at(path: str, descriptor: int | None = None) -> tuple[int, int]:
@@ -253,10 +275,8 @@ def _look_at(path: str, descriptor: int | None = None) -> tuple[int, int]:
 
 def _look_at_url(url: str) -> tuple[int, int]:
     files, name = file_system(url)
-    try:
+    with _reading(url):
         info: dict[str, Any] = files.info(name)
-    except Exception as error:  # of any file system
-        raise unreadable(url, error) from error
     if info.get("size") is None:
         raise DataError(f"{url} does not tell its size, so no part of it can be read. Copy it to a disk.")
     version = [str(info[key]) for key in _VERSION_KEYS if key in info]

@@ -13,10 +13,10 @@ OnError = Literal["raise", "skip"]
 
 
 def check_arguments(on_error: Any, memory_mib: Any) -> None:
-    """See that arguments which datasets share are among those that they can be.
+    """Check the arguments that several datasets share.
 
     Raises:
-        DataError: if one is not.
+        DataError: if one has a value that it cannot have.
     """
     if on_error not in get_args(OnError):
         raise DataError(f"on_error is {on_error!r}. It can be {' or '.join(get_args(OnError))}.")
@@ -37,6 +37,9 @@ class FileDataset(Dataset[Any], ABC):
     """Bytes that this copy of the dataset read from its files so far, without indexes and footers."""
     num_skipped: int = 0
     """Samples that this copy left out so far, as they could not be read."""
+
+    def _count(self, num_bytes: int) -> None:
+        self.read_bytes += num_bytes
 
     @property
     def reads_from_start(self) -> bool:

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from lanewise.data.block_reader import BlockReader
-from lanewise.data.byte_file import ByteFile, OpenBytes, Range
+from lanewise.data.byte_file import ByteFile, Range, open_bytes
 from lanewise.data.file_content import DamagedContentError, FileContent
 from lanewise.data.file_dataset import FileDataset, OnError, check_arguments
-from lanewise.data.open_files import OpenFiles
 from lanewise.data.record_index import RecordIndex, index_files
 from lanewise.data.record_scan import ENTRY, Offsets
 from lanewise.data.source_file import Paths, list_files
@@ -37,44 +36,44 @@ _MAX_SHOWN = 100
 
 
 class RecordFiles(FileDataset):
-    """A dataset of the records of files, in the order of the files; it holds none but where they begin.
+    """A dataset of the records of files, in the order of the files. It holds only where the records begin.
 
     Args:
         paths: a path, a pattern such as `data/*.jsonl`, a URL of fsspec, or several of them.
-        separator: what stands between two records; None: each file is one record.
-        on_error: whether a record that cannot be decoded is an error, or is left out; likewise a whole file
-            that cannot be decompressed.
-        cache_dir: where to keep what tells where records begin; None: `$XDG_CACHE_HOME/lanewise`, or
-            `~/.cache/lanewise`.
-        memory_mib: for what is decompressed and waits to be asked for, in MiB, in each process that reads.
+        on_error: whether a record that cannot be decoded, or a file that cannot be decompressed, is an error
+            (`raise`) or is left out (`skip`).
+        cache_dir: the folder in which to keep where records begin; None stands for
+            `$XDG_CACHE_HOME/lanewise`, or `~/.cache/lanewise`.
+        memory_mib: how much memory decompressed records that were not asked for yet may take, in MiB, in each
+            process that reads.
 
     Raises:
         DataError: if there is no file, or one is empty or cannot be read.
     """
 
+    _separator: bytes | None = b"\n"
+    """What stands between two records; with None each file is one record."""
+
     def __init__(
         self,
         paths: Paths,
-        separator: bytes | None,
         *,
         on_error: OnError = "raise",
         cache_dir: str | os.PathLike[str] | None = None,
         memory_mib: float = 256,
     ) -> None:
         check_arguments(on_error, memory_mib)
-        if separator == b"":
+        if self._separator == b"":
             raise DataError("The separator is empty. Give at least one character, or None for whole files.")
-        self._separator = separator
         self._on_error = on_error
         with ThreadPoolExecutor(16) as pool:  # a network's file system takes its time for each
             files = list(pool.map(ByteFile.find, list_files(paths)))
-        if separator is None:
+        if self._separator is None:
             self._indexes = [_index_of_one(file) for file in files]
         else:
-            self._indexes = _whole(index_files(files, separator, cache_dir, on_error))
+            self._indexes = _whole(index_files(files, self._separator, cache_dir, on_error))
         self._first = np.cumsum([0, *map(len, self._indexes)])
         """[number of files + 1]: the first sample of each file, and the number of all samples."""
-        self._open: OpenFiles[OpenBytes] = OpenFiles()
         memory = int(memory_mib * 2**20)
         self._rows_per_chunk = self._fitting_rows(memory // _MAX_CHUNKS)
         self._blocks = BlockReader(
@@ -124,12 +123,16 @@ class RecordFiles(FileDataset):
         for index in indices:
             record = records[index]
             if isinstance(record, DamagedContentError):
-                self._leave_out(str(record))
+                self._skip(str(record))
                 continue
             try:
                 samples.append(self._decode(record))
             except ValueError as error:
-                self._refuse(index, record, error)
+                message = self._describe(index, record, error)
+                if self._on_error == "raise":
+                    remedy = "Correct it, or leave such records out with on_error='skip'."
+                    raise DataError(f"{message} {remedy}") from error
+                self._skip(message)
         return samples
 
     def _read(self, indices: Sequence[int]) -> dict[int, bytes | DamagedContentError]:
@@ -158,8 +161,8 @@ class RecordFiles(FileDataset):
                 ranges[-1] = (ranges[-1][0], end)
             else:
                 ranges.append((begin, end))
-        parts = self._open.get(number, index.file.open).read(ranges)
-        self.read_bytes += sum(map(len, parts))
+        parts = open_bytes(index.file).read(ranges)
+        self._count(sum(map(len, parts)))
         records, at = [], 0
         for begin, end in bounds:
             if end > ranges[at][1]:
@@ -201,9 +204,6 @@ class RecordFiles(FileDataset):
                 at = end
                 yield records
 
-    def _count(self, num_bytes: int) -> None:
-        self.read_bytes += num_bytes
-
     def _cut(self, record: bytes) -> bytes:
         """Cut off a record's separator, and the empty records after it."""
         if self._separator is None:
@@ -211,7 +211,8 @@ class RecordFiles(FileDataset):
         record = record.partition(self._separator)[0]
         return record.removesuffix(b"\r") if self._separator == b"\n" else record
 
-    def _refuse(self, index: int, record: bytes, error: Exception) -> None:
+    def _describe(self, index: int, record: bytes, error: Exception) -> str:
+        """Say which record cannot be decoded, and why."""
         number = int(np.searchsorted(self._first, index, side="right")) - 1
         file, offsets = self._indexes[number].file, self._indexes[number].offsets
         offset = int(offsets[index - self._first[number]])
@@ -219,14 +220,9 @@ class RecordFiles(FileDataset):
             offset += error.start
         shown = f"{record[:_MAX_SHOWN]!r}{' ...' if len(record) > _MAX_SHOWN else ''}"
         place = f"{file.path}, byte {offset:,}{' of its content' if file.compression else ''}"
-        message = f"{place}: {error}. The record begins: {shown}."
-        if self._on_error == "raise":
-            raise DataError(
-                f"{message} Correct it, or leave such records out with on_error='skip'."
-            ) from error
-        self._leave_out(message)
+        return f"{place}: {error}. The record begins: {shown}."
 
-    def _leave_out(self, message: str) -> None:
+    def _skip(self, message: str) -> None:
         self.num_skipped += 1
         if self.num_skipped <= _MAX_WARNINGS:
             last = " No more are named." if self.num_skipped == _MAX_WARNINGS else ""

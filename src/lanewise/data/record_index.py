@@ -5,7 +5,6 @@ import hashlib
 import io
 import logging
 import os
-import stat
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
-from uuid import uuid4
 from zlib import crc32
 
 import numpy as np
@@ -23,7 +21,8 @@ from lanewise.data.byte_file import ByteFile
 from lanewise.data.file_content import DamagedContentError
 from lanewise.data.file_dataset import OnError
 from lanewise.data.record_scan import ENTRY, Entries, Offsets, scan_file
-from lanewise.errors import DataError
+from lanewise.errors import DataError, StorageError
+from lanewise.run_file import open_log, open_regular, replacing
 
 logger = logging.getLogger(__name__)
 
@@ -192,12 +191,14 @@ def _index_file(
         with _alone(path.with_suffix(".lock"), file):
             if (index := _load(path, file, on_error)) is not None:
                 return _Indexed(index)
-            with _replacing(path) as out:
+            with replacing(path) as new, new.open("xb") as out:
                 _write(out, file, separator, pool, on_error)
+                out.flush()
+                os.fsync(out.fileno())
             if (index := _load(path, file, on_error)) is not None:
                 return _Indexed(index, is_new=True)
             raise OSError(f"{path} is not as it was written")
-    except (OSError, RuntimeError, ValueError) as error:  # nobody knows the home folder; a null in its name
+    except (OSError, StorageError, RuntimeError, ValueError) as error:  # no home folder; a null in a name
         in_memory = io.BytesIO()
         _write(in_memory, file, separator, pool, on_error)
         in_memory.seek(0)
@@ -209,7 +210,7 @@ def _index_file(
 @contextmanager
 def _alone(lock: Path, file: ByteFile) -> Iterator[None]:
     """Wait until no other process of this machine builds the index."""
-    with _open_regular(lock, os.O_RDWR | os.O_CREAT) as locked:
+    with open_log(lock) as locked:
         try:
             fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -218,24 +219,8 @@ def _alone(lock: Path, file: ByteFile) -> Iterator[None]:
         except OSError as error:  # of a network's file system: each process builds the index then
             logger.debug("%s cannot be locked: %s", lock, error)
         yield
-        # Whoever waits has it open; whoever comes later makes a new one, and finds the index.
+        # A process that waits has the file open; a later one makes a new one, and finds the index.
         lock.unlink(missing_ok=True)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file that takes its place when it is whole."""
-    for leftover in path.parent.glob(f"{path.stem}.*.tmp"):  # of a process that was killed
-        leftover.unlink(missing_ok=True)
-    new = path.with_suffix(f".{uuid4().hex}.tmp")
-    try:
-        with new.open("xb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def _write(out: IO[bytes], file: ByteFile, separator: bytes, pool: Executor, on_error: OnError) -> None:
@@ -274,7 +259,7 @@ def _write_parts(out: IO[bytes], file: ByteFile, parts: Iterable[Entries]) -> No
 def _load(path: Path, file: ByteFile, on_error: OnError) -> RecordIndex | None:
     """Return the index that is kept, or None: it is not there, of another version of the file, or damaged."""
     try:
-        with _open_regular(path) as kept:
+        with open_regular(path) as kept:
             index = _read(kept, file, path)
     except (OSError, ValueError):
         return None
@@ -302,12 +287,3 @@ def _read(kept: IO[bytes], file: ByteFile, path: Path | None) -> RecordIndex | N
             return None
     index = RecordIndex(file, entries, longest, digest.hex(), path)
     return index if file.compression or index.offsets[-1] == file.size else None
-
-
-def _open_regular(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
-    """Open a file, but no FIFO, which would be waited for."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"{path} is no regular file")
-    return os.fdopen(descriptor, "rb")

@@ -1,7 +1,7 @@
 """Lines and documents of text as samples."""
 
 import os
-from typing import Any
+from typing import Any, final
 
 from lanewise.data.file_dataset import OnError
 from lanewise.data.record_files import RecordFiles
@@ -9,22 +9,24 @@ from lanewise.data.source_file import Paths
 from lanewise.errors import DataError
 
 
+@final
 class TextDataset(RecordFiles):
     r"""A dataset of texts in UTF-8; a sample is a str.
 
-    Where texts begin is found once, and kept in a folder. Then a text of a plain file is read by its place;
-    compressed files (.gz, .bz2, .xz, and .zst with the package zstandard) are read in blocks, forward. Empty
-    texts count for nothing.
+    The places where texts begin are found once, and kept in a folder. Then each text of a plain file is read
+    from its place; compressed files (.gz, .bz2, .xz, and .zst with the package zstandard) are read forward in
+    blocks. Empty texts do not count.
 
     Args:
         paths: a path, a pattern such as `data/*.txt`, a URL of fsspec, or several of them.
-        separator: stands between two texts, and is not part of them. `"\n"` gives lines (a carriage return at
-            their end goes too), `"\n\n"` or `"<|endoftext|>"` documents; None makes each file one document.
-        cache_dir: where to keep what tells where texts begin; None: `$XDG_CACHE_HOME/lanewise`, or
-            `~/.cache/lanewise`.
-        on_error: whether a text that is no UTF-8, and a file that cannot be decompressed, is an error, or is
-            left out.
-        memory_mib: for what is decompressed and waits to be asked for, in MiB, in each process that reads.
+        separator: stands between two texts, and is not part of them. `"\n"` gives lines (without a carriage
+            return at their end), `"\n\n"` or `"<|endoftext|>"` documents; None makes each file one document.
+        cache_dir: the folder in which to keep where texts begin; None stands for `$XDG_CACHE_HOME/lanewise`,
+            or `~/.cache/lanewise`.
+        on_error: whether a text that is not UTF-8, or a file that cannot be decompressed, is an error
+            (`raise`) or is left out (`skip`).
+        memory_mib: how much memory decompressed texts that were not asked for yet may take, in MiB, in each
+            process that reads.
 
     Raises:
         DataError: if there is no file, or one is empty or cannot be read.
@@ -39,9 +41,8 @@ class TextDataset(RecordFiles):
         on_error: OnError = "raise",
         memory_mib: float = 256,
     ) -> None:
-        super().__init__(
-            paths, _encoded(separator), on_error=on_error, cache_dir=cache_dir, memory_mib=memory_mib
-        )
+        self._separator = _encoded(separator)
+        super().__init__(paths, on_error=on_error, cache_dir=cache_dir, memory_mib=memory_mib)
 
     def _decode(self, record: bytes) -> str:
         return record.decode()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 
-from lanewise.data.byte_file import ByteFile
+from lanewise.data.byte_file import MAX_OPEN, ByteFile, open_bytes
 from lanewise.errors import DataError
 
 
@@ -53,6 +53,42 @@ def test_a_file_is_closed_when_nothing_refers_to_it(path):
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The names of the files that were opened, in order."""
+    names, os_open = [], os.open
+    monkeypatch.setattr(
+        os, "open", lambda path, *args: names.append(path.rpartition("/")[2]) or os_open(path, *args)
+    )
+    return names
+
+
+def test_files_that_were_used_last_stay_open(tmp_path, opened):
+    files = []
+    for number in range(MAX_OPEN + 1):
+        (tmp_path / str(number)).write_text(str(number))
+        files.append(ByteFile.find(str(tmp_path / str(number))))
+
+    def read(number):
+        assert open_bytes(files[number]).read([(0, files[number].size)]) == [str(number).encode()]
+
+    for number in (*range(MAX_OPEN), 0, MAX_OPEN):
+        read(number)
+    assert opened == [str(number) for number in range(MAX_OPEN + 1)]
+    read(0)
+    read(1)
+    assert opened[MAX_OPEN + 1 :] == ["1"]
+
+
+def test_another_process_opens_its_own(path, opened, monkeypatch):
+    file = ByteFile.find(str(path))
+    ours = open_bytes(file)
+    assert open_bytes(ByteFile.find(str(path))) is ours
+    monkeypatch.setattr(os, "getpid", lambda: -2)
+    assert open_bytes(file) is not ours
+    assert opened == ["a.bin", "a.bin"]
 
 
 @pytest.mark.parametrize("data", [b"longer" * 100, bytes(range(100)), b"short"])

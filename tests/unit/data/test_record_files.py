@@ -37,6 +37,10 @@ COMPRESS = {
 class Upper(RecordFiles):
     """Letters are samples in upper case; digits cannot be decoded."""
 
+    def __init__(self, paths, separator, **options):
+        self._separator = separator
+        super().__init__(paths, **options)
+
     def _decode(self, record):
         if record.isdigit():
             raise ValueError(f"{record[0:1].decode()} is a digit")
@@ -362,6 +366,7 @@ def plain_and_compressed(tmp_path):
 def test_a_copy_reads_by_itself(tmp_path):
     dataset, samples = plain_and_compressed(tmp_path)
     assert dataset.__getitems__([1, 21]) == [samples[1], samples[21]]
+    assert len(pickle.dumps(dataset)) < 5000  # it holds no open file
     for one in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
         assert one.__getitems__([2, 22]) == [samples[2], samples[22]]
         assert one.fingerprint() == dataset.fingerprint()

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -249,7 +250,9 @@ def test_a_file_system_without_locks(path, cache, monkeypatch):
 def test_what_a_killed_process_left_is_removed(path, cache):
     index(path, cache=cache)
     (kept,) = cache.iterdir()
-    kept.with_suffix(".0123.tmp").write_bytes(b"part")
+    leftover = kept.with_name(f".{kept.name}.tmp")
+    leftover.mkdir()
+    (leftover / kept.name).write_bytes(b"part")
     kept.unlink()
     index(path, cache=cache)
     assert list(cache.iterdir()) == [kept]
@@ -273,4 +276,4 @@ def test_a_fifo_in_the_cache_is_not_waited_for(path, cache, suffix, caplog):
         assert kept.is_file()  # made anew
     else:
         assert "each process finds again where records begin" in caplog.records[-1].message
-        assert caplog.records[-1].message.endswith(".lock is no regular file")
+        assert re.search(r"No such device or address: '.*\.lock'$", caplog.records[-1].message)
