@@ -1,4 +1,4 @@
-"""Hashes what samples and batches hold."""
+"""Hashes the values of samples and batches."""
 
 import copyreg
 import hashlib
@@ -6,7 +6,8 @@ import logging
 import types
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from itertools import chain
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -18,49 +19,47 @@ def digest(*values: Any, tensors: list[torch.Tensor] | None = None) -> str:
     """Return 32 hexadecimal digits, equal for equal values.
 
     Tensors, arrays, numbers and texts count in any nesting, sets without an order, images by their bytes, and
-    other objects by their type and by what pickle would keep of them: attributes, slots, a state of their
-    own. Never by their text, which may hold an address. Of what has no value that can be told, only the type
-    counts; a warning names each such type once, and `opaque_types` gives them.
+    other objects by their type and the state that pickle would keep of them: attributes, slots, or a state of
+    their own. Their text does not count, since it may hold an address. If the value of an object cannot be
+    found out, only its type counts; a warning names each such type once, and `opaque_types` returns them.
 
     Args:
         values: what to hash.
-        tensors: a list to which the tensors are added that are found, instead of hashing their elements.
+        tensors: a list that receives the tensors among the values, whose elements are not hashed then.
     """
     hasher = _Hasher(tensors)
     for value in values:
         hasher.feed(value)
-    return hasher.hexdigest()
+    return hasher.hashed.hexdigest()
 
 
 def opaque_types() -> tuple[str, ...]:
-    """Return what was hashed by its type alone in this process so far, each with the reason."""
+    """Return the types whose objects were hashed by their type alone in this process so far."""
     return tuple(_opaque)
 
 
+@final
 class _Hasher:
-    """A hash that grows, and the way from the outermost value to the one that it is given."""
+    """A growing hash, and the path from the outermost value to the one that it is given."""
 
     def __init__(self, tensors: list[torch.Tensor] | None) -> None:
         self._tensors = tensors
-        self._hashed = hashlib.blake2b(digest_size=16)
+        self.hashed = hashlib.blake2b(digest_size=16)
         self._above: list[int] = []
         """Identities of the values around this one: an object may hold itself."""
         self._num_objects = 0
-        """How many of them are neither containers nor tensors."""
-
-    def hexdigest(self) -> str:
-        return self._hashed.hexdigest()
+        """How many of these are neither containers nor tensors."""
 
     def feed(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
             self._feed_tensor(value)
         elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
             self.feed([str(value.dtype), value.shape])
-            self._hashed.update(value.tobytes())
+            self.hashed.update(value.tobytes())
         elif isinstance(value, str | bytes | int | float | complex | None):
-            self._hashed.update(repr(value).encode() + b";")
+            self.hashed.update(repr(value).encode() + b";")
         elif id(value) in self._above:
-            self._hashed.update(b"^%d;" % (len(self._above) - self._above.index(id(value))))
+            self.hashed.update(b"^%d;" % (len(self._above) - self._above.index(id(value))))
         else:
             self._above.append(id(value))
             self._feed_parts(value)
@@ -81,28 +80,23 @@ class _Hasher:
             if value._is_zerotensor():  # noqa: SLF001 - which forward-mode differentiation makes; no public name
                 value = value.clone()
             value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            self._hashed.update(value.reshape(-1).view(torch.uint8).numpy().data)
+            self.hashed.update(value.reshape(-1).view(torch.uint8).numpy().data)
         except (RuntimeError, TypeError) as error:  # as of a meta tensor, which has no values
-            _say(value, f"its elements cannot be read: {error!s:.100}")
+            _warn(value, f"its elements cannot be read: {error!s:.100}")
 
     def _feed_parts(self, value: Any) -> None:
         if isinstance(value, np.ndarray | np.generic):
             self.feed(value.tolist())
-        elif isinstance(value, Mapping):
-            self._hashed.update(b"%d:" % len(value))
-            for key, item in value.items():
-                self.feed(key)
-                self.feed(item)
-        elif isinstance(value, Sequence):
-            self._hashed.update(b"%d:" % len(value))
-            for item in value:
-                self.feed(item)
+        elif isinstance(value, Mapping | Sequence):
+            self.hashed.update(b"%d:" % len(value))
+            for part in chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
+                self.feed(part)
         elif isinstance(value, AbstractSet):  # iterated in another order by each process
-            self._hashed.update(b"%s%d:" % (type(value).__qualname__.encode(), len(value)))
+            self.hashed.update(b"%s%d:" % (type(value).__qualname__.encode(), len(value)))
             for one in sorted(digest(item) for item in value):
                 self.feed(one)
         else:
-            self._hashed.update(type(value).__qualname__.encode())
+            self.hashed.update(type(value).__qualname__.encode())
             self._feed_object(value)
 
     def _feed_object(self, value: Any) -> None:
@@ -110,18 +104,18 @@ class _Hasher:
             name = f"{value.__module__}.{value.__qualname__}"
             self.feed(name)
             if isinstance(value, types.FunctionType) and "<" in name:  # a lambda, or one within a function
-                _say(value, "a function has no value")
+                _warn(value, "a function has no value")
             return
         if callable(to_bytes := getattr(value, "tobytes", None)):
-            self._hashed.update(to_bytes())
+            self.hashed.update(to_bytes())
             return
         if self._num_objects == _MAX_DEPTH:
-            _say(value, f"it lies within {_MAX_DEPTH} other objects")
+            _warn(value, f"it lies within {_MAX_DEPTH} other objects")
             return
         try:
             state, others = _pickled(value)
         except Exception as error:  # noqa: BLE001 - whatever the object's own code raises
-            _say(value, f"{error!s:.100}")
+            _warn(value, f"{error!s:.100}")
             return
         self._num_objects += 1
         self.feed({} if state is None else state)
@@ -131,10 +125,10 @@ class _Hasher:
 
 
 def _pickled(value: Any) -> tuple[Any, list[Any]]:
-    """Return the state that pickle would keep of an object, and what else it would build it from.
+    """Return the state that pickle would keep of an object, and the other parts from which it would build it.
 
     Raises:
-        TypeError: if pickle refuses it, as it does objects of C that have a state and don't give it.
+        TypeError: if pickle refuses it, as it does for objects of C that do not tell their state.
     """
     reduce = copyreg.dispatch_table.get(type(value))
     reduced: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
@@ -146,7 +140,7 @@ def _pickled(value: Any) -> tuple[Any, list[Any]]:
     return state, others
 
 
-def _say(value: Any, why: str) -> None:
+def _warn(value: Any, why: str) -> None:
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if name not in _opaque:
@@ -161,4 +155,4 @@ def _say(value: Any, why: str) -> None:
 
 _opaque: dict[str, None] = {}
 _MAX_DEPTH = 4
-"""How many objects within objects are looked into: each path through them is followed."""
+"""How many objects within each other are looked into: each path through them is followed."""

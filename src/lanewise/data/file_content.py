@@ -1,8 +1,8 @@
-"""What a stored file holds, decompressed, read from front to end."""
+"""The content of a stored file, decompressed, read from its beginning to its end."""
 
 import io
 from collections.abc import Callable
-from typing import IO, Any, Self
+from typing import IO, Any, Self, final
 
 from fsspec.compression import compr
 
@@ -16,19 +16,20 @@ except ImportError:
 
 _PART_BYTES = 4 * 2**20
 _BUFFER_BYTES = 2**20
-"""As a block may have 256 cursors, and to ask a server takes about as long as to get a megabyte."""
+"""A block may have 256 cursors, and a server takes about as long for a request as to send a megabyte."""
 
 
 class DamagedContentError(DataError):
-    """What a file holds cannot be decompressed: the file itself can be read."""
+    """The content of a file cannot be decompressed, although the file itself can be read."""
 
 
+@final
 class FileContent:
-    """The content of a file, read from its begin on; a context that closes the file.
+    """The content of a file, read from its beginning on; a context that closes the file.
 
     Args:
         file: compressed or not.
-        count: is told the number of bytes of each read of the stored file.
+        count: is called with the number of bytes of each read of the stored file.
 
     Raises:
         DataError: if it cannot be opened, or has changed.
@@ -37,7 +38,7 @@ class FileContent:
     def __init__(self, file: ByteFile, count: Callable[[int], None]) -> None:
         self._file = file
         self._stored = io.BufferedReader(file.stream(count), _BUFFER_BYTES)
-        self._content: IO[bytes] | None = None
+        self._content: Any = None
 
     def read(self, num_bytes: int) -> bytes:
         """Return the next bytes; fewer only at the end.
@@ -51,7 +52,10 @@ class FileContent:
         parts = []
         try:
             if self._content is None:  # what is no such file may be refused here already
-                self._content = _decompress(self._file.compression, self._stored)
+                if self._file.compression == "zstd" and zstandard is not None:
+                    self._content = _Zstandard(self._stored)
+                else:
+                    self._content = compr[self._file.compression](self._stored, mode="r")
             while num_bytes and (part := self._content.read(min(num_bytes, _PART_BYTES))):
                 parts.append(part)
                 num_bytes -= len(part)
@@ -70,14 +74,9 @@ class FileContent:
         self._stored.close()
 
 
-def _decompress(compression: str | None, stored: IO[bytes]) -> Any:
-    if compression == "zstd" and zstandard is not None:
-        return _Zstandard(stored)
-    return compr[compression](stored, mode="r")
-
-
+@final
 class _Zstandard:
-    """Reads all frames of a file; as fsspec opens it, it would end after the first one, or within one."""
+    """Reads all frames of a file. fsspec's way of opening it stops after the first one, or within one."""
 
     def __init__(self, stored: IO[bytes]) -> None:
         self._stored = stored

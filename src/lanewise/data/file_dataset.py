@@ -33,6 +33,8 @@ class FileDataset(Dataset[Any], ABC):
     block holds. `data.order` is `blocked` by default then.
     """
 
+    reads_from_start: bool = False
+    """Whether a block can only be read from its start, by each lane that needs a part of it."""
     read_bytes: int = 0
     """Bytes that this copy of the dataset read from its files so far, without indexes and footers."""
     num_skipped: int = 0
@@ -40,11 +42,6 @@ class FileDataset(Dataset[Any], ABC):
 
     def _count(self, num_bytes: int) -> None:
         self.read_bytes += num_bytes
-
-    @property
-    def reads_from_start(self) -> bool:
-        """Whether a block can only be read from its start: each lane that needs a part of it does so."""
-        return False
 
     @property
     @abstractmethod

@@ -6,8 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import torch
 from torch.utils.data import DataLoader
@@ -23,12 +22,13 @@ _GAP: _Request = LaneTurn(0, -1, 0, range(0), 0, is_last=False), ()
 """Asks a worker for nothing."""
 
 
+@final
 class LaneLoader:
-    """The micro-batches that a process works through, in order, crossing epochs.
+    """The micro-batches that a process works through, in order, over all epochs.
 
-    Because one iterator serves the whole run, workers never restart and prefetching never pauses between
-    epochs. The position is the step number alone: starting in the middle of an epoch costs no more than
-    starting at its begin.
+    Since one iterator serves the whole run, workers never start again and prefetching never pauses between
+    epochs. The step number is the only position: it takes no longer to start in the middle of an epoch than
+    at its beginning.
 
     Args:
         reader: reads and collates the samples of a turn.
@@ -71,7 +71,7 @@ class LaneLoader:
 def _deal(turns: Iterable[_Request], num_workers: int) -> Iterator[_Request]:
     """Put gaps between turns, so that a DataLoader, which deals in rounds, gives a lane to one worker.
 
-    Else each worker would read every block of the process.
+    Otherwise each worker would read every block of the process.
     """
     place = 0
     for turn, indices in turns:
@@ -106,7 +106,7 @@ def read_turns(
         num_workers=num_workers,
         worker_init_fn=_init_worker,
         pin_memory=pin_memory,
-        # Else the loader would draw its workers' seeds from the default generator.
+        # Otherwise the loader would draw its workers' seeds from the default generator.
         generator=torch.Generator(),
     )
     if num_workers:
@@ -117,28 +117,22 @@ def read_turns(
                 f"data.num_workers {num_workers} cannot be started: {text_of(error)}. Let /dev/shm be "
                 "written, or use data.num_workers 0."
             ) from error
-    with _signals_blocked():
+    # The workers that are forked here begin with the signals blocked, for `_take_signals`.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
         return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Let the workers that are forked meanwhile begin with the signals blocked, for `_take_signals`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _init_worker(_worker: int) -> None:
-    """End with the trainer, and not before it.
+    """Make a worker end with the trainer, and not before it.
 
-    A worker would outlive a killed trainer by up to 5 s, torch's polling interval. And where a signal reaches
-    every process, it is the trainer that saves and stops.
+    Without this it would outlive a killed trainer by up to 5 s, torch's polling interval. If a signal reaches
+    every process, the trainer alone saves and stops.
     """
     die_with_parent()
     if sys.platform == "linux":  # others don't tell who sent a signal
@@ -147,7 +141,7 @@ def _init_worker(_worker: int) -> None:
 
 
 def _take_signals() -> None:
-    """Ignore the signals, but for the SIGTERM of the trainer: at its exit it waits for the workers to end."""
+    """Ignore the signals except the trainer's own SIGTERM: at its exit it waits for the workers to end."""
     while True:
         info = signal.sigwaitinfo(_SIGNALS)
         if info.si_signo == signal.SIGTERM and info.si_pid == os.getppid():

@@ -47,6 +47,8 @@ class ParquetDataset(FileDataset):
             type for one than the first file, or if pyarrow is not installed.
     """
 
+    reads_from_start = True
+
     def __init__(
         self,
         paths: Paths,
@@ -68,11 +70,6 @@ class ParquetDataset(FileDataset):
         )
         self._damaged: dict[int, int] = {}
         """By row group: how many of its chunks can be decoded."""
-
-    @property
-    def reads_from_start(self) -> bool:
-        """See `FileDataset`."""
-        return True
 
     @property
     def total_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.utils.data import Dataset, Subset
@@ -26,11 +26,11 @@ class LaneBatch:
     indices: tuple[int, ...]
     """Dataset indices of the samples; empty where the process has none in this step."""
     data: Any
-    """What `collate` returned; None where there are no samples."""
+    """What `collate` returned; None if there are no samples."""
     num_samples: int
-    """Samples in it. Less than there are indices where a dataset leaves out what it cannot read."""
+    """Samples in it: fewer than indices if a dataset leaves out what it cannot read."""
     read_bytes: int = 0
-    """What a `FileDataset` read of its files for this batch, in bytes."""
+    """Bytes that a `FileDataset` read from its files for this batch."""
     eval_dataset: str = ""
     """Name of the dataset that is evaluated; empty in training."""
 
@@ -50,22 +50,23 @@ class LaneBatch:
         return f"in step {turn.step}, lane {turn.lane}, {samples}"
 
     def pin_memory(self) -> "LaneBatch":
-        """Return the batch in page-locked memory, from which a GPU copies by itself. DataLoader calls it."""
+        """Return the batch in page-locked memory, from which a GPU can copy it by itself; see DataLoader."""
         return replace(self, data=map_leaves(_pin, self.data))
 
 
+@final
 class LaneReader(Dataset[LaneBatch]):
     """A dataset whose index is a lane's turn with its sample indices, and whose item is the lane's batch.
 
-    The samples of a turn are read, and collated, under one random state from (seed, dataset, epoch, step,
-    lane). So the bytes don't depend on which process reads them, nor on what it read before. Where the
-    dataset has `__getitems__`, the turn's samples are one read.
+    The samples of a turn are read and collated under one random state, which follows from (seed, dataset,
+    epoch, step, lane). So the bytes depend neither on the process that reads them nor on what it read before.
+    If the dataset has `__getitems__`, the turn's samples are one read.
 
     Args:
         dataset: map-style.
-        collate: makes a micro-batch of samples: of a list, or of `Rows` where the dataset reads such.
+        collate: makes a micro-batch of samples, which are a list, or `Rows` if the dataset reads these.
         seed: seed of the run.
-        eval_dataset: the dataset's name, if it is evaluated; part of the random state.
+        eval_dataset: the dataset's name if it is evaluated; part of the random state.
     """
 
     def __init__(
@@ -80,27 +81,30 @@ class LaneReader(Dataset[LaneBatch]):
         self.dataset = dataset
         self._collate = collate
         self.seed = seed
-        inner = _without_subsets(dataset)
-        self._reads_many = hasattr(inner, "__getitems__")  # a Subset only passes the question on
+        inner = dataset
+        while isinstance(inner, Subset):  # which has `__getitems__` also where its dataset has none
+            inner = inner.dataset
+        self._reads_many = hasattr(inner, "__getitems__")
         self._files = inner if isinstance(inner, FileDataset) else None
         self.number = (0, 0)
-        """Which of a loop's datasets it is, and how often that was begun before; part of the random state."""
+        """The dataset's number in a loop, and how often it was begun before; part of the random state."""
 
     def __getitem__(self, index: tuple[LaneTurn, tuple[int, ...]]) -> LaneBatch:
         """Read and collate one lane's samples."""
         batch = LaneBatch(*index, None, 0, 0, self.eval_dataset)
         if not batch.indices:
             return batch
-        files = self._files
-        before = 0 if files is None else files.read_bytes
+        before = 0 if self._files is None else self._files.read_bytes
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as DataLoader workers do, so that `num_workers` changes no sample
         try:
-            with _OneThread():
-                self._fill(batch)
+            self._fill(batch)
         except BaseException as error:
             note_place(error, batch.place)
             raise
-        if files is not None:
-            batch.read_bytes = files.read_bytes - before
+        finally:
+            torch.set_num_threads(num_threads)
+        batch.read_bytes = 0 if self._files is None else self._files.read_bytes - before
         return batch
 
     def _fill(self, batch: LaneBatch) -> None:
@@ -146,24 +150,5 @@ class LaneReader(Dataset[LaneBatch]):
         return samples
 
 
-def _without_subsets(dataset: Dataset[Any]) -> Dataset[Any]:
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return dataset
-
-
 def _pin(leaf: Any) -> Any:
     return leaf.pin_memory() if callable(getattr(leaf, "pin_memory", None)) else leaf
-
-
-class _OneThread:
-    """Computes with one thread, as DataLoader workers do, so that `num_workers` changes no sample."""
-
-    def __enter__(self) -> None:
-        self._threads = torch.get_num_threads()
-        if self._threads != 1:
-            torch.set_num_threads(1)
-
-    def __exit__(self, *_: object) -> None:
-        if self._threads != 1:
-            torch.set_num_threads(self._threads)

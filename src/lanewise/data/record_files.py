@@ -8,7 +8,7 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,7 @@ class RecordFiles(FileDataset):
             self._indexes = [_index_of_one(file) for file in files]
         else:
             self._indexes = _whole(index_files(files, self._separator, cache_dir, on_error))
+        self.reads_from_start = any(index.file.compression for index in self._indexes)
         self._first = np.cumsum([0, *map(len, self._indexes)])
         """[number of files + 1]: the first sample of each file, and the number of all samples."""
         memory = int(memory_mib * 2**20)
@@ -87,11 +88,6 @@ class RecordFiles(FileDataset):
         Raises:
             ValueError: if that is not possible.
         """
-
-    @property
-    def reads_from_start(self) -> bool:
-        """See `FileDataset`: compressed files are."""
-        return any(index.file.compression for index in self._indexes)
 
     @property
     def total_bytes(self) -> int:
@@ -139,20 +135,18 @@ class RecordFiles(FileDataset):
         wanted = np.unique(np.asarray(indices, np.int64))
         numbers = np.searchsorted(self._first, wanted, side="right") - 1
         records: list[bytes | DamagedContentError] = []
-        for of_file in np.split(wanted, np.flatnonzero(np.diff(numbers)) + 1):
-            if len(of_file):
-                number = int(numbers[len(records)])
-                read = self._decompress if self._indexes[number].file.compression else self._read_ranges
-                try:
-                    records += read(number, of_file - self._first[number])
-                except DamagedContentError as error:  # of a file that is one record, and so was not searched
-                    if self._on_error == "raise":
-                        raise
-                    records.append(error)
+        for number in np.unique(numbers).tolist():
+            read = self._decompress if self._indexes[number].file.compression else self._read_ranges
+            try:
+                records += read(number, wanted[numbers == number] - self._first[number])
+            except DamagedContentError as error:  # of a file that is one record, and so was not searched
+                if self._on_error == "raise":
+                    raise
+                records.append(error)
         return dict(zip(wanted.tolist(), records, strict=True))
 
     def _read_ranges(self, number: int, rows: Offsets) -> list[bytes]:
-        """Return some records of a plain file, whose rows ascend; what lies side by side is one read."""
+        """Return some records of a plain file, whose rows ascend; adjacent records are one read."""
         index = self._indexes[number]
         bounds = index.bounds(rows)
         ranges: list[Range] = []
@@ -162,16 +156,9 @@ class RecordFiles(FileDataset):
             else:
                 ranges.append((begin, end))
         parts = open_bytes(index.file).read(ranges)
-        self._count(sum(map(len, parts)))
-        records, at = [], 0
-        for begin, end in bounds:
-            if end > ranges[at][1]:
-                at += 1
-            base = ranges[at][0]
-            records.append(self._cut(parts[at][begin - base : end - base]))
-        if self._separator is not None:
-            index.check(rows, records)
-        return records
+        data = b"".join(parts)
+        self._count(len(data))
+        return self._cut(data, index, rows, bounds)
 
     def _decompress(self, number: int, rows: Offsets) -> list[bytes]:
         """Return some records of a compressed file, whose rows ascend."""
@@ -199,17 +186,23 @@ class RecordFiles(FileDataset):
                 except DamagedContentError as error:
                     what = f"from here on it cannot be decompressed ({error.__cause__!r})"
                     raise index.contradiction(at, what) from error
-                records = [self._cut(data[begin - base : stop - base]) for begin, stop in bounds]
-                index.check(rows, records)
                 at = end
-                yield records
+                yield self._cut(data, index, rows, bounds)
 
-    def _cut(self, record: bytes) -> bytes:
-        """Cut off a record's separator, and the empty records after it."""
-        if self._separator is None:
-            return record
-        record = record.partition(self._separator)[0]
-        return record.removesuffix(b"\r") if self._separator == b"\n" else record
+    def _cut(self, data: bytes, index: RecordIndex, rows: Offsets, bounds: list[Range]) -> list[bytes]:
+        """Cut data, in which some records follow each other, into these, without their separators.
+
+        Raises:
+            DataError: if a record is not the one of which the index was made.
+        """
+        places = accumulate((end - begin for begin, end in bounds), initial=0)
+        records = [data[begin:end] for begin, end in pairwise(places)]
+        if self._separator is not None:
+            records = [record.partition(self._separator)[0] for record in records]  # empty ones may follow it
+            if self._separator == b"\n":
+                records = [record.removesuffix(b"\r") for record in records]
+            index.check(rows, records)
+        return records
 
     def _describe(self, index: int, record: bytes, error: Exception) -> str:
         """Say which record cannot be decoded, and why."""

@@ -8,7 +8,7 @@ import os
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,50 +31,50 @@ _HEADER = struct.Struct("<8sqqqq16sII")
 CRC-32 of the entries, which follow, and of the header up to here."""
 _MAGIC = b"LWrecrd2"
 _MAX_LOADED_BYTES = 64 * 2**20
-"""An index of more stays on the disk, and is mapped: the processes of a machine share its pages."""
+"""A larger index stays on the disk and is mapped into memory: processes of one machine share its pages."""
 _MAX_THREADS = 16
 _LONG_BYTES = 2**30
-"""What takes so long to search that a line is logged before."""
+"""A file of this size takes so long to search that a line is logged before."""
 _DAMAGED = np.array([(-1, 0)], ENTRY)
 """The entries of a content that cannot be decompressed to its end."""
 
 
 @dataclass
 class RecordIndex:
-    """Where the records of one file begin, and the checksum of each, as `find_records` tells them.
+    """Where the records of one file begin, and the checksum of each, as `find_records` yields them.
 
-    An index may be damaged on the disk after it was made, and so may the file, whose size and time stay as
-    they are then. Each record is compared with its checksum when it is read, which finds both.
+    After an index was made, it may be damaged on the disk, and so may the file without a change of its size
+    and time. Each record is compared with its checksum when it is read, which finds both.
     """
 
     file: ByteFile
     entries: Entries
     """[number of records + 1]."""
     longest: int
-    """Bytes of the longest record, with its separator: a damaged offset asks for no more."""
+    """Bytes of the longest record, with its separator: a damaged offset never asks for more."""
     digest: str = ""
     """32 hexadecimal digits, equal for equal offsets."""
     kept: Path | None = None
-    """The file in which it is kept; None: in memory alone."""
+    """The file in which the index is kept; None if it is in memory only."""
 
     def __len__(self) -> int:
         return len(self.entries) - 1
 
     @property
     def offsets(self) -> Offsets:
-        """[number of records + 1], in bytes of what the file holds, decompressed."""
+        """[number of records + 1], in bytes of the file's decompressed content."""
         return self.entries["offset"]
 
     @property
     def is_damaged(self) -> bool:
-        """Whether the file could not be decompressed to its end; it has no records then."""
+        """Whether the file could not be decompressed to its end. Such a file has no records."""
         return bool(self.offsets[-1] < 0)
 
     def bounds(self, rows: Offsets) -> list[tuple[int, int]]:
         """Return where each of some records begins and ends.
 
         Raises:
-            DataError: if that is not possible.
+            DataError: if an offset is impossible.
         """
         bounds = list(zip(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist(), strict=True))
         for begin, end in bounds:
@@ -83,10 +83,10 @@ class RecordIndex:
         return bounds
 
     def check(self, rows: Offsets, records: Sequence[bytes]) -> None:
-        """See that records, without their separators, are those of which the index was made.
+        """Make sure that records, without their separators, are those of which the index was made.
 
         Raises:
-            DataError: if one is not.
+            DataError: if one is another.
         """
         known = self.entries["checksum"][rows].tolist()
         found = list(map(crc32, records))
@@ -97,7 +97,7 @@ class RecordIndex:
             )
 
     def contradiction(self, offset: int, what: str) -> DataError:
-        """Make the error of a file that is not as its index says."""
+        """Make the error of a file that contradicts its index."""
         place = f"{self.file.path}, byte {offset:,}{' of its content' if self.file.compression else ''}"
         index = f"the index {self.kept}" if self.kept else "the memory"
         remedy = " If the file is as it should be, delete the index, which is made anew." if self.kept else ""
@@ -129,26 +129,22 @@ def index_files(
 ) -> list[RecordIndex]:
     """Return the index of each file, from the cache folder if it is there.
 
-    Processes that ask for the same one at once build it once. It is built anew where the file has changed, or
-    the one that is kept is damaged.
+    If several processes need the same index at once, one of them builds it. It is built again if the file has
+    changed, or if the kept index is damaged.
 
     Args:
         files: compressed or not.
         separator: what stands between records, at least one byte.
-        cache_dir: a folder to keep indexes in; None: `$XDG_CACHE_HOME/lanewise`, or `~/.cache/lanewise`.
-            Where it cannot be written, indexes stay in memory, and a log line says so.
+        cache_dir: the folder in which to keep indexes; None stands for `$XDG_CACHE_HOME/lanewise`, or
+            `~/.cache/lanewise`. If it cannot be written, indexes stay in memory, and a log line says so.
         on_error: whether a file that cannot be decompressed to its end is an error, or has no records.
 
     Raises:
         DataError: if a file cannot be read, changes, or holds no record.
     """
     started = time.monotonic()
-    num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
-    # Several files at a time, and several ranges of each: a task of the first kind waits for the second.
-    with ThreadPoolExecutor(num_threads) as searching, ThreadPoolExecutor(num_threads) as indexing:
-        indexed = list(
-            indexing.map(lambda file: _index_file(file, separator, cache_dir, searching, on_error), files)
-        )
+    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
+        indexed = list(pool.map(lambda file: _index_file(file, separator, cache_dir, on_error), files))
     for file, one in zip(files, indexed, strict=True):
         if not len(one.records) and not one.records.is_damaged:
             raise DataError(f"{file.path} holds no record that is not empty. Leave it out.")
@@ -170,15 +166,11 @@ class _Indexed(NamedTuple):
     records: RecordIndex
     is_new: bool = False
     unkept: Exception | None = None
-    """Why it is in no cache."""
+    """Why the index could not be kept in the cache folder."""
 
 
 def _index_file(
-    file: ByteFile,
-    separator: bytes,
-    cache_dir: str | os.PathLike[str] | None,
-    pool: Executor,
-    on_error: OnError,
+    file: ByteFile, separator: bytes, cache_dir: str | os.PathLike[str] | None, on_error: OnError
 ) -> _Indexed:
     try:
         folder = Path(cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lanewise"))
@@ -192,7 +184,7 @@ def _index_file(
             if (index := _load(path, file, on_error)) is not None:
                 return _Indexed(index)
             with replacing(path) as new, new.open("xb") as out:
-                _write(out, file, separator, pool, on_error)
+                _write(out, file, separator, on_error)
                 out.flush()
                 os.fsync(out.fileno())
             if (index := _load(path, file, on_error)) is not None:
@@ -200,7 +192,7 @@ def _index_file(
             raise OSError(f"{path} is not as it was written")
     except (OSError, StorageError, RuntimeError, ValueError) as error:  # no home folder; a null in a name
         in_memory = io.BytesIO()
-        _write(in_memory, file, separator, pool, on_error)
+        _write(in_memory, file, separator, on_error)
         in_memory.seek(0)
         index = _read(in_memory, file, None)
         assert index is not None, "it was written now"
@@ -223,16 +215,16 @@ def _alone(lock: Path, file: ByteFile) -> Iterator[None]:
         lock.unlink(missing_ok=True)
 
 
-def _write(out: IO[bytes], file: ByteFile, separator: bytes, pool: Executor, on_error: OnError) -> None:
+def _write(out: IO[bytes], file: ByteFile, separator: bytes, on_error: OnError) -> None:
     """Search a file, and write its index."""
     if file.size >= _LONG_BYTES:
         logger.info("finding the records of %s, %.1f GiB", file.path, file.size / 2**30)
     try:
-        _write_parts(out, file, scan_file(file, separator, pool))
+        _write_parts(out, file, scan_file(file, separator))
     except DamagedContentError:
         if on_error == "raise":
             raise
-        # None of it counts: gzip's checksum stands at the end, so that what comes before may be wrong too.
+        # No part of it counts: gzip's checksum stands at the end, so any part before may be wrong too.
         out.truncate(0)
         _write_parts(out, file, [_DAMAGED])
 
@@ -257,13 +249,13 @@ def _write_parts(out: IO[bytes], file: ByteFile, parts: Iterable[Entries]) -> No
 
 
 def _load(path: Path, file: ByteFile, on_error: OnError) -> RecordIndex | None:
-    """Return the index that is kept, or None: it is not there, of another version of the file, or damaged."""
+    """Return the kept index; None if there is none, or it is damaged or of another version of the file."""
     try:
         with open_regular(path) as kept:
             index = _read(kept, file, path)
     except (OSError, ValueError):
         return None
-    # Whoever leaves nothing out searches a damaged file again, which says what is wrong.
+    # If a damaged file is an error, it is searched again, so that the error says what is wrong.
     return None if index is None or (index.is_damaged and on_error == "raise") else index
 
 

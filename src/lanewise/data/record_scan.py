@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from zlib import crc32
 
 import numpy as np
@@ -14,20 +14,19 @@ from lanewise.data.file_content import FileContent
 Offsets = NDArray[np.int64]
 Entries = NDArray[np.void]
 ENTRY = np.dtype([("offset", "<i8"), ("checksum", "<u4")])
-"""Where a record begins, and the CRC-32 of it without its separator. The last one is the end of the text."""
+"""Where a record begins, and its CRC-32 without the separator. The last entry is the end of the text."""
 
 _PIECE_BYTES = 4 * 2**20
 _AHEAD = 8
-"""Pieces of a file that are read, and held, before the first of them is searched."""
+"""Pieces of a file that are read in parallel, and held, before the first of them is searched."""
 
 
-def scan_file(file: ByteFile, separator: bytes, pool: Executor) -> Iterator[Entries]:
+def scan_file(file: ByteFile, separator: bytes) -> Iterator[Entries]:
     """Yield the records of a file, in parts, as `find_records` does.
 
     Args:
-        file: its ranges are read in parallel; a compressed one is read from front to end.
+        file: its ranges are read in parallel; a compressed file is read from its beginning to its end.
         separator: at least one byte.
-        pool: reads the ranges.
 
     Raises:
         DataError: if the file cannot be read, or has changed.
@@ -36,22 +35,22 @@ def scan_file(file: ByteFile, separator: bytes, pool: Executor) -> Iterator[Entr
         with FileContent(file, lambda _: None) as content:
             yield from find_records(iter(lambda: content.read(_PIECE_BYTES), b""), separator)
     else:
-        yield from find_records(_read_ahead(file, pool), separator)
+        yield from find_records(_read_ahead(file), separator)
 
 
 def find_records(pieces: Iterable[bytes], separator: bytes) -> Iterator[Entries]:
     """Yield the records of a text, in parts: n + 1 entries for n records.
 
-    Record i begins at offset i. Its separator follows it, and the empty records after it; all of that ends
-    at offset i + 1, the last one at the end of the text. A record is what `bytes.split` gives, without a
-    carriage return at its end where lines are separated; if nothing is left, it is empty, and left out.
+    Record i begins at offset i. Its separator and any empty records follow it, and end at offset i + 1, which
+    is the end of the text for the last record. The records are those of `bytes.split`; if the separator is a
+    line feed, without a carriage return at their end. An empty one is left out.
 
     Args:
         pieces: the whole text, in order.
         separator: at least one byte.
     """
     text = bytearray()
-    """What follows the last separator, as far as it was read."""
+    """The text after the last separator, as far as it was read."""
     begin = num_searched = 0
     for piece in pieces:
         text += piece
@@ -77,12 +76,13 @@ def _entries(records: list[bytes], begin: int, separator: bytes) -> Entries:
     return entries[np.fromiter(map(bool, records), np.bool_, len(records))]
 
 
-def _read_ahead(file: ByteFile, pool: Executor) -> Iterator[bytes]:
+def _read_ahead(file: ByteFile) -> Iterator[bytes]:
     opened = file.open()
     pending: deque[Future[list[bytes]]] = deque()
-    for begin in range(0, file.size, _PIECE_BYTES):
-        pending.append(pool.submit(opened.read, [(begin, min(begin + _PIECE_BYTES, file.size))]))
-        if len(pending) == _AHEAD:
-            yield from pending.popleft().result()
-    for following in pending:
-        yield from following.result()
+    with ThreadPoolExecutor(_AHEAD) as pool:
+        for begin in range(0, file.size, _PIECE_BYTES):
+            pending.append(pool.submit(opened.read, [(begin, min(begin + _PIECE_BYTES, file.size))]))
+            if len(pending) == _AHEAD:
+                yield from pending.popleft().result()
+        for following in pending:
+            yield from following.result()

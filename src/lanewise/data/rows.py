@@ -41,8 +41,7 @@ class Rows(Sequence[dict[str, Any]]):
         return Rows([self._rows.slice(index, 1) for index in indices], self._rows.schema)
 
     def __len__(self) -> int:
-        num_rows: int = self._rows.num_rows
-        return num_rows
+        return int(self._rows.num_rows)
 
     @overload
     def __getitem__(self, index: int) -> dict[str, Any]: ...
@@ -79,8 +78,7 @@ class Columns(Mapping[str, Any]):
         return iter(self._rows.schema.names)
 
     def __len__(self) -> int:
-        num_columns: int = self._rows.num_columns
-        return num_columns
+        return int(self._rows.num_columns)
 
 
 def _is_numeric(kind: "pa.DataType") -> bool:

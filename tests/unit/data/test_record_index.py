@@ -42,9 +42,9 @@ def scans(monkeypatch):
     searched = []
     scan_file = record_index.scan_file
 
-    def counting(file, separator, pool):
+    def counting(file, separator):
         searched.append(file.path)
-        return scan_file(file, separator, pool)
+        return scan_file(file, separator)
 
     monkeypatch.setattr(record_index, "scan_file", counting)
     return searched
@@ -198,10 +198,10 @@ def build_in_process(path, cache, begin, counts):
     searched = []
     scan_file = record_index.scan_file
 
-    def slow(file, separator, pool):
+    def slow(file, separator):
         searched.append(file.path)
         time.sleep(0.3)  # the others find the lock taken
-        return scan_file(file, separator, pool)
+        return scan_file(file, separator)
 
     record_index.scan_file = slow
     begin.wait()

@@ -3,7 +3,6 @@
 import random
 import re
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -63,19 +62,13 @@ def test_a_million_line_feeds_in_a_row_and_a_record_of_many_pieces():
     assert entries["offset"].tolist() == [0, 1_000_001, len(data)]
 
 
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
-
-
 LINES = [random.Random(number).randbytes(number % 7).hex() for number in range(1000)]
 
 
 @pytest.mark.parametrize("separator", [b"\n", b"\n\n", b"<|end|>", b"11"])
 @pytest.mark.parametrize("piece_bytes", [1, 2, 3, 10, 4096, 2**22])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_file_in_pieces(tmp_path, monkeypatch, pool, separator, piece_bytes, suffix):
+def test_a_file_in_pieces(tmp_path, monkeypatch, separator, piece_bytes, suffix):
     lines = LINES[:200] if piece_bytes < 10 else LINES
     data = separator.decode().join(lines).encode() + b"\r\n" * 3 + b"\r"
     path = tmp_path / f"a{suffix}"
@@ -83,7 +76,7 @@ def test_a_file_in_pieces(tmp_path, monkeypatch, pool, separator, piece_bytes, s
     path.write_bytes(compress.compress(data) + compress.flush() if suffix else data)
     monkeypatch.setattr(record_scan, "_PIECE_BYTES", piece_bytes)
     monkeypatch.setattr(record_scan, "_AHEAD", 3)
-    entries = np.concatenate(list(scan_file(ByteFile.find(str(path)), separator, pool)))
+    entries = np.concatenate(list(scan_file(ByteFile.find(str(path)), separator)))
     check(data, entries, separator)
     if separator != b"11":
         expected = {line for line in lines if line}
