@@ -45,9 +45,7 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a place of its own in which to write a file; afterwards it gets its name, or goes.
-
-    The place is a folder, since a library may have temporary files of its own.
+    """Give a temporary path at which to write a file. It gets its name, or is removed if an error occurs.
 
     Raises:
         StorageError: if it cannot be written.
@@ -55,25 +53,19 @@ def replacing(path: Path) -> Iterator[Path]:
     with writing(path):
         remove_leftover(path)
         try:
-            _temporary(path).mkdir()
-            new = _temporary(path) / path.name
-            yield new
-            new.replace(path)
+            yield _temporary(path)
+            _temporary(path).replace(path)
         finally:
             remove_leftover(path)
 
 
 def remove_leftover(path: Path) -> None:
-    """Remove what is left of writing a file, if that was killed.
+    """Remove the half of a file that a killed process left at its temporary path.
 
     Raises:
         OSError: if it cannot be removed.
     """
-    leftover = _temporary(path)
-    if leftover.is_dir() and not leftover.is_symlink():
-        shutil.rmtree(leftover)
-    else:
-        leftover.unlink(missing_ok=True)
+    _temporary(path).unlink(missing_ok=True)
 
 
 @contextmanager

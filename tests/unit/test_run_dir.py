@@ -224,8 +224,7 @@ def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
         ".averaged.safetensors.tmp",
         ".config.yaml.tmp",
     ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / ".tmp4f8Gk2").touch()
+        (tmp_path / name).write_text("half")
     RunDir(tmp_path).claim().close()
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 

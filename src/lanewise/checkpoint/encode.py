@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -161,18 +161,25 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Undo `encode`.
 
     Raises:
-        LookupError: if a tensor is missing, or an encoding is not one of ours.
+        LookupError: if a tensor is missing or left over, or an encoding is not one of ours.
     """
-    return _Decoder(tensors).decode(value)
+    decoder = _Decoder(tensors)
+    decoded = decoder.decode(value)
+    if unused := sorted(tensors.keys() - decoder.used):
+        raise LookupError(f"the state does not refer to the tensor {unused[0]:.80}")
+    return decoded
 
 
+@final
 class _Decoder:
-    """What was decoded so far of one state, so that none of it is made twice."""
+    """Decodes one state, and makes no tensor of it twice."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
         self._joined: dict[tuple[str, ...], torch.Tensor] = {}
-        self._parts: set[str] = set()
+        """Sharded tensors that were put together again, by the names of their parts."""
+        self.used: set[str] = set()
+        """The names of tensors that the state refers to."""
 
     def decode(self, value: Any) -> Any:
         """Decode one value, and what is in it."""
@@ -186,9 +193,9 @@ class _Decoder:
         content = value[tag]
         try:
             if tag == "$tensor":
-                return self._tensors[content]
+                return self._take(content)
             if tag == "$complex":
-                return torch.view_as_complex(self._tensors[content])
+                return torch.view_as_complex(self._take(content))
             if tag == "$shards":
                 return self._join([(name, start) for name, start in content])
             if tag == "$float":
@@ -200,14 +207,17 @@ class _Decoder:
             raise LookupError(f"it holds {value!r:.80}, which is not a known encoding") from error
         return Counter(items) if tag == "$counter" else items
 
+    def _take(self, name: str) -> torch.Tensor:
+        self.used.add(name)
+        return self._tensors[name]
+
     def _join(self, parts: list[tuple[str, int]]) -> torch.Tensor:
         """Put the parts of a sharded tensor together again: once, however often it is named."""
         names = tuple(name for name, _ in parts)
         if names not in self._joined:
-            if len(set(names)) < len(names) or self._parts & set(names):
+            if len(set(names)) < len(names) or self.used & set(names):
                 raise ValueError("some rows occur twice")
-            self._parts |= set(names)
-            tensors = [self._tensors[name] for name in names]
+            tensors = [self._take(name) for name in names]
             starts = list(accumulate((len(tensor) for tensor in tensors), initial=0))
             if [start for _, start in parts] != starts[:-1]:
                 raise ValueError("rows are missing")

@@ -50,16 +50,13 @@ class CheckpointFolder:
     def publish(self, temporary: Path, step: int) -> None:
         """Give a whole checkpoint its name, in the place of a bad one if there is one."""
         final = self.of_step(step)
+        aside = _aside(final)
         if os.path.lexists(final):
-            aside = _aside(final)
             final.rename(aside)
-            temporary.rename(final)
-            sync_folder(self.path)
-            if _is_folder(aside):
-                shutil.rmtree(aside)
-        else:
-            temporary.rename(final)
-            sync_folder(self.path)
+        temporary.rename(final)
+        sync_folder(self.path)
+        if _is_folder(aside):
+            shutil.rmtree(aside)
 
     def all(self) -> list[Path]:
         """List what has the name of a checkpoint, the newest first.

@@ -139,22 +139,16 @@ def _digest(tree: object) -> str:
 
 
 def write_durably(path: Path, *contents: bytes | memoryview) -> FileEntry:
-    """Write a new file, wait until it is on disk, and describe it; what had its name is not written to."""
+    """Write a new file, wait until it is on disk, and describe it. An older file of its name is unlinked."""
     path.unlink(missing_ok=True)
     digest = hashlib.sha256()
-    num_bytes = 0
-    with path.open("xb", buffering=0) as file:
+    with path.open("xb") as file:
         for content in contents:
-            view = memoryview(content)
-            for start in range(0, len(view), _CHUNK):
-                chunk = view[start : start + _CHUNK]
-                while chunk:  # a write may take less than it is given
-                    written = file.write(chunk)
-                    digest.update(chunk[:written])
-                    num_bytes += written
-                    chunk = chunk[written:]
+            file.write(content)
+            digest.update(content)
+        file.flush()
         os.fsync(file.fileno())
-    return FileEntry(path.name, num_bytes, digest.hexdigest())
+    return FileEntry(path.name, sum(map(len, contents)), digest.hexdigest())
 
 
 def sync_folder(path: Path) -> None:
@@ -164,6 +158,3 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-_CHUNK = 16 * 2**20

@@ -1,20 +1,18 @@
 """Writes a model's weights to a safetensors file, whole or not at all, and reads them back."""
 
-import errno
 import json
 import logging
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import nn
 
 from lanewise.checkpoint.encode import TensorTable, real_view
 from lanewise.checkpoint.growth import grow_buffers, grown_buffers
+from lanewise.checkpoint.part import file_header
 from lanewise.errors import CheckpointError
 from lanewise.run_file import open_regular, reading, replacing
 from lanewise.world.shards import is_sharded, whole
@@ -27,7 +25,7 @@ def save_model(model: nn.Module, path: Path, rank: int = 0) -> None:
 
     Extra state that is not a tensor is left out of the file, and a warning names it.
 
-    Collective where the model is sharded: every rank must call this.
+    Collective if the model is sharded: every rank must call this.
     """
     tensors: dict[str, torch.Tensor] = {}
     gathered: dict[torch.Tensor, torch.Tensor] = {}
@@ -48,9 +46,9 @@ def save_model(model: nn.Module, path: Path, rank: int = 0) -> None:
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write tensors to a safetensors file, which appears under its name when it is complete and on disk.
 
-    A tied tensor is written once, under its first name; the metadata's `aliases` is a JSON object of the
-    other names. A complex tensor is written as pairs of real numbers, in a last dimension more; the
-    metadata's `complex` is a JSON list of such names.
+    A tied tensor is written once, under its first name; the metadata's `aliases` is a JSON object that gives
+    its first name for each other one. A complex tensor is written as pairs of real numbers, which are an
+    additional last dimension; the metadata's `complex` is a JSON list of the names of such tensors.
 
     Args:
         tensors: by name.
@@ -60,38 +58,20 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
         CheckpointError: names a tensor that the format cannot hold.
         StorageError: if the file cannot be written.
     """
-    written: dict[str, torch.Tensor] = {}
-    aliases: dict[str, str] = {}
-    complexes: list[str] = []
     table = TensorTable()
-    for name, given in tensors.items():
-        tensor = given
-        if given.is_complex():
-            tensor = real_view(given)
-            complexes.append(name)
-        first = table.add(name, tensor)
-        if first == name:
-            written[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)  # shares no storage
-        else:
-            aliases[name] = first
-    metadata = {"aliases": aliases, "complex": complexes}
-    texts = {key: json.dumps(value) for key, value in metadata.items() if value}
-    with replacing(path) as new:
-        try:
-            save_file(written, new, metadata=texts or None)
-        except SafetensorError as error:  # the disk's: tensors that it cannot hold were refused above
-            raise OSError(_errno_in(str(error)), str(error)) from error
-        with new.open("rb") as file:
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        new.chmod(0o666 & ~umask)  # safetensors makes files that only their owner may read
-
-
-def _errno_in(text: str) -> int:
-    """Return the number of the system's error that safetensors tells of."""
-    found = re.search(r"os error (\d+)", text)
-    return int(found[1]) if found else errno.EIO
+    views = {name: real_view(tensor) if tensor.is_complex() else tensor for name, tensor in tensors.items()}
+    first_names = {name: table.add(name, view) for name, view in views.items()}
+    lists = {
+        "aliases": {name: first for name, first in first_names.items() if first != name},
+        "complex": [name for name, tensor in tensors.items() if tensor.is_complex()],
+    }
+    header, places = file_header(table, {key: json.dumps(value) for key, value in lists.items() if value})
+    with replacing(path) as new, new.open("xb") as file:
+        file.write(header)
+        for name in places:
+            file.write(table[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load_model(model: nn.Module, path: Path) -> None:

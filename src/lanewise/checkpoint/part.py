@@ -1,14 +1,15 @@
-"""The part of a checkpoint that one process writes: which tensors, staged where, in which file.
+"""The part of a checkpoint that one process writes: which tensors it holds, and where they are staged.
 
-The file is of the safetensors format (https://github.com/huggingface/safetensors#format): the length of a
+Its file is of the safetensors format (https://github.com/huggingface/safetensors#format): the length of a
 JSON header, the header, the tensors one after the other. The library itself would gather the whole file in
 memory first; here it is written from the staging buffer.
 """
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import final
 
 import torch
 
@@ -18,9 +19,9 @@ from lanewise.device.accelerator import has_streams
 
 
 def share_out(num_bytes: Mapping[str, int], num_parts: int) -> list[list[str]]:
-    """Say which part each tensor is in: a pure function, so that nobody needs to ask.
+    """Return the tensors of each part: a pure function, so that processes need not ask each other.
 
-    The largest first, each to the part that has least so far.
+    The largest tensor goes first, each to the part that has the fewest bytes so far.
     """
     parts: list[list[str]] = [[] for _ in range(num_parts)]
     loads = [0] * num_parts
@@ -36,8 +37,30 @@ def part_name(rank: int) -> str:
     return f"part-{rank:05d}.safetensors"
 
 
+def file_header(
+    tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, slice]]:
+    """Return the header of a file, and the bytes that each tensor takes after it, in the order of the file.
+
+    The format allows no gaps: tensors are aligned if those with the longest elements come first.
+    """
+    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    places: dict[str, slice] = {}
+    start = 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+        tensor, stop = tensors[name], start + tensors[name].nbytes
+        shape = list(tensor.shape)
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [start, stop]}
+        places[name] = slice(start, stop)
+        start = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, places
+
+
+@final
 class Staging:
-    """Memory for one part, allocated and touched once; page-locked where a device copies to it by itself."""
+    """Memory for one part, allocated and touched once; page-locked if a device can copy to it by itself."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
@@ -45,33 +68,19 @@ class Staging:
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy tensors of a `TensorTable` here; returns when they may be changed again."""
-        # The format wants no gaps: aligned if the tensors with the longest elements come first.
-        names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-        self._require(sum(tensor.nbytes for tensor in tensors.values()), tensors.values())
-        header: dict[str, object] = {}
-        start = 0
-        for name in names:
+        self._header, places = file_header(tensors)
+        self._num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        if len(self._buffer) < self._num_bytes:
+            is_pinned = any(has_streams(tensor.device) for tensor in tensors.values())
+            self._buffer = torch.empty(self._num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+            self._buffer.zero_()  # the first touch of a page costs more than the copy
+        for name, place in places.items():
             tensor = tensors[name].detach()
-            stop = start + tensor.nbytes
-            staged = self._buffer[start:stop].view(tensor.dtype).view(tensor.shape)
+            staged = self._buffer[place].view(tensor.dtype).view(tensor.shape)
             staged.copy_(tensor, non_blocking=self._buffer.is_pinned())
-            shape = list(tensor.shape)
-            header[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [start, stop]}
-            start = stop
         if self._buffer.is_pinned():
             torch.accelerator.synchronize()
-        self._num_bytes = start
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        self._header = struct.pack("<Q", len(text)) + text
 
     def write(self, path: Path) -> FileEntry:
-        """Write what was taken last, and wait until it is on disk."""
+        """Write the tensors that were taken last, and wait until they are on disk."""
         return write_durably(path, self._header, self._buffer.numpy().data[: self._num_bytes])
-
-    def _require(self, num_bytes: int, tensors: Iterable[torch.Tensor]) -> None:
-        if len(self._buffer) >= num_bytes:
-            return
-        is_pinned = any(has_streams(tensor.device) for tensor in tensors)
-        self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
-        self._buffer.zero_()  # the first touch of a page costs more than the copy

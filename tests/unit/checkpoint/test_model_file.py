@@ -1,15 +1,15 @@
 """A model's weights in a file: plain names, tied tensors once, whole or not at all."""
 
+import errno
 import json
 import os
 
 import pytest
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lanewise.checkpoint import model_file
 from lanewise.checkpoint.model_file import load_model, save_model
 from lanewise.errors import CheckpointError, StorageError
 
@@ -171,12 +171,11 @@ def test_the_file_appears_only_when_it_is_complete(tmp_path, monkeypatch):
     before = path.read_bytes()
     seen = []
 
-    def save_half(tensors, filename, metadata):
-        filename.write_bytes(b"half")
+    def refuse(descriptor):
         seen.append(path.read_bytes())
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(model_file, "save_file", save_half)
+    monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(StorageError, match="no space left"):
         save_model(nn.Linear(3, 3), path)
     assert seen == [before]
@@ -207,16 +206,19 @@ def test_complex_weights_are_pairs_of_real_ones_in_the_file(tmp_path):
 
 
 def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, monkeypatch):
-    """Also where safetensors says so, whose error is none of the system's."""
+    def refuse(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def save_half(tensors, filename, metadata):
-        filename.write_bytes(b"half")
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(model_file, "save_file", save_half)
+    monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(StorageError, match=r"model\.safetensors cannot be written: .* MiB are free in"):
         save_model(nn.Linear(2, 2), tmp_path / "model.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_halfway_is_the_same_error(small_disk):
+    with pytest.raises(StorageError, match=r"model\.safetensors cannot be written: .* MiB are free in"):
+        save_model(nn.Linear(1000, 1000), small_disk / "model.safetensors")
+    assert list(small_disk.iterdir()) == []
 
 
 def test_links_in_the_way_are_not_written_through(tmp_path):

@@ -128,7 +128,7 @@ class Faults:
 
 
 class Counted:
-    """An unbuffered file whose writes are counted; one that fails has written half."""
+    """A file whose writes are counted; one that fails has written half."""
 
     def __init__(self, file: Any, faults: Faults):
         self._file, self._faults = file, faults
@@ -141,6 +141,9 @@ class Counted:
 
     def fileno(self) -> int:
         return self._file.fileno()
+
+    def flush(self) -> None:
+        self._file.flush()
 
     def write(self, content: Any) -> int:
         self._faults.point("write", lambda: self._file.write(content[: len(content) // 2]))

@@ -250,9 +250,7 @@ def test_a_file_system_without_locks(path, cache, monkeypatch):
 def test_what_a_killed_process_left_is_removed(path, cache):
     index(path, cache=cache)
     (kept,) = cache.iterdir()
-    leftover = kept.with_name(f".{kept.name}.tmp")
-    leftover.mkdir()
-    (leftover / kept.name).write_bytes(b"part")
+    kept.with_name(f".{kept.name}.tmp").write_bytes(b"part")
     kept.unlink()
     index(path, cache=cache)
     assert list(cache.iterdir()) == [kept]
