@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: which files it has, and what they must hold."""
+"""The manifest of a checkpoint: the files that it has, with their sizes and checksums."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from lanewise.run_file import open_regular, reading
 NAME = "manifest.json"
 _FORMAT = 1
 _MAX_BYTES = 16 * 2**20
-"""Of a manifest, which is read before anything in it can be believed; 100,000 files take about as much."""
+"""The limit for a manifest, which is read before it can be trusted; 100,000 files take about as much."""
 
 
 @dataclass(frozen=True)
@@ -29,30 +29,25 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Which run and step a checkpoint belongs to, and every file in it but the manifest itself."""
+    """The run and the step that a checkpoint belongs to, and every file in it except the manifest itself."""
 
     step: int
-    """Steps that were taken: training goes on with this one."""
+    """The number of steps that were taken: training goes on with the step of this number."""
     metric: float | None
-    """The value by which checkpoints are compared, of the last evaluation before this one."""
+    """The value by which checkpoints are compared, from the last evaluation before this checkpoint."""
     identity: Mapping[str, Any]
-    """What identifies the run: lanes, dataset, seed and the like; see `compare`."""
+    """What identifies the run: its lanes, dataset, seed and the like."""
     files: tuple[FileEntry, ...]
 
     def write(self, folder: Path) -> None:
         """Write it to a folder whose files are there, and make it durable."""
         tree = asdict(self)
         whole = {"format": _FORMAT, "sha256": _digest(tree), "manifest": tree}
-        text = json.dumps(whole, allow_nan=False, indent=1)
-        if len(text) > _MAX_BYTES:
-            raise CheckpointError(
-                f"the manifest has {len(text)} bytes, and more than {_MAX_BYTES} are not read."
-            )
-        write_durably(folder / NAME, text.encode())
+        write_json(folder / NAME, json.dumps(whole, allow_nan=False, indent=1), _MAX_BYTES)
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Read what `write` wrote; the files themselves are not looked at.
+        """Read the manifest of a folder, without a look at the other files.
 
         Raises:
             CheckpointError: if there is none, or it is damaged.
@@ -74,7 +69,7 @@ class Manifest:
             return manifest
 
     def _require_types(self) -> None:
-        """Raise ValueError where something is not of its type, or names a file elsewhere or twice."""
+        """Raise ValueError if a value is not of its type, or a file lies elsewhere or is named twice."""
         is_good = (
             type(self.step) is int
             and 0 <= self.step < 10**18
@@ -91,7 +86,7 @@ class Manifest:
         """Compare every file with its size and checksum.
 
         Raises:
-            CheckpointError: names the first file that is missing, too many, or other than it was.
+            CheckpointError: names the first file that is missing, is not of the checkpoint, or has changed.
         """
         names = {entry.name for entry in self.files} | {NAME}
         with reading(folder):
@@ -116,11 +111,11 @@ def _is_name(text: str) -> bool:
 
 
 def read_json(path: Path, max_bytes: int) -> Any:
-    """Read a JSON file that may be anything.
+    """Read a JSON file that may hold anything.
 
     Raises:
         OSError: if it is not a regular file, or cannot be read.
-        ValueError: if it is longer than that, or no strict JSON.
+        ValueError: if it is longer than `max_bytes`, or is not strict JSON.
         RecursionError: if it is nested too deeply.
     """
     with open_regular(path) as file:
@@ -128,6 +123,17 @@ def read_json(path: Path, max_bytes: int) -> Any:
     if len(text) > max_bytes:
         raise ValueError(f"it has more than {max_bytes} bytes")
     return json.loads(text, parse_constant=_refuse)
+
+
+def write_json(path: Path, text: str, max_bytes: int) -> FileEntry:
+    """Write text durably that `read_json` reads.
+
+    Raises:
+        CheckpointError: if it is longer than that.
+    """
+    if len(text) > max_bytes:
+        raise CheckpointError(f"{path.name} has {len(text)} bytes, and more than {max_bytes} are not read.")
+    return write_durably(path, text.encode())
 
 
 def _refuse(constant: str) -> None:

@@ -69,7 +69,7 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     with replacing(path) as new, new.open("xb") as file:
         file.write(header)
         for name in places:
-            file.write(table[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            file.write(table[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
 

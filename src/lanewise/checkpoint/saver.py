@@ -10,13 +10,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from lanewise.checkpoint.encode import TensorTable, encode
 from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import FileEntry, Manifest, sync_folder, write_durably
+from lanewise.checkpoint.manifest import FileEntry, Manifest, sync_folder, write_json
 from lanewise.checkpoint.part import Staging, part_name, share_out
-from lanewise.errors import CheckpointError, LanewiseError, StorageError
+from lanewise.errors import LanewiseError, StorageError
 from lanewise.run_file import reason
 from lanewise.world.world import World
 
@@ -24,16 +24,17 @@ logger = logging.getLogger(__name__)
 
 STATE = "state.json"
 MAX_STATE_BYTES = 100 * 2**20
-"""As much as safetensors allows for the names of tensors in one file."""
+"""The limit of safetensors for the names of tensors in one file."""
 _SECONDS_FOR_A_PART = 1800.0
 
 
+@final
 class Saver:
     """Writes a checkpoint of all processes in the background, one at a time.
 
     Every process writes its part; then rank 0 writes the rest, publishes the checkpoint and removes older
-    ones. The threads issue no collective: they report over the world's store. Every process removes what a
-    save that failed has written.
+    ones. The threads issue no collective: they report over the world's store. If a save fails, every process
+    removes its files.
 
     Collective: every rank must construct it.
 
@@ -54,7 +55,7 @@ class Saver:
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        # Of this process of rank 0, so that a save that was killed is not mistaken for one of ours.
+        # Drawn by rank 0, so that the files of a killed process are not mistaken for those of this one.
         self._number = 0
         self._token: str = world.all_gather_object(os.urandom(4).hex())[0]
 
@@ -113,74 +114,61 @@ class Saver:
     def _write(self, tree: Any, manifest: Manifest) -> None:
         """Write this process's part, and on rank 0 the rest; every rank learns how it ended."""
         temporary = self._folder.temporary(manifest.step, f"{self._token}x{self._number}")
-        key = f"checkpoint/{self._token}/{self._number}"  # another saver of this world told other things
-        told: dict[str, Any] = {}
+        key = f"checkpoint/{self._token}/{self._number}"  # of this saver alone, as a world may have several
         error: BaseException | None = None
         try:
             temporary.mkdir(parents=True, exist_ok=True)
             told = asdict(self._staging.write(temporary / part_name(self._world.rank)))
         except Exception as caught:  # noqa: BLE001 - told to all ranks, and raised where the loop looks
-            error = caught
-            told = {"error": _describe(caught, manifest.step, temporary)}
+            error, told = caught, {"error": _reason(caught, temporary)}
         try:
             self._world.tell(key, json.dumps(told))
             if self._world.rank == 0:
-                outcome = self._finish_save(key, tree, manifest, temporary)
-                self._world.tell(f"{key}/outcome", outcome)
+                why = self._publish(key, tree, manifest, temporary)
+                self._world.tell(f"{key}/outcome", why)
             else:
-                outcome = self._world.hear(f"{key}/outcome", [0], _SECONDS_FOR_A_PART)[0]
-        except Exception as caught:  # noqa: BLE001 - the store is gone, or a rank
-            outcome, error = _describe(caught, manifest.step, temporary), caught
-        if outcome:
-            shutil.rmtree(temporary, ignore_errors=True)  # a disk that is full must not stay so
-            self._error = StorageError(outcome)
+                why = self._world.hear(f"{key}/outcome", [0], _SECONDS_FOR_A_PART)[0]
+        except Exception as caught:  # noqa: BLE001 - the store or a rank is gone
+            error, why = caught, _reason(caught, temporary)
+        if why:
+            shutil.rmtree(temporary, ignore_errors=True)  # otherwise a full disk would stay full
+            self._error = StorageError(
+                f"the checkpoint of step {manifest.step} could not be written: {why}. "
+                "Earlier checkpoints are as they were."
+            )
             self._error.__cause__ = error
 
-    def _finish_save(self, key: str, tree: Any, manifest: Manifest, temporary: Path) -> str:
-        """Publish what all ranks wrote; return what went wrong, or nothing."""
+    def _publish(self, key: str, tree: Any, manifest: Manifest, temporary: Path) -> str:
+        """Complete a checkpoint of the parts of all ranks, publish and verify it, and remove older ones.
+
+        Returns:
+            What went wrong; empty if nothing did.
+        """
         start = time.monotonic()
         try:
-            ranks = range(self._world.world_size)
-            told = [json.loads(text) for text in self._world.hear(key, ranks, _SECONDS_FOR_A_PART)]
-            for one in told:
-                if "error" in one:
-                    return str(one["error"])
-            self._publish(temporary, tree, manifest, told)
+            texts = self._world.hear(key, range(self._world.world_size), _SECONDS_FOR_A_PART)
+            told = [json.loads(text) for text in texts]
+            if errors := [one["error"] for one in told if "error" in one]:
+                return str(errors[0])
+            state = write_json(temporary / STATE, json.dumps(tree, allow_nan=False), MAX_STATE_BYTES)
+            manifest = replace(manifest, files=(*(FileEntry(**entry) for entry in told), state))
+            manifest.write(temporary)
+            sync_folder(temporary)
+            self._folder.publish(temporary, manifest.step)
+            sync_folder(self._folder.path.parent)
+            manifest.verify(self._folder.of_step(manifest.step))
+            self._folder.prune(manifest.step, **self._keep)
         except Exception as caught:  # noqa: BLE001 - told to all ranks
-            return _describe(caught, manifest.step, temporary)
-        logger.info(
-            "checkpoint of step %d: published after %.1f s",
-            manifest.step,
-            time.monotonic() - start,
-            extra={"is_for_file_only": True},
-        )
+            return _reason(caught, temporary)
+        seconds = time.monotonic() - start
+        text = "checkpoint of step %d: published after %.1f s"
+        logger.info(text, manifest.step, seconds, extra={"is_for_file_only": True})
         return ""
 
-    def _publish(self, temporary: Path, tree: Any, manifest: Manifest, told: list[dict[str, Any]]) -> None:
-        """Write what is not of one process, verify all of it, and give the checkpoint its name."""
-        text = json.dumps(tree, allow_nan=False)
-        if len(text) > MAX_STATE_BYTES:
-            raise CheckpointError(
-                f"{STATE} has {len(text)} bytes, and more than {MAX_STATE_BYTES} are not read."
-            )
-        entries = [FileEntry(**entry) for entry in told]
-        entries.append(write_durably(temporary / STATE, text.encode()))
-        manifest = replace(manifest, files=tuple(entries))
-        manifest.write(temporary)
-        sync_folder(temporary)
-        self._folder.publish(temporary, manifest.step)
-        sync_folder(self._folder.path.parent)
-        manifest.verify(self._folder.of_step(manifest.step))
-        self._folder.prune(manifest.step, **self._keep)
 
-
-def _describe(error: BaseException, step: int, folder: Path) -> str:
+def _reason(error: BaseException, folder: Path) -> str:
     """Say why a save failed."""
-    if isinstance(error, LanewiseError):
-        why = str(error)
-    elif isinstance(error, OSError):
+    if isinstance(error, OSError):
         path = Path(error.filename or folder)
-        why = f"{reason(error, path)} ({path})"
-    else:
-        why = repr(error)
-    return f"the checkpoint of step {step} could not be written: {why}. Earlier checkpoints are as they were."
+        return f"{reason(error, path)} ({path})"
+    return str(error) if isinstance(error, LanewiseError) else repr(error)

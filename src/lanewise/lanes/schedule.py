@@ -1,4 +1,4 @@
-"""Which positions of the epoch's order belong to which lane in which step, the partial last step included."""
+"""The positions of the epoch's order that each lane reads in each step, also in the partial last one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,13 +34,10 @@ class Schedule:
     """Leave out the partial last step of every epoch."""
 
     def __post_init__(self) -> None:
-        if (
-            min(self.micro_batch_size, self.global_batch_size) < 1
-            or self.global_batch_size % self.micro_batch_size
-        ):
+        whole, micro = self.global_batch_size, self.micro_batch_size
+        if min(whole, micro) < 1 or whole % micro:
             raise ValueError(
-                "global_batch_size must be a positive multiple of micro_batch_size: "
-                f"got {self.global_batch_size} and {self.micro_batch_size}."
+                f"global_batch_size must be a positive multiple of micro_batch_size: got {whole} and {micro}."
             )
 
     @cached_property
@@ -67,10 +64,8 @@ class Schedule:
     def num_samples_of(self, lane: int) -> int:
         """Count the samples of a lane in an epoch."""
         full_steps = self.num_samples // self.global_batch_size
-        is_partial = self.steps_per_epoch > full_steps
-        return full_steps * self.micro_batch_size + (
-            len(self.positions(full_steps, lane)) if is_partial else 0
-        )
+        rest = len(self.positions(full_steps, lane)) if self.steps_per_epoch > full_steps else 0
+        return full_steps * self.micro_batch_size + rest
 
     def num_present_lanes(self, step: int) -> int:
         """Count the lanes that have samples in a step: they are the first ones."""
@@ -90,11 +85,8 @@ class Schedule:
         positions, under its first lane.
         """
         for step in range(first_step, last_step):
-            epoch, start, num_samples = (
-                step // self.steps_per_epoch,
-                self._start(step),
-                self.num_samples_in(step),
-            )
+            epoch, start = step // self.steps_per_epoch, self._start(step)
+            num_samples = self.num_samples_in(step)
             num_present = -(-num_samples // self.micro_batch_size)
             last = max(lanes.start, min(lanes.stop, num_present) - 1)
             for lane in range(lanes.start, last + 1):

@@ -30,7 +30,7 @@ lanes, for any number of lanes each.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, final
 
 Node = tuple[int, int]
 """Lanes [start, stop) whose values have been added."""
@@ -38,6 +38,7 @@ Node = tuple[int, int]
 T = TypeVar("T")
 
 
+@final
 class TreeSum(Generic[T]):
     """Adds nodes in the order of the tree, as far as the nodes it was given allow.
 
@@ -53,29 +54,25 @@ class TreeSum(Generic[T]):
     def __init__(self, num_lanes: int, num_present_lanes: int, add: Callable[[T, T], T]) -> None:
         self._left_siblings = _left_siblings(num_lanes, num_present_lanes)
         self._add = add
-        self._pending: list[tuple[Node, T]] = []
+        self.pending: list[tuple[Node, T]] = []
+        """The sums so far, in lane order; a single root once every present lane was pushed."""
 
     def push(self, node: Node, value: T) -> None:
         """Add a value to the tree, to the right of those that were pushed before."""
-        while self._pending and self._pending[-1][0] == self._left_siblings.get(node):
-            left, left_value = self._pending.pop()
+        while self.pending and self.pending[-1][0] == self._left_siblings.get(node):
+            left, left_value = self.pending.pop()
             node, value = (left[0], node[1]), self._add(left_value, value)
-        self._pending.append((node, value))
-
-    @property
-    def pending(self) -> list[tuple[Node, T]]:
-        """The sums so far, in lane order; a single root once every present lane was pushed."""
-        return self._pending
+        self.pending.append((node, value))
 
     def root(self) -> T:
         """Return the sum over all lanes, which must have been pushed."""
-        assert len(self._pending) == 1, f"no root yet, only {[node for node, _ in self._pending]}"
-        return self._pending[0][1]
+        assert len(self.pending) == 1, f"no root yet, only {[node for node, _ in self.pending]}"
+        return self.pending[0][1]
 
 
 @lru_cache(maxsize=256)
 def subtrees(lanes: range, num_lanes: int, num_present_lanes: int) -> tuple[Node, ...]:
-    """Return the nodes that a process with these lanes is left with, in lane order."""
+    """Return the nodes that remain when a process has added what it can of these lanes, in lane order."""
     tree_sum: TreeSum[None] = TreeSum(num_lanes, num_present_lanes, lambda _left, _right: None)
     for lane in lanes:
         if lane < num_present_lanes:

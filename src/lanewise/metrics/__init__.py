@@ -3,27 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lanewise.metrics.merge import (
-    MetricStates,
-    check_metrics,
-    load_merged,
-    merge_metrics,
-    named_values,
-    take_states,
-)
+from lanewise.metrics.merge import MetricStates as MetricStates
+from lanewise.metrics.merge import check_metrics as check_metrics
+from lanewise.metrics.merge import load_merged as load_merged
+from lanewise.metrics.merge import merge_metrics as merge_metrics
+from lanewise.metrics.merge import named_values as named_values
+from lanewise.metrics.merge import take_states as take_states
 
 if TYPE_CHECKING:
-    from lanewise.metrics.ranking import RankingMetrics
-
-__all__ = [
-    "MetricStates",
-    "RankingMetrics",
-    "check_metrics",
-    "load_merged",
-    "merge_metrics",
-    "named_values",
-    "take_states",
-]
+    from lanewise.metrics.ranking import RankingMetrics as RankingMetrics
 
 
 def __getattr__(name: str) -> Any:

@@ -68,22 +68,17 @@ class BlockedOrder(SampleOrder):
             )
         num_lanes = self.schedule.num_lanes
         self._num_strands = -(-_MIN_STRANDS // num_lanes)
-        sizes = [self.schedule.num_samples_of(lane) for lane in range(num_lanes)]
-        self._lane_ends = np.cumsum(sizes)
+        self._lane_ends = np.cumsum([self.schedule.num_samples_of(lane) for lane in range(num_lanes)])
         self._blocks = lru_cache(maxsize=2)(self._make_blocks)
-        # One plan and one chunk a lane: a caller reads on, a few positions at a time.
-        self._plans: dict[int, tuple[int, _Strands]] = {}
+        self._strands = lru_cache(maxsize=num_lanes)(self._make_strands)
 
     def samples(self, turn: LaneTurn) -> tuple[int, ...]:
         """See `SampleOrder`."""
         if not turn.positions:
             return ()
-        epoch, strands = self._plans.get(turn.lane, (-1, None))
-        if strands is None or epoch != turn.epoch:
-            strands = self._make_strands(turn.epoch, turn.lane)
-            self._plans[turn.lane] = (turn.epoch, strands)
         start = turn.step % self.schedule.steps_per_epoch * self.schedule.micro_batch_size
-        return tuple(strands.rows(start, start + len(turn.positions)).tolist())
+        rows = self._strands(turn.epoch, turn.lane).rows(start, start + len(turn.positions))
+        return tuple(rows.tolist())
 
     @property
     def num_blocks(self) -> int:
@@ -118,8 +113,6 @@ class BlockedOrder(SampleOrder):
         blocks, ends = self._blocks(epoch)
         stop = int(self._lane_ends[lane])
         start = stop - self.schedule.num_samples_of(lane)
-        if start == stop:
-            return _Pieces(np.empty(0, np.int64), np.empty(0, np.int64))
         own = slice(np.searchsorted(ends, start, side="right"), np.searchsorted(ends, stop, side="left") + 1)
         ends, sizes = ends[own], self._sizes[blocks[own]]
         begins = ends - sizes
@@ -193,8 +186,7 @@ class _Strands:
         self._num_chunks = max(1, self._num_rows // _CHUNK)
         self._window = window
         self._key = key
-        self._shuffled: dict[int, tuple[int, _Integers]] = {}
-        """The latest window of each strand, by its number, and its rows in their order."""
+        self._shuffled = lru_cache(maxsize=2 * len(sizes))(self._make_window)
         self._latest: tuple[int, _Integers] = 0, np.empty(0, np.int64)
         """The first position of the latest chunk, and its rows."""
 
@@ -237,16 +229,14 @@ class _Strands:
         return int(first.sum()), self._pieces.first_rows[pieces] + places - begins
 
     def _shuffle(self, strand: int, first: int, stop: int) -> _Integers:
-        """Return which rows of a strand stand at its places [first, stop)."""
-        parts = []
-        while first < stop:
-            window = first // self._window
-            begin = window * self._window
-            number, rows = self._shuffled.get(strand, (-1, None))
-            if rows is None or number != window:
-                size = min(self._window, int(self._sizes[strand]) - begin)
-                rows = begin + permutation(size, "window", self._key, strand, window)
-                self._shuffled[strand] = window, rows
-            parts.append(rows[first - begin : stop - begin])
-            first = min(stop, begin + len(rows))
-        return np.concatenate(parts)
+        """Return the rows of a strand that stand at its places [first, stop), which are not empty."""
+        windows = range(first // self._window, (stop - 1) // self._window + 1)
+        begin = windows.start * self._window
+        rows = np.concatenate([self._shuffled(strand, window) for window in windows])
+        return rows[first - begin : stop - begin]
+
+    def _make_window(self, strand: int, window: int) -> _Integers:
+        """Return the rows of a window of a strand in their order."""
+        begin = window * self._window
+        size = min(self._window, int(self._sizes[strand]) - begin)
+        return begin + permutation(size, "window", self._key, strand, window)

@@ -32,11 +32,7 @@ class BucketedOrder(SampleOrder):
     """
 
     def __init__(
-        self,
-        inputs: OrderInputs,
-        window_steps: int = 50,
-        noise: float = 0.1,
-        max_tokens: int | None = None,
+        self, inputs: OrderInputs, window_steps: int = 50, noise: float = 0.1, max_tokens: int | None = None
     ) -> None:
         super().__init__(inputs)
         for name, value, least in (("window_steps", window_steps, 1), ("noise", noise, 0)):
@@ -76,9 +72,8 @@ class BucketedOrder(SampleOrder):
             for lane in permutation(schedule.num_present_lanes(step), "lanes", *of, step).tolist()
         ]
         positions = [schedule.positions(step, lane) for step, lane in turns]
-        samples = self._shuffle.indices(
-            epoch, min(one.start for one in positions), max(one.stop for one in positions)
-        )
+        first, stop = min(one.start for one in positions), max(one.stop for one in positions)
+        samples = self._shuffle.indices(epoch, first, stop)
         lengths = self._lengths[samples]
         noisy = lengths * (1 + self._noise * (2 * uniform(samples, "noise", *of) - 1))
         by_length = np.lexsort((samples, noisy))
