@@ -1,11 +1,11 @@
-"""What may observe a run: loggers, and the user's own callbacks."""
+"""The interface of what observes a run: loggers, and the user's own callbacks."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 
 class Callback:
-    """Observes a run on rank 0. It is given numbers and changes nothing; every event may be left out.
+    """Observes a run on rank 0. It receives numbers and changes nothing; every method is optional.
 
         on_start        before the first step
         on_step         after each logged step: step 0, the multiples of log.every_steps, and the last one
@@ -14,7 +14,7 @@ class Callback:
         on_best         after the best model so far was written, which follows its evaluation
         on_end          after the last step, or after the error that ends the run
 
-    On a GPU events come while the next step is computed already.
+    On a GPU the methods are called while the next step is already computed.
     """
 
     def on_start(self, run_dir: Path, first_step: int, last_step: int) -> None:
@@ -27,17 +27,17 @@ class Callback:
         """
 
     def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """Take what all processes read of the dataset's files in an epoch, since this start of the run.
+        """Take what all processes read from the dataset's files in an epoch, since this start of the run.
 
-        `data/read_bytes` is that, `data/total_bytes` what the files have, and `data/skipped_samples` counts
-        the samples that were left out, as they could not be read.
+        `data/read_bytes` is the number of bytes that were read, `data/total_bytes` the size of the files, and
+        `data/skipped_samples` the number of samples that were left out, as they could not be read.
         """
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """Take what an evaluation after this step gave, by `set/metric`."""
+        """Take the results of an evaluation after this step, by `set/metric`."""
 
     def on_best(self, epoch: int, step: int, model_file: Path) -> None:
-        """Take where the model lies that is the best so far by `evaluate.best`."""
+        """Take the path of the model that is the best so far by `evaluate.best`."""
 
     def on_end(self, error: BaseException | None) -> None:
         """Flush and close; `error` is what ended the run early."""

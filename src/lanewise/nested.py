@@ -26,7 +26,7 @@ def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def copied(data: Any) -> Any:
-    """Return a copy of containers and tensors, for a user of data who may change it."""
+    """Return a copy of nested containers and their tensors, for code that may change them."""
 
     def copy_leaf(leaf: Any) -> Any:
         return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)

@@ -1,7 +1,7 @@
 """Sets the random state under which a lane computes or its samples are read.
 
-Everything that may draw begins under a state that is set in full, of python, numpy and torch, and nothing is
-inferred from what drew before (docs/decisions/0015-seed-always.md).
+Everything that may draw random numbers begins under a state of python, numpy and torch that is set in full,
+whatever drew before (docs/decisions/0015-seed-always.md).
 """
 
 import random
@@ -28,9 +28,9 @@ def set_random_state(seed: int) -> None:
 
 
 def take_random_state() -> Callable[[], None]:
-    """Return what puts python's, numpy's and torch's generators back to where they are now.
+    """Return a function that restores the states that the generators of python, numpy and torch have now.
 
-    Of accelerators this is the one that the thread uses: now, and then when it is called.
+    Among accelerators it is the one that the thread uses: now, and when the function is called.
     """
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - as above
     of_torch, of_accelerator = torch.get_rng_state(), generator_state()

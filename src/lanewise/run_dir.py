@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, and who may write it."""
+"""The folder of a run: its files, and the lock of the process that may write to it."""
 
 import fcntl
 import logging
@@ -52,7 +52,7 @@ class RunDir:
         Args:
             may_hold_run: whether it may hold a run already, to go on with.
 
-        What a killed run left half written is removed.
+        Half-written files of a killed run are removed.
 
         Raises:
             RunDirError: if another process writes it, it holds a run already, or it cannot be written.
@@ -109,7 +109,7 @@ class RunDir:
             )
 
     def held(self) -> list[Path]:
-        """Return what only a run that took a step leaves; its log and configuration may be written anew."""
+        """Return the files and folders that only a run with at least one step leaves."""
         held = [path for path in (self.metrics, *self._models) if os.path.lexists(path)]
         for folder in (self.checkpoints, self.tensorboard, self.audit):
             with writing(folder), suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The files of a run: never behind a link, and what the disk refuses is one error."""
+"""Opens and replaces files of a run: never through a link, and with one error for what the disk refuses."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def open_log(path: Path) -> TextIO:
-    """Open a file that grows by lines, each of which a killed process leaves.
+    """Open a file to append lines, each of which stays if the process is killed.
 
     Raises:
         OSError: if it is a link, a pipe, a device or a folder, or cannot be written.
@@ -34,7 +34,7 @@ def open_log(path: Path) -> TextIO:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file that appears under its name when it is whole; takes the place of a link.
+    """Write a file that appears under its name when it is complete, also in the place of a link.
 
     Raises:
         StorageError: if it cannot be written.
@@ -70,7 +70,7 @@ def remove_leftover(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses into one error.
+    """Turn the errors of writing a file into one.
 
     Raises:
         StorageError: names the file, the reason, and the free space where that is the reason.
@@ -83,7 +83,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn whatever is wrong with a file that a run left, and that may hold anything, into one error.
+    """Turn the errors of reading a file of a run, which may hold anything, into one.
 
     Raises:
         CheckpointError: names the file, and what is wrong.
@@ -104,7 +104,7 @@ def storage_error(error: OSError, path: Path) -> StorageError:
 
 
 def is_full(error: OSError) -> bool:
-    """Tell whether there is no space left, or none that this user may take."""
+    """Tell whether the disk has no space left, or none that this user may take."""
     return error.errno in _FULL
 
 

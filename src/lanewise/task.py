@@ -1,4 +1,4 @@
-"""What the user writes: a Task, which says what one device does, and the Loss that it returns."""
+"""The classes of user code: a Task, which says what one device does, and the Loss that it returns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ class Loss:
     weight: torch.Tensor | float
     """How many units were added up; not negative. A micro-batch of weight 0 contributes nothing.
 
-    A tensor on an accelerator is waited for before each backward: count on the CPU, as in `collate`.
+    If it is a tensor on an accelerator, each backward waits for it: count on the CPU, as in `collate`.
     """
 
     @classmethod
@@ -78,7 +78,7 @@ class Task(ABC):
         return collate(samples)
 
     def sample_lengths(self, dataset: Dataset[Any]) -> Sequence[int]:
-        """Return the tokens of each sample of the training dataset, for `data.order: bucketed`.
+        """Return the number of tokens of each sample of the training dataset, for `data.order: bucketed`.
 
         Called once on every rank, which must all return the same numbers; a NumPy array is fine.
         """

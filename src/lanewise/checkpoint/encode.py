@@ -43,8 +43,9 @@ DTYPES = {
 _TAGS = {"$tensor", "$complex", "$shards", "$float", "$tuple", "$items", "$counter"}
 
 
+@final
 class TensorTable(dict[str, torch.Tensor]):
-    """Tensors by name; those that view the same elements of one storage are there once, by the first name.
+    """Tensors by name. Tensors that view the same elements of one storage occur once, by their first name.
 
     Raises:
         CheckpointError: names a tensor that safetensors cannot hold.
@@ -54,11 +55,11 @@ class TensorTable(dict[str, torch.Tensor]):
         self._first_names: dict[tuple[object, ...], str] = {}
         self._taken: set[str] = set()
         self.held: set[str] = set()
-        """The names of what this process alone has: its parts of sharded tensors, and held tensors. The
-        other tensors are equal on all ranks."""
+        """The names of tensors that only this process has: its parts of sharded tensors, and held tensors.
+        The other tensors are equal on all ranks."""
 
     def add(self, name: str, tensor: torch.Tensor) -> str:
-        """Add a tensor, and return the name under which it is."""
+        """Add a tensor, and return its name in the table."""
         first = self._name(name, tensor)
         self.setdefault(first, tensor)
         return first
@@ -108,18 +109,18 @@ class TensorTable(dict[str, torch.Tensor]):
 
 
 def _require_encodable(name: str, tensor: torch.Tensor) -> None:
-    """Raise CheckpointError where safetensors cannot hold a tensor."""
+    """Raise CheckpointError if safetensors cannot hold a tensor."""
     if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
         raise CheckpointError(f"{name} cannot be saved: it is a {tensor.layout} tensor of {tensor.dtype}.")
 
 
 def real_view(tensor: torch.Tensor) -> torch.Tensor:
-    """View a complex tensor as pairs of real numbers, in a last dimension more, for want of a dtype."""
+    """View a complex tensor as pairs of real numbers in an additional dimension, as the format lacks it."""
     return torch.view_as_real(tensor.resolve_conj())
 
 
 def encode(value: Any, path: str, tensors: TensorTable) -> Any:
-    """Return what JSON can hold, and add the tensors on the way.
+    """Return a value that JSON can hold, and add the tensors in it to a table.
 
     Args:
         value: numbers, text, None, tensors, held tensors, and lists, tuples and mappings of them.

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: which are there, which are good, which may go."""
+"""The folder of a run's checkpoints: finds the good ones, and removes old ones."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import final
 
 from lanewise.checkpoint.manifest import Manifest, sync_folder
 from lanewise.errors import CheckpointError
@@ -16,10 +17,10 @@ _TEMPORARY = re.compile(rf"{_NAME.pattern}\.(tmp|old)-[0-9a-z]+")
 
 
 def read_good(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint whose every file is as it was written.
+    """Read the manifest of a checkpoint, and verify that every file is as it was written.
 
     Raises:
-        CheckpointError: says what is not.
+        CheckpointError: says what is not as it was written.
     """
     manifest = Manifest.read(folder)
     match = _NAME.fullmatch(folder.name)
@@ -29,26 +30,27 @@ def read_good(folder: Path) -> Manifest:
     return manifest
 
 
+@final
 class CheckpointFolder:
     """`checkpoints/step-000500/` and its like.
 
-    A checkpoint is written under a temporary name and renamed when it is whole and on disk. So whatever has
-    the final name was whole once; whether it still is, `Manifest.verify` says.
+    A checkpoint is written under a temporary name, and renamed when it is complete and on disk. So one with
+    the final name was complete once; `Manifest.verify` tells whether it still is.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def of_step(self, step: int) -> Path:
-        """Return where the checkpoint of a step is, once it is whole."""
+        """Return the path of the checkpoint of a step."""
         return self.path / f"step-{step:06d}"
 
     def temporary(self, step: int, token: str) -> Path:
-        """Return where a checkpoint is while it is written."""
+        """Return the path of a checkpoint while it is being written."""
         return self.path / f"step-{step:06d}.tmp-{token}"
 
     def publish(self, temporary: Path, step: int) -> None:
-        """Give a whole checkpoint its name, in the place of a bad one if there is one."""
+        """Give a complete checkpoint its name, and remove a bad one that had it."""
         final = self.of_step(step)
         aside = _aside(final)
         if os.path.lexists(final):
@@ -74,9 +76,9 @@ class CheckpointFolder:
         return []
 
     def read(self) -> Iterator[tuple[Path, Manifest | CheckpointError]]:
-        """Read the checkpoints, the newest first: each one's manifest, or why it is not good.
+        """Yield the checkpoints, the newest first: each one's manifest, or the error that it is not good.
 
-        One that a run removes meanwhile is left out: it is not damaged.
+        A checkpoint that a run removes meanwhile is left out: it is not damaged.
         """
         for folder in self.all():
             try:
@@ -89,7 +91,7 @@ class CheckpointFolder:
         """Find the newest checkpoint that verifies.
 
         Args:
-            warn: told which ones were skipped, and why.
+            warn: is called with a text for each one that is skipped.
 
         Returns:
             Its folder and manifest; None if there is no checkpoint at all.
@@ -113,10 +115,10 @@ class CheckpointFolder:
         return None
 
     def remove_leftovers(self, warn: Callable[[str], None]) -> None:
-        """Remove what saves left behind that were killed.
+        """Remove the folders that were left by saves that were killed.
 
         Args:
-            warn: told what looks like ours and is not, which is left alone.
+            warn: is called with a text that names folders that look like checkpoints and are not; they stay.
 
         Raises:
             CheckpointError: if the folder cannot be read.
@@ -135,8 +137,8 @@ class CheckpointFolder:
     def prune(self, step: int, *, keep_last: int, keep_best: int, sign: int) -> None:
         """Remove all but the newest checkpoints, and those with the best metric.
 
-        Call it after a new one was published and verified. Later ones are left alone and do not count: they
-        were damaged, or the run would have gone on from them.
+        Call it after a new one was published and verified. Later ones stay and do not count: they are
+        damaged, since otherwise the run would have gone on from them.
 
         Args:
             step: of the new one.
@@ -168,10 +170,10 @@ class CheckpointFolder:
 
 
 def _aside(path: Path) -> Path:
-    """Return a name that is free, for what is about to be removed."""
+    """Return a free name for a folder that is about to be removed."""
     return path.with_name(f"{path.name}.old-{os.urandom(4).hex()}")
 
 
 def _is_folder(path: Path) -> bool:
-    """Tell whether it is a folder itself, and no link to one."""
+    """Tell whether a path is a folder itself, and not a link to one."""
     return path.is_dir() and not path.is_symlink()

@@ -8,12 +8,12 @@ from torch import nn
 
 
 def grown_buffers(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return, out of a saved state, the buffers that have elements there and none in the module."""
+    """Return the buffers of a saved state that have elements there and none in the module."""
     return {name: value for name, value, _, _ in _find(module, saved)}
 
 
 def grow_buffers(module: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Give a module these buffers as they were saved."""
+    """Give a module the buffers that `grown_buffers` returns."""
     device = next((parameter.device for parameter in module.parameters()), None)
     for _, value, owner, key in list(_find(module, saved)):
         owner._buffers[key] = value.detach().to(device, copy=True)

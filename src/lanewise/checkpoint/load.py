@@ -1,4 +1,4 @@
-"""Reads a checkpoint that verified."""
+"""Reads the state of a verified checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def load_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
         manifest: its manifest, which was verified.
 
     Raises:
-        CheckpointError: if a file cannot be read after all, or holds what no save writes.
+        CheckpointError: if a file cannot be read after all, or holds something that no save writes.
     """
     with reading(folder):
         tensors: dict[str, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""One stored file, on a disk or behind a URL: read by ranges of bytes, or from front to end."""
+"""One stored file, on a disk or behind a URL, read by ranges of bytes or from its beginning to its end."""
 
 import hashlib
 import io

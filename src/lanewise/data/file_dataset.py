@@ -1,4 +1,4 @@
-"""What datasets of files have in common: they know their bytes, and count which of them were read."""
+"""The base class of datasets of files, which know their size and count the bytes that they read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -25,20 +25,20 @@ def check_arguments(on_error: Any, memory_mib: Any) -> None:
 
 
 class FileDataset(Dataset[Any], ABC):
-    """A map-style dataset whose samples lie in files that stay as they are.
+    """A map-style dataset whose samples lie in files that do not change.
 
-    `__getitems__` reads the samples of a micro-batch together; with `on_error="skip"` it leaves those out
-    that cannot be read. A dataset whose samples lie in blocks that are cheapest to read whole, such as the
-    row groups of Parquet, has `block_sizes() -> Sequence[int]` besides: how many consecutive samples each
-    block holds. `data.order` is `blocked` by default then.
+    `__getitems__` reads the samples of a micro-batch together; with `on_error="skip"` it leaves out those
+    that cannot be read. If the samples lie in blocks that are cheapest to read as a whole, such as the row
+    groups of Parquet, the dataset also has `block_sizes() -> Sequence[int]`, which returns the number of
+    consecutive samples in each block. `data.order` is then `blocked` by default.
     """
 
     reads_from_start: bool = False
     """Whether a block can only be read from its start, by each lane that needs a part of it."""
     read_bytes: int = 0
-    """Bytes that this copy of the dataset read from its files so far, without indexes and footers."""
+    """Bytes that this copy of the dataset has read from its files, without indexes and footers."""
     num_skipped: int = 0
-    """Samples that this copy left out so far, as they could not be read."""
+    """Samples that this copy has left out, as they could not be read."""
 
     def _count(self, num_bytes: int) -> None:
         self.read_bytes += num_bytes
@@ -50,10 +50,10 @@ class FileDataset(Dataset[Any], ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a text that is equal for equal datasets, worked out without reading a sample.
+        """Return a text that is equal for equal datasets, without reading a sample.
 
-        Processes compare it, also of different machines: it tells sizes and what footers and indexes say, and
-        not where the files lie.
+        Processes compare it, also on different machines: it follows from the sizes, footers and indexes of
+        the files, and not from their paths.
         """
 
     @abstractmethod

@@ -13,14 +13,14 @@ class Fingerprint(NamedTuple):
 
     num_samples: int
     samples_digest: str
-    """Hash of the first, the middle and the last sample, as epoch 0 sees them; of a `FileDataset` what it
-    says of its files."""
+    """Hash of the first, the middle and the last sample, as epoch 0 reads them; for a `FileDataset`, its own
+    fingerprint."""
     tables_digest: str = ""
-    """Hash of what the order was made from besides, such as the lengths of the samples."""
+    """Hash of the tables from which the order was made, such as the lengths of the samples."""
 
 
 def fingerprint(reader: LaneReader, num_samples: int) -> Fingerprint:
-    """Read three samples, each under its own random state, and hash them; of files, ask what they are."""
+    """Read three samples, each under its own random state, and hash them; ask a `FileDataset` instead."""
     if isinstance(reader.dataset, FileDataset):
         return Fingerprint(num_samples, reader.dataset.fingerprint())
     indices = sorted({0, num_samples // 2, num_samples - 1})

@@ -43,7 +43,7 @@ class JsonLinesDataset(RecordFiles):
         try:
             return json.loads(record)
         except json.JSONDecodeError as error:
-            raise ValueError(f"it is no JSON: {error.msg} (character {error.pos})") from error
+            raise ValueError(f"it is not JSON: {error.msg} (character {error.pos})") from error
 
 
 def _depth(record: bytes) -> int:

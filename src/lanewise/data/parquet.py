@@ -26,10 +26,10 @@ class ParquetDataset(FileDataset):
 
         ParquetDataset("data/*.parquet", columns=["tokens", "label"])
 
-    A row is found by the footers alone, which are read at once. Row groups are decoded from their start, a
-    few hundred rows at a time, and a row is kept until it was asked for: an order that goes through each row
-    group forward, as `blocked` does in many of them at a time, reads every byte once. In any other order the
-    rows are the same, and take very much longer.
+    The footers, which are read at the start, tell where each row is. A row group is decoded from its start, a
+    few hundred rows at a time, and a decoded row is kept until it was asked for. So an order that goes
+    forward through each row group, as `blocked` does in many of them at a time, reads every byte once. Any
+    other order gives the same rows, and takes much longer.
 
     `__getitems__` returns `Rows`, which collates without a Python object for each value.
 
@@ -37,10 +37,10 @@ class ParquetDataset(FileDataset):
         paths: a path, a glob, or several; each local or an fsspec URL such as `s3://bucket/*.parquet`. The
             files of a glob are sorted by name; several paths stay in the order in which they are given.
         columns: the columns to read; all of the first file by default.
-        memory_mib: how much the decoded rows that wait to be asked for may take, in MiB. Pages that are being
-            decoded come on top.
-        on_error: what to do with rows that cannot be decoded: `raise`, or `skip`: leave them out, count them
-            in `num_skipped`, and name each row group once in the log.
+        memory_mib: how much memory decoded rows that were not asked for yet may take, in MiB, without the
+            pages that are being decoded.
+        on_error: what to do with rows that cannot be decoded. `raise` makes them an error; `skip` leaves them
+            out, counts them in `num_skipped`, and names each row group once in the log.
 
     Raises:
         DataError: if there are no such files, one cannot be read as Parquet, lacks a column, or has another
@@ -61,15 +61,14 @@ class ParquetDataset(FileDataset):
         self._on_error = on_error
         self._paths = list_files(paths)
         self._row_groups = RowGroups(self._paths, columns, self._count)
-        sizes = self._row_groups.num_rows
-        self._starts = np.concatenate([[0], np.cumsum(sizes)])
+        self._starts = np.cumsum([0, *self.block_sizes()])
         """The first row of each row group, and the end."""
         num_bytes = methodcaller("get_total_buffer_size")
         self._reader: BlockReader[pa.RecordBatch] = BlockReader(
             self._row_groups.open, self.block_sizes(), num_bytes, int(memory_mib * 2**20), ROWS_PER_CHUNK
         )
         self._damaged: dict[int, int] = {}
-        """By row group: how many of its chunks can be decoded."""
+        """By damaged row group: how many of its chunks can be decoded."""
 
     @property
     def total_bytes(self) -> int:
@@ -77,9 +76,9 @@ class ParquetDataset(FileDataset):
         return int(self._row_groups.num_bytes.sum())
 
     def column(self, name: str) -> Any:
-        """Read a column of all rows, also one that `columns` leaves out: a tensor, `Ragged` or a list.
+        """Read a column of all rows, also one that is not in `columns`: a tensor, `Ragged` or a list.
 
-        It is what an order asks for: `dataset.column("tokens").lengths`, or a column of weights.
+        Some orders need one: `dataset.column("tokens").lengths`, or a column of weights.
 
         Raises:
             DataError: if there is no such column, it has nulls, or rows cannot be decoded.
@@ -95,8 +94,7 @@ class ParquetDataset(FileDataset):
 
     def block_sizes(self) -> Sequence[int]:
         """Return how many rows each row group has, in all files, one after the other."""
-        sizes: list[int] = self._row_groups.num_rows.tolist()
-        return sizes
+        return list(self._row_groups.num_rows.tolist())
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -135,9 +133,9 @@ class ParquetDataset(FileDataset):
         return list(zip(blocks.tolist(), numbers.tolist(), strict=True)), rows.tolist()
 
     def _chunk(self, block: int, number: int, rows: list[int]) -> "pa.RecordBatch | None":
-        """Return a chunk, or None where it is left out.
+        """Return a chunk, or None if it is left out.
 
-        Whether it is does not depend on what was read before: the chunks before the damage always can be.
+        This does not depend on what was read before: the chunks before the damage can always be read.
         """
         try:
             if number < self._damaged.get(block, number + 1):

@@ -1,4 +1,4 @@
-"""Datasets whose samples are records of files: a subclass makes samples of their bytes."""
+"""The base class of datasets whose samples are records of files: a subclass decodes their bytes."""
 
 import hashlib
 import logging
@@ -25,10 +25,10 @@ from lanewise.errors import DataError
 logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 8 * 2**20
-"""Of a block of a plain file: long enough to be read from front to end, and short enough for many blocks."""
+"""The size of a block of a plain file: long enough to read it in one go, and short enough for many blocks."""
 _FAR_AWAY = 2**62
 _MAX_ROWS = 512
-"""Of a chunk that is decompressed together."""
+"""The most rows of a chunk, which is decompressed together."""
 _MAX_CHUNKS = 256
 """How many chunks the memory has room for: two for each of 64 strands of a lane, and some more."""
 _MAX_WARNINGS = 5
@@ -239,7 +239,7 @@ def _block_sizes(index: RecordIndex) -> Iterator[int]:
 
 
 def _index_of_one(file: ByteFile) -> RecordIndex:
-    """Return the index of a file that is one record; of what is compressed nobody knows where it ends."""
+    """Return the index of a file that is one record. The end of a compressed one is not known."""
     end = _FAR_AWAY if file.compression else file.size
     return RecordIndex(file, np.array([(0, 0), (end, 0)], ENTRY), end)
 

@@ -88,13 +88,10 @@ class RecordIndex:
         Raises:
             DataError: if one is another.
         """
-        known = self.entries["checksum"][rows].tolist()
-        found = list(map(crc32, records))
-        if found != known:
-            wrong = next(place for place, one in enumerate(found) if one != known[place])
-            raise self.contradiction(
-                int(self.offsets[rows[wrong]]), "the record has another checksum than it had"
-            )
+        wrong = np.flatnonzero(self.entries["checksum"][rows] != list(map(crc32, records)))
+        if wrong.size:
+            offset = int(self.offsets[rows[wrong[0]]])
+            raise self.contradiction(offset, "the record has another checksum than it had")
 
     def contradiction(self, offset: int, what: str) -> DataError:
         """Make the error of a file that contradicts its index."""
@@ -265,9 +262,8 @@ def _read(kept: IO[bytes], file: ByteFile, path: Path | None) -> RecordIndex | N
     if num_bytes < ENTRY.itemsize:
         return None
     magic, size, stamp, num_records, longest, digest, checksum, of_header = _HEADER.unpack(header)
-    if (magic, size, stamp, crc32(header[:-4])) != (_MAGIC, file.size, file.stamp, of_header):
-        return None
-    if num_bytes != ENTRY.itemsize * (num_records + 1):
+    known = _MAGIC, file.size, file.stamp, of_header, ENTRY.itemsize * (num_records + 1)
+    if (magic, size, stamp, crc32(header[:-4]), num_bytes) != known:
         return None
     if path is not None and num_bytes > _MAX_LOADED_BYTES:
         entries: Entries = np.memmap(path, ENTRY, "r", _HEADER.size, (num_records + 1,))

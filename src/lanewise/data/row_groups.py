@@ -89,9 +89,8 @@ class RowGroups:
             for number in range(file.footer.num_row_groups):
                 group = file.footer.row_group(number)
                 self._groups.append((file, number))
-                sizes.append(
-                    (group.num_rows, sum(group.column(leaf).total_compressed_size for leaf in leaves))
-                )
+                num_bytes = sum(group.column(leaf).total_compressed_size for leaf in leaves)
+                sizes.append((group.num_rows, num_bytes))
         self.num_rows, self.num_bytes = np.array(sizes, np.int64).reshape(-1, 2).T.copy()
         """Of each row group; the bytes are those of the columns that are read, as they are stored."""
 
@@ -144,12 +143,9 @@ def _read_footer(path: str) -> _File:
 
 def _plain_schema(footer: "pq.FileMetaData") -> "pa.Schema":
     """Return the columns of a file. The type of a dictionary, which each chunk would hold, is its values'."""
-    return pa.schema(
-        [
-            (field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
-            for field in footer.schema.to_arrow_schema()
-        ]
-    )
+    fields = footer.schema.to_arrow_schema()
+    kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in fields.types]
+    return pa.schema(zip(fields.names, kinds, strict=True))
 
 
 def _select(schema: "pa.Schema", columns: Sequence[str], path: str) -> "pa.Schema":

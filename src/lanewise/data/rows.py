@@ -1,7 +1,7 @@
 """Rows of a table: a sequence of dicts, and the columns as tensors."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, final, overload
 
 import numpy as np
 import torch
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@final
 class Rows(Sequence[dict[str, Any]]):
     """Rows of a table, as dicts from column to value, which are made when they are asked for.
 
-    A number, bool, text or bytes is Python's own, a list of numbers a tensor, a list of such lists a list
-    of tensors, a null is None, and anything else, such as a struct, what pyarrow makes of it.
+    A number, a bool, a text or bytes becomes Python's own type, a list of numbers a tensor, a list of such
+    lists a list of tensors, a null None, and anything else, such as a struct, what pyarrow converts it to.
 
     Args:
         pieces: the rows, in pieces of any length; they are copied.
@@ -54,11 +55,12 @@ class Rows(Sequence[dict[str, Any]]):
         return {name: _item(self._rows.column(name)[chosen]) for name in self._rows.schema.names}
 
 
+@final
 class Columns(Mapping[str, Any]):
-    """Columns by name. Each is made when it is asked for, of memory of its own.
+    """Columns by name. Each is made when it is asked for, and has memory of its own.
 
-    Numbers and bools are a tensor [num_rows], lists of a fixed length a tensor [num_rows, length], other
-    lists of numbers `Ragged`, and anything else is a list, in which a null is None.
+    Numbers and bools become a tensor [num_rows], lists of a fixed length a tensor [num_rows, length], other
+    lists of numbers `Ragged`, and anything else a list, in which a null is None.
 
     Args:
         rows: the rows as pyarrow has them.

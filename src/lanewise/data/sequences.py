@@ -42,10 +42,10 @@ class Padded(NamedTuple):
 
 
 def pad(sequences: Ragged | Sequence[torch.Tensor], value: float = 0) -> Padded:
-    """Make rows of equal length of sequences, for a task's `collate`.
+    """Pad sequences to rows of equal length, for a task's `collate`.
 
-    The loss of a step counts each real token once, wherever it lies, if a micro-batch weighs as much as it
-    has of them. Count them in `collate`: a tensor on an accelerator would be waited for.
+    Each real token counts once in the loss of a step if the weight of a micro-batch is the number of its real
+    tokens. Count them in `collate`, since reading a count from an accelerator waits for it.
 
         def collate(self, samples):
             tokens = pad([sample["tokens"] for sample in samples], IGNORED)
@@ -61,10 +61,10 @@ def pad(sequences: Ragged | Sequence[torch.Tensor], value: float = 0) -> Padded:
 
     Args:
         sequences: ragged, or 1-d tensors of one dtype, of any length. No tensor at all gives int64 [0, 0].
-        value: fills the rows up.
+        value: the value that fills rows up.
 
     Raises:
-        DataError: if the sequences are no 1-d tensors of one dtype.
+        DataError: if the sequences are not 1-d tensors of one dtype.
     """
     values, offsets = _joined(sequences)
     lengths = offsets.diff()
@@ -104,8 +104,8 @@ class Packed(NamedTuple):
 def pack(sequences: Ragged | Sequence[torch.Tensor]) -> Packed:
     """Put sequences one after another, for a task's `collate`: nothing is computed for padding.
 
-    The loss of a step counts each real token once, wherever it lies, if a micro-batch weighs as much as it
-    has of them. Count them in `collate`: a tensor on an accelerator would be waited for.
+    Each real token counts once in the loss of a step if the weight of a micro-batch is the number of its real
+    tokens. Count them in `collate`, since reading a count from an accelerator waits for it.
 
         def collate(self, samples):
             packed = pack([sample["tokens"] for sample in samples])
@@ -126,7 +126,7 @@ def pack(sequences: Ragged | Sequence[torch.Tensor]) -> Packed:
         sequences: ragged, or 1-d tensors of one dtype, of any length. No tensor at all gives int64 [0].
 
     Raises:
-        DataError: if the sequences are no 1-d tensors of one dtype.
+        DataError: if the sequences are not 1-d tensors of one dtype.
     """
     values, offsets = _joined(sequences)
     lengths = offsets.diff()
@@ -138,7 +138,7 @@ def _joined(sequences: Ragged | Sequence[torch.Tensor]) -> tuple[torch.Tensor, t
     """Return sequences one after another, as values [total] and offsets, int64 [number of sequences + 1].
 
     Raises:
-        DataError: if they are no 1-d tensors of one dtype.
+        DataError: if they are not 1-d tensors of one dtype.
     """
     if isinstance(sequences, Ragged):
         if isinstance(sequences.values, Ragged) or sequences.values.ndim != 1:

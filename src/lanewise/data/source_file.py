@@ -1,4 +1,4 @@
-"""Which files a dataset has, on this machine or behind fsspec URLs."""
+"""The files of a dataset, on this machine or behind fsspec URLs."""
 
 import glob
 import os
@@ -21,7 +21,8 @@ def list_files(paths: Paths) -> list[str]:
     """Return the files in the order in which they are given, and those of a glob sorted by name.
 
     Raises:
-        DataError: if a glob matches no file, a path is a folder or no path, or fsspec cannot read such URLs.
+        DataError: if a pattern matches no file, a path is a folder, something else than a path is given, or
+            fsspec cannot read such URLs.
     """
     given = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str | bytes) else [paths]
     if not given:
@@ -29,16 +30,16 @@ def list_files(paths: Paths) -> list[str]:
     for path in given:
         if not isinstance(path, str | os.PathLike):
             raise DataError(
-                f"{path!r} is no path: it is of type {type(path).__name__}. Give a str or a Path."
+                f"{path!r} is not a path: it is of type {type(path).__name__}. Give a str or a Path."
             )
     return [file for path in given for file in _matches(os.fspath(path))]
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, one object a process (a fork gets its own), and the name in it.
+    """Return the file system of a URL, one object for each process, and the name of the file in it.
 
     Raises:
-        DataError: if fsspec knows none, or it cannot be reached.
+        DataError: if fsspec knows no such file system, or it cannot be reached.
     """
     import fsspec  # noqa: PLC0415 - takes 50 ms, which most runs don't need
 

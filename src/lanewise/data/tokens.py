@@ -92,12 +92,8 @@ class TokenDataset(FileDataset):
         read = (np.diff(self._first) - 1) * self._stride + self._window + 1
         num_tokens = np.array([file.num_tokens for file in self._files])
         if left_out := int((num_tokens - read).sum()):
-            logger.info(
-                "%s of %s tokens are left out, as they fill no window of %s + 1 at the end of a file",
-                f"{left_out:,}",
-                f"{num_tokens.sum():,}",
-                f"{self._window:,}",
-            )
+            text = "%s of %s tokens are left out, as they fill no window of %s + 1 at the end of a file"
+            logger.info(text, f"{left_out:,}", f"{num_tokens.sum():,}", f"{self._window:,}")
 
 
 class _TokenFile(NamedTuple):

@@ -15,7 +15,7 @@ def model_seed(seed: int) -> int:
 def lane_seed(seed: int, step: int, lane: int, repeat: int = 0) -> int:
     """Return the seed of a lane's forward and backward in a step: dropout and the like.
 
-    Where a step goes through its lanes several times, for one model after the other, `repeat` counts them.
+    If a step goes through its lanes several times, for one model after the other, `repeat` counts the times.
     """
     return _digest(f"lane {seed} {step} {lane} {repeat}" if repeat else f"lane {seed} {step} {lane}")
 
@@ -34,7 +34,7 @@ def evaluation_seed(seed: int, step: int, lane: int) -> int:
 
 
 def metric_seed(seed: int, name: str) -> int:
-    """Return the seed under which the metrics of an eval dataset are computed of what all lanes counted."""
+    """Return the seed under which the metrics of an eval dataset are computed from all lanes' counts."""
     return _digest(f"metric {seed} {name}")
 
 

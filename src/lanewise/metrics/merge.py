@@ -20,7 +20,7 @@ MetricStates = dict[str, tuple[int, dict[str, Any]]]
 
 
 def check_metrics(metrics: Mapping[str, "Metric"]) -> None:
-    """Make sure that what the lanes count can be merged.
+    """Make sure that the states of lanes can be merged.
 
     Raises:
         TaskError: names the metric and the state that declares no reduction.
@@ -31,20 +31,15 @@ def check_metrics(metrics: Mapping[str, "Metric"]) -> None:
                 f"metric {name} ({type(metric).__name__}) is not a torchmetrics.Metric. "
                 "For a MetricCollection, return the metrics by name: dict(collection.items())."
             )
-        # A list without a reduction is the lanes' lists, one after the other.
-        unmergeable = [
-            state
+        problems = [] if metric._reductions else ["it has no states of its own"]
+        problems += [
+            f"state {state} declares no reduction"
             for state, reduction in metric._reductions.items()
-            if reduction is None and not isinstance(metric._defaults[state], list)
+            if reduction is None and not isinstance(metric._defaults[state], list)  # lists are joined
         ]
-        if unmergeable or not metric._reductions:
-            what = (
-                f"state {unmergeable[0]} declares no reduction"
-                if unmergeable
-                else "it has no states of its own"
-            )
+        if problems:
             raise TaskError(
-                f"metric {name} ({type(metric).__name__}) cannot be merged over lanes: {what}. "
+                f"metric {name} ({type(metric).__name__}) cannot be merged over lanes: {problems[0]}. "
                 "Use a metric whose states are added with dist_reduce_fx, such as the ones that it wraps."
             )
 
@@ -52,10 +47,7 @@ def check_metrics(metrics: Mapping[str, "Metric"]) -> None:
 def take_states(metrics: Mapping[str, "Metric"]) -> MetricStates:
     """Return what a lane's metrics counted, ready to be sent to other processes."""
     return {
-        name: (
-            metric._update_count,
-            {state: _to_cpu(getattr(metric, state)) for state in metric._reductions},
-        )
+        name: (metric._update_count, {state: _to_cpu(getattr(metric, state)) for state in metric._reductions})
         for name, metric in metrics.items()
     }
 
@@ -113,12 +105,8 @@ def _to_cpu(state: torch.Tensor | list[torch.Tensor]) -> torch.Tensor | list[tor
 
 def _flatten(name: str, value: Any) -> dict[str, float]:
     """Name every number in a metric's value."""
-    if isinstance(value, Mapping):
-        items = [(f"{name}/{key}", item) for key, item in value.items()]
-    elif isinstance(value, torch.Tensor) and value.numel() == 1:
+    is_number = isinstance(value, torch.Tensor) and value.numel() == 1
+    if is_number or not isinstance(value, Mapping | torch.Tensor | list | tuple):
         return {name: float(value)}
-    elif isinstance(value, torch.Tensor | list | tuple):
-        items = [(f"{name}/{index}", item) for index, item in enumerate(value)]
-    else:
-        return {name: float(value)}
-    return {key: number for item_name, item in items for key, number in _flatten(item_name, item).items()}
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    return {key: number for part, item in items for key, number in _flatten(f"{name}/{part}", item).items()}

@@ -1,7 +1,7 @@
 """Where the one right item comes when all items are ranked by score: recall, NDCG and MRR."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torchmetrics import Metric
@@ -9,6 +9,7 @@ from torchmetrics import Metric
 from lanewise.errors import TaskError
 
 
+@final
 class RankingMetrics(Metric):
     """Recall, NDCG and MRR of rankings with one right item each, as in next-item recommendation.
 

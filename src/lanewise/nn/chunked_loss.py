@@ -1,7 +1,7 @@
 """The cross entropy of linear logits with its gradients, of a few tokens at a time."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, final
 
 import torch
 
@@ -56,6 +56,7 @@ def chunked_loss(
     return total
 
 
+@final
 class _ChunkedLoss(torch.autograd.Function):
     """Computes the gradients with the loss, and keeps them for the backward."""
 

@@ -1,5 +1,7 @@
 """The cross entropy of a linear layer with many outputs, computed without its whole logits."""
 
+from typing import final
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -9,6 +11,7 @@ from lanewise.nn.chunked_loss import Targets, chunked_loss
 from lanewise.task import Loss
 
 
+@final
 class LinearCrossEntropy(nn.Module):
     """A linear layer over a large vocabulary and the cross entropy of its logits, which never exist whole.
 

@@ -29,10 +29,10 @@ def test_samples_are_what_json_gives(tmp_path, suffix):
     [
         (
             b'{"a": }',
-            r"byte 5: it is no JSON: Expecting value \(character 6\)\. The record begins: b'{\"a\": }'",
+            r"byte 5: it is not JSON: Expecting value \(character 6\)\. The record begins: b'{\"a\": }'",
         ),
         (b'"\xff"', r"byte 6: 'utf-8' codec can't decode byte 0xff"),
-        (b"  ", "it is no JSON: Expecting value"),
+        (b"  ", "it is not JSON: Expecting value"),
         (b"[" * 100_000, "it is nested more than 200 deep"),
     ],
 )

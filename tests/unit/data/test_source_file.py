@@ -57,7 +57,7 @@ def test_a_folder_is_refused_with_what_to_write(tmp_path):
 
 @pytest.mark.parametrize("paths", [None, 7, b"a", [None], ["a", b"a"]])
 def test_what_is_no_path_is_refused(paths):
-    with pytest.raises(DataError, match=r"is no path: it is of type \w+\. Give a str or a Path"):
+    with pytest.raises(DataError, match=r"is not a path: it is of type \w+\. Give a str or a Path"):
         list_files(paths)
 
 

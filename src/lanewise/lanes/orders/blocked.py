@@ -21,7 +21,7 @@ Only integers, and quotients of them, decide: the order is the same on every pla
 import heapq
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final, NamedTuple, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +33,14 @@ from lanewise.lanes.schedule import LaneTurn
 
 _Integers: TypeAlias = npt.NDArray[np.int64]
 
-# A saved run relies on these two: they decide which rows a strand has, and in how many lines they are drawn.
+# A saved run relies on these numbers: they decide which rows a strand has, and which are ordered together.
 _MIN_STRANDS: Final = 64
 
 _CHUNK: Final = 4096
 """About so many rows of a lane are ordered at once, which costs about 1 ms."""
 
 
+@final
 class BlockedOrder(SampleOrder):
     """Every epoch visits the blocks in an order of its own, and mixes the rows of those that are open.
 
@@ -167,6 +168,7 @@ def _deal(sizes: _Integers, num_strands: int) -> _Integers:
     return strand_of
 
 
+@final
 class _Strands:
     """The rows of one lane in one epoch, in the order in which they are drawn.
 

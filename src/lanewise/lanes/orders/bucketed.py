@@ -1,5 +1,7 @@
 """The order that brings samples of like lengths together, so that little is padded."""
 
+from typing import final
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,6 +11,7 @@ from lanewise.lanes.orders.permutation import FeistelShuffle, permutation, unifo
 from lanewise.lanes.schedule import LaneTurn
 
 
+@final
 class BucketedOrder(SampleOrder):
     """Shuffles like `ShuffledOrder`, and sorts windows of so many steps by length, with some noise.
 

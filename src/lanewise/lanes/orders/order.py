@@ -1,9 +1,9 @@
-"""In which order a run visits the samples of its dataset."""
+"""The order in which a run visits the samples of its dataset."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,14 @@ from lanewise.lanes.schedule import LaneTurn, Schedule
 
 @dataclass(frozen=True)
 class OrderInputs:
-    """What an order is made from: everything that the samples of a turn may depend on."""
+    """Everything that an order is made from: the samples of a turn depend on nothing else."""
 
     schedule: Schedule
     """Of an epoch that visits each sample once."""
     seed: int
     """Of the run; other seeds give unrelated orders."""
     tables: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    """What is known of the samples or of their blocks, by name; each is asked for at most once."""
+    """Functions by name that return what is known of the samples or blocks; each is called at most once."""
     used: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     """The tables that an order has asked for. They must be equal on every rank."""
 
@@ -30,11 +30,11 @@ class OrderInputs:
         """Return a table: `block_sizes`, `sample_lengths` or `sample_weights`.
 
         Raises:
-            DataError: if there is none, or it is no sequence of numbers that are finite and not negative.
+            DataError: if there is none, or it is not a sequence of finite numbers that are not negative.
         """
         if name not in self.used:
             if name not in self.tables:
-                raise DataError(f"this order needs {name}, which nobody gives here. Use another data.order.")
+                raise DataError(f"this order needs {name}, which is not given here. Use another data.order.")
             table = np.asarray(self.tables[name]())
             if table.ndim != 1 or table.dtype.kind not in "iuf":
                 raise DataError(
@@ -65,11 +65,11 @@ class OrderInputs:
 
 
 class SampleOrder(ABC):
-    """Which samples a lane reads in a step: a pure function, on which no other process has an influence.
+    """Tells which samples a lane reads in a step, as a pure function of the turn.
 
-    It is asked for any turn at any time, and answers without asking anybody: so a run goes on in the middle
-    of an epoch without a replay, and each process finds its share without communicating. Over the turns of an
-    epoch each sample comes at most once, and exactly once where no step is dropped.
+    Any turn may be asked for at any time. So a run can go on in the middle of an epoch without a replay, and
+    each process finds its share without communication. Over the turns of an epoch each sample comes at most
+    once, and exactly once if no step is dropped.
 
     Derive from it for an order of your own, and name the class as `data.order`. The constructor's further
     arguments are its `init_args`.
@@ -81,7 +81,7 @@ class SampleOrder(ABC):
     repeats: bool = False
     """Whether a sample may come more than once in an epoch, or not at all."""
     reads_blocks: ClassVar[bool] = False
-    """Whether a lane reads blocks of its own, so that one loader worker had best read all its turns."""
+    """Whether a lane reads blocks of its own, so that one loader worker should read all turns of a lane."""
 
     def __init__(self, inputs: OrderInputs) -> None:
         self.inputs = inputs
@@ -97,6 +97,7 @@ class SampleOrder(ABC):
         """
 
 
+@final
 class SequentialOrder(SampleOrder):
     """Every epoch visits the samples from first to last."""
 
@@ -105,6 +106,7 @@ class SequentialOrder(SampleOrder):
         return tuple(turn.positions)
 
 
+@final
 class ShuffledOrder(SampleOrder):
     """Every epoch visits the samples in an order of its own, over the whole dataset."""
 

@@ -34,7 +34,7 @@ Everything is integer arithmetic modulo 2**64, the same on every platform and wi
 """
 
 import hashlib
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,7 @@ _ROUNDS: Final = 6
 _MAX_SAMPLES: Final = 2**62
 
 
+@final
 class FeistelShuffle:
     """Shuffles every epoch by a keyed Feistel network.
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from lanewise.lanes.orders.permutation import uniform
 from lanewise.lanes.schedule import LaneTurn
 
 
+@final
 class WeightedOrder(SampleOrder):
     """Draws samples by their weights.
 

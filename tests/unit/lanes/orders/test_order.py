@@ -115,7 +115,7 @@ def test_a_lane_without_positions_has_no_samples(make: Callable[..., SampleOrder
 @pytest.mark.parametrize(
     ("table", "mistake"),
     [
-        (None, "needs sample_lengths, which nobody gives"),
+        (None, "needs sample_lengths, which is not given"),
         ([[1.0]], r"must be a sequence of numbers: got float64 of shape \(1, 1\)"),
         (["a"] * 22, "must be a sequence of numbers: got <U1"),
         ([float("nan")] * 22, "must be finite and not negative: got nan for 0, and 21 more"),
