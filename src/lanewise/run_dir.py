@@ -68,8 +68,7 @@ class RunDir:
                 raise RunDirError(
                     f"run_dir {self.path} cannot be written: {reason(error, self.path)}."
                 ) from None
-            held = [] if may_hold_run else self.held()
-            if held:
+            if not may_hold_run and (held := self.held()):
                 raise RunDirError(
                     f"run_dir {self.path} holds a run already (it has {held[0].name}). "
                     "Go on with it (--resume, from Python resume=True), or choose another train.run_dir."

@@ -61,10 +61,8 @@ class BlockReader(Generic[Chunk]):
         self._process = os.getpid()
         self._cursors: OrderedDict[tuple[int, int], Generator[Chunk, None, None]] = OrderedDict()
         """By block and by the number of the chunk that comes next; the one that moved last is last."""
-        self._asked: OrderedDict[tuple[int, int], _Kept[Chunk]] = OrderedDict()
-        """By block and number; the one that was asked for last is last."""
-        self._passed: OrderedDict[tuple[int, int], _Kept[Chunk]] = OrderedDict()
-        """Chunks that were not asked for so far."""
+        self._kept: OrderedDict[tuple[int, int], _Kept[Chunk]] = OrderedDict()
+        """By block and number; the one that was asked for last is last, and those that were not are first."""
         self._bytes_kept = 0
         self._dropped: defaultdict[int, set[int]] = defaultdict(set)
         """By block: the chunks that were dropped for lack of memory since a cursor was at the block's end."""
@@ -89,8 +87,8 @@ class BlockReader(Generic[Chunk]):
         if self._process != os.getpid():
             self.__post_init__()  # the parent's file handles share their position with ours
         place = (block, number)
-        kept = self._asked.pop(place, None) or self._passed.pop(place, None) or self._decode(block, number)
-        self._asked[place] = kept
+        kept = self._kept.pop(place, None) or self._decode(block, number)
+        self._kept[place] = kept
         taken = 0
         for row in rows:
             taken |= 1 << row
@@ -98,7 +96,7 @@ class BlockReader(Generic[Chunk]):
             kept.rows_left = self._all_rows(block, number)
         kept.rows_left ^= taken
         if not kept.rows_left:
-            self._bytes_kept -= self._asked.pop(place).num_bytes
+            self._bytes_kept -= self._kept.pop(place).num_bytes
         elif self._bytes_kept > self.memory:
             self._drop_beyond_memory()
         return kept.chunk
@@ -113,10 +111,11 @@ class BlockReader(Generic[Chunk]):
         cursor = self._cursors.pop((block, begin), None) or self.open_block(block)
         for passed in range(begin, number):
             kept = self._next(cursor, block, passed)
-            if (block, passed) in self._asked or (block, passed) in self._passed:
+            if (block, passed) in self._kept:
                 self._bytes_kept -= kept.num_bytes
             else:
-                self._passed[block, passed] = kept
+                self._kept[block, passed] = kept
+                self._kept.move_to_end((block, passed), last=False)
                 self._drop_beyond_memory()
         kept = self._next(cursor, block, number)
         if number in self._dropped[block]:
@@ -142,8 +141,8 @@ class BlockReader(Generic[Chunk]):
         return kept
 
     def _drop_beyond_memory(self) -> None:
-        while self._bytes_kept > self.memory and (self._passed or len(self._asked) > 1):
-            (block, number), kept = (self._passed or self._asked).popitem(last=False)
+        while self._bytes_kept > self.memory and len(self._kept) > 1:
+            (block, number), kept = self._kept.popitem(last=False)
             self._bytes_kept -= kept.num_bytes
             self._dropped[block].add(number)
 

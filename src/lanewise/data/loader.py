@@ -56,14 +56,12 @@ class LaneLoader:
 
     def batches(self, first_step: int, last_step: int) -> Iterator[LaneBatch]:
         """Yield the batches of steps `first_step` to `last_step - 1`; at least one, maybe empty, a step."""
-        turns = (
-            (turn, self.order.samples(turn))
-            for turn in self.schedule.turns(self._lanes, first_step, last_step)
-        )
+        turns = self.schedule.turns(self._lanes, first_step, last_step)
+        requests = ((turn, self.order.samples(turn)) for turn in turns)
         if not self.order.reads_blocks or self._num_workers < 2:
-            return read_turns(self.reader, turns, self._num_workers, pin_memory=self._pin_memory)
+            return read_turns(self.reader, requests, self._num_workers, pin_memory=self._pin_memory)
         num_workers = min(self._num_workers, len(self._lanes))
-        dealt = _deal(turns, num_workers)
+        dealt = _deal(requests, num_workers)
         batches = read_turns(self.reader, dealt, num_workers, pin_memory=self._pin_memory)
         return (batch for batch in batches if batch.turn.step >= 0)
 
@@ -83,11 +81,7 @@ def _deal(turns: Iterable[_Request], num_workers: int) -> Iterator[_Request]:
 
 
 def read_turns(
-    reader: LaneReader,
-    turns: Iterable[_Request],
-    num_workers: int,
-    *,
-    pin_memory: bool = False,
+    reader: LaneReader, turns: Iterable[_Request], num_workers: int, *, pin_memory: bool = False
 ) -> Iterator[LaneBatch]:
     """Read turns with their sample indices, in order.
 

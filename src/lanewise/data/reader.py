@@ -42,12 +42,11 @@ class LaneBatch:
     @property
     def place(self) -> str:
         """Say which batch this is, for an error."""
-        turn, samples = self.turn, f"samples {list(self.indices)}"
+        step, lane = self.turn.step, self.turn.lane
+        place = f"step {step}, lane {lane}"
         if self.eval_dataset:
-            return (
-                f"in eval dataset {self.eval_dataset}, lane {turn.lane}, micro-batch {turn.step}, {samples}"
-            )
-        return f"in step {turn.step}, lane {turn.lane}, {samples}"
+            place = f"eval dataset {self.eval_dataset}, lane {lane}, micro-batch {step}"
+        return f"in {place}, samples {list(self.indices)}"
 
     def pin_memory(self) -> "LaneBatch":
         """Return the batch in page-locked memory, from which a GPU can copy it by itself; see DataLoader."""
@@ -70,12 +69,7 @@ class LaneReader(Dataset[LaneBatch]):
     """
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        collate: Callable[[Any], Any],
-        seed: int,
-        *,
-        eval_dataset: str = "",
+        self, dataset: Dataset[Any], collate: Callable[[Any], Any], seed: int, *, eval_dataset: str = ""
     ) -> None:
         self.eval_dataset = eval_dataset
         self.dataset = dataset
@@ -91,14 +85,21 @@ class LaneReader(Dataset[LaneBatch]):
 
     def __getitem__(self, index: tuple[LaneTurn, tuple[int, ...]]) -> LaneBatch:
         """Read and collate one lane's samples."""
-        batch = LaneBatch(*index, None, 0, 0, self.eval_dataset)
-        if not batch.indices:
+        turn, indices = index
+        batch = LaneBatch(turn, indices, None, 0, 0, self.eval_dataset)
+        if not indices:
             return batch
         before = 0 if self._files is None else self._files.read_bytes
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as DataLoader workers do, so that `num_workers` changes no sample
         try:
-            self._fill(batch)
+            seed = read_seed(self.seed, self.number, self.eval_dataset, turn.epoch, turn.step, turn.lane)
+            set_random_state(seed)
+            samples = self._read(indices)
+            # A file dataset may leave some out; others may return objects that stand for several samples.
+            batch.num_samples = len(indices) if self._files is None else len(samples)
+            if batch.num_samples:
+                batch.data = self._collate(samples)
         except BaseException as error:
             note_place(error, batch.place)
             raise
@@ -106,17 +107,6 @@ class LaneReader(Dataset[LaneBatch]):
             torch.set_num_threads(num_threads)
         batch.read_bytes = 0 if self._files is None else self._files.read_bytes - before
         return batch
-
-    def _fill(self, batch: LaneBatch) -> None:
-        turn = batch.turn
-        set_random_state(
-            read_seed(self.seed, self.number, self.eval_dataset, turn.epoch, turn.step, turn.lane)
-        )
-        samples = self._read(batch.indices)
-        # A file dataset may leave some out; others may hand out what stands for several samples.
-        batch.num_samples = len(batch.indices) if self._files is None else len(samples)
-        if batch.num_samples:
-            batch.data = self._collate(samples)
 
     @property
     def total_bytes(self) -> int | None:

@@ -73,13 +73,12 @@ class RecordFiles(FileDataset):
         else:
             self._indexes = _whole(index_files(files, self._separator, cache_dir, on_error))
         self.reads_from_start = any(index.file.compression for index in self._indexes)
-        self._first = np.cumsum([0, *map(len, self._indexes)])
+        sizes = list(map(len, self._indexes))
+        self._first = np.cumsum([0, *sizes])
         """[number of files + 1]: the first sample of each file, and the number of all samples."""
         memory = int(memory_mib * 2**20)
         self._rows_per_chunk = self._fitting_rows(memory // _MAX_CHUNKS)
-        self._blocks = BlockReader(
-            self._open_block, list(map(len, self._indexes)), _num_bytes, memory, self._rows_per_chunk
-        )
+        self._blocks = BlockReader(self._open_block, sizes, _num_bytes, memory, self._rows_per_chunk)
 
     @abstractmethod
     def _decode(self, record: bytes) -> Any:
@@ -155,8 +154,7 @@ class RecordFiles(FileDataset):
                 ranges[-1] = (ranges[-1][0], end)
             else:
                 ranges.append((begin, end))
-        parts = open_bytes(index.file).read(ranges)
-        data = b"".join(parts)
+        data = b"".join(open_bytes(index.file).read(ranges))
         self._count(len(data))
         return self._cut(data, index, rows, bounds)
 
@@ -232,9 +230,8 @@ def _block_sizes(index: RecordIndex) -> Iterator[int]:
     last, cuts = len(index), [0]
     if not index.file.compression:
         # np.searchsorted would copy the offsets, as they don't lie side by side.
-        cuts += [
-            bisect_left(index.offsets, begin, hi=last) for begin in range(0, index.file.size, _BLOCK_BYTES)
-        ]
+        begins = range(0, index.file.size, _BLOCK_BYTES)
+        cuts += [bisect_left(index.offsets, begin, hi=last) for begin in begins]
     yield from np.diff(np.unique([*cuts, last])).tolist()
 
 

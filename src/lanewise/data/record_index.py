@@ -142,16 +142,16 @@ def index_files(
     started = time.monotonic()
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
         indexed = list(pool.map(lambda file: _index_file(file, separator, cache_dir, on_error), files))
-    for file, one in zip(files, indexed, strict=True):
-        if not len(one.records) and not one.records.is_damaged:
-            raise DataError(f"{file.path} holds no record that is not empty. Leave it out.")
-    if built := [file for file, one in zip(files, indexed, strict=True) if one.is_new]:
+    for index in (one.records for one in indexed):
+        if not len(index) and not index.is_damaged:
+            raise DataError(f"{index.file.path} holds no record that is not empty. Leave it out.")
+    if built := [one.records for one in indexed if one.is_new]:
         logger.info(
             "found %s records in %d of %d files, of %.1f MiB, in %.1f s",
-            f"{sum(len(one.records) for one in indexed if one.is_new):,}",
+            f"{sum(map(len, built)):,}",
             len(built),
             len(files),
-            sum(file.size for file in built) / 2**20,
+            sum(index.file.size for index in built) / 2**20,
             time.monotonic() - started,
         )
     if unkept := [one.unkept for one in indexed if one.unkept]:
