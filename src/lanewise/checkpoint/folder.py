@@ -154,12 +154,10 @@ class CheckpointFolder:
             metrics: dict[Path, float] = {}
             best = Manifest.read(newest).identity.get("best")  # which metric it is
             for folder in folders:
-                try:
+                with suppress(CheckpointError):
                     manifest = Manifest.read(folder)
-                except CheckpointError:
-                    continue
-                if manifest.metric is not None and manifest.identity.get("best") == best:
-                    metrics[folder] = sign * manifest.metric
+                    if manifest.metric is not None and manifest.identity.get("best") == best:
+                        metrics[folder] = sign * manifest.metric
             kept |= set(sorted(metrics, key=lambda folder: -metrics[folder])[:keep_best])
         for folder in folders:
             if folder not in kept:

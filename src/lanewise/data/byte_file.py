@@ -85,9 +85,8 @@ class ByteFile(NamedTuple):
             if not self.is_remote:
                 return ByteStream(self, Path(self.path).open("rb", buffering=0), count)
             files, name = file_system(self.path)
-            return ByteStream(
-                self, files.open(name, "rb", cache_type="none"), count
-            )  # its reader has a buffer
+            opened = files.open(name, "rb", cache_type="none")  # its reader has a buffer
+            return ByteStream(self, opened, count)
 
     def check(self, descriptor: int | None = None) -> None:
         """Make sure that the file has not changed. For a local file this takes a microsecond.

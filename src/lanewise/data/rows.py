@@ -52,7 +52,7 @@ class Rows(Sequence[dict[str, Any]]):
         chosen = range(len(self))[index]
         if isinstance(chosen, range):
             return self.take(chosen)
-        return {name: _item(self._rows.column(name)[chosen]) for name in self._rows.schema.names}
+        return {name: _item(self._rows.column(name)[chosen], name) for name in self._rows.schema.names}
 
 
 @final
@@ -109,9 +109,8 @@ def _tensors(values: "pa.Array", column: str) -> torch.Tensor | Ragged:
     if isinstance(values, pa.ListArray | pa.LargeListArray):
         offsets = values.offsets.to_numpy()
         inner = values.values.slice(offsets[0], offsets[-1] - offsets[0])
-        return Ragged(
-            _tensors(inner, column), torch.from_numpy(np.subtract(offsets, offsets[0], dtype=np.int64))
-        )
+        starts = torch.from_numpy(np.subtract(offsets, offsets[0], dtype=np.int64))
+        return Ragged(_tensors(inner, column), starts)
     if isinstance(values, pa.FixedSizeListArray):
         flat = _tensors(values.flatten(), column)
         assert isinstance(flat, torch.Tensor)
@@ -119,13 +118,11 @@ def _tensors(values: "pa.Array", column: str) -> torch.Tensor | Ragged:
     return torch.from_numpy(np.array(values.to_numpy(zero_copy_only=False)))
 
 
-def _item(value: "pa.Scalar") -> Any:
+def _item(value: "pa.Scalar", column: str) -> Any:
     """Return one value of a row."""
     if not value.is_valid or not _is_numeric(value.type) or not hasattr(value, "values"):
         return value.as_py()
     values = value.values
     if hasattr(values.type, "value_type"):
-        return [_item(inner) for inner in values]
-    if values.null_count:
-        return values.to_pylist()
-    return torch.from_numpy(np.array(values.to_numpy(zero_copy_only=False)))
+        return [_item(inner, column) for inner in values]
+    return values.to_pylist() if values.null_count else _tensors(values, column)
