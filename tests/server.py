@@ -13,7 +13,6 @@ _MODULES = (
     "lanewise.testing",
     "lanewise.cli.train",
     "lanewise.config.classes",
-    "lanewise.launch.agent",
     "lanewise.loggers",
     "lanewise.verify.verify",
     "tensorboard.compat.proto.event_pb2",

@@ -45,9 +45,6 @@ MAY_IMPORT_LAUNCH = {"jobs", "verify", "bench", "plan", "testing", "cli"}
 FORBIDDEN = {("data", "world"): "data is told which lanes to serve and never sees a rank"}
 MAY_IMPORT_LATE = {"", "cli", "jobs", "launch", "__main__"}
 NO_TORCH_AT_IMPORT = {"", "errors", "lifeline", "config", "lanes", "launch", "jobs", "cli", "__main__"}
-TORCH_IN_LAUNCH = {
-    "lanewise.launch.agent"
-}  # derives classes from torch's; imported when something is launched
 NO_TORCH_EVER = {"lanewise.config.classes"}
 
 
@@ -158,19 +155,13 @@ def violations(modules: Mapping[str, str]) -> list[str]:
             elif is_of(imported.target, "torch"):
                 if module in NO_TORCH_EVER:
                     found.append(f"{place}: this module imports nothing of torch")
-                elif (
-                    module not in TORCH_IN_LAUNCH
-                    and package_of(module) in NO_TORCH_AT_IMPORT - {"jobs"}
-                    and imported.when == "typing"
-                ):
+                elif package_of(module) in NO_TORCH_AT_IMPORT - {"jobs"} and imported.when == "typing":
                     found.append(f"{place}: torch is imported inside functions only")
     running = {m: [i.target for i in found_in if i.when == "run"] for m, found_in in imports.items()}
     static = {m: [i.target for i in found_in if i.when != "late"] for m, found_in in imports.items()}
     torch_names = {t for targets in running.values() for t in targets if is_of(t, "torch")}
     for module in modules:
-        if (package_of(module) in NO_TORCH_AT_IMPORT and module not in TORCH_IN_LAUNCH) and (
-            path := find_path(module, running, torch_names)
-        ):
+        if package_of(module) in NO_TORCH_AT_IMPORT and (path := find_path(module, running, torch_names)):
             found.append(f"loads torch: {' -> '.join(path)}")
         if path := find_path(module, static, {module}):
             found.append(f"import cycle: {' -> '.join(path)}")

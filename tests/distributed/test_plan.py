@@ -13,8 +13,7 @@ from torch.utils.data import TensorDataset
 from lanewise import Task
 from lanewise.config import EvaluateConfig, RunConfig
 from lanewise.config.class_path import add_search_path
-from lanewise.config.load import load_config
-from lanewise.config.override import Override
+from lanewise.config.load import Override, load_config
 from lanewise.data import LaneBatch
 from lanewise.device.live_storage import LiveStorage
 from lanewise.engine.engine import build_engine

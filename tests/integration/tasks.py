@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,17 @@ class SignalledWhereErrorsAreLost(Stuck):
         return super().train_dataset()
 
 
+def launcher_pid() -> int:
+    """Find the process that launched this rank: it has the same standard input, and is no rank."""
+    stdin = Path("/proc/self/fd/0").readlink()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile, or is another user's
+            name = (folder / "comm").read_text()
+            if (folder / "fd" / "0").readlink() == stdin and not name.startswith("lanewise-"):
+                return int(folder.name)
+    raise AssertionError("no process launched this one")
+
+
 class SignalAtTheEnd(Callback):
     """Sends SIGTERM to the command when the model was written, or when its interpreter shuts down."""
 
@@ -159,10 +171,7 @@ class SignalAtTheEnd(Callback):
         if self.when == "shutdown":
             sys.modules[__name__].last = self  # type: ignore[attr-defined]
         else:
-            os.kill(
-                os.getpid() if self.when == "alone" else int(os.environ["LANEWISE_LAUNCHER_PID"]),
-                signal.SIGTERM,
-            )
+            os.kill(os.getpid() if self.when == "alone" else launcher_pid(), signal.SIGTERM)
 
     def __del__(self, kill: Any = os.kill, pid: int = os.getpid(), sign: int = signal.SIGTERM) -> None:
         if self.when == "shutdown":

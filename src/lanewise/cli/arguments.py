@@ -1,21 +1,88 @@
-"""Reads the arguments of every subcommand by the same rules.
+"""What a subcommand declares, and how its arguments are read: those of all by the same rules.
 
 No parser of a library does it: the options of a subcommand are known, the keys of a configuration, which are
 options too, are not (`--task.init_args.width 32`), and all mistakes are to be shown at once.
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
-from lanewise.cli.syntax import REQUIRED, Command, Flag, Given, Operand, Option
-from lanewise.config.override import Override
+from lanewise.config.check import expand_user
+from lanewise.config.load import Override
 from lanewise.errors import ConfigError
 
+T = TypeVar("T")
+
+REQUIRED: Any = object()
+"""Stands for the default of an argument that must be given."""
 _HELP = ("-h", "--help")
 _NEAR = 0.81  # keys of the configuration are options too, so that only what is very near is a misspelling
 
 
-def read_arguments(command: Command, arguments: Sequence[str]) -> Given:
+@dataclass(frozen=True, eq=False)
+class Argument(Generic[T]):
+    """What can be given to a subcommand.
+
+    CONFIG is an operand, which is known by its place. `--steps N` is an option with a value, which may be
+    written `--steps=N` too. `--resume` is a flag: an option without a value, which is false by default.
+    """
+
+    name: str
+    meaning: str
+    """A few words of help."""
+    value_name: str = ""
+    """What the help calls the value of an option; operands and flags have none."""
+    read: Callable[[str], T] = str  # type: ignore[assignment]  # where T is str
+    """Makes the value of the text; a ValueError completes the sentence that begins with `NAME must`."""
+    default: T = REQUIRED
+
+    @property
+    def spelling(self) -> str:
+        """How it is written on the command line."""
+        return f"{self.name} {self.value_name}".rstrip()
+
+    @property
+    def usage(self) -> str:
+        """Its spelling; in brackets if it may be left out."""
+        return self.spelling if self.default is REQUIRED else f"[{self.spelling}]"
+
+
+@dataclass
+class Arguments:
+    """The arguments that were given to a subcommand."""
+
+    wants_help: bool = False
+    values: dict[Argument[Any], Any] = field(default_factory=dict)
+    overrides: list[Override] = field(default_factory=list)
+    """Of the configuration, in their order."""
+
+    def __getitem__(self, argument: Argument[T]) -> T:
+        """Return the value of an argument; its default, if it was not given."""
+        value: T = self.values.get(argument, argument.default)
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A subcommand. Its name is that of its module, and its line in `lanewise.cli.main` makes it known."""
+
+    name: str
+    text: str
+    """What it does; shown by `--help` as it is."""
+    run: Callable[[Arguments], int]
+    """Does it, and returns the exit code."""
+    operands: tuple[Argument[Any], ...] = ()
+    options: tuple[Argument[Any], ...] = ()
+    has_overrides: bool = False
+    """Whether each further option is a key of the configuration."""
+    more_help: Callable[[Arguments], str] = lambda _: ""
+    """Writes what `--help` shows below the options."""
+
+
+def read_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
     """Read what follows the name of a subcommand.
 
     The value of an option follows it, or an equals sign. Everything may stand in any order. Without any
@@ -24,7 +91,7 @@ def read_arguments(command: Command, arguments: Sequence[str]) -> Given:
     Raises:
         ConfigError: lists every mistake; those of overrides are left to whoever applies them.
     """
-    given = Given()
+    found = Arguments()
     mistakes: list[str] = []
     operands: list[str] = []
     options = {option.name: option for option in command.options}
@@ -32,41 +99,36 @@ def read_arguments(command: Command, arguments: Sequence[str]) -> Given:
     while rest:
         argument = rest.pop(0)
         if argument in _HELP:
-            given.wants_help = True
+            found.wants_help = True
             continue
         if not argument.startswith("-"):
             operands.append(argument)
             continue
         name, equals, text = argument.partition("=")
-        near = _nearest(name, command)
+        near = next(iter(difflib.get_close_matches(name, [*options, _HELP[1]], n=1, cutoff=_NEAR)), "")
         value = text if equals else None
-        takes_value = isinstance(options.get(near), Option) or (command.has_overrides and not near)
+        takes_value = options[near].value_name if near in options else command.has_overrides and not near
         if takes_value and not equals and rest and not rest[0].startswith("--"):
             value = rest.pop(0)
         if name in options:
-            mistakes += _take(options[name], value, given)
+            mistakes += _take(options[name], value, found.values)
         elif near or not command.has_overrides or not name.startswith("--"):
             hint = f"Did you mean {near}?" if near else _valid(command)
             mistakes.append(f"{name} is not an option of {command.name}. {hint}")
         else:
-            given.overrides.append(Override(name.removeprefix("--"), value))
-    requires = bool(arguments) and not given.wants_help
-    mistakes += _take_operands(operands, command, given, requires=requires)
-    if requires:
-        mistakes += [
-            f"{command.name} needs {option.name} {option.value_name}: got none. Add it."
-            for option in command.options
-            if isinstance(option, Option) and option.default is REQUIRED and option not in given.values
-        ]
+            found.overrides.append(Override(name.removeprefix("--"), value))
+    for operand, text in zip(command.operands, operands, strict=False):
+        mistakes += _read(operand, text, found.values)
+    if arguments and not found.wants_help:
+        mistakes += _missing(command, operands, found)
+    names = " ".join(operand.usage for operand in command.operands)
+    mistakes += [
+        f"{command.name} takes {names}: got {extra} as well. An option begins with --; quote what has spaces."
+        for extra in operands[len(command.operands) :]
+    ]
     if mistakes:
         raise ConfigError(*mistakes)
-    return given
-
-
-def _nearest(name: str, command: Command) -> str:
-    """Return the option that was meant; nothing if there is none like it."""
-    known = [option.name for option in command.options] + list(_HELP[1:])
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)), "")
+    return found
 
 
 def _valid(command: Command) -> str:
@@ -75,45 +137,55 @@ def _valid(command: Command) -> str:
     return f"Valid here: {', '.join([*names, *keys, _HELP[1]])}."
 
 
-def _take(option: Option[object] | Flag, text: str | None, given: Given) -> list[str]:
-    """Note one option, or return what is wrong with it."""
+def _take(option: Argument[Any], text: str | None, values: dict[Argument[Any], Any]) -> Iterator[str]:
+    """Note the value of one option, or yield what is wrong with it."""
     name = option.name
-    if option in given.values:
-        return [f"{name} is given twice. Give it once."]
-    if isinstance(option, Flag):
-        given.values[option] = True
-        return [] if text is None else [f"{name} takes no value: got {text!r}. Write {name} alone."]
-    if not text:
-        given.values[option] = None  # it is not missing as well
-        return [f"{name} needs a value. Write {name} VALUE, or {name}=VALUE."]
-    return _read(option, text, given)
+    if option in values:
+        yield f"{name} is given twice. Give it once."
+    elif not option.value_name:
+        values[option] = True
+        if text is not None:
+            yield f"{name} takes no value: got {text!r}. Write {name} alone."
+    elif not text:
+        values[option] = None  # it is not missing as well
+        yield f"{name} needs a value. Write {name} VALUE, or {name}=VALUE."
+    else:
+        yield from _read(option, text, values)
 
 
-def _read(argument: Operand[object] | Option[object], text: str, given: Given) -> list[str]:
-    given.values[argument] = None
+def _read(argument: Argument[Any], text: str, values: dict[Argument[Any], Any]) -> Iterator[str]:
+    values[argument] = None
     try:
-        given.values[argument] = argument.read(text)
+        values[argument] = argument.read(text)
     except ValueError as error:
-        return [f"{argument.name} must {error}: got {text!r}."]
-    return []
+        yield f"{argument.name} must {error}: got {text!r}."
 
 
-def _take_operands(texts: Sequence[str], command: Command, given: Given, *, requires: bool) -> list[str]:
-    """Note what the subcommand is about, or return what is wrong with it, missing or too much."""
-    mistakes: list[str] = []
-    for operand, text in zip(command.operands, texts, strict=False):
-        mistakes += _read(operand, text, given)
+def _missing(command: Command, operands: Sequence[str], found: Arguments) -> Iterator[str]:
+    """Yield which arguments are required and were not given."""
     needed = [operand.name for operand in command.operands if operand.default is REQUIRED]
-    if requires and len(texts) < len(needed):
-        mistakes.append(f"{command.name} needs {' '.join(needed)}: got {' '.join(texts) or 'none'}. Name it.")
-    names = " ".join(map(write_operand, command.operands))
-    mistakes += [
-        f"{command.name} takes {names}: got {extra} as well. An option begins with --; quote what has spaces."
-        for extra in texts[len(command.operands) :]
-    ]
-    return mistakes
+    if len(operands) < len(needed):
+        yield f"{command.name} needs {' '.join(needed)}: got {' '.join(operands) or 'none'}. Name it."
+    for option in command.options:
+        if option.default is REQUIRED and option not in found.values:
+            yield f"{command.name} needs {option.spelling}: got none. Add it."
 
 
-def write_operand(operand: Operand[object]) -> str:
-    """Write what a subcommand is about; in brackets what may be left out."""
-    return operand.name if operand.default is REQUIRED else f"[{operand.name}]"
+def read_path(text: str) -> Path:
+    """Read a path; a shell leaves the `~` of `--name=~/folder` as it is."""
+    return Path(expand_user(text))
+
+
+def read_count(text: str) -> int:
+    """Read a number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("be a number from 1 on")
+    return int(text)
+
+
+def read_counts(text: str) -> Sequence[int]:
+    """Read numbers from 1 on, with commas between them."""
+    try:
+        return [read_count(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError("list numbers from 1 on, such as 1,2,4") from None

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lanewise.cli.syntax import Command, Given, Operand, read_path
+from lanewise.cli.arguments import Argument, Arguments, Command, read_path
 from lanewise.run_dir import RunDir
 
-_RUN = Operand("RUN", "the run_dir of a run that was trained with --audit", read_path)
-_OTHER = Operand[Path | None]("OTHER_RUN", "another one, to compare with", read_path, default=None)
+_RUN = Argument("RUN", "the run_dir of a run that was trained with --audit", read=read_path)
+_OTHER = Argument[Path | None]("OTHER_RUN", "another one, to compare with", read=read_path, default=None)
 _MAX_LINES = 10
 
 
-def audit(given: Given) -> int:
+def audit(arguments: Arguments) -> int:
     """Check a run, and compare it with another; the exit code is 1 if something is not as planned."""
     from lanewise.verify.audit import Audit
 
-    run, name = Audit(RunDir(given[_RUN]).audit), given[_OTHER]
+    run, name = Audit(RunDir(arguments[_RUN]).audit), arguments[_OTHER]
     other = None if name is None else Audit(RunDir(name).audit)
     report = run.check()
     _print("note", report.notes)

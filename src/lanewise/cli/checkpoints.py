@@ -1,20 +1,20 @@
 """`lanewise checkpoints RUN`."""
 
-from lanewise.cli.syntax import Command, Given, Operand, read_path
+from lanewise.cli.arguments import Argument, Arguments, Command, read_path
 from lanewise.errors import CheckpointError
 from lanewise.run_dir import RunDir
 
-_RUN = Operand("RUN", "the run_dir of a run", read_path)
+_RUN = Argument("RUN", "the run_dir of a run", read=read_path)
 
 
-def checkpoints(given: Given) -> int:
+def checkpoints(arguments: Arguments) -> int:
     """List and verify the checkpoints of a run; the exit code is 1 if one is bad."""
     from rich.console import Console
     from rich.table import Column, Table
 
     from lanewise.checkpoint import CheckpointFolder
 
-    folder = CheckpointFolder(RunDir(given[_RUN]).checkpoints)
+    folder = CheckpointFolder(RunDir(arguments[_RUN]).checkpoints)
     found = list(folder.read())
     if not found:
         raise CheckpointError(f"there is no checkpoint in {folder.path}. Name the run_dir of a run.")

@@ -2,27 +2,30 @@
 
 from collections.abc import Mapping
 
-from lanewise.cli.syntax import Command, Flag, Given, Operand, read_path
+from lanewise.cli.arguments import Argument, Arguments, Command, read_path
 
-_RUN_OR_MODEL = Operand(
+_RUN_OR_MODEL = Argument(
     "RUN_OR_MODEL",
     "a run_dir, for its model.safetensors (with train.ema_decay for its averaged.safetensors); or a "
     ".safetensors file in one",
-    read_path,
+    read=read_path,
 )
-TRUST = Flag(
+TRUST = Argument[bool](
     "--trust",
     "runs code that lies in the run directory, too, and builds any class that the run names; without it only "
     "code of this environment and of the project that the run was trained from",
+    default=False,
 )
 
 
-def evaluate(given: Given) -> int:
+def evaluate(arguments: Arguments) -> int:
     """Evaluate a trained model and print every value."""
     from lanewise.jobs.evaluate import EvaluateJob, find_model
     from lanewise.jobs.start import run_command
 
-    config, model_file, untrusted = find_model(given[_RUN_OR_MODEL], given.overrides, trust=given[TRUST])
+    config, model_file, untrusted = find_model(
+        arguments[_RUN_OR_MODEL], arguments.overrides, trust=arguments[TRUST]
+    )
     run_command(EvaluateJob(config, model_file=model_file, untrusted=untrusted), _show)
     return 0
 

@@ -2,23 +2,25 @@
 
 import os
 
-from lanewise.cli.syntax import Command, Given, Operand, Option, read_path
+from lanewise.cli.arguments import Argument, Arguments, Command, read_path
 from lanewise.errors import CheckpointError
 from lanewise.run_dir import RunDir
 
-_SOURCE = Operand(
-    "RUN_OR_CHECKPOINT", "the run_dir of a run, for its newest good checkpoint; or a checkpoint", read_path
+_SOURCE = Argument(
+    "RUN_OR_CHECKPOINT",
+    "the run_dir of a run, for its newest good checkpoint; or a checkpoint",
+    read=read_path,
 )
-_OUTPUT = Option("--output", "what to write, such as model.safetensors", "FILE", read_path)
+_OUTPUT = Argument("--output", "what to write, such as model.safetensors", "FILE", read_path)
 
 
-def export(given: Given) -> int:
+def export(arguments: Arguments) -> int:
     """Write the weights of a checkpoint."""
     import torch
 
     from lanewise.checkpoint import CheckpointFolder, load_state, read_good, save_tensors
 
-    source, output = given[_SOURCE], given[_OUTPUT]
+    source, output = arguments[_SOURCE], arguments[_OUTPUT]
     checkpoints = CheckpointFolder(RunDir(source).checkpoints)
     if os.path.lexists(checkpoints.path):
         found = checkpoints.newest_good(warn=print)

@@ -3,8 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from lanewise.cli.arguments import write_operand
-from lanewise.cli.syntax import REQUIRED, Command, Flag, Given, Option
+from lanewise.cli.arguments import Arguments, Command
 from lanewise.config import RunConfig
 from lanewise.config.check import Section
 from lanewise.config.describe import describe_section
@@ -12,35 +11,26 @@ from lanewise.config.describe import describe_section
 _WIDTH = 110
 
 
-def write_help(command: Command, given: Given) -> str:
+def write_help(command: Command, arguments: Arguments) -> str:
     """Write the usage, what the subcommand does, and every argument that it takes."""
-    operands = [(operand.name, operand.meaning) for operand in command.operands]
-    options = [(_spelling(option), option.meaning) for option in command.options]
-    overrides = [("--key.path value", "sets a key of the configuration; `lanewise train --help` lists them")]
-    usage = [
-        f"usage: lanewise {command.name}",
-        *map(write_operand, command.operands),
-        *(
-            _spelling(option) if option.default is REQUIRED else f"[{_spelling(option)}]"
-            for option in command.options
-        ),
-        *(["[--key.path value ...]"] if command.has_overrides else []),
-    ]
-    lines = [
-        *operands,
-        *options,
-        *(overrides if command.has_overrides else []),
-        ("--help", "shows this"),
-    ]
-    more = ["", command.more_help(given)] if command.more_help is not None else []
+    declared = [*command.operands, *command.options]
+    usage = ["usage: lanewise", command.name, *(argument.usage for argument in declared)]
+    lines = [(argument.spelling, argument.meaning) for argument in declared]
+    if command.has_overrides:
+        usage.append("[--key.path value ...]")
+        lines.append(
+            ("--key.path value", "sets a key of the configuration; `lanewise train --help` lists them")
+        )
+    lines.append(("--help", "shows this"))
     width = max(len(spelling) for spelling, _ in lines) + 4
-    arguments = (
+    described = [
         line
         for spelling, meaning in lines
         for line in _wrap(meaning, indent=width, first=f"  {spelling}".ljust(width))
-    )
+    ]
     first = _wrap(" ".join(usage), indent=6, first="")
-    return "\n".join([*first, "", command.text.strip(), "", *arguments, *more]).rstrip() + "\n"
+    more = command.more_help(arguments)
+    return "\n".join([*first, "", command.text.strip(), "", *described, "", more]).rstrip() + "\n"
 
 
 def write_keys() -> str:
@@ -71,10 +61,6 @@ def _write_section(cls: type[Section], prefix: str) -> Iterator[str]:
 
 def _plain(markdown: str) -> str:
     return markdown.replace("`", "")
-
-
-def _spelling(option: Option[object] | Flag) -> str:
-    return option.name if isinstance(option, Flag) else f"{option.name} {option.value_name}"
 
 
 def _wrap(text: str, *, indent: int, first: str) -> list[str]:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lanewise.cli.syntax import Command
+    from lanewise.cli.arguments import Command
 
 _HELP = """\
 usage: lanewise COMMAND ...
@@ -85,13 +85,13 @@ def _run(arguments: Sequence[str] | None) -> int:
         from lanewise.cli.arguments import read_arguments
 
         command = _find(name)
-        given = read_arguments(command, rest)
-        if given.wants_help or not rest:
+        found = read_arguments(command, rest)
+        if found.wants_help or not rest:
             from lanewise.cli.help import write_help
 
-            print(write_help(command, given), end="")
-            return 0 if given.wants_help else 2
-        return command.run(given)
+            print(write_help(command, found), end="")
+            return 0 if found.wants_help else 2
+        return command.run(found)
     except PreemptedError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -5,12 +5,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from lanewise.cli.arguments import Argument, Arguments, Command, read_counts
 from lanewise.cli.evaluate import TRUST
-from lanewise.cli.report import JSON, show_report
-from lanewise.cli.syntax import Command, Flag, Given, Operand, Option, read_counts
-from lanewise.config.load import load_config
-from lanewise.config.marks import expand_user
-from lanewise.config.override import Override
+from lanewise.cli.result import CONFIG, JSON, show_result
+from lanewise.config.check import expand_user
+from lanewise.config.load import Override, load_config
 from lanewise.config.trust import distrust
 from lanewise.errors import ConfigError
 from lanewise.run_dir import RunDir
@@ -27,51 +26,52 @@ def _read_amount(text: str) -> float:
     return amount
 
 
-_CONFIG = Operand("CONFIG", "the configuration, as for `lanewise train`, whose --help lists its keys", str)
-_DEVICES = Option[Sequence[int]](
+_DEVICES = Argument[Sequence[int]](
     "--devices", "numbers of devices; 1,2,4,8 if left out", "A,B", read_counts, (1, 2, 4, 8)
 )
-_MEMORY = Option[float | None](
+_MEMORY = Argument[float | None](
     "--memory-gib", "memory of a device, in GiB", "GIB", _read_amount, default=None
 )
-_LINK = Option[float | None](
+_LINK = Argument[float | None](
     "--link-gbit",
     "what a device can send to others, in gigabits per second",
     "GBIT",
     _read_amount,
     default=None,
 )
-_TFLOPS = Option[float | None](
+_TFLOPS = Argument[float | None](
     "--tflops",
     "what a device reaches in training, in 10^12 operations per second",
     "N",
     _read_amount,
     default=None,
 )
-_TIME_LANE = Flag(
-    "--time-lane", "instead of --tflops: takes the time of a lane and of an update on this machine's CPU"
+_TIME_LANE = Argument[bool](
+    "--time-lane",
+    "instead of --tflops: takes the time of a lane and of an update on this machine's CPU",
+    default=False,
 )
 
 
-def plan(given: Given) -> int:
+def plan(arguments: Arguments) -> int:
     """Say what a run needs; the exit code is 1 if nothing fits."""
     if Environment.from_env(os.environ) is not None:
         raise ConfigError("plan runs in one process: run it without torchrun or srun.")
-    if given[_TFLOPS] is not None and given[_TIME_LANE]:
+    if arguments[_TFLOPS] is not None and arguments[_TIME_LANE]:
         raise ConfigError("--tflops and --time-lane both give the time of a lane: leave one of them out.")
     # The numbers of devices are those of --devices.
-    config = load_config(given[_CONFIG], [*given.overrides, Override("distributed.devices", "null")])
-    file, trust = Path(expand_user(given[_CONFIG])), bool(given[TRUST])
+    config = load_config(arguments[CONFIG], [*arguments.overrides, Override("distributed.devices", "null")])
+    file, trust = Path(expand_user(arguments[CONFIG])), bool(arguments[TRUST])
     untrusted: tuple[str, ...] = ()
     if not trust and file == RunDir(file.parent).config and RunDir(file.parent).held():
-        config, untrusted = distrust(file, config, given.overrides)
+        config, untrusted = distrust(file, config, arguments.overrides)
 
     from rich.console import Console
 
     from lanewise.plan.plan import plan as run
     from lanewise.plan.row import Machine
 
-    memory_gib, link_gbit, tflops = given[_MEMORY], given[_LINK], given[_TFLOPS]
+    memory_gib, link_gbit, tflops = arguments[_MEMORY], arguments[_LINK], arguments[_TFLOPS]
     machine = Machine(
         memory_bytes=None if memory_gib is None else memory_gib * 2**30,
         link_bytes_per_second=None if link_gbit is None else link_gbit * 1e9 / 8,
@@ -79,14 +79,14 @@ def plan(given: Given) -> int:
     with Console(stderr=True).status("") as status:
         report = run(
             config,
-            given[_DEVICES],
+            arguments[_DEVICES],
             machine,
             untrusted=untrusted,
             flops_per_second=None if tflops is None else tflops * 1e12,
-            times_lane=given[_TIME_LANE],
+            times_lane=arguments[_TIME_LANE],
             show=status.update,
         )
-    show_report(report, f"{given[_CONFIG]}: {report.describe_lane()}", given[JSON])
+    show_result(report, f"{arguments[CONFIG]}: {report.describe_lane()}", arguments[JSON])
     return 0 if any(row.fits for row in report.rows) else 1
 
 
@@ -98,7 +98,7 @@ of a device, what it sends in a step, and how long a step takes. One lane is mea
 memory where the task lets it; the rest are formulas, for any number of devices. Nothing is written to
 run_dir.""",
     run=plan,
-    operands=(_CONFIG,),
+    operands=(CONFIG,),
     options=(_DEVICES, _MEMORY, _LINK, _TFLOPS, _TIME_LANE, TRUST, JSON),
     has_overrides=True,
 )

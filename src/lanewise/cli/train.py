@@ -1,7 +1,7 @@
 """`lanewise train CONFIG`."""
 
+from lanewise.cli.arguments import Argument, Arguments, Command
 from lanewise.cli.help import write_keys
-from lanewise.cli.syntax import Command, Flag, Given, Operand, Option
 from lanewise.config import MAY_DIFFER
 from lanewise.config.class_path import add_search_path
 from lanewise.config.load import load_config
@@ -15,9 +15,11 @@ def _read_names(text: str) -> tuple[str, ...]:
     return names
 
 
-_CONFIG = Operand("CONFIG", "the configuration, a file that ends in .yaml, .json, .toml or .jsonnet", str)
-_RESUME = Flag("--resume", "goes on from the newest good checkpoint in run_dir, if there is one")
-_ALLOW = Option[tuple[str, ...]](
+_CONFIG = Argument[str]("CONFIG", "the configuration, a file that ends in .yaml, .json, .toml or .jsonnet")
+_RESUME = Argument[bool](
+    "--resume", "goes on from the newest good checkpoint in run_dir, if there is one", default=False
+)
+_ALLOW = Argument[tuple[str, ...]](
     "--allow",
     f"with --resume: goes on although the checkpoint has other {', '.join(MAY_DIFFER[:-1])} or "
     f"{MAY_DIFFER[-1]}, those that are listed; with other lanes samples are augmented otherwise too",
@@ -25,21 +27,25 @@ _ALLOW = Option[tuple[str, ...]](
     _read_names,
     default=(),
 )
-_AUDIT = Flag(
-    "--audit", "writes the sample indices and a hash of the tensors of every lane, for `lanewise audit`"
+_AUDIT = Argument[bool](
+    "--audit",
+    "writes the sample indices and a hash of the tensors of every lane, for `lanewise audit`",
+    default=False,
 )
 
 
-def train(given: Given) -> int:
+def train(arguments: Arguments) -> int:
     """Train as the configuration says."""
-    if given[_ALLOW] and not given[_RESUME]:
+    if arguments[_ALLOW] and not arguments[_RESUME]:
         raise ConfigError("--allow says what may differ on resume: add --resume, or leave it out.")
-    config = load_config(given[_CONFIG], given.overrides)
+    config = load_config(arguments[_CONFIG], arguments.overrides)
 
     from lanewise.jobs.start import run_command
     from lanewise.jobs.train import TrainJob
 
-    job = TrainJob(config, is_resumed=given[_RESUME], allow=given[_ALLOW], is_audited=given[_AUDIT])
+    job = TrainJob(
+        config, is_resumed=arguments[_RESUME], allow=arguments[_ALLOW], is_audited=arguments[_AUDIT]
+    )
     try:
         run_command(job, show=lambda _: None)
     except KeyboardInterrupt:
@@ -51,13 +57,13 @@ def train(given: Given) -> int:
     return 0
 
 
-def _describe_configuration(given: Given) -> str:
-    """Write every key, and the arguments of the classes of the configuration, if one is given."""
-    if _CONFIG not in given.values:
+def _describe_configuration(arguments: Arguments) -> str:
+    """Write every key, and the arguments of the classes of the configuration, if one is arguments."""
+    if _CONFIG not in arguments.values:
         return write_keys()
     from lanewise.config.classes import describe_classes
 
-    config = load_config(given[_CONFIG], given.overrides)
+    config = load_config(arguments[_CONFIG], arguments.overrides)
     add_search_path(config.search_path)
     return f"{write_keys()}\n{describe_classes(config)}"
 

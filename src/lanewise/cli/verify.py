@@ -3,33 +3,33 @@
 import os
 from collections.abc import Sequence
 
-from lanewise.cli.report import JSON, show_report
-from lanewise.cli.syntax import Command, Flag, Given, Operand, Option, read_count, read_counts
-from lanewise.config.load import load_config
-from lanewise.config.override import Override
+from lanewise.cli.arguments import Argument, Arguments, Command, read_count, read_counts
+from lanewise.cli.result import CONFIG, JSON, show_result
+from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
 from lanewise.world.environment import Environment
 
-_CONFIG = Operand("CONFIG", "the configuration, as for `lanewise train`, whose --help lists its keys", str)
-_DEVICES = Option[Sequence[int]](
+_DEVICES = Argument[Sequence[int]](
     "--devices", "numbers of processes to compare with one; 1,2 if left out", "A,B", read_counts, (1, 2)
 )
-_STEPS = Option(
+_STEPS = Argument(
     "--steps",
     "steps to take, the last one of the first epoch and the next one among them; 4 if left out",
     "N",
     read_count,
     default=4,
 )
-_RESUME = Flag("--resume", "also goes on from a checkpoint of another number of devices")
+_RESUME = Argument[bool](
+    "--resume", "also goes on from a checkpoint of another number of devices", default=False
+)
 
 
-def verify(given: Given) -> int:
+def verify(arguments: Arguments) -> int:
     """Compare numbers of devices; the exit code is 1 if something differs."""
     if Environment.from_env(os.environ) is not None:
         raise ConfigError("verify starts its own processes: run it without torchrun or srun.")
     # The numbers of devices are those of --devices.
-    config = load_config(given[_CONFIG], [*given.overrides, Override("distributed.devices", "null")])
+    config = load_config(arguments[CONFIG], [*arguments.overrides, Override("distributed.devices", "null")])
 
     from lanewise.jobs.start import prepare_workers
     from lanewise.verify import MODULES
@@ -44,12 +44,12 @@ def verify(given: Given) -> int:
     with Console(stderr=True).status("") as status:
         report = run(
             config,
-            given[_DEVICES],
-            num_steps=given[_STEPS],
-            resumes=given[_RESUME],
+            arguments[_DEVICES],
+            num_steps=arguments[_STEPS],
+            resumes=arguments[_RESUME],
             show=lambda name: status.update(f"running {name}"),
         )
-    show_report(report, f"{given[_CONFIG]}: {report.describe_steps()}", given[JSON])
+    show_result(report, f"{arguments[CONFIG]}: {report.describe_steps()}", arguments[JSON])
     return 0 if report.is_verified else 1
 
 
@@ -60,7 +60,7 @@ Proves on your own model and data that N devices compute what one computes, or s
 what to do about it. Runs a few steps on each number of devices, in `exact` whatever CONFIG says; nothing is
 written to run_dir.""",
     run=verify,
-    operands=(_CONFIG,),
+    operands=(CONFIG,),
     options=(_DEVICES, _STEPS, _RESUME, JSON),
     has_overrides=True,
 )

@@ -8,10 +8,22 @@ Each mistake is one line that stands alone: the dotted key, the value, what is n
 import difflib
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from lanewise.errors import ConfigError
 
@@ -24,6 +36,7 @@ _LONGEST_SHOWN_VALUE = 80
 _MOST_SUGGESTIONS = 10  # each takes a moment to find
 
 
+@dataclass(frozen=True)
 class Section:
     """Base of the configuration's dataclasses: one that breaks its types, ranges or rules cannot be made."""
 
@@ -45,6 +58,38 @@ class Section:
             object.__setattr__(self, name, value)  # converted; the class is frozen from here on
 
 
+class Mark(NamedTuple):
+    """What a value must fulfil besides its type."""
+
+    text: str
+    """Completes the sentence that begins with `the value must be`."""
+    holds: Callable[[Any], bool]
+
+
+def at_least(bound: int) -> Mark:
+    """Mark a number that must be `bound` or more."""
+    return Mark(f"at least {bound}", lambda value: value >= bound)
+
+
+def above(bound: int) -> Mark:
+    """Mark a number that must be greater than `bound`; NaN never is."""
+    return Mark(f"greater than {bound}", lambda value: value > bound)
+
+
+def below(bound: int) -> Mark:
+    """Mark a number that must be less than `bound`."""
+    return Mark(f"less than {bound}", lambda value: value < bound)
+
+
+def expand_user(path: str) -> str:
+    """Write the folder of a user for a leading `~` or `~name`; a path with an unknown name is not changed."""
+    return os.path.expanduser(path)  # noqa: PTH111 - pathlib raises for an unknown name, and drops a "./"
+
+
+A_PATH = Mark("a path", lambda text: "\0" not in text and not expand_user(text).startswith("~"))
+"""Marks text that is a path; `~` is the user's folder."""
+
+
 def read_section(cls: type[S], tree: object, key: str = "") -> S:
     """Turn a plain tree into the dataclass `cls`.
 
@@ -56,7 +101,7 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
     Raises:
         ConfigError: lists every mistake of the tree.
     """
-    names = [field.name for field in _fields(cls)]
+    names = [field.name for field in fields(cls)]
     section = key or "the configuration"
     if isinstance(tree, str) and cls.TEXT_KEY:
         tree = {cls.TEXT_KEY: tree}
@@ -83,14 +128,14 @@ def _suggest_key(cls: type[Section], name: object, prefix: str) -> str:
         return f"Use {cls.MOVED[str(name)]}, which took its place."
     if below := [f"{prefix}{key}" for key in _keys_below(cls) if key.rpartition(".")[2] == name]:
         return f"Did you mean {' or '.join(below)}?"
-    return suggest(name, [field.name for field in _fields(cls)], prefix)
+    return suggest(name, [field.name for field in fields(cls)], prefix)
 
 
 def _keys_below(cls: type[Section]) -> Iterator[str]:
     """Yield the dotted keys of the sections in a section."""
     for name, hint in get_type_hints(cls).items():
         if _is_section(hint):
-            for key in (*(field.name for field in _fields(hint)), *_keys_below(hint)):
+            for key in (*(field.name for field in fields(hint)), *_keys_below(hint)):
                 yield f"{name}.{key}"
 
 
@@ -114,11 +159,6 @@ def show(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN_VALUE else f"{text[: _LONGEST_SHOWN_VALUE - 3]}..."
 
 
-def _fields(cls: type[Section]) -> tuple[Field[Any], ...]:
-    """List the fields of a section, each of which is a dataclass."""
-    return fields(cls)  # type: ignore[arg-type]  # Section itself has no fields
-
-
 def _read_fields(
     cls: type[Section], tree: Mapping[str, object], key: str
 ) -> tuple[dict[str, Any], list[str]]:
@@ -126,7 +166,7 @@ def _read_fields(
     hints = get_type_hints(cls, include_extras=True)
     values: dict[str, Any] = {}
     mistakes: list[str] = []
-    for field in _fields(cls):
+    for field in fields(cls):
         field_key = f"{key}.{field.name}" if key else field.name
         if field.name in tree:
             try:
@@ -224,7 +264,7 @@ def _needed(hint: Any) -> str:
     if origin is tuple:
         return f"a list, each item {_needed(get_args(hint)[0])}"
     if _is_section(hint):
-        return f"a section with the keys {', '.join(field.name for field in _fields(hint))}"
+        return f"a section with the keys {', '.join(field.name for field in fields(hint))}"
     return _KINDS[hint]
 
 

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from lanewise.config.check import Section, suggest
+from lanewise.config.check import Section, at_least, suggest
 from lanewise.config.class_path import ClassConfig
-from lanewise.config.marks import at_least
 
 ORDERS = {
     name: f"lanewise.lanes.{name.capitalize()}Order"

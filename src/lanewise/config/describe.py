@@ -38,7 +38,7 @@ def describe_section(cls: type[Section]) -> list[Key]:
             section=_section_of(hints[field.name]),
             is_list=get_origin(hints[field.name]) is tuple,
         )
-        for field in fields(cls)  # type: ignore[arg-type]  # each section is a dataclass
+        for field in fields(cls)
     ]
 
 

@@ -2,16 +2,25 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from lanewise.config.check import read_section
+from lanewise.config.check import expand_user, read_section, show
 from lanewise.config.file import read_file
-from lanewise.config.marks import expand_user
-from lanewise.config.override import Override, apply_overrides
 from lanewise.config.run import RunConfig
-from lanewise.config.strict_yaml import write_yaml
+from lanewise.config.strict_yaml import read_yaml, write_yaml
+from lanewise.config.tree import MOST_LEVELS, check_tree
 from lanewise.errors import ConfigError
+
+
+class Override(NamedTuple):
+    """One value; on the command line `--key text`."""
+
+    key: str
+    """Dotted: `train.seed`, or `callbacks.0.init_args` for an item of a list."""
+    text: str | None
+    """Read as YAML; None is a mistake, which is told with the others."""
 
 
 def load_config(path: str, overrides: Sequence[Override] = ()) -> RunConfig:
@@ -39,3 +48,51 @@ def load_config(path: str, overrides: Sequence[Override] = ()) -> RunConfig:
 def dump_config(config: RunConfig) -> str:
     """Write every value of a configuration as YAML, which loads back to an equal one."""
     return write_yaml(dataclasses.asdict(config))
+
+
+def apply_overrides(
+    tree: dict[str, object], overrides: Sequence[Override]
+) -> tuple[dict[str, object], list[str]]:
+    """Apply the overrides in their order; return the new tree and the mistakes of those that are wrong."""
+    mistakes: list[str] = []
+    for key, text in overrides:
+        keys, option = key.split("."), f"--{key}"
+        if text is None:
+            mistakes.append(f"{option} has no value. Write {option} VALUE, or {option}=VALUE.")
+            continue
+        if not all(keys):
+            mistakes.append(f"{option} has an empty part in its dotted key. Write --a.b.c {text}.")
+            continue
+        if len(keys) > MOST_LEVELS:
+            mistakes.append(f"{option} is a key of {len(keys)} parts. Write at most {MOST_LEVELS}.")
+            continue
+        try:
+            value = read_yaml(text, source=f"the value of {option}")
+            check_tree(value, source=f"the value of {option}")
+            tree = _with_value(tree, keys, value)
+        except ConfigError as error:
+            mistakes += error.mistakes
+    return tree, mistakes
+
+
+def _with_value(tree: object, keys: Sequence[str], value: object, above: str = "") -> Any:
+    """Copy the tree with one value set; never in place, since two keys may share a mapping (a YAML alias)."""
+    if not keys:
+        return value
+    key, *below = keys
+    if isinstance(tree, list):
+        if key not in map(str, range(len(tree))):
+            raise ConfigError(
+                f"--{above}.{key} is not an item of {above}, which has {len(tree)}. Count them from 0."
+            )
+        index = int(key)
+        return [*tree[:index], _with_value(tree[index], below, value, f"{above}.{key}"), *tree[index + 1 :]]
+    section = {} if tree is None else tree
+    if not isinstance(section, Mapping):
+        mistake = (
+            f"--{above}.{'.'.join(keys)} is below {above}, which is {show(section)}, not a section. "
+            f"Override {above} itself."
+        )
+        raise ConfigError(mistake)
+    dotted = f"{above}.{key}" if above else key
+    return {**section, key: _with_value(section.get(key), below, value, dotted)}

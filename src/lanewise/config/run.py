@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from lanewise.config.check import Section
+from lanewise.config.check import A_PATH, Section, above, at_least, below, expand_user
 from lanewise.config.class_path import ClassConfig
 from lanewise.config.data import DataConfig
 from lanewise.config.distributed import DistributedConfig
-from lanewise.config.marks import A_PATH, above, at_least, below, expand_user
-from lanewise.config.memory import CompileConfig, MemoryConfig
 from lanewise.config.scheduler import SchedulerConfig
 from lanewise.errors import ConfigError
 
@@ -115,6 +113,41 @@ class LogConfig(Section):
     """Optimizer steps from one line to the next; progress is shown as often, so set 1 for slow steps."""
     gradients: bool = False
     """Whether a line has the norm of each parameter's gradient, before clipping."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationCheckpointingConfig(Section):
+    """Which parts of a model keep their inputs alone, and run again for their backward: memory for time."""
+
+    TEXT_KEY: ClassVar = "blocks"
+
+    blocks: Literal["auto"] | tuple[str, ...] = "auto"
+    """auto: the modules that a list of modules repeats, as fsdp finds them; or names of classes or modules,
+    such as [Block] or [encoder.layers.*]."""
+    offload: bool = False
+    """Whether the inputs are kept in host memory; needs an accelerator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig(Section):
+    """What is traded for memory; no result changes."""
+
+    activation_checkpointing: ActivationCheckpointingConfig | None = None
+    """Blocks that run again for their backward; unset: none. It may be `auto` alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileConfig(Section):
+    """What torch.compile makes faster. It rounds otherwise than eager, and draws the same random numbers."""
+
+    TEXT_KEY: ClassVar = "blocks"
+
+    blocks: Literal["auto", "whole"] = "auto"
+    """auto: the modules that a list of modules repeats, of which each class compiles once; whole: the
+    model's forward."""
+    dynamic: bool | None = None
+    """Whether a kernel is made for all shapes; unset: in exact one for each shape, in close as torch
+    chooses."""
 
 
 @dataclass(frozen=True, kw_only=True)

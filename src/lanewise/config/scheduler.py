@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from lanewise.config.check import Section, show
+from lanewise.config.check import Section, at_least, below, show
 from lanewise.config.class_path import ClassConfig
-from lanewise.config.marks import at_least, below
 
 SchedulerName = Literal["linear", "cosine", "wsd"]
 

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from lanewise.config.file import read_file
-from lanewise.config.override import Override
+from lanewise.config.load import Override
 from lanewise.config.run import RunConfig
 from lanewise.errors import ConfigError
 

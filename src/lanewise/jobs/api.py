@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lanewise.config import RunConfig
 from lanewise.config.check import read_section
-from lanewise.config.override import Override
+from lanewise.config.load import Override
 from lanewise.errors import ConfigError
 from lanewise.jobs.evaluate import OBJECT, EvaluateJob, PredictJob, find_model
 from lanewise.jobs.start import start

@@ -4,12 +4,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from lanewise.config import RunConfig
-from lanewise.config.load import load_config
-from lanewise.config.marks import expand_user
-from lanewise.config.override import Override
+from lanewise.config.check import expand_user
+from lanewise.config.load import Override, load_config
 from lanewise.config.trust import distrust
 from lanewise.errors import CheckpointError
 from lanewise.jobs.job import Job
@@ -20,49 +19,53 @@ if TYPE_CHECKING:
     from lanewise.world.world import World
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
 class EvaluateJob(Job):
     """Evaluates a model on the task's eval datasets; the result is every value by `set/metric`."""
 
     model_file: Path
 
-    def run(self, world: "World") -> Any:
+    def run(self, world: "World") -> dict[str, float]:
         """See `Job`."""
-        return self.evaluator(world).run()
-
-    def evaluator(self, world: "World") -> "Evaluator":
-        """Build what evaluates the model in the file. Collective: every rank must call this."""
-        from lanewise.checkpoint import load_model
-        from lanewise.engine.evaluation.evaluation import build_evaluator
-        from lanewise.engine.run.model import build_model, build_task
-        from lanewise.engine.run.model_transforms import transform
-        from lanewise.engine.step.lane import LaneRunner
-        from lanewise.errors import TaskError
-        from lanewise.lanes import Placement
-        from lanewise.precision import Precision
-
-        task = self.task or build_task(self.config)
-        model = transform(build_model(task, self.config.train.seed), self.config, world.device)
-        load_model(model, self.model_file)
-        precision = Precision(self.config.precision, world.device.type)
-        lanes = LaneRunner(task, precision, self.config.train.seed)
-        placement = Placement.of(self.config.batch.num_lanes, world)
-        evaluator = build_evaluator(self.config, lanes, model.to(world.device), world, placement)
-        if evaluator is None:
-            raise TaskError(f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on.")
-        return evaluator
+        return _build_evaluator(self, self.model_file, world).run()
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
-class PredictJob(EvaluateJob):
-    """Computes outputs; the result is one for each sample, in dataset order."""
+class PredictJob(Job):
+    """Computes the outputs of a model; the result is one for each sample, in dataset order."""
 
+    model_file: Path
     dataset: str
     """Name of the eval dataset."""
 
-    def run(self, world: "World") -> Any:
+    def run(self, world: "World") -> list[Any]:
         """See `Job`."""
-        return self.evaluator(world).predict(self.dataset)
+        return _build_evaluator(self, self.model_file, world).predict(self.dataset)
+
+
+def _build_evaluator(job: Job, model_file: Path, world: "World") -> "Evaluator":
+    """Build what evaluates the model in a file. Collective: every rank must call this."""
+    from lanewise.checkpoint import load_model
+    from lanewise.engine.evaluation.evaluation import build_evaluator
+    from lanewise.engine.run.model import build_model, build_task
+    from lanewise.engine.run.model_transforms import transform
+    from lanewise.engine.step.lane import LaneRunner
+    from lanewise.errors import TaskError
+    from lanewise.lanes import Placement
+    from lanewise.precision import Precision
+
+    config = job.config
+    task = job.task or build_task(config)
+    model = transform(build_model(task, config.train.seed), config, world.device)
+    load_model(model, model_file)
+    lanes = LaneRunner(task, Precision(config.precision, world.device.type), config.train.seed)
+    placement = Placement.of(config.batch.num_lanes, world)
+    evaluator = build_evaluator(config, lanes, model.to(world.device), world, placement)
+    if evaluator is None:
+        raise TaskError(f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on.")
+    return evaluator
 
 
 OBJECT = "an object of "
@@ -125,7 +128,7 @@ def _find_object(value: object, name: str = "init_args") -> tuple[str, str] | No
     """Return the dotted name and the text of the first argument that was no plain value, however deep."""
     if isinstance(value, str):
         return (name, value) if value.startswith(OBJECT) else None
-    items = (
-        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    )
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    items = value.items() if isinstance(value, Mapping) else ()
     return next(filter(None, (_find_object(item, f"{name}.{key}") for key, item in items)), None)

@@ -3,15 +3,14 @@
     lanewise, one process       the signal's handler notes it
     torchrun's or srun's worker likewise; they pass the signal on to every process
     lanewise, the launcher      makes a file, for which every rank looks in each step
-    a worker of that launcher   a thread takes the signal: from anybody it is such a wish, but from the agent
-                                in the launcher it says that another worker failed, and ends the process
+    a worker of that launcher   a thread takes the signal and notes it
 
-The wish is voted on in each step, so it is enough that one rank has it. A second signal ends the process in
-any case. Before the first step there is nothing to save: then the command ends at once, with its workers. It
-does so without an error that unwinds: a signal may come while python calls what takes every error for its
-own, or ignores it, such as the callback of a weak reference. A process that is not the command's does then
-what it did before lanewise. A worker of torchrun or srun leaves the signals alone until the first step, since
-it may be waiting, where no handler runs, for one that failed.
+In each step the ranks vote on the wish, so that it is enough that one rank has it. A second signal ends the
+process in any case. Before the first step there is nothing to save, and the command ends at once, with its
+workers. It raises no error for that: a signal may come while python runs code that catches every error, or
+ignores it, such as the callback of a weak reference. A process that is not the command's does before the
+first step what it did without lanewise. A worker of torchrun or srun does not take the signals until the
+first step, since it may be waiting for a process that failed, in code during which no handler runs.
 """
 
 import atexit
@@ -25,7 +24,6 @@ from typing import Any, NoReturn
 
 from lanewise.errors import PreemptedError
 from lanewise.jobs.scratch import remove_all
-from lanewise.launch import LAUNCHER_PID_VARIABLE
 
 STOP_FILE_VARIABLE = "LANEWISE_STOP_FILE"
 """Environment variable in which the launcher tells its workers for which file to look."""
@@ -72,7 +70,7 @@ def watch_as_worker() -> None:
 
 def watch_until_exit() -> None:
     """Take the signals by handlers as long as this process lives, which is the command's."""
-    _install(_leave)
+    _install(_end_at_once)
     ignore_at_exit()
 
 
@@ -126,7 +124,7 @@ def _install(before_training: Callable[[int], object]) -> dict[signal.Signals, A
     return before
 
 
-def _leave(_sign: int) -> NoReturn:
+def _end_at_once(_sign: int) -> NoReturn:
     """End this process, and with it those that it started; the kernel frees what it holds in memory."""
     with suppress(OSError):  # nobody listens
         os.write(2, b"a signal stopped the run before its first step. Start it again.\n")
@@ -157,6 +155,6 @@ def _begun_file(stop_file: Path) -> Path:
 def _take_signals() -> None:
     while True:
         info = signal.sigwaitinfo(_SIGNALS)
-        if info.si_pid == int(os.environ[LAUNCHER_PID_VARIABLE]) or _noted.is_set():
+        if _noted.is_set():
             os._exit(128 + info.si_signo)
         _note()

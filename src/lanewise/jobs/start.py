@@ -3,9 +3,10 @@
 import os
 import pickle
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import cloudpickle
@@ -14,10 +15,10 @@ from lanewise.config import Equality, pin_environment, pinned_variables
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
 from lanewise.jobs import signals
+from lanewise.jobs.exit import exit_after, refusing_exit
 from lanewise.jobs.job import Job
-from lanewise.jobs.leave import leave_after, refusing_exit
 from lanewise.jobs.scratch import folder_until_exit, keep_sockets_in, scratch_folder
-from lanewise.launch import Host, Launcher, LocalLauncher, Workers, fork_server, preload
+from lanewise.launch import Launcher, LocalLauncher, Streams, Workers, fork_server, preload
 from lanewise.lifeline import name_process
 from lanewise.world.environment import Environment
 
@@ -60,8 +61,12 @@ def start(job: Job, *, is_fresh: bool) -> Any:
     with job.claim():
         if num_processes == 1 and not is_fresh:
             return run_in_world(job, environment, folder_until_exit())
-        with signals.watching() if job.can_stop else nullcontext():
-            return _launch(job, num_processes)
+        if not job.can_stop:
+            return launch(
+                job, num_processes, signals_to_end=(Signals.SIGHUP, Signals.SIGQUIT, Signals.SIGTERM)
+            )
+        with signals.watching():
+            return launch(job, num_processes, signals_to_end=(Signals.SIGHUP, Signals.SIGQUIT))
 
 
 def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:
@@ -87,7 +92,7 @@ def run_command(job: Job, show: Callable[[Any], None]) -> None:
         if environment.rank == 0:
             show(result)
     except BaseException as error:  # noqa: BLE001 - this process ends here
-        leave_after(error, environment.rank)
+        exit_after(error, environment.rank)
 
 
 def run_in_world(job: Job, environment: Environment, folder: Path) -> Any:
@@ -127,7 +132,7 @@ def work(file: Path) -> None:
     """Be a worker that `start` started, and never wait for the others after an error.
 
     Args:
-        file: what `_launch` wrote; rank 0 writes the result beside it.
+        file: what `launch` wrote; rank 0 writes the result beside it.
     """
     environment = Environment.from_env(os.environ)
     assert environment is not None
@@ -144,11 +149,27 @@ def work(file: Path) -> None:
         if environment.rank == 0:
             _result_of(file).write_bytes(pickle.dumps(result))
     except BaseException as error:  # noqa: BLE001 - this process ends here
-        leave_after(error, environment.rank)
+        exit_after(error, environment.rank)
 
 
-def _launch(job: Job, num_processes: int) -> Any:
-    """Start one worker for each device of this machine."""
+def launch(
+    job: Job, num_processes: int, *, signals_to_end: Sequence[Signals] = (), streams: Streams = (0, 1, 2)
+) -> Any:
+    """Run a job in workers on this machine, one for each device.
+
+    Args:
+        job: what to run.
+        num_processes: how many workers.
+        signals_to_end: the signals, besides SIGINT, that end the workers.
+        streams: file descriptors of this process that become their standard streams.
+
+    Returns:
+        What the job returned on rank 0.
+
+    Raises:
+        LaunchError: what the first failing worker said.
+    """
+    distributed = job.config.distributed
     with scratch_folder() as folder:
         file = folder / "job"
         try:
@@ -159,27 +180,27 @@ def _launch(job: Job, num_processes: int) -> Any:
                 "(open files, locks, connections) out of it: open them in train_dataset or build_model."
             ) from error
         file.write_bytes(pickle.dumps({"sys.path": sys.path, "job": pickled}))
-        distributed = job.config.distributed
         variables = pinned_variables(distributed.threads, distributed.equality)
-        ending = "SIGINT,SIGHUP,SIGQUIT"
+        variables[signals.STOP_FILE_VARIABLE] = ""  # that of this process is not for the workers of a trial
         if job.can_stop:
             stop_file = file.with_suffix(".stop")
             signals.pass_on(stop_file)
             variables[signals.STOP_FILE_VARIABLE] = str(stop_file)
-        else:
-            ending += ",SIGTERM"
-        workers = Workers(
-            hosts=[Host("localhost", num_processes)],
-            module="lanewise.jobs",
-            arguments=[str(file)],
-            variables=variables,
-            folder=str(folder),
-            max_restarts=distributed.max_restarts,
-            signals=ending,
-        )
         launcher: Launcher = LocalLauncher()
-        launcher.launch(workers)
-        signals.begin()  # and ended: the result is there
+        launcher.launch(
+            Workers(
+                num_processes=num_processes,
+                module="lanewise.jobs",
+                arguments=[str(file)],
+                variables=variables,
+                streams=streams,
+                folder=folder,
+                max_restarts=distributed.max_restarts,
+                signals=signals_to_end,
+            )
+        )
+        if job.can_stop:
+            signals.begin()  # and ended: the result is there
         if not _result_of(file).exists():
             raise LaunchError("rank 0 ended with exit code 0 before its job was done; its log may say why.")
         result = pickle.loads(_result_of(file).read_bytes())  # noqa: S301 - from our own worker

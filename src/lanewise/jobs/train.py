@@ -3,10 +3,10 @@
 import logging
 import os
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, final
 
 from lanewise.config.load import dump_config, load_config
 from lanewise.jobs.job import Job
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@final
 @dataclass(frozen=True)
 class TrainJob(Job):
     """Trains; the result is what the last evaluation gave."""
@@ -59,7 +60,7 @@ class TrainJob(Job):
         from lanewise.engine.run.build import build_callbacks, build_run
         from lanewise.engine.run.resume import resume_run
         from lanewise.engine.run.saving import Saving
-        from lanewise.loggers import JsonlLogger, ProgressLogger, TensorBoardLogger
+        from lanewise.loggers import build_loggers
 
         if self.config.batch.micro_batch_size == "auto":
             batch = replace(self.config.batch, micro_batch_size=self._micro_batch_size(world))
@@ -75,17 +76,9 @@ class TrainJob(Job):
             folder.remove_leftovers(logger.warning)
             pins = "".join(f"# {name}: {value}\n" for name, value in exact_pins(world.device).items())
             replace_text(self.run_dir.config, f"{pins}{dump_config(self.config)}")
-            callbacks = [
-                JsonlLogger(
-                    self.run_dir.metrics,
-                    first_step,
-                    evaluates_first=run.evaluation is not None and run.evaluation.is_due,
-                ),
-                TensorBoardLogger(self.run_dir.tensorboard, first_step),
-                ProgressLogger(),
-                *build_callbacks(self.config),
-                *self.callbacks,
-            ]
+            evaluates_first = run.evaluation is not None and run.evaluation.is_due
+            loggers = build_loggers(self.run_dir, first_step, evaluates_first=evaluates_first)
+            callbacks = [*loggers, *build_callbacks(self.config), *self.callbacks]
         saving = Saving(run, folder, wants_stop)
         record = (lambda batches: batches) if audit is None else audit.record
         engine = Engine(run, first_step=first_step, saving=saving, record=record)
@@ -115,15 +108,12 @@ class TrainJob(Job):
         """Begin the audit, or go on with it."""
         from lanewise.loggers import AuditLog
 
-        schedule = run.loader.order.inputs.schedule
+        order = run.loader.order
         plan = {
-            "num_samples": schedule.num_samples,
-            "global_batch_size": schedule.global_batch_size,
-            "micro_batch_size": schedule.micro_batch_size,
-            "drop_last": schedule.drop_last,
+            **asdict(order.inputs.schedule),
             "order": run.identity["dataset"]["order"],
-            "repeats": run.loader.order.repeats,
+            "repeats": order.repeats,
             "seed": self.config.train.seed,
         }
-        tables = run.loader.order.inputs.used
-        return AuditLog(self.run_dir.audit, run.world.rank, run.world.world_size, first_step, plan, tables)
+        world = run.world
+        return AuditLog(self.run_dir.audit, world.rank, world.world_size, first_step, plan, order.inputs.used)

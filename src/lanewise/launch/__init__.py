@@ -6,8 +6,7 @@ from lanewise.launch.failure import record_failure as record_failure
 from lanewise.launch.fork_server import Fork as Fork
 from lanewise.launch.fork_server import fork_server as fork_server
 from lanewise.launch.fork_server import preload as preload
-from lanewise.launch.launcher import LAUNCHER_PID_VARIABLE as LAUNCHER_PID_VARIABLE
-from lanewise.launch.launcher import Host as Host
 from lanewise.launch.launcher import Launcher as Launcher
+from lanewise.launch.launcher import Streams as Streams
 from lanewise.launch.launcher import Workers as Workers
 from lanewise.launch.local import LocalLauncher as LocalLauncher

@@ -1,19 +1,16 @@
-"""How a worker tells its launcher why it failed, in the error file of torch's elastic agent.
+"""How a worker tells its launcher why it failed: in the error file of torch's elastic agent.
 
-The agent reads the file into `ProcessFailure.error_file_data`. To the keys it knows, whose time has whole
-seconds, this adds the exact time: when one rank fails, the others fail within milliseconds, at their next
-collective, and the first error is the true one.
+To the keys that torchrun shows, whose time has whole seconds, this adds the exact time. When one rank fails,
+the others fail within milliseconds, at their next collective, and the first error is the cause of them all.
 """
 
 import json
-import math
 import os
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lanewise.errors import LanewiseError, LaunchError, describe, text_of, traceback_of
 
@@ -41,6 +38,7 @@ def record_failure(error: BaseException) -> None:
         "lanewise": {
             "shown": shown,
             "is_mistake": is_ours,
+            "exit_code": error.exit_code if isinstance(error, LanewiseError) else 1,
             "seconds": time.time(),
             "host": socket.gethostname(),
         },
@@ -50,36 +48,26 @@ def record_failure(error: BaseException) -> None:
     temporary.replace(path)  # the agent may look, or end this process, at any moment
 
 
-def first_failure(failures: Iterable[tuple[int, Any]]) -> LaunchError:
+def first_failure(exit_codes: Sequence[int | None], error_files: Sequence[Path]) -> LaunchError:
     """Make one error of what the workers said: the first one that failed is the cause of the others.
 
+    Those that ended without a word come before all others: they were killed, and the others missed them.
+
     Args:
-        failures: rank and torch's `ProcessFailure` of each worker that failed.
+        exit_codes: of each rank; None where it has not ended yet.
+        error_files: where each rank writes its error.
     """
-    rank, failure = min(failures, key=lambda item: _failed_at(item[1]))
-    said = failure.error_file_data.get("lanewise")
+    failures = []
+    for rank, (code, file) in enumerate(zip(exit_codes, error_files, strict=True)):
+        said = json.loads(file.read_bytes())["lanewise"] if file.exists() else None
+        if said is not None or code:
+            failures.append((said["seconds"] if said else 0.0, rank, code or 0, said))
+    _, rank, code, said = min(failures, key=lambda failure: failure[:2])
     if said is not None:
         shown, place = said["shown"], f"rank {rank} on {said['host']}"
         message = f"{shown}\n({place})" if said["is_mistake"] else f"{place} failed:\n{shown}"
-        return LaunchError(message, failure.exitcode)
-    if failure.exitcode < 0:
-        why = ", often by the kernel for want of memory: see dmesg"
-        return LaunchError(
-            f"rank {rank} was killed by signal {-failure.exitcode} ({failure.signal_name()})"
-            f"{why if failure.exitcode == -signal.SIGKILL else ''}."
-        )
-    return LaunchError(
-        f"rank {rank} ended with exit code {failure.exitcode}; its log may say why.", failure.exitcode
-    )
-
-
-def _failed_at(failure: Any) -> float:
-    """Order failures by time.
-
-    Those that could not say it come first: killed workers, whom the others miss. But SIGTERM is what the
-    agent sends to the others when one worker has failed.
-    """
-    said = failure.error_file_data.get("lanewise")
-    if said is not None:
-        return float(said["seconds"])
-    return math.inf if failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM) else 0.0
+        return LaunchError(message, said["exit_code"])
+    if code < 0:
+        why = ", often by the kernel for want of memory: see dmesg" if code == -signal.SIGKILL else ""
+        return LaunchError(f"rank {rank} was killed by signal {-code} ({signal.Signals(-code).name}){why}.")
+    return LaunchError(f"rank {rank} ended with exit code {code}; its log may say why.", code)

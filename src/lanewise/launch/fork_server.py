@@ -1,6 +1,7 @@
 """Starts processes that have everything imported already, as forks of a server, which is `launch.serve`."""
 
 import atexit
+import json
 import math
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import final
 
 from lanewise.errors import LaunchError
 from lanewise.launch import serve
@@ -77,6 +79,7 @@ def _read_at_start(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]
     return frozenset((name, value) for name, value in environment.items() if name.startswith(READ_AT_START))
 
 
+@final
 class ForkServer:
     """The client of a server.
 
@@ -95,14 +98,12 @@ class ForkServer:
     def start(cls, environment: Mapping[str, str], preload: Sequence[str]) -> "ForkServer":
         """Start a server, and let it import modules."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        is_main = threading.current_thread() is threading.main_thread()
         with theirs:
             process = subprocess.Popen(
                 [
                     sys.executable,
                     *("-P", "-m", "lanewise.launch"),
                     *map(str, (theirs.fileno(), ours.fileno(), os.getpid())),
-                    serve.TIED if is_main else serve.LOOSE,
                     *preload,
                 ],
                 env=environment,
@@ -164,12 +165,12 @@ class ForkServer:
             LaunchError: the server is gone.
         """
         ours, theirs = socket.socketpair()
-        program = serve.Program(module, tuple(arguments), environment, cwd or str(Path.cwd()))
+        program = serve.Program(module, arguments, dict(environment), cwd or str(Path.cwd()))
         try:
             with theirs:
                 socket.send_fds(self._channel, [serve.RUN], [theirs.fileno(), *streams])
             fork = Fork(ours)
-            ours.sendall(f"{program.to_json()}\n".encode())
+            ours.sendall(f"{json.dumps(program)}\n".encode())
         except OSError:
             ours.close()
             raise LaunchError(_GONE) from None
@@ -183,6 +184,7 @@ class ForkServer:
             self._channel.close()
 
 
+@final
 class Fork:
     """A process that a server forked. It is killed when this object, or this process, goes.
 

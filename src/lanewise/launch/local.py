@@ -1,58 +1,109 @@
-"""Starts the workers of one machine: forks of a server, which torch's elastic agent looks after."""
+"""Starts the workers of one machine as forks of a server, and watches them."""
 
-import logging
 import os
 import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from typing import NoReturn, final
 
-from lanewise.launch.failure import first_failure
-from lanewise.launch.fork_server import fork_server
-from lanewise.launch.launcher import LAUNCHER_PID_VARIABLE, Workers
+from lanewise.errors import LaunchError
+from lanewise.launch.failure import ERROR_FILE_VARIABLE, first_failure
+from lanewise.launch.fork_server import Fork, fork_server
+from lanewise.launch.launcher import Workers
 
-_SECONDS_BETWEEN_LOOKS = 0.03
-_SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-"""Environment variable by which torch's agent is told which signals end it."""
+_ADDRESS = "127.0.0.1"
+_SECONDS_TO_FAIL = 0.1
+"""How long workers may go on when one has failed. The others fail at their next collective, and log it."""
+_SECONDS_TO_END = 30.0
+"""How long workers may take to end after Ctrl-C, before they are killed."""
 
 
+@final
 class LocalLauncher:
     """Starts workers on this machine; see `Launcher`."""
 
     def launch(self, workers: Workers) -> None:
         """See `Launcher`."""
-        from torch.distributed.elastic.agent.server.api import WorkerSpec
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+        import torch.distributed as dist
 
-        from lanewise.launch.agent import ForkingAgent, OneHost
-
-        # What the agent logs of a failure is said better, and once, by the error raised here.
-        for name in ("elastic", "elastic.agent.server.api"):  # which has a level of its own
-            logging.getLogger(f"torch.distributed.{name}").setLevel(logging.CRITICAL)
-        (host,) = workers.hosts
-        spec = WorkerSpec(
-            role="worker",
-            local_world_size=host.num_processes,
-            rdzv_handler=OneHost(),
-            entrypoint=workers.module,
-            args=tuple(workers.arguments),
-            max_restarts=workers.max_restarts,
-            monitor_interval=_SECONDS_BETWEEN_LOOKS,
+        listener = socket.create_server((_ADDRESS, 0))  # torch's own would listen on every address
+        port = listener.getsockname()[1]
+        # The workers meet here, as they do at the store of torchrun's agent.
+        store = dist.TCPStore(  # type: ignore[attr-defined]  # is public, but not marked so
+            _ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        environment = {**os.environ, **workers.variables, LAUNCHER_PID_VARIABLE: str(os.getpid())}
-        logs = DefaultLogsSpecs(log_dir=f"{workers.folder}/agent")
-        server = fork_server(workers.variables)
-        agent = ForkingAgent(server, environment, spec, logs)
-        before = os.environ.get(_SIGNALS_VARIABLE)
-        os.environ[_SIGNALS_VARIABLE] = workers.signals
-        try:
-            result = agent.run()
-        except SignalException as error:
-            if error.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None
-            raise SystemExit(128 + error.sigval) from None
-        finally:
-            if before is None:
-                del os.environ[_SIGNALS_VARIABLE]
-            else:
-                os.environ[_SIGNALS_VARIABLE] = before
-        if result.is_failed():
+        variables = {
+            "MASTER_ADDR": _ADDRESS,
+            "MASTER_PORT": str(store.port),
+            "WORLD_SIZE": str(workers.num_processes),
+            "LOCAL_WORLD_SIZE": str(workers.num_processes),
+            "GROUP_RANK": "0",
+            "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+            "TORCHELASTIC_MAX_RESTARTS": str(workers.max_restarts),
+            "TORCHELASTIC_USE_AGENT_STORE": str(True),
+        }
+        with _ending_on(workers.signals):
+            for attempt in range(workers.max_restarts + 1):
+                try:
+                    _run(workers, {**variables, "TORCHELASTIC_RESTART_COUNT": str(attempt)})
+                    break
+                except LaunchError:
+                    if attempt == workers.max_restarts:
+                        raise
+
+
+def _run(workers: Workers, variables: dict[str, str]) -> None:
+    """Start all workers once, and wait for all of them, or for the first one that fails."""
+    server = fork_server(workers.variables)
+    environment = {**os.environ, **workers.variables, **variables}
+    attempt = variables["TORCHELASTIC_RESTART_COUNT"]
+    files = [workers.folder / f"error-{attempt}-{rank}" for rank in range(workers.num_processes)]
+    forks: list[Fork] = []
+    try:
+        for rank, file in enumerate(files):
+            of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE_VARIABLE: str(file)}
+            forks.append(
+                server.run(
+                    workers.module,
+                    workers.arguments,
+                    environment={**environment, **of_rank},
+                    streams=workers.streams,
+                )
+            )
+        while None in (codes := [fork.poll() for fork in forks]) and not any(codes):
+            wait([fork.connection for fork, code in zip(forks, codes, strict=True) if code is None])
+        if any(codes):
+            time.sleep(_SECONDS_TO_FAIL)
             server.require_running()
-            raise first_failure(result.failures.items())
+            raise first_failure([fork.poll() for fork in forks], files)
+    except KeyboardInterrupt:
+        for fork in forks:
+            fork.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + _SECONDS_TO_END
+        for fork in forks:
+            fork.wait(max(0.0, deadline - time.monotonic()))
+        raise
+    finally:
+        for fork in forks:
+            fork.kill()
+
+
+@contextmanager
+def _ending_on(signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """Raise SystemExit on some signals; does nothing outside of the main thread, which gets them."""
+
+    def end(sign: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + sign)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {sign: signal.signal(sign, end) or signal.SIG_DFL for sign in (signals if is_main else ())}
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)

@@ -25,20 +25,17 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, final
 
 from lanewise.lifeline import die_with_parent
 
 RUN, IMPORT = b"run", b"import"
 NUMBER = struct.Struct("!i")
 """How the process id and the exit code are written; of a process that a signal ended it is negative."""
-TIED, LOOSE = "tied", "loose"
-"""Whether the thread that starts the server lives as long as its process: the kernel goes by the thread."""
 _MAX_MESSAGE_BYTES = 65536
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -52,59 +49,31 @@ started_with: Mapping[str, str] = {}
 """In a fork: the environment that the server was started with."""
 
 
-@dataclass(frozen=True)
-class Program:
-    """What a fork does."""
+class Program(NamedTuple):
+    """What a fork does: the same as `python -m MODULE ARGUMENTS`. It is sent as a line of JSON."""
 
     module: str
-    arguments: tuple[str, ...]
+    arguments: Sequence[str]
     variables: Mapping[str, str]
     """The whole environment."""
     cwd: str
-
-    @classmethod
-    def from_json(cls, text: str) -> "Program":
-        """Read what `to_json` wrote."""
-        read = json.loads(text)
-        return cls(read["module"], tuple(read["arguments"]), read["variables"], read["cwd"])
-
-    def to_json(self) -> str:
-        """Write it on one line."""
-        return json.dumps(
-            {
-                "module": self.module,
-                "arguments": self.arguments,
-                "variables": dict(self.variables),
-                "cwd": self.cwd,
-            }
-        )
-
-    def run(self) -> None:
-        """Do what `python -m` does."""
-        os.environ.clear()
-        os.environ.update(self.variables)
-        os.chdir(self.cwd)
-        tempfile.tempdir = None  # of the server's environment, if anything has asked for it
-        sys.argv = [self.module, *self.arguments]
-        runpy.run_module(self.module, run_name="__main__", alter_sys=True)
 
 
 def main() -> None:
     """Serve until the parent ends; in a fork, run its program."""
     global channel, started_with
     requests, client, parent_pid = (int(argument) for argument in sys.argv[1:4])
-    if sys.argv[4] == TIED:
-        die_with_parent(parent_pid)
     for number in (requests, client):
         os.set_inheritable(number, False)
     handlers = {sign: signal.signal(sign, signal.SIG_IGN) for sign in _IGNORED}
     environment = dict(os.environ)
-    _import(sys.argv[5:])
+    _import(sys.argv[4:])
     program = _Server(socket.socket(fileno=requests), parent_pid, handlers).serve()
     channel, started_with = socket.socket(fileno=client), environment
     _end(_exit_code_of(program))
 
 
+@final
 class _Server:
     """Takes requests, and keeps an eye on the forks, their clients and the parent.
 
@@ -193,7 +162,7 @@ class _Server:
             line = lines.readline()
         if not line:
             os._exit(1)  # the client is gone
-        return Program.from_json(line)
+        return Program(*json.loads(line))
 
     def _reap(self) -> None:
         """Tell the clients of forks that ended."""
@@ -227,7 +196,12 @@ class _Server:
 def _exit_code_of(program: Program) -> int:
     """Run a program, and say with which code python would end."""
     try:
-        program.run()
+        os.environ.clear()
+        os.environ.update(program.variables)
+        os.chdir(program.cwd)
+        tempfile.tempdir = None  # of the server's environment, if anything has asked for it
+        sys.argv = [program.module, *program.arguments]
+        runpy.run_module(program.module, run_name="__main__", alter_sys=True)
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lanewise.cli.arguments import read_arguments
+from lanewise.cli.arguments import Argument, Arguments, Command, read_arguments, read_path
 from lanewise.cli.main import main
-from lanewise.cli.syntax import Command, Flag, Given, Operand, Option, read_path
-from lanewise.config.override import Override
+from lanewise.config.load import Override
 from lanewise.errors import ConfigError
 
 
@@ -17,12 +16,12 @@ def read_number(text: str) -> int:
     return int(text)
 
 
-CONFIG = Operand("CONFIG", "the configuration", read_path)
-OTHER = Operand("OTHER", "another one", str, default="none")
-RESUME = Flag("--resume", "goes on")
-DEVICES = Option("--devices", "how many", "N", read_number, default=1)
-JSON = Option("--json", "writes the result", "FILE", read_path, default=None)
-OUTPUT = Option("--output", "what to write", "FILE", read_path)
+CONFIG = Argument("CONFIG", "the configuration", read=read_path)
+OTHER = Argument("OTHER", "another one", default="none")
+RESUME = Argument("--resume", "goes on", default=False)
+DEVICES = Argument("--devices", "how many", "N", read_number, default=1)
+JSON = Argument("--json", "writes the result", "FILE", read_path, default=None)
+OUTPUT = Argument("--output", "what to write", "FILE", read_path)
 VERIFY = Command(
     name="verify",
     text="Verifies.",
@@ -50,7 +49,7 @@ def mistakes_of(arguments: list[str], command: Command = VERIFY) -> list[str]:
 )
 def test_the_order_and_the_equals_sign_are_free(arguments):
     given = read_arguments(VERIFY, arguments)
-    assert given == Given(
+    assert given == Arguments(
         values={CONFIG: Path("run.yaml"), RESUME: True, DEVICES: 2},
         overrides=[Override("train.seed", "-1"), Override("data", "x=y")],
     )
@@ -59,9 +58,9 @@ def test_the_order_and_the_equals_sign_are_free(arguments):
 
 
 def test_help_needs_nothing_else():
-    assert read_arguments(EXPORT, ["--help"]) == Given(wants_help=True)
-    assert read_arguments(EXPORT, ["-h"]) == Given(wants_help=True)
-    assert read_arguments(EXPORT, []) == Given()
+    assert read_arguments(EXPORT, ["--help"]) == Arguments(wants_help=True)
+    assert read_arguments(EXPORT, ["-h"]) == Arguments(wants_help=True)
+    assert read_arguments(EXPORT, []) == Arguments()
 
 
 def test_a_key_is_repeated_as_often_as_one_likes_and_keeps_its_place():

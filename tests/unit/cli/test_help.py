@@ -2,18 +2,18 @@
 
 import pytest
 
+from lanewise.cli.arguments import Argument, Arguments, Command
 from lanewise.cli.help import write_help, write_keys
 from lanewise.cli.main import _COMMANDS, main
-from lanewise.cli.syntax import Command, Flag, Given, Operand, Option
 
 COMMAND = Command(
     name="bench",
     text="Measures.",
     run=lambda _: 0,
-    operands=(Operand("CONFIG", "the configuration", str), Operand("OTHER", "another", str, default="")),
+    operands=(Argument("CONFIG", "the configuration"), Argument("OTHER", "another", default="")),
     options=(
-        Flag("--fast", "leaves out " + "what takes long, " * 9),
-        Option("--output", "where to write", "FILE", str),
+        Argument("--fast", "leaves out " + "what takes long, " * 9, default=False),
+        Argument("--output", "where to write", "FILE"),
     ),
     has_overrides=True,
     more_help=lambda _: "More.\n",
@@ -22,7 +22,7 @@ COMMAND = Command(
 
 def test_every_argument_is_listed():
     assert (
-        write_help(COMMAND, Given())
+        write_help(COMMAND, Arguments())
         == """\
 usage: lanewise bench CONFIG [OTHER] [--fast] --output FILE [--key.path value ...]
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from lanewise.config.check import Section, read_section, show, suggest
-from lanewise.config.marks import above, at_least, below
+from lanewise.config.check import Section, above, at_least, below, read_section, show, suggest
 from lanewise.errors import ConfigError
 
 

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from lanewise.config.check import Section
+from lanewise.config.check import Section, at_least, below
 from lanewise.config.describe import Key, describe_section
-from lanewise.config.marks import at_least, below
 
 
 @dataclass(frozen=True, kw_only=True)

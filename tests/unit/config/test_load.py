@@ -19,8 +19,7 @@ from lanewise.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from lanewise.config.load import dump_config, load_config
-from lanewise.config.override import Override
+from lanewise.config.load import Override, apply_overrides, dump_config, load_config
 from lanewise.errors import ConfigError
 from tests.soak.mutate_configurations import load as load_mutation
 from tests.soak.mutate_configurations import mutate
@@ -401,3 +400,35 @@ def test_an_item_of_a_list_is_overridden_by_its_number(tmp_path):
         ConfigError, match=r"--callbacks.2 is not an item of callbacks, which has 2. Count them"
     ):
         load_config(str(path), [Override("callbacks.2.init_args.x", "2")])
+
+
+NAMES = st.text(alphabet="abc", min_size=1, max_size=2)
+PLAIN = st.none() | st.booleans() | st.integers() | st.text(alphabet="ab: -1#'")
+VALUES = PLAIN | st.lists(PLAIN, max_size=3) | st.dictionaries(NAMES, PLAIN, max_size=3)
+
+
+@given(
+    tree=st.recursive(PLAIN, lambda below: st.dictionaries(NAMES, below, max_size=3)).filter(
+        lambda tree: isinstance(tree, dict)
+    ),
+    keys=st.lists(NAMES, min_size=1, max_size=4),
+    value=VALUES,
+)
+def test_an_override_sets_its_key_and_leaves_all_others(tree, keys, value):
+    before = json.dumps(tree)
+    overridden, mistakes = apply_overrides(tree, [Override(".".join(keys), json.dumps(value))])
+    assert json.dumps(tree) == before
+
+    expected = json.loads(before)
+    section = expected
+    for key in keys[:-1]:
+        if section.get(key) is None:
+            section[key] = {}
+        section = section[key]
+        if not isinstance(section, dict):
+            assert len(mistakes) == 1
+            assert overridden == tree
+            return
+    section[keys[-1]] = value
+    assert mistakes == []
+    assert overridden == expected

@@ -16,8 +16,7 @@ from torch import nn
 from lanewise import Task
 from lanewise.config import ClassConfig
 from lanewise.config.classes import check_classes
-from lanewise.config.load import dump_config, load_config
-from lanewise.config.override import Override
+from lanewise.config.load import Override, dump_config, load_config
 from lanewise.config.trust import distrust, refusing_imports_from
 from lanewise.errors import ConfigError
 from tests.unit.config.test_run import run_config

@@ -9,8 +9,7 @@ import pytest
 
 from lanewise.config import ClassConfig, DataConfig
 from lanewise.config.class_path import add_search_path
-from lanewise.config.load import dump_config, load_config
-from lanewise.config.override import Override
+from lanewise.config.load import Override, dump_config, load_config
 from lanewise.errors import CheckpointError, ConfigError
 from lanewise.jobs.evaluate import EvaluateJob, find_model
 from lanewise.world.environment import Environment

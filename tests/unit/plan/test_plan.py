@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from lanewise.config import CompileConfig, MemoryConfig
-from lanewise.config.memory import ActivationCheckpointingConfig
+from lanewise.config.run import ActivationCheckpointingConfig
 from lanewise.plan import plan as plan_module
 from lanewise.plan import real_sizes
 from lanewise.plan.measure import Seconds

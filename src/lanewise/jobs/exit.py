@@ -1,4 +1,4 @@
-"""How a process of a world ends when it failed, and which ways to end it the user's code does not have."""
+"""How a process of a world exits after an error, and which ways to exit the user's code does not have."""
 
 import logging
 import os
@@ -13,17 +13,17 @@ from lanewise.jobs.scratch import remove_all
 from lanewise.launch import has_agent, record_failure
 
 
-def leave_after(error: BaseException, rank: int) -> NoReturn:
-    """End a process of a world after an error, telling its agent."""
+def exit_after(error: BaseException, rank: int) -> NoReturn:
+    """End a process of a world after an error, which its agent and its log are told."""
     try:
-        _tell(error, rank)
+        _report(error, rank)
         remove_all()
     finally:  # whatever is wrong with the logs or the console
-        # Leaving in the usual way would run destructors that wait for ranks which are gone.
+        # A usual exit would run destructors that wait for ranks which have ended.
         os._exit(error.exit_code if isinstance(error, LanewiseError) else 1)
 
 
-def _tell(error: BaseException, rank: int) -> None:
+def _report(error: BaseException, rank: int) -> None:
     record_failure(error)
     if logging.root.handlers:
         # Each rank has its error in its log. On the console the first one is the cause of the others; an
@@ -34,11 +34,11 @@ def _tell(error: BaseException, rank: int) -> None:
             exc_info=error,
             extra={"is_for_file_only": has_agent(), "shown_once_as": "the first failure"},
         )
-    elif not has_agent() and isinstance(error, LanewiseError):
-        for mistake in mistakes_of(error):
-            sys.stderr.write(f"error: {mistake}\n")
     elif not has_agent():
-        sys.stderr.write(f"{traceback_of(error)}\n")
+        lines = [traceback_of(error)]
+        if isinstance(error, LanewiseError):
+            lines = [f"error: {mistake}" for mistake in mistakes_of(error)]
+        sys.stderr.writelines(f"{line}\n" for line in lines)
     logging.shutdown()
 
 
@@ -47,16 +47,16 @@ def refusing_exit(rank: int) -> Iterator[None]:
     """Make an error of what would end this process as if its job were done: sys.exit and os._exit(0).
 
     Raises:
-        TaskError: instead of a SystemExit. After os._exit(0) nothing of this process may go on, so that ends
-            it, as a failure.
+        TaskError: instead of a SystemExit. After os._exit(0) no code of this process may run, so that the
+            process ends at once, as a failure.
     """
-    pid, leave = os.getpid(), os._exit
+    pid, real_exit = os.getpid(), os._exit
 
     def refuse(status: int) -> NoReturn:
         if status == 0 and os.getpid() == pid:  # not a process that was forked, to load data
             where = traceback.extract_stack(sys._getframe(1), limit=1)[0]  # noqa: SLF001 - there is no other way
-            leave_after(refuse_exit("os._exit(0)", where), rank)
-        leave(status)
+            exit_after(refuse_exit("os._exit(0)", where), rank)
+        real_exit(status)
 
     os._exit = refuse  # an exit without a trace: nobody else could say who ended this process
     try:
@@ -65,4 +65,4 @@ def refusing_exit(rank: int) -> Iterator[None]:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise refuse_exit(f"sys.exit({error.code!r})", where) from error
     finally:
-        os._exit = leave
+        os._exit = real_exit
