@@ -48,6 +48,15 @@ class ConfigError(LanewiseError, ValueError):
         return "\n".join(mistakes_of(self))
 
 
+@contextmanager
+def collecting(mistakes: list[str]) -> Iterator[None]:
+    """Add the mistakes of a ConfigError of the block to a list, so that more of them can be found."""
+    try:
+        yield
+    except ConfigError as error:
+        mistakes += error.mistakes
+
+
 class TaskError(LanewiseError):
     """The user's Task does something that training cannot work with."""
 

@@ -10,7 +10,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -20,12 +20,13 @@ from typing import (
     NamedTuple,
     TypeVar,
     Union,
+    dataclass_transform,
     get_args,
     get_origin,
     get_type_hints,
 )
 
-from lanewise.errors import ConfigError
+from lanewise.errors import ConfigError, collecting
 
 S = TypeVar("S", bound="Section")
 
@@ -36,9 +37,14 @@ _LONGEST_SHOWN_VALUE = 80
 _MOST_SUGGESTIONS = 10  # each takes a moment to find
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Section:
-    """Base of the configuration's dataclasses: one that breaks its types, ranges or rules cannot be made."""
+    """Base of the configuration's sections: what breaks its types, ranges or rules cannot be made.
+
+    Each class that is derived from it is a frozen dataclass whose fields are given by name.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     RULES: ClassVar[tuple[Callable[..., Iterable[str]], ...]] = ()
     """What fields must fulfil together: functions whose parameters are the names of fields. Each runs when
@@ -49,6 +55,9 @@ class Section:
 
     TEXT_KEY: ClassVar[str] = ""
     """The key that a text stands for where the whole section is expected; none: a text is a mistake."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
         values, mistakes = _read_fields(type(self), vars(self), key="")
@@ -169,10 +178,8 @@ def _read_fields(
     for field in fields(cls):
         field_key = f"{key}.{field.name}" if key else field.name
         if field.name in tree:
-            try:
+            with collecting(mistakes):
                 values[field.name] = _read_value(hints[field.name], tree[field.name], field_key)
-            except ConfigError as error:
-                mistakes += error.mistakes
         elif field.default_factory is not MISSING:
             values[field.name] = field.default_factory()
         elif field.default is not MISSING:
@@ -220,10 +227,8 @@ def _read_items(hint: Any, values: Iterable[object], key: str) -> list[Any]:
     items: list[Any] = []
     mistakes: list[str] = []
     for number, value in enumerate(values):
-        try:
+        with collecting(mistakes):
             items.append(_read_value(hint, value, f"{key}.{number}"))
-        except ConfigError as error:
-            mistakes += error.mistakes
     if mistakes:
         raise ConfigError(*mistakes)
     return items

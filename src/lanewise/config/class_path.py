@@ -5,7 +5,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +13,6 @@ from lanewise.config.check import Section, nearest, show, suggest
 from lanewise.errors import ConfigError, text_of
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClassConfig(Section):
     """An object to build: its class and its constructor's arguments."""
 

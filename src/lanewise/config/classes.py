@@ -19,7 +19,7 @@ from lanewise.config.class_path import ClassConfig, resolve_class
 from lanewise.config.optimizer import refuse_optimizer
 from lanewise.config.run import RunConfig
 from lanewise.config.trust import REMEDY, is_known, named_in, refusing_imports_from
-from lanewise.errors import ConfigError
+from lanewise.errors import ConfigError, collecting
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -69,10 +69,8 @@ def check_classes(config: RunConfig, *, has_task: bool = False, untrusted: Seque
         for key, section in _sections(config):
             if has_task and key == "task":
                 continue
-            try:
+            with collecting(mistakes):
                 _bind(section, key, _kind_of(key), inner)
-            except ConfigError as error:
-                mistakes += error.mistakes
     if mistakes:
         raise ConfigError(*mistakes)
 
@@ -269,10 +267,8 @@ def _bind(
     mistakes: list[str] = []
     values: dict[str, Callable[[], object]] = {}
     for name, value in config.init_args.items():
-        try:
+        with collecting(mistakes):
             values[name] = _bind_argument(constructor, name, value, prefix, inner)
-        except ConfigError as error:
-            mistakes += error.mistakes
     mistakes += [
         (
             f"{prefix}{argument.name} is missing: "

@@ -1,7 +1,7 @@
 """The section `data`: in which order samples come, and who loads them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 from lanewise.config.check import Section, at_least, suggest
@@ -22,7 +22,6 @@ def _order_is_known(class_path: str) -> Iterator[str]:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class OrderConfig(ClassConfig):
     """An order of samples. A text in its place is its name alone."""
 
@@ -40,7 +39,6 @@ class OrderConfig(ClassConfig):
         object.__setattr__(self, "class_path", ORDERS.get(self.class_path, self.class_path))
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
     """How samples are ordered and loaded."""
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
 from lanewise.config.check import Section, at_least
@@ -14,25 +14,35 @@ Backend = Literal["auto", "gloo", "nccl"]
 Devices = Annotated[int, at_least(1)] | tuple[str, ...]
 
 
+# The types of accelerators are torch's, which is not loaded here; they are looked up later.
+_TYPE = r"[a-z][a-z0-9_]*"
+
+
+class FSDPConfig(Section):
+    """How the reducer fsdp shards the model; other reducers ignore it."""
+
+    blocks: tuple[str, ...] = ()
+    """Which modules are gathered one at a time: names of classes or modules, such as [Block] or [layers.*];
+    none: those that a list of modules repeats."""
+    param_dtype: Literal["float32", "bf16"] = "float32"
+    """Format in which weights travel and are held while a block runs; bf16 needs precision bf16."""
+    cpu_offload: bool = False
+    """Whether weights, gradients and the optimizer's state are kept in host memory between the blocks."""
+
+
 def _count(devices: Devices) -> int:
     return devices if isinstance(devices, int) else len(devices)
-
-
-# Which types of accelerator there are, torch knows, which is not loaded here: the types are looked up later.
-_TYPE = r"[a-z][a-z0-9_]*"
 
 
 def _device_type_is_one_word(device_type: str) -> Iterator[str]:
     if not re.fullmatch(_TYPE, device_type):
         yield (
-            "distributed.device_type must be auto, cpu, or what torch calls an accelerator, such as cuda or "
-            f"mps: got {device_type}. To choose among several devices, list them in distributed.devices."
+            "distributed.device_type must be auto, cpu, or a type of accelerator such as cuda or mps: got "
+            f"{device_type}. To choose among several devices, list them in distributed.devices."
         )
 
 
-def _device_names_are_of_one_type(
-    devices: Devices | None, device_type: str, backend: Backend
-) -> Iterator[str]:
+def _devices_are_of_one_type(devices: Devices | None, device_type: str) -> Iterator[str]:
     if devices is None or isinstance(devices, int):
         return
     listed = ", ".join(devices)
@@ -48,9 +58,15 @@ def _device_names_are_of_one_type(
             f"distributed.device_type contradicts distributed.devices: got {device_type} and [{listed}]. "
             "Leave device_type out."
         )
-    elif backend == "nccl" and len(set(devices)) < len(devices):
+
+
+def _nccl_has_a_gpu_for_each_process(
+    devices: Devices | None, device_type: str, backend: Backend
+) -> Iterator[str]:
+    names = devices if isinstance(devices, tuple) else ()
+    if backend == "nccl" and (device_type == "cpu" or "cpu" in names or len(set(names)) < len(names)):
         yield (
-            f"distributed.backend nccl needs a GPU for each process: got [{listed}]. "
+            f"distributed.backend nccl needs a GPU for each process: got [{', '.join(names) or 'cpu'}]. "
             "Use distributed.backend=gloo, or other devices."
         )
 
@@ -69,88 +85,54 @@ def _reducer_has_its_devices(devices: Devices | None, reducer: ReducerName) -> I
         )
 
 
-def _nccl_runs_on_gpus(devices: Devices | None, device_type: str, backend: Backend) -> Iterator[str]:
-    is_on_cpu = device_type == "cpu" or (isinstance(devices, tuple) and "cpu" in devices)
-    if backend == "nccl" and is_on_cpu:
-        yield (
-            "distributed.backend nccl needs GPUs: got processes on the CPU. "
-            "Use distributed.backend=gloo, or distributed.device_type=cuda."
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FSDPConfig(Section):
-    """How the reducer fsdp shards the model; other reducers ignore it."""
-
-    blocks: tuple[str, ...] = ()
-    """Which modules are gathered one at a time: names of classes or modules, such as [Block] or [layers.*];
-    none: those that a list of modules repeats."""
-    param_dtype: Literal["float32", "bf16"] = "float32"
-    """Format in which weights travel and are held while a block runs; bf16 needs precision bf16."""
-    cpu_offload: bool = False
-    """Whether weights, gradients and the optimizer's state are kept in host memory between the blocks."""
-
-
-def _exact_shards_are_plain(reducer: ReducerName, equality: Equality, fsdp: FSDPConfig) -> Iterator[str]:
-    if reducer != "fsdp" or equality != "exact":
+def _fsdp_can_do_it(
+    reducer: ReducerName, equality: Equality, device_type: str, fsdp: FSDPConfig
+) -> Iterator[str]:
+    if reducer != "fsdp":
         return
-    if fsdp.param_dtype != "float32":
+    if equality == "exact" and fsdp.param_dtype != "float32":
         yield (
-            "distributed.fsdp.param_dtype rounds weights as no other reducer does, so it cannot be exact: "
-            f"got {fsdp.param_dtype} and distributed.equality exact. "
-            "Use param_dtype=float32, or distributed.equality=close."
+            f"distributed.fsdp.param_dtype {fsdp.param_dtype} rounds weights, so it cannot be exact: got "
+            "distributed.equality exact. Use param_dtype=float32, or distributed.equality=close."
         )
-    if fsdp.cpu_offload:
+    if equality == "exact" and fsdp.cpu_offload:
         yield (
             "distributed.fsdp.cpu_offload cannot be exact: got true and distributed.equality exact. "
             "Use cpu_offload=false, or distributed.equality=close."
         )
-
-
-def _offloads_from_gpus(reducer: ReducerName, device_type: str, fsdp: FSDPConfig) -> Iterator[str]:
-    if reducer == "fsdp" and device_type == "cpu" and fsdp.cpu_offload:
+    if device_type == "cpu" and fsdp.cpu_offload:
         yield (
             "distributed.fsdp.cpu_offload needs GPUs: got true and distributed.device_type cpu, "
             "where everything is in host memory. Leave it out."
         )
 
 
-def _only_ddp_has_options(
-    reducer: ReducerName, shard_optimizer: bool, compression: CompressionName | None, sync_batch_norm: bool
+def _ddp_has_options(
+    reducer: ReducerName,
+    equality: Equality,
+    shard_optimizer: bool,
+    compression: CompressionName | None,
+    sync_batch_norm: bool,
 ) -> Iterator[str]:
-    if reducer == "ddp":
-        return
-    if shard_optimizer and reducer == "fsdp":
-        yield (
-            "distributed.shard_optimizer is for distributed.reducer ddp: got fsdp, which shares out the "
-            "optimizer's state by itself. Leave shard_optimizer out."
-        )
-    elif shard_optimizer:
-        yield _is_for_ddp("shard_optimizer", f"{reducer}, where one process has the optimizer")
-    if compression is not None:
-        yield _is_for_ddp("compression", f"{compression} and {reducer}")
-    if sync_batch_norm:
-        yield _is_for_ddp("sync_batch_norm", reducer)
-
-
-def _is_for_ddp(name: str, got: str) -> str:
-    return (
-        f"distributed.{name} is for distributed.reducer ddp: got {got}. "
-        f"Use distributed.reducer=ddp, or leave {name} out."
-    )
-
-
-def _exact_ddp_has_few_options(
-    reducer: ReducerName, equality: Equality, compression: CompressionName | None, sync_batch_norm: bool
-) -> Iterator[str]:
-    if reducer != "ddp" or equality != "exact":
-        return
-    if compression is not None:
+    fsdp_shards = "which shares out the optimizer's state by itself"
+    why = fsdp_shards if reducer == "fsdp" else "where one process has the optimizer"
+    got = {
+        "shard_optimizer": f"{reducer}, {why}" if shard_optimizer else "",
+        "compression": f"{compression} and {reducer}" if compression else "",
+        "sync_batch_norm": reducer if sync_batch_norm else "",
+    }
+    for name, value in got.items():
+        if value and reducer != "ddp":
+            yield (
+                f"distributed.{name} is for distributed.reducer ddp: got {value}. "
+                f"Use distributed.reducer=ddp, or leave {name} out."
+            )
+    if compression and (reducer, equality) == ("ddp", "exact"):
         yield (
             f"distributed.compression rounds what processes send, so it cannot be exact: got {compression} "
             "and distributed.equality exact. Leave compression out, or use distributed.equality=close."
         )
-    if sync_batch_norm:
+    if sync_batch_norm and (reducer, equality) == ("ddp", "exact"):
         yield (
             "distributed.sync_batch_norm depends on the number of processes, so it cannot be exact: got "
             "distributed.equality exact. Leave sync_batch_norm out: BatchNorm's statistics are merged over "
@@ -158,19 +140,16 @@ def _exact_ddp_has_few_options(
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class DistributedConfig(Section):
     """Which devices carry the lanes, and how gradients are reduced; the model does not depend on it."""
 
     RULES = (
         _device_type_is_one_word,
-        _device_names_are_of_one_type,
+        _devices_are_of_one_type,
+        _nccl_has_a_gpu_for_each_process,
         _reducer_has_its_devices,
-        _nccl_runs_on_gpus,
-        _exact_shards_are_plain,
-        _offloads_from_gpus,
-        _only_ddp_has_options,
-        _exact_ddp_has_few_options,
+        _fsdp_can_do_it,
+        _ddp_has_options,
     )
 
     devices: Devices | None = None

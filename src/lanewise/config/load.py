@@ -11,7 +11,7 @@ from lanewise.config.file import read_file
 from lanewise.config.run import RunConfig
 from lanewise.config.strict_yaml import read_yaml, write_yaml
 from lanewise.config.tree import MOST_LEVELS, check_tree
-from lanewise.errors import ConfigError
+from lanewise.errors import ConfigError, collecting
 
 
 class Override(NamedTuple):
@@ -35,10 +35,8 @@ def load_config(path: str, overrides: Sequence[Override] = ()) -> RunConfig:
     """
     file = Path(expand_user(path))
     tree, mistakes = apply_overrides(read_file(file), overrides)
-    try:
+    with collecting(mistakes):
         config = read_section(RunConfig, tree)
-    except ConfigError as error:
-        raise ConfigError(*mistakes, *error.mistakes) from None
     if mistakes:
         raise ConfigError(*mistakes)
     search_path = os.path.realpath(file.parent / expand_user(config.search_path or ""))
@@ -66,12 +64,10 @@ def apply_overrides(
         if len(keys) > MOST_LEVELS:
             mistakes.append(f"{option} is a key of {len(keys)} parts. Write at most {MOST_LEVELS}.")
             continue
-        try:
+        with collecting(mistakes):
             value = read_yaml(text, source=f"the value of {option}")
             check_tree(value, source=f"the value of {option}")
             tree = _with_value(tree, keys, value)
-        except ConfigError as error:
-            mistakes += error.mistakes
     return tree, mistakes
 
 

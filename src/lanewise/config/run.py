@@ -1,7 +1,7 @@
 """The configuration of a run: a tree of frozen dataclasses whose field names are the keys of the file."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from lanewise.config.check import A_PATH, Section, above, at_least, below, expand_user
@@ -33,7 +33,6 @@ def _global_batch_is_whole_micro_batches(
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class BatchConfig(Section):
     """How many samples a step and a lane see; together they fix the number of lanes."""
 
@@ -80,7 +79,6 @@ def _some_end_is_given(epochs: int | None, max_steps: int | None) -> Iterator[st
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainConfig(Section):
     """How long to train, from which seed, and where the results go."""
 
@@ -105,7 +103,6 @@ class TrainConfig(Section):
         object.__setattr__(self, "run_dir", expand_user(self.run_dir))
 
 
-@dataclass(frozen=True, kw_only=True)
 class LogConfig(Section):
     """How often metrics are written and shown, besides after the first step and the last one."""
 
@@ -115,7 +112,6 @@ class LogConfig(Section):
     """Whether a line has the norm of each parameter's gradient, before clipping."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ActivationCheckpointingConfig(Section):
     """Which parts of a model keep their inputs alone, and run again for their backward: memory for time."""
 
@@ -128,7 +124,6 @@ class ActivationCheckpointingConfig(Section):
     """Whether the inputs are kept in host memory; needs an accelerator."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MemoryConfig(Section):
     """What is traded for memory; no result changes."""
 
@@ -136,7 +131,6 @@ class MemoryConfig(Section):
     """Blocks that run again for their backward; unset: none. It may be `auto` alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompileConfig(Section):
     """What torch.compile makes faster. It rounds otherwise than eager, and draws the same random numbers."""
 
@@ -150,7 +144,6 @@ class CompileConfig(Section):
     chooses."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class EarlyStoppingConfig(Section):
     """When a run ends before its last step, since evaluations no longer find anything better."""
 
@@ -164,7 +157,6 @@ class EarlyStoppingConfig(Section):
     """A value counts as better if it is better than the best one before it by more than this."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(Section):
     """When the task's eval datasets are evaluated, besides at the end, and which model is the best."""
 
@@ -180,7 +172,6 @@ class EvaluateConfig(Section):
     """Ends the run when a metric no longer gets better; unset: the run goes on to its end."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class EveryConfig(Section):
     """How often; several together mean whichever comes first."""
 
@@ -192,7 +183,6 @@ class EveryConfig(Section):
     """Seconds from one to the next, by the clock of rank 0."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Section):
     """When the state of the run is saved, besides at its end, and how many checkpoints are kept."""
 
@@ -292,7 +282,6 @@ def _processes_run_equally_many_lanes(
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunConfig(Section):
     """Everything that a run was asked for."""
 

@@ -1,7 +1,7 @@
 """How the learning rate changes over a run: by a name that knows the run's length, or by a class."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from lanewise.config.check import Section, at_least, below, show
@@ -44,7 +44,6 @@ def _only_wsd_has_a_decay(name: SchedulerName | None, decay: float | None) -> It
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class SchedulerConfig(Section):
     """How the learning rate changes: by a name, which knows the run's length, or by a class."""
 

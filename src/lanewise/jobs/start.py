@@ -4,7 +4,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -18,9 +18,11 @@ from lanewise.jobs import signals
 from lanewise.jobs.exit import exit_after, refusing_exit
 from lanewise.jobs.job import Job
 from lanewise.jobs.scratch import folder_until_exit, keep_sockets_in, scratch_folder
-from lanewise.launch import Launcher, LocalLauncher, Streams, Workers, fork_server, preload
+from lanewise.launch import Launcher, LocalLauncher, Streams, Workers, fork_server
 from lanewise.lifeline import name_process
 from lanewise.world.environment import Environment
+
+_HANGUPS = (Signals.SIGHUP, Signals.SIGQUIT)
 
 
 def start(job: Job, *, is_fresh: bool) -> Any:
@@ -38,35 +40,26 @@ def start(job: Job, *, is_fresh: bool) -> Any:
         LaunchError: what the first failing worker said.
     """
     distributed = job.config.distributed
-    environment = Environment.from_env(os.environ)
-    if environment is not None or not is_fresh:
+    num_processes = distributed.num_processes or 1
+    prepared = Environment.from_env(os.environ)
+    environment = prepared or Environment(world_size=num_processes, local_world_size=num_processes)
+    starts_workers = prepared is None and (num_processes > 1 or is_fresh)
+    if prepared is not None or not is_fresh:
         pin_environment(distributed.threads, distributed.equality)
     add_search_path(job.config.search_path)
-    if environment is not None:
-        with ExitStack() as stack:
-            with refusing_exit(environment.rank):
-                job.check(environment)
-            if environment.rank == 0:
-                stack.enter_context(job.claim())
-            return run_in_world(job, environment, folder_until_exit())
-    num_processes = distributed.num_processes or 1
-    environment = Environment(world_size=num_processes, local_world_size=num_processes)
-    starts_workers = num_processes > 1 or is_fresh
     if starts_workers:
         prepare_workers(distributed.threads, distributed.equality)
-    with refusing_exit(rank=0):  # it imports the user's modules
+    with refusing_exit(environment.rank):  # it imports the user's modules
         job.check(environment)
     if starts_workers and "torchmetrics" in sys.modules:  # which takes seconds to import
-        preload("torchmetrics")
-    with job.claim():
-        if num_processes == 1 and not is_fresh:
+        prepare_workers(distributed.threads, distributed.equality, "torchmetrics")
+    with job.claim() if environment.rank == 0 else nullcontext():
+        if not starts_workers:
             return run_in_world(job, environment, folder_until_exit())
         if not job.can_stop:
-            return launch(
-                job, num_processes, signals_to_end=(Signals.SIGHUP, Signals.SIGQUIT, Signals.SIGTERM)
-            )
+            return launch(job, num_processes, signals_to_end=(*_HANGUPS, Signals.SIGTERM))
         with signals.watching():
-            return launch(job, num_processes, signals_to_end=(Signals.SIGHUP, Signals.SIGQUIT))
+            return launch(job, num_processes, signals_to_end=_HANGUPS)
 
 
 def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:

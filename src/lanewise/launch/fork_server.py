@@ -68,13 +68,6 @@ def fork_server(variables: Mapping[str, str]) -> "ForkServer":
         return server
 
 
-def preload(*modules: str) -> None:
-    """Let every server that this process started import modules; see `ForkServer.preload`."""
-    with _lock:
-        for server in _servers.values():
-            server.preload(*modules)
-
-
 def _read_at_start(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset((name, value) for name, value in environment.items() if name.startswith(READ_AT_START))
 
@@ -228,14 +221,8 @@ class Fork:
                 os.kill(self.pid, sign)
 
     def _receive(self) -> int | None:
-        received = b""
-        while len(received) < serve.NUMBER.size:
-            try:
-                part = self.connection.recv(serve.NUMBER.size - len(received))
-            except ConnectionResetError:
-                return None
-            if not part:
-                return None
-            received += part
-        number: int = serve.NUMBER.unpack(received)[0]
-        return number
+        """Receive a number; None where the server is gone."""
+        with suppress(ConnectionResetError):
+            if received := self.connection.recv(serve.NUMBER.size):
+                return int(serve.NUMBER.unpack(received)[0])
+        return None

@@ -62,25 +62,20 @@ def run_distributed(
 def _collect(forks: list[Fork], folder: Path, timeout_seconds: float) -> list[Any]:
     """Wait for what every rank returns, or for the first one that fails."""
     deadline = time.monotonic() + timeout_seconds
-    results: dict[int, Any] = {}
-    while len(results) < len(forks):
-        pending = [rank for rank in range(len(forks)) if rank not in results]
-        wait([forks[rank].connection for rank in pending], max(0.0, deadline - time.monotonic()))
-        ended = [rank for rank in pending if forks[rank].poll() is not None]
-        if not ended:
-            raise TimeoutError(f"ranks {pending} did not end within {timeout_seconds} s")
-        failures: list[tuple[float, int, str]] = []
-        for rank in pending:  # one that has said why it fails may not have ended yet
-            try:
-                told = (folder / f"result-{rank}").read_bytes()
-                seconds, is_error, results[rank] = pickle.loads(told)  # noqa: S301 - from our own process
-            except (FileNotFoundError, EOFError, pickle.UnpicklingError):
-                if rank in ended:
-                    raise RuntimeError(f"rank {rank} ended without a result") from None
-                continue
-            if is_error:
-                failures.append((seconds, rank, results[rank]))
-        if failures:  # the first one: others may have lost their connection to it
-            _, rank, value = min(failures)
-            raise RuntimeError(f"rank {rank} failed:\n{value}")
-    return [results[rank] for rank in range(len(forks))]
+    while None in (codes := [fork.poll() for fork in forks]) and not any(codes):
+        running = [rank for rank, code in enumerate(codes) if code is None]
+        if not wait([forks[rank].connection for rank in running], max(0.0, deadline - time.monotonic())):
+            raise TimeoutError(f"ranks {running} did not end within {timeout_seconds} s")
+    values, failures = [], []
+    for rank, code in enumerate(codes):
+        file = folder / f"result-{rank}"
+        if file.exists():
+            seconds, is_error, value = pickle.loads(file.read_bytes())  # noqa: S301 - from our own process
+            values.append(value)
+            failures += [(seconds, rank, value)] if is_error else []
+        elif code is not None:
+            raise RuntimeError(f"rank {rank} ended without a result")
+    if failures:  # the first one: others may have lost their connection to it
+        _, rank, value = min(failures)
+        raise RuntimeError(f"rank {rank} failed:\n{value}")
+    return values

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 from lanewise.world.shared_memory import share_memory
 from lanewise.world.world import GroupWorld, LocalWorld, World
@@ -25,17 +24,19 @@ def work(folder: Path, rank: int, world_size: int, device: torch.device, *, one_
         function, args = pickle.loads(call)  # noqa: S301 - likewise
         world: World = LocalWorld(device)
         if world_size > 1:
-            meeting = FileStore(f"{folder}/store", world_size)
+            store = f"{folder}/store"
+            meeting = dist.FileStore(store, world_size)  # type: ignore[attr-defined]  # is public
             dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world_size)
             memory = share_memory(folder) if one_machine and device.type == "cpu" else None
             world = GroupWorld(device, meeting, memory)
             dist.barrier()  # else a rank that ends at once hangs up on one that is still connecting
-        result = pickle.dumps((time.monotonic(), False, function(world, *args)))
+        is_error, result = False, pickle.dumps((time.monotonic(), False, function(world, *args)))
         world.close()
     except Exception:  # noqa: BLE001 - shown by the caller
-        result = pickle.dumps((time.monotonic(), True, traceback.format_exc()))
-    (folder / f"result-{rank}").write_bytes(result)
-    os._exit(0)  # what ranks do at their end is not what is tested
+        is_error, result = True, pickle.dumps((time.monotonic(), True, traceback.format_exc()))
+    (folder / f"{rank}.tmp").write_bytes(result)
+    (folder / f"{rank}.tmp").rename(folder / f"result-{rank}")
+    os._exit(is_error)  # what ranks do at their end is not what is tested
 
 
 if __name__ == "__main__":

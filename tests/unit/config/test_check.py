@@ -1,7 +1,7 @@
 """The walk over a plain tree: every mistake, each on one line, with its key, its value and the remedy."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
@@ -15,14 +15,12 @@ def _ends_before_it_starts(start: int, end: int) -> Iterator[str]:
         yield f"end {end} is before start {start}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Inner(Section):
     start: Annotated[int, at_least(0)]
     end: Annotated[int, below(100)] = 9
     RULES: ClassVar = (_ends_before_it_starts,)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Outer(Section):
     inner: Inner
     other: Inner | None = None
@@ -156,7 +154,6 @@ def test_a_section_made_in_python_is_checked_too():
         Inner(start=2, end=1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Lists(Section):
     parts: tuple[Inner, ...] = ()
     names: Annotated[int, at_least(1)] | tuple[str, ...] | None = None

@@ -1,7 +1,7 @@
 """Each key of a section is described by its type, its default and the text below it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -10,13 +10,11 @@ from lanewise.config.check import Section, at_least, below
 from lanewise.config.describe import Key, describe_section
 
 
-@dataclass(frozen=True, kw_only=True)
 class Inner(Section):
     depth: int
     """How deep."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Outer(Section):
     count: Annotated[int, at_least(1), below(9)] = 1
     """How many

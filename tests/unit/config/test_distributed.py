@@ -128,7 +128,7 @@ def test_any_type_of_device_may_be_asked_for(device_type):
 def test_a_device_type_is_one_word(device_type):
     (mistake,) = mistakes_of(lambda: DistributedConfig(device_type=device_type))
     assert mistake == (
-        "distributed.device_type must be auto, cpu, or what torch calls an accelerator, such as cuda or mps: "
+        "distributed.device_type must be auto, cpu, or a type of accelerator such as cuda or mps: "
         f"got {device_type}. To choose among several devices, list them in distributed.devices."
     )
 
@@ -136,7 +136,7 @@ def test_a_device_type_is_one_word(device_type):
 @pytest.mark.parametrize(
     ("reducer", "remedy"),
     [
-        ("fsdp", "which shares out the optimizer's state by itself. Leave shard_optimizer out."),
+        ("fsdp", "by itself. Use distributed.reducer=ddp, or leave shard_optimizer out."),
         ("single", "Use distributed.reducer=ddp, or leave shard_optimizer out."),
         ("data_parallel", "Use distributed.reducer=ddp, or leave shard_optimizer out."),
     ],
