@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lanewise.cli.arguments import Argument, Arguments, Command, read_counts
@@ -16,34 +16,39 @@ from lanewise.run_dir import RunDir
 from lanewise.world.environment import Environment
 
 
-def _read_amount(text: str) -> float:
-    try:
-        amount = float(text)
-    except ValueError:
-        amount = math.nan
-    if not 0 < amount < math.inf:
-        raise ValueError("be a number greater than 0")
-    return amount
+def _amount_of(unit: float) -> Callable[[str], float]:
+    """Make what reads an amount and multiplies it by its unit."""
+
+    def read(text: str) -> float:
+        try:
+            amount = float(text)
+        except ValueError:
+            amount = math.nan
+        if not 0 < amount < math.inf:
+            raise ValueError("be a number greater than 0")
+        return amount * unit
+
+    return read
 
 
 _DEVICES = Argument[Sequence[int]](
     "--devices", "numbers of devices; 1,2,4,8 if left out", "A,B", read_counts, (1, 2, 4, 8)
 )
 _MEMORY = Argument[float | None](
-    "--memory-gib", "memory of a device, in GiB", "GIB", _read_amount, default=None
+    "--memory-gib", "memory of a device, in GiB", "GIB", _amount_of(2**30), default=None
 )
 _LINK = Argument[float | None](
     "--link-gbit",
     "what a device can send to others, in gigabits per second",
     "GBIT",
-    _read_amount,
+    _amount_of(1e9 / 8),
     default=None,
 )
 _TFLOPS = Argument[float | None](
     "--tflops",
     "what a device reaches in training, in 10^12 operations per second",
     "N",
-    _read_amount,
+    _amount_of(1e12),
     default=None,
 )
 _TIME_LANE = Argument[bool](
@@ -61,9 +66,9 @@ def plan(arguments: Arguments) -> int:
         raise ConfigError("--tflops and --time-lane both give the time of a lane: leave one of them out.")
     # The numbers of devices are those of --devices.
     config = load_config(arguments[CONFIG], [*arguments.overrides, Override("distributed.devices", "null")])
-    file, trust = Path(expand_user(arguments[CONFIG])), bool(arguments[TRUST])
+    file = Path(expand_user(arguments[CONFIG]))
     untrusted: tuple[str, ...] = ()
-    if not trust and file == RunDir(file.parent).config and RunDir(file.parent).held():
+    if not arguments[TRUST] and file == RunDir(file.parent).config and RunDir(file.parent).held():
         config, untrusted = distrust(file, config, arguments.overrides)
 
     from rich.console import Console
@@ -71,18 +76,13 @@ def plan(arguments: Arguments) -> int:
     from lanewise.plan.plan import plan as run
     from lanewise.plan.row import Machine
 
-    memory_gib, link_gbit, tflops = arguments[_MEMORY], arguments[_LINK], arguments[_TFLOPS]
-    machine = Machine(
-        memory_bytes=None if memory_gib is None else memory_gib * 2**30,
-        link_bytes_per_second=None if link_gbit is None else link_gbit * 1e9 / 8,
-    )
     with Console(stderr=True).status("") as status:
         report = run(
             config,
             arguments[_DEVICES],
-            machine,
+            Machine(memory_bytes=arguments[_MEMORY], link_bytes_per_second=arguments[_LINK]),
             untrusted=untrusted,
-            flops_per_second=None if tflops is None else tflops * 1e12,
+            flops_per_second=arguments[_TFLOPS],
             times_lane=arguments[_TIME_LANE],
             show=status.update,
         )

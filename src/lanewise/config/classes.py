@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, final, get_args, get_origin
 
 from lanewise.config.check import read_section, show, suggest
 from lanewise.config.class_path import ClassConfig, resolve_class
@@ -107,12 +107,14 @@ def describe_classes(config: RunConfig) -> str:
 
 def _sections(config: RunConfig) -> list[tuple[str, ClassConfig]]:
     """List the sections that name a class, by their dotted keys."""
-    sections = [("task", config.task), ("optimizer", config.optimizer)]
-    if config.scheduler is not None and config.scheduler.of_class is not None:
-        sections.append(("scheduler", config.scheduler.of_class))
-    if config.data.order is not None:
-        sections.append(("data.order", config.data.order))
-    return sections + [(f"callbacks.{number}", section) for number, section in enumerate(config.callbacks)]
+    sections = {
+        "task": config.task,
+        "optimizer": config.optimizer,
+        "scheduler": None if config.scheduler is None else config.scheduler.of_class,
+        "data.order": config.data.order_class,
+        **{f"callbacks.{number}": section for number, section in enumerate(config.callbacks)},
+    }
+    return [(key, section) for key, section in sections.items() if section is not None]
 
 
 def _kind_of(key: str) -> _Kind:
@@ -137,6 +139,7 @@ class _Argument:
     """What the docstring says about it."""
 
 
+@final
 class _Constructor:
     """A class and the arguments that it takes from a configuration.
 

@@ -22,7 +22,7 @@ def _order_is_known(class_path: str) -> Iterator[str]:
         )
 
 
-class OrderConfig(ClassConfig):
+class OrderConfig(Section):
     """An order of samples. A text in its place is its name alone."""
 
     RULES = (_order_is_known,)
@@ -48,3 +48,9 @@ class DataConfig(Section):
     """Order of an epoch's samples; unset: blocked for a dataset in blocks, else shuffled."""
     drop_last: bool = False
     """Whether to drop the partial last step of an epoch instead of weighting it."""
+
+    @property
+    def order_class(self) -> ClassConfig | None:
+        """The class of the order and its arguments; None where it is unset."""
+        order = self.order
+        return None if order is None else ClassConfig(class_path=order.class_path, init_args=order.init_args)

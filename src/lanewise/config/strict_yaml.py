@@ -5,7 +5,7 @@ mistake instead of a silent loss. Tags such as `!!set` are refused: a value is w
 """
 
 import re
-from typing import Any
+from typing import Any, final
 
 import yaml
 
@@ -98,6 +98,7 @@ def _check_nodes(text: str, source: str) -> None:
             raise _Refused("an alias stands inside of what it names", event)
 
 
+@final
 class _Loader(SafeLoader):
     """Resolves plain scalars by the core schema alone and remembers repeated keys with their lines."""
 
@@ -124,6 +125,7 @@ class _Loader(SafeLoader):
         return int(text, base=0) if text[:2] in ("0o", "0x") else read_integer(text, self.source)
 
 
+@final
 class _Dumper(yaml.SafeDumper):
     """Quotes text that either version of YAML would read as something else."""
 

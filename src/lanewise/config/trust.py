@@ -18,7 +18,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, final
 
 from lanewise.config.file import read_file
 from lanewise.config.load import Override
@@ -71,6 +71,7 @@ def is_known(found: object, search_path: str | None) -> bool:
     return lies_in(file, search_path) and not _is_installed(file)
 
 
+@final
 class _Anything:
     """An object that no type can have been meant for, unless it accepts any."""
 
@@ -144,6 +145,7 @@ def _is_own(folder: Path) -> bool:
     return status.st_uid == os.getuid() and not status.st_mode & others
 
 
+@final
 class _Guard(MetaPathFinder):
     """Is asked for each module before those that find it."""
 

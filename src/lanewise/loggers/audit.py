@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from lanewise.run_file import replacing, writing
 _RANK = re.compile(r"rank-[0-9]{5,9}\.jsonl")
 
 
+@final
 class AuditLog:
     """The audit of one rank: a line for each lane that it carries in a step, and on rank 0 what was planned.
 

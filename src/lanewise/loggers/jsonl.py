@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from lanewise.callback import Callback
 from lanewise.errors import StorageError
@@ -19,6 +19,7 @@ _MAX_LINE = 16 * 2**20
 """In bytes, of a file that may be anything; a norm for each of 100,000 parameters takes about as much."""
 
 
+@final
 class JsonLines:
     """A file that grows by JSON objects, one on a line; a killed process leaves all that it wrote.
 
@@ -50,6 +51,7 @@ class JsonLines:
             self._file.close()
 
 
+@final
 class JsonlLogger(Callback):
     """Appends a line for each logged step; a number that JSON lacks (NaN, infinity) becomes null.
 

@@ -3,41 +3,36 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import final
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from lanewise.callback import Callback
 
 _SECONDS_BETWEEN_LINES = 10.0
 
 
+@final
 class ProgressLogger(Callback):
     """Follows the logged steps of a run."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._next_line = 0.0
-        self._bar: Progress | None = None
+        self._bar: progress.Progress | None = None
 
     def on_start(self, run_dir: Path, first_step: int, last_step: int) -> None:
         """See `Callback`."""
         self._last_step = last_step
         if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.fields[epoch]}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[text]}"),
-                TimeElapsedColumn(),  # between logged steps the only sign of life
-                TimeRemainingColumn(),
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.fields[epoch]}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[text]}"),
+                progress.TimeElapsedColumn(),  # between logged steps the only sign of life
+                progress.TimeRemainingColumn(),
                 console=self._console,
             )
             self._row = self._bar.add_task("", total=last_step, completed=first_step, epoch="", text="")

@@ -7,11 +7,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO, cast, final
 
 from lanewise.run_file import open_log, writing
 
 
+@final
 class RankLog:
     """Sends python's logging and warnings to a file; on rank 0 also to the console.
 
@@ -64,6 +65,7 @@ class RankLog:
         self._console.is_first = is_first
 
 
+@final
 class _OrLog(io.FileIO):
     """A stream to the console; when that takes nothing any more, the log does."""
 
@@ -96,6 +98,7 @@ def _or_log(stream: io.TextIOWrapper, number: int, log: TextIO) -> TextIO:
     )
 
 
+@final
 class _File(logging.StreamHandler[TextIO]):
     """The log file; where it cannot be written any more, the console says so once."""
 
@@ -108,6 +111,7 @@ class _File(logging.StreamHandler[TextIO]):
             logging.getLogger(__name__).warning("the log %s cannot be written any more", self.stream.name)
 
 
+@final
 class _Console(logging.Handler):
     """The terminal on which a run was started."""
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
+from typing import final
 
 import google_crc32c
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -15,6 +16,7 @@ from lanewise.callback import Callback
 from lanewise.run_file import writing
 
 
+@final
 class TensorBoardLogger(Callback):
     """Writes every metric as a scalar at its step, under its name in metrics.jsonl.
 

@@ -114,7 +114,7 @@ def build_run_loader(
         dataset: its training dataset; None: built by the task.
     """
     dataset = task.train_dataset() if dataset is None else dataset
-    section = config.data.order
+    section = config.data.order_class
     return build_loader(
         LaneReader(dataset, task.collate, config.train.seed),
         config.batch,
