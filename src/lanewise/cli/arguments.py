@@ -27,7 +27,7 @@ class Argument(Generic[T]):
     """What can be given to a subcommand.
 
     CONFIG is an operand, which is known by its place. `--steps N` is an option with a value, which may be
-    written `--steps=N` too. `--resume` is a flag: an option without a value, which is false by default.
+    written `--steps=N` too. `--resume` is a flag, an option without a value.
     """
 
     name: str
@@ -48,6 +48,11 @@ class Argument(Generic[T]):
     def usage(self) -> str:
         """Its spelling; in brackets if it may be left out."""
         return self.spelling if self.default is REQUIRED else f"[{self.spelling}]"
+
+
+def flag(name: str, meaning: str) -> Argument[bool]:
+    """Declare a flag, which is false where it is not given."""
+    return Argument(name, meaning, default=False)
 
 
 @dataclass

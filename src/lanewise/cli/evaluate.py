@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from lanewise.cli.arguments import Argument, Arguments, Command, read_path
+from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_path
 
 _RUN_OR_MODEL = Argument(
     "RUN_OR_MODEL",
@@ -10,11 +10,10 @@ _RUN_OR_MODEL = Argument(
     ".safetensors file in one",
     read=read_path,
 )
-TRUST = Argument[bool](
+TRUST = flag(
     "--trust",
     "runs code that lies in the run directory, too, and builds any class that the run names; without it only "
     "code of this environment and of the project that the run was trained from",
-    default=False,
 )
 
 

@@ -2,10 +2,10 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from lanewise.cli.arguments import Argument, Arguments, Command, read_counts
+from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_counts
 from lanewise.cli.evaluate import TRUST
 from lanewise.cli.result import CONFIG, JSON, show_result
 from lanewise.config.check import expand_user
@@ -16,8 +16,8 @@ from lanewise.run_dir import RunDir
 from lanewise.world.environment import Environment
 
 
-def _amount_of(unit: float) -> Callable[[str], float]:
-    """Make what reads an amount and multiplies it by its unit."""
+def _amount(name: str, meaning: str, value_name: str, unit: float) -> Argument[float | None]:
+    """Declare an option whose value is an amount, which is multiplied by its unit."""
 
     def read(text: str) -> float:
         try:
@@ -28,33 +28,17 @@ def _amount_of(unit: float) -> Callable[[str], float]:
             raise ValueError("be a number greater than 0")
         return amount * unit
 
-    return read
+    return Argument(name, meaning, value_name, read, default=None)
 
 
 _DEVICES = Argument[Sequence[int]](
     "--devices", "numbers of devices; 1,2,4,8 if left out", "A,B", read_counts, (1, 2, 4, 8)
 )
-_MEMORY = Argument[float | None](
-    "--memory-gib", "memory of a device, in GiB", "GIB", _amount_of(2**30), default=None
-)
-_LINK = Argument[float | None](
-    "--link-gbit",
-    "what a device can send to others, in gigabits per second",
-    "GBIT",
-    _amount_of(1e9 / 8),
-    default=None,
-)
-_TFLOPS = Argument[float | None](
-    "--tflops",
-    "what a device reaches in training, in 10^12 operations per second",
-    "N",
-    _amount_of(1e12),
-    default=None,
-)
-_TIME_LANE = Argument[bool](
-    "--time-lane",
-    "instead of --tflops: takes the time of a lane and of an update on this machine's CPU",
-    default=False,
+_MEMORY = _amount("--memory-gib", "memory of a device, in GiB", "GIB", 2**30)
+_LINK = _amount("--link-gbit", "what a device can send to others, in gigabits per second", "GBIT", 1e9 / 8)
+_TFLOPS = _amount("--tflops", "what a device reaches in training, in 10^12 operations per second", "N", 1e12)
+_TIME_LANE = flag(
+    "--time-lane", "instead of --tflops: takes the time of a lane and of an update on this machine's CPU"
 )
 
 

@@ -1,6 +1,6 @@
 """`lanewise train CONFIG`."""
 
-from lanewise.cli.arguments import Argument, Arguments, Command
+from lanewise.cli.arguments import Argument, Arguments, Command, flag
 from lanewise.cli.help import write_keys
 from lanewise.config import MAY_DIFFER
 from lanewise.config.class_path import add_search_path
@@ -16,9 +16,7 @@ def _read_names(text: str) -> tuple[str, ...]:
 
 
 _CONFIG = Argument[str]("CONFIG", "the configuration, a file that ends in .yaml, .json, .toml or .jsonnet")
-_RESUME = Argument[bool](
-    "--resume", "goes on from the newest good checkpoint in run_dir, if there is one", default=False
-)
+_RESUME = flag("--resume", "goes on from the newest good checkpoint in run_dir, if there is one")
 _ALLOW = Argument[tuple[str, ...]](
     "--allow",
     f"with --resume: goes on although the checkpoint has other {', '.join(MAY_DIFFER[:-1])} or "
@@ -27,10 +25,8 @@ _ALLOW = Argument[tuple[str, ...]](
     _read_names,
     default=(),
 )
-_AUDIT = Argument[bool](
-    "--audit",
-    "writes the sample indices and a hash of the tensors of every lane, for `lanewise audit`",
-    default=False,
+_AUDIT = flag(
+    "--audit", "writes the sample indices and a hash of the tensors of every lane, for `lanewise audit`"
 )
 
 

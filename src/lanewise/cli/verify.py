@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from lanewise.cli.arguments import Argument, Arguments, Command, read_count, read_counts
+from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_count, read_counts
 from lanewise.cli.result import CONFIG, JSON, show_result
 from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
@@ -19,9 +19,7 @@ _STEPS = Argument(
     read_count,
     default=4,
 )
-_RESUME = Argument[bool](
-    "--resume", "also goes on from a checkpoint of another number of devices", default=False
-)
+_RESUME = flag("--resume", "also goes on from a checkpoint of another number of devices")
 
 
 def verify(arguments: Arguments) -> int:

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import yaml
 
-from lanewise.config.tree import MOST_LEVELS, MOST_VALUES, read_integer, too_deep, too_many
+from lanewise.config.tree import MOST_LEVELS, read_integer, too_deep
 from lanewise.errors import ConfigError
 
 try:
@@ -83,9 +83,7 @@ def _check_nodes(text: str, source: str) -> None:
     The loader calls itself for each level, and in C nothing stops it at the end of the stack.
     """
     anchors: list[str | None] = []  # of the collections that are open
-    for number, event in enumerate(yaml.parse(text, Loader=SafeLoader)):
-        if number > 2 * MOST_VALUES:  # a collection has an event for its end too
-            raise too_many(source)
+    for event in yaml.parse(text, Loader=SafeLoader):
         if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) is not None:
             raise _Refused("a configuration has no tags. Write the value alone", event)
         if isinstance(event, yaml.CollectionStartEvent):

@@ -32,7 +32,10 @@ def check_tree(tree: object, source: str) -> None:
         value, level = pending.pop()
         num_values += 1
         if num_values > MOST_VALUES:
-            raise too_many(source)
+            raise ConfigError(
+                f"{source} holds more than {MOST_VALUES:,} values. Keep data in a file of its own, and give "
+                "its path to the task."
+            )
         if isinstance(value, Mapping | list):
             if level == MOST_LEVELS:
                 raise too_deep(source)
@@ -63,14 +66,6 @@ def read_integer(text: str, source: str) -> int:
 def too_deep(source: str) -> ConfigError:
     """Return the mistake of a tree that is nested too deep."""
     return ConfigError(f"{source} is nested more than {MOST_LEVELS} levels deep. Write it flatter.")
-
-
-def too_many(source: str) -> ConfigError:
-    """Return the mistake of a tree that is too large."""
-    return ConfigError(
-        f"{source} holds more than {MOST_VALUES:,} values. Keep data in a file of its own, and give its path "
-        "to the task."
-    )
 
 
 def too_long(source: str) -> ConfigError:
