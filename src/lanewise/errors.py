@@ -76,7 +76,7 @@ class RunDirError(LanewiseError):
 
 
 class CheckpointError(LanewiseError):
-    """What a run left cannot be loaded."""
+    """A checkpoint or a file of weights cannot be loaded."""
 
     exit_code = 2
 
@@ -184,7 +184,7 @@ def noting(place: Callable[[], str]) -> Iterator[None]:
 def refuse_exit(call: str, where: traceback.FrameSummary) -> TaskError:
     """Return the error that stands for a call with which the user's code would end a process.
 
-    Whoever started the process would take it for done, and other processes would wait for it, or be blamed.
+    Otherwise the process would seem to be done, and others would wait for it, or fail in its place.
     """
     return TaskError(
         f"{call} was called before the end, in {where.filename}, line {where.lineno}. "
@@ -203,7 +203,7 @@ def mistakes_of(error: LanewiseError) -> Sequence[str]:
 
 
 def _one_line(text: str) -> str:
-    """Write text on one line of a terminal, whatever names and values of the user it quotes."""
+    """Write text, which may quote names and values of the user, on one line of a terminal."""
     if not text.isprintable():
         text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
     half = _MAX_LENGTH // 2

@@ -1,4 +1,4 @@
-"""Ties the life of a process to its parent's, so that a killed launcher leaves nothing behind; names it."""
+"""Ends a process with its parent, so that nothing remains of a killed launcher; and names a process."""
 
 import ctypes
 import multiprocessing

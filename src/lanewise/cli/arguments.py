@@ -1,7 +1,7 @@
-"""What a subcommand declares, and how its arguments are read: those of all by the same rules.
+"""What a subcommand declares, and how its arguments are read, by the same rules for every subcommand.
 
-No parser of a library does it: the options of a subcommand are known, the keys of a configuration, which are
-options too, are not (`--task.init_args.width 32`), and all mistakes are to be shown at once.
+No library's parser does this: the options of a subcommand are known, but not the keys of a configuration,
+which are options too (`--task.init_args.width 32`); and all mistakes are shown at once.
 """
 
 import difflib
@@ -19,7 +19,7 @@ T = TypeVar("T")
 REQUIRED: Any = object()
 """Stands for the default of an argument that must be given."""
 _HELP = ("-h", "--help")
-_NEAR = 0.81  # keys of the configuration are options too, so that only what is very near is a misspelling
+_NEAR = 0.81  # keys of the configuration are options too, so only a very similar name is a misspelling
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ def read_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
     argument, and beside `--help`, nothing is required.
 
     Raises:
-        ConfigError: lists every mistake; those of overrides are left to whoever applies them.
+        ConfigError: lists every mistake but those of overrides, which `apply_overrides` finds.
     """
     found = Arguments()
     mistakes: list[str] = []

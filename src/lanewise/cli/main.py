@@ -39,7 +39,7 @@ _COMMANDS = {
     "checkpoints": ("RUN", "list the checkpoints of a run, and verify them"),
     "export": ("RUN_OR_CHECKPOINT --output F", "write the weights of a checkpoint"),
 }
-"""The usual form of each, and what it is for; `COMMAND` in the module of its name says the rest."""
+"""The usual form of each, and its purpose; `COMMAND` in the module of that name declares the rest."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,7 +105,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _refusal() -> str | None:
-    """Say why the standard output takes nothing; what it would get at the end of python goes nowhere then."""
+    """Return why the standard output cannot be written, and discard what python would write at its end."""
     try:
         print(flush=True)
     except OSError as error:
@@ -115,7 +115,7 @@ def _refusal() -> str | None:
 
 
 def _show(_kind: object, error: BaseException, _traceback: object) -> None:
-    """Print an error that nobody catches, of the user's code or a bug of ours; debuggers see it before."""
+    """Print an error that is not caught, of the user's code or a bug of ours; a debugger gets it first."""
     from lanewise.errors import traceback_of
 
     print(traceback_of(error), file=sys.stderr)
@@ -134,9 +134,9 @@ def _find(name: str) -> "Command":
 
 
 def _open_standard_streams() -> None:
-    """Let what is written to a closed stdout or stderr go nowhere, here and in processes that are started.
+    """Discard what is written to a closed stdout or stderr, here and in processes that are started.
 
-    Otherwise the next file that is opened gets its number.
+    Otherwise the next file that is opened would get its file descriptor.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:

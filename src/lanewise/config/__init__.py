@@ -1,7 +1,7 @@
 """What the user asked for: the configuration, read and checked without torch.
 
-What reads files (`load`, `override`) and imports the user's classes (`classes`) is left out here: an own loop
-needs neither, and their parsers take longer to import than all of this.
+The modules that read files (`load`) and import the user's classes (`classes`) are not exported here: an own
+loop needs neither, and their parsers take longer to import than all of this.
 """
 
 from lanewise.config.class_path import ClassConfig as ClassConfig

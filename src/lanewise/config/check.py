@@ -31,7 +31,7 @@ from lanewise.errors import ConfigError, collecting
 S = TypeVar("S", bound="Section")
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-# What other versions of YAML, or a quoted value, call true and false.
+# How other versions of YAML, and quoted values, write true and false.
 _BOOLEANS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
 _LONGEST_SHOWN_VALUE = 80
 _MOST_SUGGESTIONS = 10  # each takes a moment to find
@@ -47,14 +47,14 @@ class Section:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     RULES: ClassVar[tuple[Callable[..., Iterable[str]], ...]] = ()
-    """What fields must fulfil together: functions whose parameters are the names of fields. Each runs when
-    its fields are valid by themselves, and yields the mistakes."""
+    """What several fields must fulfil together: functions whose parameters are names of fields. Each is called
+    when its fields are valid by themselves, and yields the mistakes."""
 
     MOVED: ClassVar[Mapping[str, str]] = {}
-    """Keys that the section had once, and the dotted keys that took their place."""
+    """Keys that the section had in earlier versions, and the dotted keys that took their place."""
 
     TEXT_KEY: ClassVar[str] = ""
-    """The key that a text stands for where the whole section is expected; none: a text is a mistake."""
+    """A text given in place of the section is the value of this key; empty: a text is a mistake."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
@@ -132,7 +132,7 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
 
 
 def _suggest_key(cls: type[Section], name: object, prefix: str) -> str:
-    """Say which key was probably meant: one that moved, of that name below, or of a similar one here."""
+    """Say which key was probably meant: one that moved, one of that name below, or a similar one."""
     if name in cls.MOVED:
         return f"Use {cls.MOVED[str(name)]}, which took its place."
     if below := [f"{prefix}{key}" for key in _keys_below(cls) if key.rpartition(".")[2] == name]:
@@ -156,7 +156,7 @@ def suggest(word: object, known: Iterable[str], prefix: str = "", cutoff: float 
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float) -> str | None:
-    """Return the word that was probably meant, in which case letters are; None if none is near."""
+    """Return the known word that was probably meant, regardless of case; None if none is near."""
     by_letters = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), by_letters, n=1, cutoff=cutoff)
     return by_letters[near[0]] if near else None
@@ -235,7 +235,7 @@ def _read_items(hint: Any, values: Iterable[object], key: str) -> list[Any]:
 
 
 def _fits(hint: Any, value: object) -> bool:
-    """Tell whether a value is of a type hint that is neither a union nor a section, whatever its marks."""
+    """Tell whether a value fits a type hint that is neither a union nor a section; marks do not count."""
     origin = get_origin(hint)
     if origin is Annotated:
         return _fits(get_args(hint)[0], value)
@@ -282,7 +282,7 @@ def _is_number(text: str) -> bool:
 
 
 def _remedy(hint: Any, value: object) -> str:
-    """End the sentence about a value of the wrong type, with the right spelling where it can be guessed."""
+    """End the sentence about a value of the wrong type; say the right spelling where it can be guessed."""
     if isinstance(value, str) and get_origin(hint) is Literal:
         near = nearest(value, get_args(hint), cutoff=0.8)  # fp32 is not tf32, and gpu not cpu
         return f". Did you mean {near}?" if near else "."

@@ -19,7 +19,7 @@ class ClassConfig(Section):
     class_path: str
     """The class, as `module.Class`."""
     init_args: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the constructor by name; those that only the running program knows are left out."""
+    """Arguments of the constructor by name, without those that only the running program knows."""
 
 
 def add_search_path(search_path: str | None) -> None:
@@ -67,10 +67,10 @@ def resolve_class(key: str, config: ClassConfig) -> type:
 
 
 def _import_module(key: str, name: str) -> ModuleType:
-    """Import a module of the user; whatever goes wrong in it is a mistake with its file and line."""
+    """Import a module of the user; an error in it becomes a mistake with its file and line."""
     try:
         return importlib.import_module(name)
-    except ConfigError as error:  # of the guard
+    except ConfigError as error:  # of `refusing_imports_from`
         raise ConfigError(f"{key}: {error}") from error
     # A script without a main guard may also exit.
     except (Exception, SystemExit) as error:
@@ -94,7 +94,7 @@ def _suggest_module(name: str | None) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Say in which file and line an error arose; of the user's own, if it arose in a package they call."""
+    """Say in which file and line an error arose, if possible of the user's own code."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Stage two of the checks: import the classes of a configuration, check their arguments, build the objects.
+"""The second stage of the checks imports the classes, checks their arguments, and builds the objects.
 
 jsonargparse knows which arguments a class takes, following `**kwargs` to its parents, and what a type hint
 accepts. It stops at the first error, so here every argument has a parser of its own. It also reads text as
@@ -30,14 +30,14 @@ _YAML_TYPES = (NoneType, bool, int, float, list, dict)
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the class of a section must be, which is known before anything of it is built."""
+    """What the class of a section must be. It is checked before anything of the section is built."""
 
     class_path: str
-    """The class that it is derived from; imported late, as it may need torch."""
+    """The class that it must be derived from; imported late, as it may need torch."""
     num_runtime_args: int = 0
     """How many of the first arguments of the constructor are given at run time."""
     refuse: Callable[[type], str] = lambda _: ""
-    """Says why a class of this kind cannot be used all the same, and what to do; nothing where it can."""
+    """Says why a class of this kind cannot be used, and what to do; nothing where it can be used."""
 
 
 _KINDS = {
@@ -183,7 +183,7 @@ class _Constructor:
             )
 
     def convert(self, name: str, value: object) -> Callable[[], object]:
-        """Check one value and return what makes the argument of it.
+        """Check one value, and return a function that makes the argument from it.
 
         Raises:
             ValueError: the type hint does not accept the value.
@@ -231,9 +231,9 @@ class _Constructor:
 
 
 def _require_kind(cls: type, class_path: str, key: str, kind: _Kind) -> None:
-    """Raise where a class is not what its section needs, or leaves a method out that it must have.
+    """Raise where a class is not what its section needs, or lacks a method that it must have.
 
-    This is known before its arguments are built, which may be objects with effects of their own.
+    This is checked before its arguments are built, which may be objects with effects of their own.
     """
     if not issubclass(cls, resolve_class(key, ClassConfig(class_path=kind.class_path))):
         raise ConfigError(
@@ -248,7 +248,7 @@ def _require_kind(cls: type, class_path: str, key: str, kind: _Kind) -> None:
 
 
 def _refuse_unknown(search_path: str | None, cls: type) -> str:
-    """Refuse a class that no type asks for, in the configuration of a run that may be somebody else's."""
+    """Refuse a class that no type asks for, where the configuration may be somebody else's."""
     if is_known(cls, search_path):
         return ""
     return f"No type in the signature asks for it, and it is not of the project. {REMEDY}"
@@ -257,13 +257,13 @@ def _refuse_unknown(search_path: str | None, cls: type) -> str:
 def _bind(
     config: ClassConfig, key: str, kind: _Kind, inner: _Kind = _OBJECT
 ) -> tuple[_Constructor, dict[str, Callable[[], object]]]:
-    """Find the constructor and what makes each of its arguments, or raise every mistake.
+    """Find the constructor, and a function that makes each of its arguments, or raise every mistake.
 
     Args:
         config: names the class.
         key: its dotted key.
         kind: what the class must be.
-        inner: the same of objects inside of its arguments.
+        inner: what the classes of objects inside its arguments must be.
     """
     constructor = _Constructor(config, key, kind)
     prefix = f"{key}.init_args."
@@ -320,7 +320,7 @@ def _bind_argument(
 
 
 def _refuses_none(hint: Any) -> bool:
-    """Tell whether a type hint has surely no place for None, which jsonargparse lets pass everywhere."""
+    """Tell whether a type hint certainly excludes None, which jsonargparse accepts everywhere."""
     kind = get_origin(hint) or hint
     if kind in (Union, UnionType):
         return all(_refuses_none(option) for option in get_args(hint))

@@ -11,7 +11,7 @@ ORDERS = {
     name: f"lanewise.lanes.{name.capitalize()}Order"
     for name in ("shuffled", "sequential", "blocked", "bucketed", "weighted")
 }
-"""The sample orders that have a name, and their classes; nothing else lists them."""
+"""The sample orders that have a name, and their classes. This is the only list of them."""
 
 
 def _order_is_known(class_path: str) -> Iterator[str]:
@@ -23,7 +23,7 @@ def _order_is_known(class_path: str) -> Iterator[str]:
 
 
 class OrderConfig(Section):
-    """An order of samples. A text in its place is its name alone."""
+    """An order of samples. It may be written as its name alone."""
 
     RULES = (_order_is_known,)
     TEXT_KEY = "class_path"

@@ -1,4 +1,4 @@
-"""Stage one of the checks: a file and the overrides of the command line become a `RunConfig`; no torch."""
+"""The first stage of the checks makes a `RunConfig` of a file and overrides, without torch."""
 
 import dataclasses
 import os
@@ -15,12 +15,12 @@ from lanewise.errors import ConfigError, collecting
 
 
 class Override(NamedTuple):
-    """One value; on the command line `--key text`."""
+    """A value that replaces one of the file; on the command line `--key text`."""
 
     key: str
     """Dotted: `train.seed`, or `callbacks.0.init_args` for an item of a list."""
     text: str | None
-    """Read as YAML; None is a mistake, which is told with the others."""
+    """Read as YAML. None, where no value was given, is a mistake that is reported with the others."""
 
 
 def load_config(path: str, overrides: Sequence[Override] = ()) -> RunConfig:
@@ -44,7 +44,7 @@ def load_config(path: str, overrides: Sequence[Override] = ()) -> RunConfig:
 
 
 def dump_config(config: RunConfig) -> str:
-    """Write every value of a configuration as YAML, which loads back to an equal one."""
+    """Write every value of a configuration as YAML, from which an equal configuration can be loaded."""
     return write_yaml(dataclasses.asdict(config))
 
 

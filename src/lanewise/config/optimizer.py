@@ -1,4 +1,4 @@
-"""The rules for optimizers and schedulers: which can be used, with which arguments, and what `exact` asks."""
+"""Which optimizers and schedulers can be used, with which arguments, and what `exact` asks of them."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -42,8 +42,8 @@ def check_optimizer(config: RunConfig, devices: Sequence[str]) -> None:
     if options.get("fused") and distributed.reducer == "fsdp" and distributed.equality == "exact":
         mistakes.append(
             "optimizer.init_args.fused cannot be exact with distributed.reducer fsdp: got true. "
-            "torch's fused SGD, for one, rounds the last elements of a tensor otherwise, and a shard ends "
-            "elsewhere. Leave fused out, or use distributed.equality=close."
+            "torch's fused SGD, for one, rounds the last elements of a tensor differently, and those of a "
+            "shard are others. Leave fused out, or use distributed.equality=close."
         )
     mistakes += _closure_mistakes(config)
     if config.scheduler is not None and follows_evaluation(config.scheduler):
@@ -60,7 +60,7 @@ def needs_closure(optimizer_class: type) -> bool:
 
 
 def _closure_mistakes(config: RunConfig) -> Iterator[str]:
-    """Say what an optimizer with a closure, which looks at the whole gradient, cannot be combined with."""
+    """Yield what an optimizer with a closure, which needs the whole gradient, cannot be combined with."""
     if not needs_closure(resolve_class("optimizer", config.optimizer)):
         return
     name = config.optimizer.class_path

@@ -18,8 +18,8 @@ def pinned_variables(threads: int, equality: Equality) -> dict[str, str]:
     - `OMP_NUM_THREADS`, `MKL_NUM_THREADS`: a sum that is split over another number of threads adds its floats
       in another order. Fixed for both grades, since the default depends on the machine.
     - `MKL_CBWR=AUTO` (exact only): MKL chooses its code path by the alignment of arrays in memory, so that
-      one program may give several results, unless its conditional numerical reproducibility is on. MKL wants
-      that decided before its first call.
+      one program may give several results, unless its conditional numerical reproducibility is on. It must
+      be set before the first call of MKL.
     - `CUBLAS_WORKSPACE_CONFIG=:4096:8` (exact only): with several streams, cuBLAS may pick another algorithm,
       and so another order of additions, by the workspace that it finds. NVIDIA's cuBLAS guide names this
       setting, a workspace of fixed size, as one of two that make it deterministic.

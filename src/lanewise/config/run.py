@@ -15,7 +15,7 @@ PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
 Mode = Literal["max", "min"]
 
 MAY_DIFFER = ("lanes", "dataset", "seed", "num_steps", "max_grad_norm", "ema_decay")
-"""What may differ on resume from what the checkpoint is of, if the user says so; the rest never may."""
+"""What the user may allow to differ from the checkpoint on resume; nothing else may differ."""
 
 
 def _global_batch_is_whole_micro_batches(
@@ -58,7 +58,7 @@ class BatchConfig(Section):
 
     @property
     def samples_per_lane(self) -> int:
-        """`micro_batch_size` as a number, which jobs have by the time that lanes are cut."""
+        """`micro_batch_size` as a number, which a job has found before it divides the batch into lanes."""
         assert self.micro_batch_size != "auto", "found before anything is built"
         return self.micro_batch_size
 
@@ -113,7 +113,7 @@ class LogConfig(Section):
 
 
 class ActivationCheckpointingConfig(Section):
-    """Which parts of a model keep their inputs alone, and run again for their backward: memory for time."""
+    """Which parts of a model keep only their inputs, and run again for their backward: memory for time."""
 
     TEXT_KEY: ClassVar = "blocks"
 
@@ -132,7 +132,7 @@ class MemoryConfig(Section):
 
 
 class CompileConfig(Section):
-    """What torch.compile makes faster. It rounds otherwise than eager, and draws the same random numbers."""
+    """What torch.compile makes faster. It rounds differently from eager; random numbers are the same."""
 
     TEXT_KEY: ClassVar = "blocks"
 

@@ -1,4 +1,4 @@
-"""How the learning rate changes over a run: by a name that knows the run's length, or by a class."""
+"""The section `scheduler`: how the learning rate changes over a run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field
@@ -45,7 +45,7 @@ def _only_wsd_has_a_decay(name: SchedulerName | None, decay: float | None) -> It
 
 
 class SchedulerConfig(Section):
-    """How the learning rate changes: by a name, which knows the run's length, or by a class."""
+    """How the learning rate changes: as a name says, which knows the run's length, or as a class does."""
 
     RULES = (_one_kind_is_given, _arguments_have_a_class, _only_wsd_has_a_decay)
 

@@ -1,7 +1,7 @@
-"""YAML as version 1.2 reads it, without the traps of version 1.1 that PyYAML keeps.
+"""Reads YAML as version 1.2 defines it, without the surprises of version 1.1, which PyYAML implements.
 
-`1e-3` is a number; `no`, `on`, `1:30` and dates are text; `010` is ten; and a key that stands twice is a
-mistake instead of a silent loss. Tags such as `!!set` are refused: a value is what it looks like.
+`1e-3` is a number; `no`, `on`, `1:30` and dates are text; `010` is ten. A repeated key is a mistake, instead
+of a value that is lost without a word. Tags such as `!!set` are refused.
 """
 
 import re
@@ -71,16 +71,16 @@ def write_yaml(tree: object) -> str:
 
 
 class _Refused(yaml.MarkedYAMLError):
-    """What YAML allows and a configuration does not."""
+    """The error for what YAML allows and a configuration does not."""
 
     def __init__(self, problem: str, event: yaml.Event) -> None:
         super().__init__(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]  # or C's
 
 
 def _check_nodes(text: str, source: str) -> None:
-    """Go through a document without making anything of it, and stop at what would harm the loader.
+    """Raise for what a configuration may not have, before the document is loaded.
 
-    The loader calls itself for each level, and in C nothing stops it at the end of the stack.
+    The loader calls itself for each level, and its version in C does not check the depth of the stack.
     """
     anchors: list[str | None] = []  # of the collections that are open
     for event in yaml.parse(text, Loader=SafeLoader):

@@ -1,4 +1,4 @@
-"""What a configuration may hold as a plain tree, whatever format it was written in, and how much of it."""
+"""Which values a configuration may hold, and how many, in any format."""
 
 from collections.abc import Mapping
 from types import NoneType

@@ -1,4 +1,4 @@
-"""What the configuration of a run that may be somebody else's can make this process import and build.
+"""Limits what a configuration that may be somebody else's can make this process import and build.
 
 Code that came with the run is not imported, nor what others can write. An object is built where the signature
 that it goes into says what it is; elsewhere only if its class is of the project, or of a few packages whose
@@ -73,14 +73,14 @@ def is_known(found: object, search_path: str | None) -> bool:
 
 @final
 class _Anything:
-    """An object that no type can have been meant for, unless it accepts any."""
+    """An object that only a type which accepts anything accepts."""
 
     def __call__(self) -> None:
-        """Be what a type of functions accepts."""
+        """Do nothing; a type of functions accepts what can be called."""
 
 
 def named_in(value: object) -> Iterator[tuple[object, object]]:
-    """Find each class path and each function in a value, with the value that has any object in its place."""
+    """Yield each class path and function in a value, and the value with `_Anything` in its place."""
     items: Iterable[tuple[Any, object]] = ()
     if isinstance(value, Namespace):  # what jsonargparse makes of a mapping
         value = dict(vars(value))
@@ -147,7 +147,7 @@ def _is_own(folder: Path) -> bool:
 
 @final
 class _Guard(MetaPathFinder):
-    """Is asked for each module before those that find it."""
+    """Refuses modules: python asks it for each one before the finders that would load it."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         self._folders = folders

@@ -30,7 +30,7 @@ Section = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What `train` leaves."""
+    """What `train` returns."""
 
     run_dir: Path
     evaluation: Mapping[str, float]

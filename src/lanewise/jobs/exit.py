@@ -18,7 +18,7 @@ def exit_after(error: BaseException, rank: int) -> NoReturn:
     try:
         _report(error, rank)
         remove_all()
-    finally:  # whatever is wrong with the logs or the console
+    finally:  # even if the logs or the console cannot be written
         # A usual exit would run destructors that wait for ranks which have ended.
         os._exit(error.exit_code if isinstance(error, LanewiseError) else 1)
 
@@ -58,7 +58,7 @@ def refusing_exit(rank: int) -> Iterator[None]:
             exit_after(refuse_exit("os._exit(0)", where), rank)
         real_exit(status)
 
-    os._exit = refuse  # an exit without a trace: nobody else could say who ended this process
+    os._exit = refuse  # such an exit writes nothing, and the user would not know what ended the process
     try:
         yield
     except SystemExit as error:

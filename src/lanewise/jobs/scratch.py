@@ -1,4 +1,4 @@
-"""Folders for what lives no longer than the processes of a command, even if these are killed."""
+"""Temporary folders, which are removed with the processes of a command even if these are killed."""
 
 import fcntl
 import multiprocessing.util
@@ -29,8 +29,8 @@ _folders: dict[Path, int] = {}
 def scratch_folder() -> Iterator[Path]:
     """Make a folder for this process and those that it starts, and remove it in the end.
 
-    A process that is killed removes nothing. So each folder has a lock for as long as its process lives, and
-    whoever makes the next one removes those of this machine and this user whose lock is free.
+    A process that is killed removes nothing. So each folder has a lock, which its process holds as long as it
+    lives. The next call removes the folders of this machine and this user whose lock is free.
     """
     with ExitStack() as stack:
         try:
@@ -40,11 +40,11 @@ def scratch_folder() -> Iterator[Path]:
             _folders[folder] = os.getpid()
             unnamed = folder / f"{_LOCK}.tmp"
             lock = stack.enter_context(unnamed.open("w", encoding="utf-8"))
-            with suppress(OSError):  # without locks nobody takes it for abandoned
+            with suppress(OSError):  # on a file system without locks it is never removed as abandoned
                 fcntl.flock(lock, fcntl.LOCK_EX)
             lock.write(socket.gethostname())
             lock.flush()
-            unnamed.rename(folder / _LOCK)  # nobody ever sees it free
+            unnamed.rename(folder / _LOCK)  # under this name the lock is never free while the process lives
         except OSError as error:
             raise StorageError(
                 f"there is no place for temporary files: {text_of(error)}. Set TMPDIR to a folder that can "
@@ -81,8 +81,8 @@ def remove_all() -> None:
 def keep_sockets_in(folder: Path) -> None:
     """Let this process and those that it forks, to load data, keep multiprocessing's sockets in a folder.
 
-    Each would make a `pymp-*` of its own otherwise, and leave it when it is killed. The user's temporary
-    files stay where they are.
+    Otherwise each would make a `pymp-*` of its own, which would remain when it is killed. The user's
+    temporary files stay where they are.
     """
     if len(str(folder)) > _MAX_LENGTH:
         return

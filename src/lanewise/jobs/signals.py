@@ -1,11 +1,11 @@
-"""SIGTERM and SIGUSR1 as a wish to save and stop, in each kind of process that may get them.
+"""Takes SIGTERM and SIGUSR1 as a request to save and stop, in each kind of process that may get them.
 
     lanewise, one process       the signal's handler notes it
-    torchrun's or srun's worker likewise; they pass the signal on to every process
+    torchrun's or srun's worker the same; they pass the signal on to every process
     lanewise, the launcher      makes a file, for which every rank looks in each step
     a worker of that launcher   a thread takes the signal and notes it
 
-In each step the ranks vote on the wish, so that it is enough that one rank has it. A second signal ends the
+In each step the ranks vote on the request, so that one rank that has it is enough. A second signal ends the
 process in any case. Before the first step there is nothing to save, and the command ends at once, with its
 workers. It raises no error for that: a signal may come while python runs code that catches every error, or
 ignores it, such as the callback of a weak reference. A process that is not the command's does before the
@@ -41,15 +41,15 @@ def wants_stop() -> bool:
 
 
 def begin() -> None:
-    """Tell that training begins: from now on a wish to stop waits for the end of a step."""
+    """Note that training begins: from now on a request to stop waits for the end of a step."""
     _begun.set()
     if _stop_file is not None:
-        with suppress(FileNotFoundError):  # the launcher is gone
+        with suppress(FileNotFoundError):  # the launcher has ended
             _begun_file(_stop_file).touch()
 
 
 def pass_on(stop_file: Path) -> None:
-    """Pass wishes on, by this file, to the workers that are started with it in `STOP_FILE_VARIABLE`."""
+    """Pass requests on, by this file, to the workers that are started with it in `STOP_FILE_VARIABLE`."""
     global _stop_file  # noqa: PLW0603 - signals are the process's
     _stop_file = stop_file
 
@@ -58,7 +58,7 @@ def watch_as_worker() -> None:
     """Begin to take the signals in a thread; call it before any other thread exists.
 
     A handler of python's would wait for the main thread, which may be in a collective with a rank that is
-    gone.
+    has ended.
     """
     global _is_watched  # noqa: PLW0603 - signals are the process's
     _is_watched = True
@@ -140,7 +140,7 @@ def _ignore() -> None:
 def _note() -> None:
     _noted.set()
     if _stop_file is not None:
-        with suppress(FileNotFoundError):  # the workers are gone
+        with suppress(FileNotFoundError):  # the workers have ended
             _stop_file.touch()
 
 

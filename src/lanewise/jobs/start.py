@@ -31,7 +31,7 @@ def start(job: Job, *, is_fresh: bool) -> Any:
     Args:
         job: what to run.
         is_fresh: whether even a single process is started for it, so that nothing that this one did before
-            can change a result, and nothing is left in it.
+            can change a result, and this one is not changed.
 
     Returns:
         What the job returned on rank 0; in a prepared world, on this rank.
@@ -71,7 +71,7 @@ def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:
 
 
 def run_command(job: Job, show: Callable[[Any], None]) -> None:
-    """Start a job for the command line, and show its result once; after an error, leave a prepared world."""
+    """Start a job for the command line, and show its result once; exit from a prepared world on an error."""
     environment = Environment.from_env(os.environ)
     if environment is None:
         if job.can_stop:
@@ -122,7 +122,7 @@ def run_in_world(job: Job, environment: Environment, folder: Path) -> Any:
 
 
 def work(file: Path) -> None:
-    """Be a worker that `start` started, and never wait for the others after an error.
+    """Be a worker that `launch` started. After an error it never waits for the others.
 
     Args:
         file: what `launch` wrote; rank 0 writes the result beside it.

@@ -123,7 +123,7 @@ class ForkServer:
         """Do nothing while the server lives.
 
         Raises:
-            LaunchError: it is gone, and with it every fork.
+            LaunchError: it has ended, and with it every fork.
         """
         if not self.is_running():
             raise LaunchError(_GONE)
@@ -133,7 +133,7 @@ class ForkServer:
         new = [name for name in modules if name not in self._imported]
         if new:
             self._imported.update(new)
-            with suppress(OSError):  # it is gone, which the next fork says
+            with suppress(OSError):  # it has ended, which the next fork reports
                 self._channel.send(b" ".join([serve.IMPORT, *(name.encode() for name in new)]))
 
     def run(
@@ -155,7 +155,7 @@ class ForkServer:
             streams: file descriptors of this process that become its standard streams.
 
         Raises:
-            LaunchError: the server is gone.
+            LaunchError: the server has ended.
         """
         ours, theirs = socket.socketpair()
         program = serve.Program(module, arguments, dict(environment), cwd or str(Path.cwd()))
@@ -198,7 +198,9 @@ class Fork:
         """Return the exit code, negative after a signal; None while the process runs."""
         if self._returncode is None and wait([self.connection], 0):
             code = self._receive()
-            self._returncode = -signal.SIGKILL if code is None else code  # the server took it along
+            self._returncode = (
+                -signal.SIGKILL if code is None else code
+            )  # the server ended, and the fork with it
             self.connection.close()
         return self._returncode
 
@@ -221,7 +223,7 @@ class Fork:
                 os.kill(self.pid, sign)
 
     def _receive(self) -> int | None:
-        """Receive a number; None where the server is gone."""
+        """Receive a number; None where the server has ended."""
         with suppress(ConnectionResetError):
             if received := self.connection.recv(serve.NUMBER.size):
                 return int(serve.NUMBER.unpack(received)[0])

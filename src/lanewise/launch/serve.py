@@ -39,7 +39,7 @@ NUMBER = struct.Struct("!i")
 _MAX_MESSAGE_BYTES = 65536
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""They may come to every process of a run; what they mean is for the launcher and the workers to say."""
+"""They may be sent to every process of a run. The server does not act on them."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 """At the parent, where the kernel does not tell."""
 
@@ -117,7 +117,7 @@ class _Server:
                         pass
                 self._reap()
             for pid, client in list(self._forks.items()):
-                if client.fileno() in ready:  # it has gone
+                if client.fileno() in ready:  # it has ended, or closed it
                     os.kill(pid, signal.SIGKILL)
                     self._poll.unregister(client)
             if self._requests.fileno() in ready and (of_fork := self._take()):
@@ -161,7 +161,7 @@ class _Server:
         with client, client.makefile("r", encoding="utf-8") as lines, suppress(ConnectionResetError):
             line = lines.readline()
         if not line:
-            os._exit(1)  # the client is gone
+            os._exit(1)  # the client has ended
         return Program(*json.loads(line))
 
     def _reap(self) -> None:
@@ -224,7 +224,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _import(names: Iterable[str]) -> None:
-    """Import modules; whoever needs one will say what is wrong with it."""
+    """Import modules; a fork that needs one which fails will raise the error again."""
     for name in names:
         with suppress(Exception):
             import_module(name)
@@ -233,7 +233,7 @@ def _import(names: Iterable[str]) -> None:
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Stand where a handler must be, for a signal to wake up the server."""
+    """Handle SIGCHLD; without a handler the signal would not wake up the server."""
 
 
 def _take_streams(numbers: list[int]) -> None:

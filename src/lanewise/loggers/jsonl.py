@@ -27,7 +27,7 @@ class JsonLines:
         path: made if it is not there.
 
     Raises:
-        StorageError: whatever the disk refuses, here and later.
+        StorageError: the file cannot be written, here or later.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,7 +56,7 @@ class JsonlLogger(Callback):
     """Appends a line for each logged step; a number that JSON lacks (NaN, infinity) becomes null.
 
     Args:
-        path: the file, made with the first line, so that a run which fails before leaves none.
+        path: the file, made with the first line, so that a run that fails before has none.
         first_step: lines of this step and later ones are cut off, as a run that goes on writes them again.
         evaluates_first: whether it also evaluates again after the step before.
     """
@@ -90,7 +90,7 @@ class JsonlLogger(Callback):
 def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
     """Remove the lines from a step on, and those that are damaged, which a warning counts.
 
-    What a killed run left unfinished at the end goes without one.
+    An unfinished last line, of a killed run, is removed without a warning.
 
     Args:
         path: a file of lines, each with its step; it need not be there.

@@ -20,8 +20,8 @@ class RankLog:
     same `shown_once_as` in `extra`, the console shows the first.
 
     On other ranks everything that is printed goes to the file, by the file descriptors, so that native code
-    is included: otherwise each line of the user's code would appear once for each process. On rank 0 it does
-    once nobody takes it any more, as behind `| head`, and the run goes on.
+    is included: otherwise each line of the user's code would appear once for each process. On rank 0 it goes
+    to the file when the console can no longer be written, as behind `| head`, and the run goes on.
 
     Args:
         path: the log file of this rank.
