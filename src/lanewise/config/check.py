@@ -47,8 +47,8 @@ class Section:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     RULES: ClassVar[tuple[Callable[..., Iterable[str]], ...]] = ()
-    """What several fields must fulfil together: functions whose parameters are names of fields. Each is called
-    when its fields are valid by themselves, and yields the mistakes."""
+    """What several fields must fulfil together: functions whose parameters are names of fields. Each one is
+    called when its fields are valid by themselves, and yields the mistakes."""
 
     MOVED: ClassVar[Mapping[str, str]] = {}
     """Keys that the section had in earlier versions, and the dotted keys that took their place."""

@@ -20,7 +20,7 @@ _ADDRESS = "127.0.0.1"
 _SECONDS_TO_FAIL = 0.1
 """How long workers may go on when one has failed. The others fail at their next collective, and log it."""
 _SECONDS_TO_END = 30.0
-"""How long workers may take to end after Ctrl-C, before they are killed."""
+"""How long workers may take to end after a signal."""
 
 
 @final
@@ -82,15 +82,19 @@ def _run(workers: Workers, variables: dict[str, str]) -> None:
             server.require_running()
             raise first_failure([fork.poll() for fork in forks], files)
     except KeyboardInterrupt:
-        for fork in forks:
-            fork.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + _SECONDS_TO_END
-        for fork in forks:
-            fork.wait(max(0.0, deadline - time.monotonic()))
+        _end(forks, signal.SIGINT)
         raise
     finally:
-        for fork in forks:
-            fork.kill()
+        _end(forks, signal.SIGKILL)
+
+
+def _end(forks: Sequence[Fork], sign: signal.Signals) -> None:
+    """Send a signal to all workers, and wait for their end, but not for ever."""
+    for fork in forks:
+        fork.send_signal(sign)
+    deadline = time.monotonic() + _SECONDS_TO_END
+    for fork in forks:
+        fork.wait(max(0.0, deadline - time.monotonic()))
 
 
 @contextmanager
