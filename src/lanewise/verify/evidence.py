@@ -3,14 +3,19 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from lanewise.verify.bound import CloseResult
+from lanewise.verify.hidden import changed
 from lanewise.verify.job import RankResult
 from lanewise.verify.probe import Passes, Probe
 from lanewise.verify.trace import Difference, Trace, compare
 
+Probes = Iterator[tuple[str, Probe]]
+"""What some processes found, each after what to call the process in a sentence."""
+
 
 @dataclass
 class LayoutResult:
-    """A number of processes, once run."""
+    """What a number of processes found."""
 
     name: str
     """As `2 processes`."""
@@ -20,6 +25,8 @@ class LayoutResult:
     """Why the processes failed, or why the steps could not be run."""
     differences: dict[str, Difference] = field(default_factory=dict)
     """The first difference of each check, compared with the first layout."""
+    hidden_differences: Sequence[str] = ()
+    """Values outside of parameters and buffers that differ from those of the first layout at the end."""
     resumed: "LayoutResult | None" = None
     """The same processes, going on from the checkpoint of another layout."""
 
@@ -28,13 +35,24 @@ class LayoutResult:
         """What rank 0 saw of the steps."""
         return self.results[0].trace if self.results else None
 
+    @property
+    def changed(self) -> Sequence[str]:
+        """Values outside of parameters and buffers that the steps changed."""
+        return self.trace.changed if self.trace else ()
+
+    @property
+    def close(self) -> CloseResult | None:
+        """How far the gradients of `close` are from those of one process; None where it was not run."""
+        return self.results[0].close if self.results else None
+
     def compare_with(self, reference: "LayoutResult") -> None:
         """Note the differences."""
         if reference.trace is not None and self.trace is not None:
             self.differences = compare(reference.trace, self.trace)
+            self.hidden_differences = changed(reference.trace.hidden, self.trace.hidden)
 
-    def probes(self) -> Iterator[tuple[str, Probe]]:
-        """Yield what the probes of every rank found, and how to call the process in a sentence."""
+    def probes(self) -> Probes:
+        """Yield what the probes of every rank found."""
         alone = "a second run of 1 process" if self.name == "1 again" else self.name
         for rank, result in enumerate(self.results):
             if result.probe is not None:
@@ -61,15 +79,15 @@ class Evidence:
         assert self.reference.probe is not None
         return self.reference.probe
 
-    def probes(self) -> Iterator[tuple[str, Probe]]:
-        """Yield what every process found, and how to call the process in a sentence."""
+    def probes(self) -> Probes:
+        """Yield what every process found."""
         return (found for layout in self.layouts for found in layout.probes())
 
-    def again(self) -> Iterator[tuple[str, Probe]]:
+    def again(self) -> Probes:
         """Yield what the same process found when it was started again."""
         return self.layouts[1].probes()
 
-    def elsewhere(self) -> Iterator[tuple[str, Probe]]:
+    def elsewhere(self) -> Probes:
         """Yield what each process of several found."""
         return (found for layout in self.layouts[2:] for found in layout.probes())
 
@@ -80,9 +98,13 @@ class Evidence:
                 seen = f"the same micro-batch, twice in {process}, gives a different loss or gradient"
                 yield seen, probe.passes
 
-    def parted(self) -> Iterator[LayoutResult]:
-        """Yield the layouts whose steps were not those of one process."""
-        return (layout for layout in self.layouts[1:] if layout.differences)
+    def other_results(self, probes: Probes) -> Probes:
+        """Yield of these processes those whose first pass gave something else from an equal beginning."""
+        base = self.base
+        for process, probe in probes:
+            is_given_the_same = (probe.weights, probe.reads.batch) == (base.weights, base.reads.batch)
+            if is_given_the_same and probe.passes.results[0] != base.passes.results[0]:
+                yield process, probe
 
     def resumed(self) -> Iterator[LayoutResult]:
         """Yield the runs that went on from a checkpoint of another layout."""

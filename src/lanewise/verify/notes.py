@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from lanewise.verify.cut import CutProbe
-from lanewise.verify.diagnosis import Finding, listed
+from lanewise.verify.diagnose import Finding
+from lanewise.verify.diagnoses.diagnosis import listed
 from lanewise.verify.evidence import Evidence
 from lanewise.verify.metric import MetricProbe
 from lanewise.verify.probe import Probe

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from lanewise.config import RunConfig
-from lanewise.verify.diagnosis import Finding
+from lanewise.verify.diagnose import Finding
 from lanewise.verify.evidence import LayoutResult
 from lanewise.verify.trace import CHECKS, StepTrace
 
@@ -64,7 +64,7 @@ class VerifyReport:
     def lines(self) -> Iterator[str]:
         """Say what the table does not show; the last line is the result."""
         for layout in self.layouts[2:]:
-            close = layout.results[0].close if layout.results else None
+            close = layout.close
             if close is not None:
                 if not close.num_elements:
                     yield f"close, {layout.name}: no gradient could be compared"
@@ -107,7 +107,7 @@ class VerifyReport:
 
 
 def _layout_to_json(layout: LayoutResult) -> dict[str, Any]:
-    close = layout.results[0].close if layout.results else None
+    close = layout.close
     return {
         "name": layout.name,
         "num_processes": len(layout.results),

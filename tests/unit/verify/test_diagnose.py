@@ -6,8 +6,7 @@ import pytest
 
 from lanewise.verify.bound import CloseResult
 from lanewise.verify.cut import Cut, CutProbe
-from lanewise.verify.diagnose import diagnose
-from lanewise.verify.diagnoses import DIAGNOSES
+from lanewise.verify.diagnose import DIAGNOSES, diagnose
 from lanewise.verify.evidence import Evidence, LayoutResult
 from lanewise.verify.history import History
 from lanewise.verify.job import RankResult

@@ -1,6 +1,6 @@
-"""What a diagnosis is, what a finding is, and how both name things in a sentence."""
+"""What a diagnosis is, and the clauses that the sentences of diagnoses share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,28 +20,26 @@ Kind = Literal[
     "configuration",
     "unexplained",
 ]
-"""What a cause acts on. Only the first one of a kind is named: later ones are mostly its consequences."""
+"""What a cause acts on."""
+Find = Callable[[Evidence], Iterator[str]]
+"""Yields sentences that show a cause, of which the first one is used; nothing where the cause is absent."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Diagnosis:
     """A cause for which devices compute different results, how it is found, and what to do about it."""
 
     kind: Kind
-    """`unexplained` ones are looked for only where no diagnosis before them was found."""
     cause: str
-    find: Callable[[Evidence], str | None]
-    """Returns what shows the cause, as a sentence; None where nothing does."""
+    """A clause."""
     remedy: str
+    """A sentence that says what to change."""
+    find: Find
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A reason why devices don't compute the same."""
-
-    cause: str
-    evidence: str
-    remedy: str
+def diagnosis(kind: Kind, cause: str, remedy: str) -> Callable[[Find], Diagnosis]:
+    """Make the decorated function, which finds the cause, a diagnosis."""
+    return lambda find: Diagnosis(kind, cause, remedy, find)
 
 
 def also_changed(names: Sequence[str]) -> str:

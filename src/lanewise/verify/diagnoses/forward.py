@@ -1,0 +1,149 @@
+"""Forwards, losses and backwards that depend on more than weights, micro-batch and random state."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from lanewise.verify.diagnoses.diagnosis import Diagnosis, also_changed, diagnosis, first_in
+from lanewise.verify.evidence import Evidence, Probes
+from lanewise.verify.hidden import generators
+from lanewise.verify.operators import first_divergence
+
+UNSEEDED = "random numbers from a generator that lanewise does not seed"
+SEED_THEM = (
+    "Draw from the default generators of torch, numpy and random: they are seeded for every lane of every "
+    "step."
+)
+HIDDEN_STATE = "state outside of parameters and buffers"
+MAKE_IT_A_BUFFER = (
+    "Make it a buffer (register_buffer): buffers start each lane with the same value, are merged over the "
+    "lanes, and are in checkpoints."
+)
+_USE_THE_BATCH = (
+    "Let nothing but the batch, the weights and the default generators enter forward and loss: no rank, no "
+    "number of processes (lanewise divides by the weight of the global batch), no time."
+)
+
+
+@diagnosis(
+    "forward",
+    "the forward depends on the layout",
+    "A lane must not see what other lanes compute, as SyncBatchNorm does: use BatchNorm, whose "
+    "statistics are each lane's own and are merged after the step, or GroupNorm.",
+)
+def communicates(evidence: Evidence) -> Iterator[str]:
+    """Find forwards and backwards that are collectives, as that of SyncBatchNorm."""
+    for process, probe in evidence.probes():
+        for call in probe.passes.collectives:
+            yield f"it communicates with other processes by {call} (on {process})."
+
+
+@diagnosis("forward", UNSEEDED, SEED_THEM)
+def unseeded_generator(evidence: Evidence) -> Iterator[str]:
+    """Find generators of random numbers that the model or the task has besides the default ones."""
+    for seen, passes in evidence.unequal_passes():
+        moved, divergence = generators(passes.changed), passes.divergence
+        if moved or (divergence and divergence.call.has_generator):
+            yield f"{seen}{first_in(divergence)}{also_changed(moved)}."
+    history = evidence.base.history
+    if history is not None and history.found and generators(history.changed):
+        yield f"{history}{also_changed(generators(history.changed))}."
+
+
+@diagnosis(
+    "forward",
+    "the random state is set by the task",
+    "Leave the default generators alone in forward and loss (no torch.manual_seed): they are seeded "
+    "for every lane of every step.",
+)
+def sets_the_random_state(evidence: Evidence) -> Iterator[str]:
+    """Find forwards and losses that set the state of the default generators themselves."""
+    for seen, passes in evidence.unequal_passes():
+        divergence = passes.divergence
+        if divergence and divergence.has_equal_inputs and not divergence.has_equal_random_state:
+            yield f"{seen}: before {divergence.call}, torch's default generators are in another state."
+
+
+@diagnosis("forward", "an operator is not deterministic", "Use a deterministic implementation of it.")
+def operator_is_not_deterministic(evidence: Evidence) -> Iterator[str]:
+    """Find operators that give other outputs for equal inputs."""
+    for seen, passes in evidence.unequal_passes():
+        if passes.divergence and passes.divergence.has_equal_inputs:
+            yield f"{seen}: {passes.divergence.call} gave other outputs for equal inputs."
+
+
+@diagnosis("forward", HIDDEN_STATE, MAKE_IT_A_BUFFER)
+def state_between_passes(evidence: Evidence) -> Iterator[str]:
+    """Find state in attributes that one forward changes and the next one uses."""
+    for seen, passes in evidence.unequal_passes():
+        if passes.changed:
+            yield f"{seen}{first_in(passes.divergence)}{also_changed(passes.changed)}."
+
+
+@diagnosis(
+    "forward",
+    "a value from outside of the model changes from forward to forward",
+    "Keep the time, counters and unseeded random numbers out of forward and loss.",
+)
+def value_from_outside(evidence: Evidence) -> Iterator[str]:
+    """Find any two passes that differ: diagnoses before this one know all other causes."""
+    for seen, passes in evidence.unequal_passes():
+        begins = first_in(passes.divergence)
+        yield f"{seen}; no operator that was recorded made the value that differs{begins}."
+
+
+@diagnosis("forward", HIDDEN_STATE, MAKE_IT_A_BUFFER)
+def state_of_the_first(evidence: Evidence) -> Iterator[str]:
+    """Find state that the first micro-batch of a process leaves behind."""
+    for process, probe in evidence.other_results(evidence.again()):
+        if probe.first:
+            yield (
+                f"the first lane's micro-batch gives another loss or gradient in {process}, where another "
+                f"one was the first to be computed{also_changed(probe.first)}."
+            )
+
+
+def _other_results(processes: Callable[[Evidence], Probes], evidence: Evidence) -> Iterator[str]:
+    for process, probe in evidence.other_results(processes(evidence)):
+        divergence = first_divergence(evidence.base.passes.calls[0], probe.passes.calls[0])
+        yield (
+            "the same micro-batch, with equal weights and random state, gives a different loss or "
+            f"gradient in {process} than in the first process{first_in(divergence)}."
+        )
+
+
+of_the_process = Diagnosis(
+    "forward",
+    "the forward or the loss depends on the process or the time",
+    _USE_THE_BATCH,
+    partial(_other_results, Evidence.again),
+)
+of_the_rank = Diagnosis(
+    "forward",
+    "the forward or the loss depends on the rank or the number of processes",
+    _USE_THE_BATCH,
+    partial(_other_results, Evidence.elsewhere),
+)
+
+
+@diagnosis("forward", HIDDEN_STATE, MAKE_IT_A_BUFFER)
+def state_after_others(evidence: Evidence) -> Iterator[str]:
+    """Find state that acts only after other micro-batches, after an evaluation, or rarely."""
+    history = evidence.base.history
+    if history is not None and history.found:
+        yield f"{history}{also_changed(history.changed)}."
+
+
+@diagnosis(
+    "forward",
+    "an evaluation changes a buffer",
+    "Change it in training alone (if self.training), and not in place where it ought to be constant: "
+    "in an evaluation each process sees other micro-batches, and nothing merges what they make of it.",
+)
+def evaluation_changes_a_buffer(evidence: Evidence) -> Iterator[str]:
+    """Find buffers that an evaluation changes, by which its later micro-batches give something else."""
+    history = evidence.base.history
+    if history is not None and history.buffers:
+        yield (
+            "the first lane's micro-batch, evaluated after another one, gives a different "
+            f"loss{also_changed(history.buffers)}."
+        )

@@ -1,0 +1,76 @@
+"""Weights that differ when they are built, or that something other than equal updates changes."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from lanewise.verify.diagnoses.diagnosis import Diagnosis, diagnosis, listed
+from lanewise.verify.evidence import Evidence, Probes
+from lanewise.verify.hidden import changed
+
+_SEED_ALIKE = "Let build_model draw from the default generators alone, seeded alike on every rank."
+
+
+def _built_otherwise(processes: Callable[[Evidence], Probes], evidence: Evidence) -> Iterator[str]:
+    for process, probe in processes(evidence):
+        for name in changed(evidence.base.weights, probe.weights):
+            yield f"build_model gives a different {name} in {process} than in the first process."
+
+
+initial_of_the_process = Diagnosis(
+    "initial weights",
+    "the initial weights depend on the process or the time",
+    _SEED_ALIKE,
+    partial(_built_otherwise, Evidence.again),
+)
+initial_of_the_rank = Diagnosis(
+    "initial weights",
+    "the initial weights depend on the rank or the number of processes",
+    _SEED_ALIKE,
+    partial(_built_otherwise, Evidence.elsewhere),
+)
+
+
+@diagnosis(
+    "parameters",
+    "a parameter is changed outside of the optimizer",
+    "Leave the weights to the optimizer. What a forward maintains (a moving average, a projection) "
+    "differs between processes: make it a buffer, or a parametrization.",
+)
+def changed_parameter(evidence: Evidence) -> Iterator[str]:
+    """Find parameters that a forward, a backward or anything else but the optimizer changes."""
+    for process, probe in evidence.probes():
+        if probe.passes.changed_parameters:
+            yield f"a forward and backward in {process} changed {listed(probe.passes.changed_parameters)}."
+    for layout in evidence.layouts:
+        for step in layout.trace.steps if layout.trace else ():
+            if step.changed_outside:
+                names = listed(step.changed_outside)
+                yield f"{names} changed before the update of step {step.step} ({layout.name})."
+
+
+@diagnosis(
+    "options",
+    "the learning rate or another option of the optimizer depends on the number of processes",
+    "Set them for the global batch, which is the same on any number of processes: the scheduler, the "
+    "optimizer and parameter_groups must not ask for the world size.",
+)
+def options_of_the_world_size(evidence: Evidence) -> Iterator[str]:
+    """Find options of the optimizer that depend on the number of processes, as a scaled learning rate."""
+    for layout in evidence.layouts[1:]:
+        difference = layout.differences.get("options")
+        if difference is not None:
+            mine, theirs = difference.values
+            yield f"{difference.place} is {mine} in one process and {theirs} in {layout.name}."
+
+
+@diagnosis(
+    "close",
+    "gradients of close are farther apart than rounding explains",
+    "Lanes with equal samples give different gradients. Use equality exact to see where.",
+)
+def beyond_the_bound(evidence: Evidence) -> Iterator[str]:
+    """Find gradients of `close` that are not what rounding makes of equal ones."""
+    for layout in evidence.layouts[1:]:
+        close = layout.close
+        if close is not None and close.worst > 1 and not layout.differences:  # whose consequence it would be
+            yield f"{close.place} differs by {close.worst:.3g} times its bound in {layout.name}."
