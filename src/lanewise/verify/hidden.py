@@ -7,7 +7,6 @@ import threading
 import types
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from operator import setitem
@@ -21,27 +20,21 @@ from torch import nn
 from lanewise.data import FileDataset, digest
 from lanewise.world.shards import whole
 
-_GENERATOR = " (a generator)"
+_MARK = " (a generator)"
+"""Ends the names of generators of random numbers."""
 _MAX_DEPTH = 8
 _MAX_VALUES = 20_000
 _MAX_ELEMENTS = 2**22
+_NUM_RUNS = 4
+_FAR = 2**10 * 3**2 * 5**4 * 7
+"""A multiple of most of the numbers after which something happens now and then, and beyond most limits."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
-_VARIABLE = (
-    *_PLAIN,
-    dict,
-    list,
-    tuple,
-    set,
-    deque,
-    torch.Tensor,
-    np.ndarray,
-    Iterator,
-    torch.Generator,
-    random.Random,
-    np.random.Generator,
-    np.random.RandomState,
-)
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_VARIABLE = (*_PLAIN, *_GENERATORS, dict, list, tuple, set, deque, torch.Tensor, np.ndarray, Iterator)
 """What counts of a class or a module: not all that is imported there."""
+_WITHOUT_STATE = ("torch.distributed.fsdp.", "lanewise.data.", "lanewise.transforms.")
+"""Packages whose objects are left out: what they keep shards a model, makes reading fast or says how a block
+runs, and changes no result."""
 _FOREIGN_FOLDERS = tuple(
     f"{folder}/" for folder in (*sysconfig.get_paths().values(), *torch.__path__, Path(__file__).parents[1])
 )
@@ -52,14 +45,6 @@ _OF_TORCH = {*vars(nn.Module()), "_is_fsdp_managed_module", "_fsdp_use_orig_para
 _Setter = Callable[[int | float], object]
 _Found = tuple[str, Any, _Setter | None]
 """Name, value, and what gives it another value, where that is possible."""
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number outside of the model's parameters and buffers."""
-
-    value: int | float
-    put: _Setter
 
 
 def hidden_state(model: nn.Module, **others: object) -> dict[str, str]:
@@ -74,10 +59,51 @@ def hidden_state(model: nn.Module, **others: object) -> dict[str, str]:
     return {name: digest(value) for name, value, _ in _walk_all(model, others)}
 
 
-def numbers(model: nn.Module, **others: object) -> dict[str, Number]:
-    """Return every number among the values of `hidden_state` that can be set, tensors of one element too."""
+def numbers_that_matter(run: Callable[[], bool], model: nn.Module, **others: object) -> list[str]:
+    """Return the names of numbers by which a run gives something else where a few runs do not get.
+
+    Such are counters far ahead, and levels far off. All get their values back. Only those numbers among the
+    values of `hidden_state` are tried that a run changes from one value to another. So what a run keeps once,
+    as a memo does, is none, and what each run sets anew before it looks does not matter.
+
+    Args:
+        run: tells whether a run gave what it gives otherwise.
+        model: see `hidden_state`.
+        others: see `hidden_state`.
+    """
+    before = numbers(model, **others)
+    run()
+    after = numbers(model, **others)
+    steps = {name: value - before[name][0] for name, (value, _) in after.items() if name in before}
+    names = [name for name, step in steps.items() if step]
+
+    def matter(names: Sequence[str], far: int) -> bool:
+        try:
+            for name in names:
+                value, put = after[name]
+                # So that the third of the runs gets there, whether it looks before it counts or after.
+                put(type(value)(far if steps[name] > 0 else -far) - 2 * steps[name])
+            return not all(run() for _ in range(_NUM_RUNS))
+        except Exception:  # noqa: BLE001 - whatever such a number does that no run has
+            return False
+        finally:
+            for name in names:
+                value, put = after[name]
+                put(value)
+
+    for far in (_FAR, -_FAR) if names else ():
+        if matter(names, far):
+            return [name for name in names if matter([name], far)] or names
+    return []
+
+
+def numbers(model: nn.Module, **others: object) -> dict[str, tuple[int | float, _Setter]]:
+    """Return the numbers among the values of `hidden_state` that can be set, each with what sets it.
+
+    A tensor of one element is a number too.
+    """
     return {
-        name: Number(value.item() if isinstance(value, torch.Tensor) else value, put)
+        name: (value.item() if isinstance(value, torch.Tensor) else value, put)
         for name, value, put in _walk_all(model, others)
         if put is not None and _is_number(value)
     }
@@ -107,7 +133,7 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 def generators(names: Sequence[str]) -> list[str]:
     """Return the names that are of generators of random numbers."""
-    return [name for name in names if name.endswith(_GENERATOR)]
+    return [name for name in names if name.endswith(_MARK)]
 
 
 def _walk(
@@ -116,24 +142,18 @@ def _walk(
     if isinstance(value, _PLAIN):
         yield name, value.item() if isinstance(value, np.generic) else value, put
         return
-    if id(value) in seen or depth > _MAX_DEPTH or _is_of_fsdp(value):
+    if id(value) in seen or depth > _MAX_DEPTH or type(value).__module__.startswith(_WITHOUT_STATE):
         return
     seen[id(value)] = value
-    if type(value).__module__.startswith(("lanewise.data.", "lanewise.transforms.")):
-        return  # what it keeps makes reading fast, or says how a block runs, and changes no result
-    generator = _state_of_generator(value)
-    if generator is not None:
-        yield f"{name}{_GENERATOR}", generator, None
-        return
-    if isinstance(value, set | frozenset | Iterator) and not hasattr(value, "__dict__"):
+    if isinstance(value, _GENERATORS):
+        yield f"{name}{_MARK}", _state_of(value), None
+    elif isinstance(value, set | frozenset | Iterator) and not hasattr(value, "__dict__"):
         yield name, value, None  # of an iterator, how far it is, as of a counter of itertools
-        return
-    elements = _elements_of(value)
-    if elements is not None:
+    elif (elements := _elements_of(value)) is not None:
         yield name, elements, getattr(elements, "fill_", None)
-        return
-    for key, item in _parts_of(value):
-        yield from _walk(item, f"{name}.{key}", seen, depth + 1, _setter(value, key))
+    else:
+        for key, item in _parts_of(value):
+            yield from _walk(item, f"{name}.{key}", seen, depth + 1, _setter(value, key))
 
 
 def _setter(holder: Any, key: Any) -> _Setter | None:
@@ -168,22 +188,16 @@ def _elements_of(value: Any) -> Any:
     return None
 
 
-def _is_of_fsdp(value: object) -> bool:
-    """Tell whether this is what torch's FSDP keeps at a module."""
-    return type(value).__module__.startswith("torch.distributed.fsdp.")
-
-
-def _state_of_generator(value: Any) -> Any:
-    """Return the state of a generator of random numbers; None of other things."""
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, random.Random):
-        return repr(value.getstate())
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return repr(value.get_state())
-    return None
+def _state_of(generator: Any) -> Any:
+    """Return the state of a generator of random numbers."""
+    match generator:
+        case np.random.Generator():
+            return repr(generator.bit_generator.state)
+        case random.Random():
+            return repr(generator.getstate())
+        case np.random.RandomState():
+            return repr(generator.get_state())
+    return generator.get_state()
 
 
 def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -3,22 +3,22 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import Dataset
 
-from lanewise.config import BatchConfig, RunConfig
+from lanewise.config import RunConfig
 from lanewise.data import LaneReader, digest
 from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
 from lanewise.engine.samples.dataset import count_samples
+from lanewise.engine.step.lane import LaneRunner
 from lanewise.lanes import Placement, SequentialSchedule
-from lanewise.task import Task
-from lanewise.verify.hidden import changed, hidden_state, numbers
-from lanewise.verify.lane_runner import LaneRunner
-from lanewise.verify.number import numbers_that_matter
-from lanewise.world.world import LocalWorld
+from lanewise.reduce import Reducer
+from lanewise.verify.hidden import changed, hidden_state, numbers_that_matter
+from lanewise.verify.lane_runner import LaneRunner as TODO
+from lanewise.world.world import LocalWorld, World
 
 _NUM_AGAIN = 16
 _SECONDS = 2.0
@@ -78,15 +78,14 @@ def probe_history(
     runner.run(runner.other_turn, other)
     if not run(runner):
         return History("run after another micro-batch", names(), num_runs)
-    if _evaluates(runner, config.batch) and not run(runner):
+    if _evaluates(runner, config) and not run(runner):
         return History("run after an evaluation", names(), num_runs)
     with runner.other_weights(0):
         runner.run(runner.turn, batch)
     if not run(runner):
         return History("run after a run with other weights", names(), num_runs)
     found = names()
-    find = partial(numbers, runner.model, task=runner.task)
-    far = numbers_that_matter(find, lambda: run(runner)) if found else []
+    far = numbers_that_matter(lambda: run(runner), runner.model, task=runner.task) if found else []
     if far:
         return History(f"run while {', '.join(far[:3])} is far off", far, num_runs)
     new = LaneRunner(config, runner.device)
@@ -116,34 +115,34 @@ def _changed_by_evaluation(runner: LaneRunner, batch: Any, other: Any) -> Sequen
     return changed(before, after) if losses[0] != losses[2] else ()
 
 
-def _evaluates(runner: LaneRunner, batch: BatchConfig) -> bool:
+def _evaluates(runner: LaneRunner, config: RunConfig) -> bool:
     """Evaluate, and tell whether there was something to evaluate."""
-    task = runner.task
-    sets = first_samples(task, task.eval_datasets(), batch, runner.seed)
-    if not sets:
-        return False
+    world, sets = LocalWorld(runner.device), runner.task.eval_datasets()
     try:
-        world = LocalWorld(runner.device)
-        placement = Placement.of(batch.num_lanes, world)
-        Evaluator(runner.lanes, runner.model, sets, world, placement).run()
+        return bool(evaluate_first_batch(runner.lanes, runner.model, sets, world, config))
     except Exception:  # noqa: BLE001 - the steps that are run evaluate as well, and say what failed
         return False
-    return True
 
 
-def first_samples(
-    task: Task,
+def evaluate_first_batch(
+    lanes: LaneRunner,
+    model: nn.Module,
     datasets: Mapping[str, Dataset[Any]],
-    batch: BatchConfig,
-    seed: int,
+    world: World,
+    config: RunConfig,
     *,
+    reducer: Reducer | None = None,
     has_metrics: bool = True,
-) -> list[EvalSet]:
-    """Return what evaluates at most a global batch of each dataset; `has_metrics` as in `EvalSet`."""
-    sets = []
+) -> dict[str, float]:
+    """Evaluate at most a global batch of each dataset; see `Evaluator` and `EvalSet`.
+
+    Collective: every rank must call this.
+    """
+    batch, sets = config.batch, []
     for name, dataset in datasets.items():
         num_samples = min(count_samples(dataset), batch.global_batch_size)
         schedule = SequentialSchedule(num_samples, batch.num_lanes, batch.samples_per_lane)
-        reader = LaneReader(dataset, task.collate, seed, eval_dataset=name)
+        reader = LaneReader(dataset, lanes.task.collate, config.train.seed, eval_dataset=name)
         sets.append(EvalSet(name, reader, schedule, has_metrics))
-    return sets
+    placement = Placement.of(batch.num_lanes, world)
+    return Evaluator(lanes, model, sets, world, placement, reducer=reducer).run() if sets else {}

@@ -5,20 +5,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
 from lanewise.engine.engine import Engine, build_engine
-from lanewise.engine.evaluation.evaluator import Evaluator
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
 from lanewise.jobs.job import Job
-from lanewise.lanes import Placement
 from lanewise.verify.bound import CloseResult, judge, write_reference
 from lanewise.verify.cut import CutProbe, probe_cut
 from lanewise.verify.hidden import changed, hidden_state
-from lanewise.verify.history import first_samples
+from lanewise.verify.history import evaluate_first_batch
 from lanewise.verify.lane_runner import LaneRunner
 from lanewise.verify.metric import MetricProbe, probe_metrics
 from lanewise.verify.probe import Probe, begin_with, probe
@@ -47,6 +45,7 @@ class RankResult:
     metrics: MetricProbe = field(default_factory=MetricProbe)
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
 class VerifyJob(Job):
     """Runs a few steps and notes everything; the result is one `RankResult` for each rank.
@@ -67,6 +66,8 @@ class VerifyJob(Job):
     """Whether the others are compared with this one: then it looks at what needs one process only."""
     is_repeat: bool = False
     """Whether this one is the same again: then it reads samples in another order."""
+    resume_from: str | None = None
+    """Name of the layout from whose checkpoint this one goes on, which is all that it does then."""
 
     def log_file(self, rank: int) -> Path:
         """See `Job`."""
@@ -75,15 +76,25 @@ class VerifyJob(Job):
     def run(self, world: "World") -> Any:
         """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
+        result = RankResult()
+        if self.resume_from is None:
+            self._verify(world, result)
+        else:
+            with _failing_together(world, result):
+                result.trace = self._trace_resumed(world, self.resume_from)
+        return world.gather_object(result)
+
+    def _verify(self, world: "World", result: RankResult) -> None:
+        """Run the probes, and the steps unless the probes found what training refuses."""
         runner = LaneRunner(self.config, world.device)
         found = probe(self.config, runner, is_reference=self.is_reference, is_repeat=self.is_repeat)
-        result = RankResult(found)
+        result.probe = found
         is_communicating = world.world_size > 1 and found.passes.collectives
-        if not is_communicating and not found.passes.changed_parameters:  # which training refuses
+        if not is_communicating and not found.passes.changed_parameters:
             with _failing_together(world, result):
                 lane = (self.first_lane + world.rank) % self.config.batch.num_lanes
                 begin_with(runner, lane, self.folder / f"compiled-{self.name}-{world.rank}")
-                result.trace, result.updates = self._trace(world)
+                self._trace(world, result)
                 if self.judges_close:
                     result.close = self._judge_close(world)
         if self.is_reference:
@@ -94,9 +105,8 @@ class VerifyJob(Job):
             result.metrics = probe_metrics(
                 LaneRunner(self.config, world.device), batch.samples_per_lane, batch.global_batch_size
             )
-        return world.gather_object(result)
 
-    def _trace(self, world: "World") -> tuple[Trace, Updates | None]:
+    def _trace(self, world: "World", result: RankResult) -> None:
         """Take the steps; evaluate half-way, and save a checkpoint for another layout to go on from."""
         engine = build_engine(self.config, world)
         training = engine.training
@@ -110,22 +120,37 @@ class VerifyJob(Job):
                 if len(trace.steps) == half:
                     # As a run does between its steps: what it changes, a later step may see.
                     self._evaluate(training.lanes.task.eval_datasets(), engine, world)
-                    folder = CheckpointFolder(self.checkpoints(self.name))
-                    saver = Saver(folder, world, keep_last=1, keep_best=0, sign=1)
+                    saver = Saver(self._checkpoints(self.name), world, keep_last=1, keep_best=0, sign=1)
                     saver.save(engine.state.take(), Manifest(steps[half], None, engine.identity, ()))
                     saver.finish()
-            self.finish_trace(trace, engine, world)
+            self._finish_trace(trace, engine, world)
             trace.changed = changed(hidden, hidden_state(training.model, task=training.lanes.task))
-            updates = probe_updates(training) if self.is_reference else None
+            result.updates = probe_updates(training) if self.is_reference else None
+            result.trace = trace
         finally:
             engine.close()
-        return trace, updates
 
-    def checkpoints(self, name: str) -> Path:
+    def _trace_resumed(self, world: "World", saved_by: str) -> Trace:
+        """Take the second half of the steps, from the checkpoint of another layout."""
+        run = build_run(self.config, world)
+        steps = choose_steps(run.schedule, self.num_steps, run.last_step)
+        half = len(steps) // 2
+        try:
+            first = resume_run(run, self._checkpoints(saved_by), allow=())
+            if half == 0 or first != steps[half]:
+                raise CheckpointError(f"the run takes {len(steps)} steps: too few to stop in between.")
+            engine = Engine(run, first_step=first)
+            trace = Trace(list(run_steps(engine, world, steps[half:])))
+            self._finish_trace(trace, engine, world)
+        finally:
+            run.reducer.close()
+        return trace
+
+    def _checkpoints(self, name: str) -> CheckpointFolder:
         """Return where a layout saves."""
-        return self.folder / f"checkpoints-{name}"
+        return CheckpointFolder(self.folder / f"checkpoints-{name}")
 
-    def finish_trace(self, trace: Trace, engine: Engine, world: "World") -> None:
+    def _finish_trace(self, trace: Trace, engine: Engine, world: "World") -> None:
         """Evaluate, and look at what else there is."""
         training = engine.training
         task = training.lanes.task
@@ -147,15 +172,16 @@ class VerifyJob(Job):
     def _evaluate(
         self, datasets: Mapping[str, Any], engine: Engine, world: "World", *, has_metrics: bool = True
     ) -> dict[str, float]:
-        """Evaluate at most a global batch of each dataset."""
-        training, seed = engine.training, self.config.train.seed
-        sets = first_samples(training.lanes.task, datasets, self.config.batch, seed, has_metrics=has_metrics)
-        if not sets:
-            return {}
-        placement = Placement.of(self.config.batch.num_lanes, world)
-        return Evaluator(
-            training.lanes, training.evaluated_model, sets, world, placement, reducer=engine.reducer
-        ).run()
+        training = engine.training
+        return evaluate_first_batch(
+            training.lanes,
+            training.evaluated_model,
+            datasets,
+            world,
+            self.config,
+            reducer=engine.reducer,
+            has_metrics=has_metrics,
+        )
 
     def _judge_close(self, world: "World") -> CloseResult:
         """Compare the gradients of `close` with those of one process."""
@@ -171,33 +197,6 @@ class VerifyJob(Job):
             return judge(self.folder, engine, world, steps, config.batch.num_lanes)
         finally:
             engine.close()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResumeJob(VerifyJob):
-    """Goes on from the checkpoint of another layout, and takes the other half of the steps."""
-
-    resumes: str
-    """Name of the layout whose checkpoint it is."""
-
-    def run(self, world: "World") -> Any:
-        """See `Job`."""
-        logging.getLogger().setLevel(logging.ERROR)
-        result = RankResult()
-        with _failing_together(world, result):
-            run = build_run(self.config, world)
-            steps = choose_steps(run.schedule, self.num_steps, run.last_step)
-            rest = steps[len(steps) // 2 :]
-            try:
-                first = resume_run(run, CheckpointFolder(self.checkpoints(self.resumes)), allow=())
-                if len(rest) == len(steps) or first != rest[0]:
-                    raise CheckpointError(f"the run takes {len(steps)} steps: too few to stop in between.")
-                engine = Engine(run, first_step=first)
-                result.trace = Trace(list(run_steps(engine, world, rest)))
-                self.finish_trace(result.trace, engine, world)
-            finally:
-                run.reducer.close()
-        return world.gather_object(result)
 
 
 @contextmanager

@@ -4,13 +4,11 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from lanewise.data import LaneReader, digest, opaque_types, read_turns
-from lanewise.verify.hidden import changed, hidden_state, numbers
+from lanewise.verify.hidden import changed, hidden_state, numbers_that_matter
 from lanewise.verify.lane_runner import LaneRunner, chosen
-from lanewise.verify.number import numbers_that_matter
 
 _NUM_SAMPLES = 32
 _NUM_EVAL_SAMPLES = 8
@@ -59,40 +57,45 @@ def probe_reads(runner: LaneRunner, *, is_repeat: bool) -> Reads:
         runner: newly built.
         is_repeat: whether to read half of them as of epoch 1 first: they must not depend on the order.
     """
-    task, indices = runner.task, runner.indices[:_NUM_SAMPLES]
+    task = runner.task
     eval_sets = dict(task.eval_datasets())
     known = {"dataset": runner.dataset, "eval_datasets": eval_sets, "task": task}
     of_samples = set(opaque_types())  # the loader has looked at three of them
     before = hidden_state(runner.model, **known)
     of_state = set(opaque_types()) - of_samples
-    reads = [(0, index) for index in indices]
-    if runner.has_later_epoch:
-        half = (len(indices) + 1) // 2
-        late = [(1, index) for index in indices]
-        reads = [*reads[:half], *late[half:], *reads[half:], *late[:half]] if is_repeat else [*reads, *late]
-    first = {key: digest(runner.reader.read(key[0], (key[1],))) for key in reads}
-    readers = {
-        name: (LaneReader(dataset, task.collate, runner.seed), min(_NUM_EVAL_SAMPLES, len(dataset)))  # type: ignore[arg-type]
+    training = {f"sample {index}": (runner.reader, index) for index in runner.indices[:_NUM_SAMPLES]}
+    evaluation = {
+        f"sample {index} of {name}": (LaneReader(dataset, task.collate, runner.seed), index)
         for name, dataset in eval_sets.items()
+        for index in range(min(_NUM_EVAL_SAMPLES, len(dataset)))  # type: ignore[arg-type]
     }
-    first_of_sets = _read_sets(readers)
+    sources = training | evaluation
+
+    def read(epoch: int, name: str) -> str:
+        reader, index = sources[name]
+        return digest(reader.read(epoch, (index,)))
+
+    reads = [(0, name) for name in training]
+    if runner.has_later_epoch:
+        half = (len(reads) + 1) // 2
+        late = [(1, name) for name in training]
+        reads = [*reads[:half], *late[half:], *reads[half:], *late[:half]] if is_repeat else [*reads, *late]
+    reads += [(0, name) for name in evaluation]
+    first = {(epoch, name): read(epoch, name) for epoch, name in reads}
     batch = [digest(runner.read())]
     opaque = [one for one in opaque_types() if one not in of_state]
     # Backwards, so that what changes with every eighth read does not fall on the same samples.
-    second = {index: digest(runner.reader.read(0, (index,))) for index in reversed(indices)}
-    second_of_sets = _read_sets(readers)
+    second = {name: read(0, name) for name in reversed(sources)}
     batch.append(digest(runner.read()))
     far: Sequence[str] = ()
     names = changed(before, hidden_state(runner.model, **known))
     if names:
         batch += [digest(runner.read()) for _ in range(_NUM_AGAIN)]
-        find = partial(numbers, runner.model, **known)
-        far = numbers_that_matter(find, lambda: digest(runner.read()) == batch[0])
-    samples = {_name(index): (first[0, index], second[index]) for index in indices}
+        far = numbers_that_matter(lambda: digest(runner.read()) == batch[0], runner.model, **known)
     return Reads(
         num_samples=runner.num_samples,
-        samples=samples | {name: (one, second_of_sets[name]) for name, one in first_of_sets.items()},
-        later={_name(index): value for (epoch, index), value in first.items() if epoch},
+        samples={name: (first[0, name], second[name]) for name in sources},
+        later={name: value for (epoch, name), value in first.items() if epoch},
         batch=batch,
         changed=names,
         opaque=opaque,
@@ -114,23 +117,11 @@ def look_further(reads: Reads, runner: LaneRunner, *, has_workers: bool) -> Read
         of_worker = digest(batch.data)
     end = time.monotonic() + _SCAN_SECONDS
     indices = itertools.takewhile(lambda _: time.monotonic() < end, range(runner.num_samples))
-    others = {_name(index): digest(runner.reader.read(0, (index,))) for index in indices}
+    others = {f"sample {index}": digest(runner.reader.read(0, (index,))) for index in indices}
     left_out, is_by_content = _left_out(runner)
     return replace(
         reads, batch_of_worker=of_worker, others=others, left_out=left_out, is_by_content=is_by_content
     )
-
-
-def _name(index: int) -> str:
-    return f"sample {index}"
-
-
-def _read_sets(readers: Mapping[str, tuple[LaneReader, int]]) -> dict[str, str]:
-    return {
-        f"{_name(index)} of {name}": digest(reader.read(0, (index,)))
-        for name, (reader, num_samples) in readers.items()
-        for index in range(num_samples)
-    }
 
 
 def _left_out(runner: LaneRunner) -> tuple[list[str], bool]:
@@ -143,19 +134,18 @@ def _left_out(runner: LaneRunner) -> tuple[list[str], bool]:
     except Exception:  # noqa: BLE001 - a collate need not take fewer samples than training gives it
         return [], True
     is_by_content = {len(samples) - 1 - position for position in backwards} == set(found)
-    return [_name(indices[position]) for position in found], is_by_content
+    return [f"sample {indices[position]}" for position in found], is_by_content
 
 
 def _without_effect(runner: LaneRunner, samples: Sequence[Any]) -> list[int]:
+    """Return the positions of samples without which collate makes the same micro-batch."""
+    positions = range(len(samples))
     if len(samples) < 2 or len({digest(runner.collate(samples, seed)) for seed in (0, 1)}) > 1:
         return []  # what it draws would differ
     whole = digest(runner.collate(samples, 0))
-    return [
-        position
-        for position in range(len(samples))
-        if digest(runner.collate(_without(samples, position), 0)) == whole
-    ]
 
+    def is_same_without(position: int) -> bool:
+        others = chosen(samples, [other for other in positions if other != position])
+        return digest(runner.collate(others, 0)) == whole
 
-def _without(samples: Sequence[Any], position: int) -> Sequence[Any]:
-    return chosen(samples, [number for number in range(len(samples)) if number != position])
+    return [position for position in positions if is_same_without(position)]

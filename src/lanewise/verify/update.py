@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -11,8 +10,7 @@ from lanewise.config.optimizer import needs_closure
 from lanewise.data import digest
 from lanewise.engine.step.train_step import Training
 from lanewise.random_state import set_random_state
-from lanewise.verify.hidden import changed, hidden_state, numbers
-from lanewise.verify.number import numbers_that_matter
+from lanewise.verify.hidden import changed, hidden_state, numbers_that_matter
 
 _NUM_AGAIN = 6
 
@@ -65,5 +63,5 @@ def probe_updates(training: Training) -> Updates | None:
         last = update() if last == first else last
     if last != first:
         return Updates(changed(first, last)[0], names)
-    far = numbers_that_matter(partial(numbers, model, optimizer=optimizer), lambda: update() == first)
+    far = numbers_that_matter(lambda: update() == first, model, optimizer=optimizer)
     return Updates(next(iter(first)), far) if far else Updates("", names)

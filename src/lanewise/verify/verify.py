@@ -14,7 +14,7 @@ from lanewise.lanes import lane_ranges
 from lanewise.verify import MODULES
 from lanewise.verify.diagnose import diagnose
 from lanewise.verify.evidence import Evidence, LayoutResult
-from lanewise.verify.job import RankResult, ResumeJob, VerifyJob
+from lanewise.verify.job import RankResult, VerifyJob
 from lanewise.verify.notes import notes
 from lanewise.verify.report import VerifyReport
 
@@ -116,14 +116,7 @@ def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Ca
         job, saved_by = jobs[number], jobs[numbers[position - 1]]
         name = f"{layouts[number].name}, going on from {layouts[numbers[position - 1]].name}"
         show(name)
-        resume_job = ResumeJob(
-            job.config,
-            folder=job.folder,
-            name=f"{job.name}-resumed",
-            num_steps=job.num_steps,
-            judges_close=False,
-            resumes=saved_by.name,
-        )
+        resume_job = replace(job, name=f"{job.name}-resumed", resume_from=saved_by.name, is_reference=False)
         resumed = layouts[number].resumed = _run(name, resume_job, may_fail=True)
         resumed.compare_with(layouts[0])
 
