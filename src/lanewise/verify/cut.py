@@ -45,11 +45,9 @@ class Cut:
 class CutProbe:
     """What was found, or why nothing could be."""
 
-    in_evaluation_mode: Cut | None
-    with_statistics: Cut | None
-    """With the modules in training mode that own buffers which a forward changes; None if there are none."""
-    owners: str = ""
-    """Names of those modules."""
+    in_evaluation_mode: Cut | None = None
+    statistics_of: str = ""
+    """Names of modules that change buffers in training mode, where their being in it makes a difference."""
     why_not: str = ""
 
 
@@ -66,37 +64,36 @@ def probe_cut(runner: LaneRunner, changed_buffers: Sequence[str]) -> CutProbe:
     try:
         return _probe_cut(runner, changed_buffers)
     except Exception as error:  # noqa: BLE001 - training never asks for a loss in evaluation mode
-        return CutProbe(None, None, why_not=f"the loss of other micro-batches failed: {error!r:.200}")
+        return CutProbe(why_not=f"the loss of other micro-batches failed: {error!r:.200}")
 
 
 def _probe_cut(runner: LaneRunner, changed_buffers: Sequence[str]) -> CutProbe:
     micro_batches = _micro_batches(runner)
     samples = next(micro_batches)
     if len(samples) < 2:
-        return CutProbe(None, None, why_not="a micro-batch is a single sample")
+        return CutProbe(why_not="a micro-batch is a single sample")
     if len({digest(runner.collate(samples, seed)) for seed in (0, 1)}) > 1:
         why_not = "collate makes another micro-batch of equal samples, by random numbers or by what it keeps"
-        return CutProbe(None, None, why_not=why_not)
+        return CutProbe(why_not=why_not)
     runner.model.eval()
     if len({_loss_of(runner, samples, seed) for seed in (0, 1)}) > 1:
-        return CutProbe(
-            None, None, why_not="the loss of equal samples differs from run to run in evaluation mode"
-        )
+        return CutProbe(why_not="the loss of equal samples differs from run to run in evaluation mode")
     end = time.monotonic() + _SECONDS
     in_evaluation_mode = _compare_cuts(runner, samples, 1)
     for others in micro_batches:  # samples of one class may show nothing
         if not in_evaluation_mode.is_same or time.monotonic() > end:
             break
         in_evaluation_mode = _compare_cuts(runner, others, 1)
-    with_statistics = None
+    statistics_of = ""
     owners = sorted({name.rpartition(".")[0] for name in changed_buffers})
     if owners:
         for owner in owners:
             runner.model.get_submodule(owner).training = True
         with suppress(ValueError):  # of a part of one sample, which has no statistics
-            with_statistics = _compare_cuts(runner, samples, (len(samples) + 1) // 2)
+            if not _compare_cuts(runner, samples, (len(samples) + 1) // 2).is_same:
+                statistics_of = ", ".join(filter(None, owners[:3])) or "the model"
         runner.model.eval()
-    return CutProbe(in_evaluation_mode, with_statistics, ", ".join(filter(None, owners[:3])) or "the model")
+    return CutProbe(in_evaluation_mode, statistics_of)
 
 
 def _micro_batches(runner: LaneRunner) -> Iterator[Sequence[Any]]:

@@ -1,7 +1,7 @@
 """Whether what a lane computes depends on what was computed before it."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +58,7 @@ def probe_history(
         hidden: the state before the first run.
     """
     other = runner.read(runner.other_turn)
-    is_changing = bool(changed(hidden, hidden_state(runner.model, task=runner.task)))
     num_runs = 2
-    end = time.monotonic() + _SECONDS
 
     def run(who: LaneRunner) -> bool:
         nonlocal num_runs
@@ -70,20 +68,25 @@ def probe_history(
     def names() -> list[str]:
         return changed(hidden, hidden_state(runner.model, task=runner.task))
 
-    for number in range(_NUM_AGAIN):
+    def ways() -> Iterator[str]:
+        """Do something else before each run, and say what it was."""
+        is_changing = bool(names())
+        end = time.monotonic() + _SECONDS
+        for number in range(_NUM_AGAIN):
+            yield f"run {number + 3} times"
+            if not is_changing and time.monotonic() > end:
+                break
+        runner.run(runner.other_turn, other)
+        yield "run after another micro-batch"
+        if _evaluates(runner, config):
+            yield "run after an evaluation"
+        with runner.other_weights(0):
+            runner.run(runner.turn, batch)
+        yield "run after a run with other weights"
+
+    for way in ways():
         if not run(runner):
-            return History(f"run {number + 3} times", names(), num_runs)
-        if not is_changing and time.monotonic() > end:
-            break
-    runner.run(runner.other_turn, other)
-    if not run(runner):
-        return History("run after another micro-batch", names(), num_runs)
-    if _evaluates(runner, config) and not run(runner):
-        return History("run after an evaluation", names(), num_runs)
-    with runner.other_weights(0):
-        runner.run(runner.turn, batch)
-    if not run(runner):
-        return History("run after a run with other weights", names(), num_runs)
+            return History(way, names(), num_runs)
     found = names()
     far = numbers_that_matter(lambda: run(runner), runner.model, task=runner.task) if found else []
     if far:

@@ -41,7 +41,7 @@ class RankResult:
     """Why the steps failed."""
     close: CloseResult | None = None
     updates: Updates | None = None
-    cut: CutProbe | None = None
+    cut: CutProbe = field(default_factory=CutProbe)
     metrics: MetricProbe = field(default_factory=MetricProbe)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from lanewise.data import LaneReader
@@ -129,11 +130,5 @@ def _differing(
     return {
         name: MetricValues(f"{reader.eval_dataset}/{name}", pair)
         for name, pair in pairs.items()
-        if not _is_near(*pair)
+        if not np.isclose(*pair, rtol=_TOLERANCE, atol=1e-6, equal_nan=True)
     }
-
-
-def _is_near(one: float, other: float) -> bool:
-    if math.isnan(one) or math.isnan(other):
-        return math.isnan(one) and math.isnan(other)
-    return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=1e-6)

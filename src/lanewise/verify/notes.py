@@ -2,13 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from lanewise.verify.cut import CutProbe
 from lanewise.verify.diagnose import Finding
 from lanewise.verify.diagnoses.diagnosis import listed
 from lanewise.verify.evidence import Evidence
-from lanewise.verify.metric import MetricProbe
-from lanewise.verify.probe import Probe
-from lanewise.verify.read import Reads
 
 _INFLUENCES = {
     "forward": (
@@ -26,35 +22,35 @@ _INFLUENCES = {
 
 def notes(evidence: Evidence, findings: Sequence[Finding]) -> list[str]:
     """Say what is worth knowing; state is mentioned only where there are no findings."""
-    on_cut = _on_cut(evidence.reference.cut)
-    on_state = _on_state(evidence.base) if not findings else ()
-    return [*on_cut, *_on_metrics(evidence.reference.metrics), *_on_reads(evidence.base.reads), *on_state]
+    found = [*_on_cut(evidence), *_on_metrics(evidence), *_on_reads(evidence)]
+    return found if findings else [*found, *_on_state(evidence)]
 
 
-def _on_cut(cut: CutProbe | None) -> Iterator[str]:
-    if cut is None:
-        return
+def _on_cut(evidence: Evidence) -> Iterator[str]:
+    cut = evidence.reference.cut
+    influence = cut.in_evaluation_mode.influence if cut.in_evaluation_mode else ""
     if cut.why_not:
         yield f"it was not tested whether the loss is a mean of means: {cut.why_not}."
-    influence = cut.in_evaluation_mode.influence if cut.in_evaluation_mode else ""
     if influence in _INFLUENCES:
         yield f"the result depends on micro_batch_size: {_INFLUENCES[influence]}."
-    elif cut.with_statistics is not None and not cut.with_statistics.is_same:
+    elif cut.statistics_of:
         yield (
             "the result depends on micro_batch_size: a forward uses statistics of its micro-batch, as "
-            f"BatchNorm does ({cut.owners})."
+            f"BatchNorm does ({cut.statistics_of})."
         )
 
 
-def _on_metrics(metrics: MetricProbe) -> Iterator[str]:
-    for metric in metrics.of_micro_batches:
+def _on_metrics(evidence: Evidence) -> Iterator[str]:
+    for metric in evidence.reference.metrics.of_micro_batches:
+        one, two = metric.values
         yield (
-            f"{metric.name} depends on micro_batch_size: two samples give {metric.values[0]:.6g} in one "
-            f"micro-batch, and {metric.values[1]:.6g} in two."
+            f"{metric.name} depends on micro_batch_size: two samples give {one:.6g} in one micro-batch, "
+            f"and {two:.6g} in two."
         )
 
 
-def _on_reads(reads: Reads) -> Iterator[str]:
+def _on_reads(evidence: Evidence) -> Iterator[str]:
+    reads = evidence.base.reads
     if any(late != reads.samples[name][0] for name, late in reads.later.items()):
         yield (
             "the dataset draws random numbers, which are those of a lane: with another micro_batch_size "
@@ -72,12 +68,12 @@ def _on_reads(reads: Reads) -> Iterator[str]:
         )
 
 
-def _on_state(probe: Probe) -> Iterator[str]:
+def _on_state(evidence: Evidence) -> Iterator[str]:
     """Say which state changed without an effect, such as a memo or a counter for a log."""
-    if probe.reads.changed:
-        yield f"reading samples changes {listed(probe.reads.changed)}; no sample that was read depends on it."
-    history = probe.history
-    names = [name for name in history.changed if name not in probe.reads.changed] if history else []
+    changed, history = evidence.base.reads.changed, evidence.base.history
+    if changed:
+        yield f"reading samples changes {listed(changed)}; no sample that was read depends on it."
+    names = [name for name in history.changed if name not in changed] if history else []
     if history is not None and names:
         yield (
             f"a forward changes {listed(names)}; {history.num_runs} runs of one micro-batch gave the same, "

@@ -102,7 +102,7 @@ MOVED_SAMPLES = {f"sample {index}": (f"s{index + 4}",) * 2 for index in range(4)
 
 
 def cut(influence: str) -> CutProbe:
-    return CutProbe(Cut(0.5, tolerance=1e-3, num_samples=4, influence=influence), None)
+    return CutProbe(Cut(0.5, tolerance=1e-3, num_samples=4, influence=influence))
 
 
 MEAN_OF_MEANS = cut("weights")

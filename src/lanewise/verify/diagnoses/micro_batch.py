@@ -26,8 +26,7 @@ def collate_leaves_out(evidence: Evidence) -> Iterator[str]:
 
 def _influence(influence: Influence, how: str, evidence: Evidence) -> Iterator[str]:
     """Find a loss in which the weight of a sample, or of a term, depends on the micro-batch that it is in."""
-    cut = evidence.reference.cut
-    found = cut.in_evaluation_mode if cut else None
+    found = evidence.reference.cut.in_evaluation_mode
     if found is not None and found.influence == influence:
         yield (
             f"the same {found.num_samples} samples give different gradients as one micro-batch and as "
