@@ -12,8 +12,8 @@ import torch
 from lanewise.checkpoint.encode import real_view
 from lanewise.data import digest
 from lanewise.errors import TaskError
-from lanewise.verify.lane_runner import LaneRunner
 from lanewise.verify.meeting import where_samples_meet
+from lanewise.verify.probed_run import ProbedRun
 
 _MAX_SAMPLES = 16
 _SECONDS = 0.3
@@ -51,77 +51,77 @@ class CutProbe:
     why_not: str = ""
 
 
-def probe_cut(runner: LaneRunner, changed_buffers: Sequence[str]) -> CutProbe:
+def probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
     """Compute the gradient of the same samples as one micro-batch and as micro-batches of one sample each.
 
     No micro-batch is larger than those that training has: a collate may rely on that. In evaluation mode, so
     that dropout and statistics of the micro-batch stay out of it.
 
     Args:
-        runner: newly built.
+        probed: newly built.
         changed_buffers: names of buffers that a forward changes in training mode.
     """
     try:
-        return _probe_cut(runner, changed_buffers)
+        return _probe_cut(probed, changed_buffers)
     except Exception as error:  # noqa: BLE001 - training never asks for a loss in evaluation mode
         return CutProbe(why_not=f"the loss of other micro-batches failed: {error!r:.200}")
 
 
-def _probe_cut(runner: LaneRunner, changed_buffers: Sequence[str]) -> CutProbe:
-    micro_batches = _micro_batches(runner)
+def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
+    micro_batches = _micro_batches(probed)
     samples = next(micro_batches)
     if len(samples) < 2:
         return CutProbe(why_not="a micro-batch is a single sample")
-    if len({digest(runner.collate(samples, seed)) for seed in (0, 1)}) > 1:
+    if len({digest(probed.collate(samples, seed)) for seed in (0, 1)}) > 1:
         why_not = "collate makes another micro-batch of equal samples, by random numbers or by what it keeps"
         return CutProbe(why_not=why_not)
-    runner.model.eval()
-    if len({_loss_of(runner, samples, seed) for seed in (0, 1)}) > 1:
+    probed.model.eval()
+    if len({_loss_of(probed, samples, seed) for seed in (0, 1)}) > 1:
         return CutProbe(why_not="the loss of equal samples differs from run to run in evaluation mode")
     end = time.monotonic() + _SECONDS
-    in_evaluation_mode = _compare_cuts(runner, samples, 1)
+    in_evaluation_mode = _compare_cuts(probed, samples, 1)
     for others in micro_batches:  # samples of one class may show nothing
         if not in_evaluation_mode.is_same or time.monotonic() > end:
             break
-        in_evaluation_mode = _compare_cuts(runner, others, 1)
+        in_evaluation_mode = _compare_cuts(probed, others, 1)
     statistics_of = ""
     owners = sorted({name.rpartition(".")[0] for name in changed_buffers})
     if owners:
         for owner in owners:
-            runner.model.get_submodule(owner).training = True
+            probed.model.get_submodule(owner).training = True
         with suppress(ValueError):  # of a part of one sample, which has no statistics
-            if not _compare_cuts(runner, samples, (len(samples) + 1) // 2).is_same:
+            if not _compare_cuts(probed, samples, (len(samples) + 1) // 2).is_same:
                 statistics_of = ", ".join(filter(None, owners[:3])) or "the model"
-        runner.model.eval()
+        probed.model.eval()
     return CutProbe(in_evaluation_mode, statistics_of)
 
 
-def _micro_batches(runner: LaneRunner) -> Iterator[Sequence[Any]]:
+def _micro_batches(probed: ProbedRun) -> Iterator[Sequence[Any]]:
     """Yield samples of the first lane's micro-batch, and then such as have some of every lane."""
-    own = runner.indices_of(runner.turn)[:_MAX_SAMPLES]
-    yield runner.reader.read(0, own)
-    stride = len(runner.indices) // len(own)
+    own = probed.indices_of(probed.turn)[:_MAX_SAMPLES]
+    yield probed.reader.read(0, own)
+    stride = len(probed.indices) // len(own)
     for start in range(stride):
-        yield runner.reader.read(0, runner.indices[start::stride][: len(own)])
+        yield probed.reader.read(0, probed.indices[start::stride][: len(own)])
 
 
-def _loss_of(runner: LaneRunner, samples: Sequence[Any], seed: int) -> str:
-    lane = runner.lane_of(runner.to_device(runner.collate(samples, 0)), len(samples), seed)
-    with runner.kept_state(), torch.no_grad():
-        loss = lane.run(runner.model)
+def _loss_of(probed: ProbedRun, samples: Sequence[Any], seed: int) -> str:
+    lane = probed.lane_of(probed.to_device(probed.collate(samples, 0)), len(samples), seed)
+    with probed.kept_state(), torch.no_grad():
+        loss = lane.run(probed.model)
     return digest(loss.sum, loss.weight)
 
 
-def _compare_cuts(runner: LaneRunner, samples: Sequence[Any], size: int) -> Cut:
+def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> Cut:
     """Compare the mean gradient of all samples with that of parts of some size.
 
     In what way they differ is told of parts of one sample.
     """
-    whole, whole_weight = _gradient(runner, samples)
-    parts = [_gradient(runner, samples[start : start + size]) for start in range(0, len(samples), size)]
+    whole, whole_weight = _gradient(probed, samples)
+    parts = [_gradient(probed, samples[start : start + size]) for start in range(0, len(samples), size)]
     parts = [part for part in parts if part[1] > 0]
     weight = sum(part_weight for _, part_weight in parts)
-    types = {one.dtype for one in runner.model.parameters() if one.is_floating_point() or one.is_complex()}
+    types = {one.dtype for one in probed.model.parameters() if one.is_floating_point() or one.is_complex()}
     tolerance = math.sqrt(max(torch.finfo(dtype).eps for dtype in types))
     if not whole_weight or not weight:
         return Cut(0.0, tolerance, len(samples))
@@ -136,9 +136,9 @@ def _compare_cuts(runner: LaneRunner, samples: Sequence[Any], size: int) -> Cut:
     cut = Cut(difference, tolerance, len(samples))
     if cut.is_same or size > 1:
         return cut
-    if _has_term(runner):
+    if _has_term(probed):
         return replace(cut, influence="term")
-    meeting = where_samples_meet(runner, samples)
+    meeting = where_samples_meet(probed, samples)
     weights = torch.linalg.lstsq(columns, target.unsqueeze(1), driver="gelsd").solution
     residual = float((columns @ weights - target.unsqueeze(1)).norm()) / size_of_rounding
     # Of too few elements it cannot be told: any target is in their span.
@@ -148,26 +148,26 @@ def _compare_cuts(runner: LaneRunner, samples: Sequence[Any], size: int) -> Cut:
     return replace(cut, influence="targets" if meeting == "neither" else meeting)
 
 
-def _has_term(runner: LaneRunner) -> bool:
+def _has_term(probed: ProbedRun) -> bool:
     """Tell whether the loss sum has a term that is the same for every micro-batch, as a penalty has."""
-    samples = runner.reader.read(0, runner.indices[:4])
+    samples = probed.reader.read(0, probed.indices[:4])
     if len(samples) < 4:
         return False
-    of_parts = [_gradient(runner, samples[number : number + 1])[0] for number in range(4)]
-    of_pairs = [_gradient(runner, samples[start : start + 2])[0] for start in (0, 2)]
+    of_parts = [_gradient(probed, samples[number : number + 1])[0] for number in range(4)]
+    of_pairs = [_gradient(probed, samples[start : start + 2])[0] for start in (0, 2)]
     # What two parts have once more than their pair.
     term, again = of_parts[0] + of_parts[1] - of_pairs[0], of_parts[2] + of_parts[3] - of_pairs[1]
     return float((term - again).norm()) < _SMALL * float(term.norm())
 
 
-def _gradient(runner: LaneRunner, samples: Sequence[Any]) -> tuple[torch.Tensor, float]:
+def _gradient(probed: ProbedRun, samples: Sequence[Any]) -> tuple[torch.Tensor, float]:
     """Return elements of the gradient of the loss sum, in float64 on the CPU, and the weight.
 
     Of large models about a million elements, some of every parameter.
     """
-    lane = runner.lane_of(runner.to_device(runner.collate(samples, 0)), len(samples))
-    with runner.kept_state():
-        loss, gradients = runner.gradients(lane)
+    lane = probed.lane_of(probed.to_device(probed.collate(samples, 0)), len(samples))
+    with probed.kept_state():
+        loss, gradients = probed.gradients(lane)
     step = -(-sum(one.numel() for one in gradients.values()) // _MAX_ELEMENTS)
     flat = [(real_view(one) if one.is_complex() else one).reshape(-1) for one in gradients.values()]
     return torch.cat([one[::step].cpu().double() for one in flat]), loss.weight

@@ -17,7 +17,7 @@ from lanewise.engine.step.lane import LaneRunner
 from lanewise.lanes import Placement, SequentialSchedule
 from lanewise.reduce import Reducer
 from lanewise.verify.hidden import changed, hidden_state, numbers_that_matter
-from lanewise.verify.lane_runner import LaneRunner as TODO
+from lanewise.verify.probed_run import ProbedRun
 from lanewise.world.world import LocalWorld, World
 
 _NUM_AGAIN = 16
@@ -44,7 +44,7 @@ class History:
 
 
 def probe_history(
-    config: RunConfig, runner: LaneRunner, batch: Any, result: str, hidden: Mapping[str, str]
+    config: RunConfig, probed: ProbedRun, batch: Any, result: str, hidden: Mapping[str, str]
 ) -> History:
     """Run the first lane's micro-batch many times, after another one, after an evaluation, in a new model.
 
@@ -52,21 +52,21 @@ def probe_history(
 
     Args:
         config: the run.
-        runner: whose first lane was run twice, alike.
+        probed: whose first lane was run twice, alike.
         batch: its micro-batch.
         result: what it gave.
         hidden: the state before the first run.
     """
-    other = runner.read(runner.other_turn)
+    other = probed.read(probed.other_turn)
     num_runs = 2
 
-    def run(who: LaneRunner) -> bool:
+    def run(who: ProbedRun) -> bool:
         nonlocal num_runs
         num_runs += 1
         return who.run(who.turn, batch) == result
 
     def names() -> list[str]:
-        return changed(hidden, hidden_state(runner.model, task=runner.task))
+        return changed(hidden, hidden_state(probed.model, task=probed.task))
 
     def ways() -> Iterator[str]:
         """Do something else before each run, and say what it was."""
@@ -76,53 +76,53 @@ def probe_history(
             yield f"run {number + 3} times"
             if not is_changing and time.monotonic() > end:
                 break
-        runner.run(runner.other_turn, other)
+        probed.run(probed.other_turn, other)
         yield "run after another micro-batch"
-        if _evaluates(runner, config):
+        if _evaluates(probed, config):
             yield "run after an evaluation"
-        with runner.other_weights(0):
-            runner.run(runner.turn, batch)
+        with probed.other_weights(0):
+            probed.run(probed.turn, batch)
         yield "run after a run with other weights"
 
     for way in ways():
-        if not run(runner):
+        if not run(probed):
             return History(way, names(), num_runs)
     found = names()
-    far = numbers_that_matter(lambda: run(runner), runner.model, task=runner.task) if found else []
+    far = numbers_that_matter(lambda: run(probed), probed.model, task=probed.task) if found else []
     if far:
         return History(f"run while {', '.join(far[:3])} is far off", far, num_runs)
-    new = LaneRunner(config, runner.device)
+    new = ProbedRun(config, probed.device)
     new.run(new.other_turn, other)
     if not run(new):
         return History("run in a new model after another micro-batch", found, num_runs)
-    buffers = _changed_by_evaluation(runner, batch, other) if runner.task.eval_datasets() else ()
+    buffers = _changed_by_evaluation(probed, batch, other) if probed.task.eval_datasets() else ()
     return History("", found, num_runs, buffers)
 
 
-def _changed_by_evaluation(runner: LaneRunner, batch: Any, other: Any) -> Sequence[str]:
+def _changed_by_evaluation(probed: ProbedRun, batch: Any, other: Any) -> Sequence[str]:
     """Return the buffers that matter to an evaluation, and that it changes: nothing puts them back within."""
-    turns = (runner.turn, batch), (runner.other_turn, other), (runner.turn, batch)
-    before = {name: digest(value) for name, value in runner.model.named_buffers()}
+    turns = (probed.turn, batch), (probed.other_turn, other), (probed.turn, batch)
+    before = {name: digest(value) for name, value in probed.model.named_buffers()}
     losses = []
-    runner.model.eval()
+    probed.model.eval()
     try:
-        with runner.kept_state(), torch.no_grad():
+        with probed.kept_state(), torch.no_grad():
             for turn, data in turns:
-                loss = runner.lane(turn, data).run(runner.model)
+                loss = probed.lane(turn, data).run(probed.model)
                 losses.append(digest(loss.sum, loss.weight))
-            after = {name: digest(value) for name, value in runner.model.named_buffers()}
+            after = {name: digest(value) for name, value in probed.model.named_buffers()}
     except Exception:  # noqa: BLE001 - training data need not be what is evaluated
         return ()
     finally:
-        runner.model.train()
+        probed.model.train()
     return changed(before, after) if losses[0] != losses[2] else ()
 
 
-def _evaluates(runner: LaneRunner, config: RunConfig) -> bool:
+def _evaluates(probed: ProbedRun, config: RunConfig) -> bool:
     """Evaluate, and tell whether there was something to evaluate."""
-    world, sets = LocalWorld(runner.device), runner.task.eval_datasets()
+    world, sets = LocalWorld(probed.device), probed.task.eval_datasets()
     try:
-        return bool(evaluate_first_batch(runner.lanes, runner.model, sets, world, config))
+        return bool(evaluate_first_batch(probed.lanes, probed.model, sets, world, config))
     except Exception:  # noqa: BLE001 - the steps that are run evaluate as well, and say what failed
         return False
 

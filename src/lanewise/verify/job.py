@@ -17,9 +17,9 @@ from lanewise.verify.bound import CloseResult, judge, write_reference
 from lanewise.verify.cut import CutProbe, probe_cut
 from lanewise.verify.hidden import changed, hidden_state
 from lanewise.verify.history import evaluate_first_batch
-from lanewise.verify.lane_runner import LaneRunner
 from lanewise.verify.metric import MetricProbe, probe_metrics
 from lanewise.verify.probe import Probe, begin_with, probe
+from lanewise.verify.probed_run import ProbedRun
 from lanewise.verify.trace import Trace, choose_steps, run_steps
 from lanewise.verify.update import Updates, probe_updates
 
@@ -86,14 +86,14 @@ class VerifyJob(Job):
 
     def _verify(self, world: "World", result: RankResult) -> None:
         """Run the probes, and the steps unless the probes found what training refuses."""
-        runner = LaneRunner(self.config, world.device)
-        found = probe(self.config, runner, is_reference=self.is_reference, is_repeat=self.is_repeat)
+        probed = ProbedRun(self.config, world.device)
+        found = probe(self.config, probed, is_reference=self.is_reference, is_repeat=self.is_repeat)
         result.probe = found
         is_communicating = world.world_size > 1 and found.passes.collectives
         if not is_communicating and not found.passes.changed_parameters:
             with _failing_together(world, result):
                 lane = (self.first_lane + world.rank) % self.config.batch.num_lanes
-                begin_with(runner, lane, self.folder / f"compiled-{self.name}-{world.rank}")
+                begin_with(probed, lane, self.folder / f"compiled-{self.name}-{world.rank}")
                 self._trace(world, result)
                 if self.judges_close:
                     result.close = self._judge_close(world)
@@ -101,9 +101,9 @@ class VerifyJob(Job):
             batch = self.config.batch
             # In 16 bits the rounding of a forward would look like an influence of the cut.
             precise = replace(self.config, precision="float32")
-            result.cut = probe_cut(LaneRunner(precise, world.device), found.passes.changed_buffers)
+            result.cut = probe_cut(ProbedRun(precise, world.device), found.passes.changed_buffers)
             result.metrics = probe_metrics(
-                LaneRunner(self.config, world.device), batch.samples_per_lane, batch.global_batch_size
+                ProbedRun(self.config, world.device), batch.samples_per_lane, batch.global_batch_size
             )
 
     def _trace(self, world: "World", result: RankResult) -> None:

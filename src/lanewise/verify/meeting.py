@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from lanewise.random_state import set_random_state
-from lanewise.verify.lane_runner import LaneRunner
+from lanewise.verify.probed_run import ProbedRun
 
 Meeting = Literal["forward", "loss", "factor", "neither", "unknown"]
 
@@ -23,7 +23,7 @@ _SCALES = (1.0, 4.0)
 _TOLERANCE = 1e-3
 
 
-def where_samples_meet(runner: LaneRunner, samples: Sequence[Any]) -> Meeting:
+def where_samples_meet(probed: ProbedRun, samples: Sequence[Any]) -> Meeting:
     """Tell where the samples of a micro-batch meet. The model must be in evaluation mode.
 
     `factor` where the outputs of the others change the gradient for a sample's by a factor that is the same
@@ -31,20 +31,20 @@ def where_samples_meet(runner: LaneRunner, samples: Sequence[Any]) -> Meeting:
     loss that a model returns by itself, or a loss that reaches the weights by another way than the outputs.
     """
     try:
-        found = {_meeting(runner, samples, scale) for scale in _SCALES}
+        found = {_meeting(probed, samples, scale) for scale in _SCALES}
     except Exception:  # noqa: BLE001 - a loss need not take outputs of mixed weights
         return "unknown"
     order: tuple[Meeting, ...] = ("unknown", "forward", "loss", "factor", "neither")
     return next(one for one in order if one in found)
 
 
-def _meeting(runner: LaneRunner, samples: Sequence[Any], scale: float) -> Meeting:
-    data = runner.to_device(runner.collate(samples, 0))
-    with runner.other_weights(1, scale):
-        parts = [_outputs(runner, runner.to_device(runner.collate([one], 0)))[0] for one in samples]
-        mine, tree = _outputs(runner, data)
-    with runner.other_weights(2, scale):
-        others, _ = _outputs(runner, data)
+def _meeting(probed: ProbedRun, samples: Sequence[Any], scale: float) -> Meeting:
+    data = probed.to_device(probed.collate(samples, 0))
+    with probed.other_weights(1, scale):
+        parts = [_outputs(probed, probed.to_device(probed.collate([one], 0)))[0] for one in samples]
+        mine, tree = _outputs(probed, data)
+    with probed.other_weights(2, scale):
+        others, _ = _outputs(probed, data)
     if not all(len(part) == len(mine) for part in parts):
         return "unknown"
     owners = [_owners(whole, of_parts) for whole, *of_parts in zip(mine, *parts, strict=True)]
@@ -53,7 +53,7 @@ def _meeting(runner: LaneRunner, samples: Sequence[Any], scale: float) -> Meetin
             for number, part in enumerate(of_parts):
                 if not _agree(whole[owner == number], part):
                     return "forward"
-    pulls = _pulls(runner, mine, tree, data, len(samples))
+    pulls = _pulls(probed, mine, tree, data, len(samples))
     if any(owner is None and pull.any() for owner, pull in zip(owners, pulls, strict=True)):
         return "unknown"
     if not any(pull.any() for pull in pulls):
@@ -62,7 +62,7 @@ def _meeting(runner: LaneRunner, samples: Sequence[Any], scale: float) -> Meetin
     for first in (0, 1):
         kept = [None if owner is None else owner % 2 == first for owner in owners]
         mixed = [_mix(*leaves) for leaves in zip(kept, mine, others, strict=True)]
-        now = _pulls(runner, mixed, tree, data, len(samples))
+        now = _pulls(probed, mixed, tree, data, len(samples))
         of_kept = [
             (one[rows].flatten(), other[rows].flatten())
             for rows, one, other in zip(kept, pulls, now, strict=True)
@@ -77,9 +77,9 @@ def _meeting(runner: LaneRunner, samples: Sequence[Any], scale: float) -> Meetin
     return found
 
 
-def _outputs(runner: LaneRunner, data: Any) -> tuple[list[Any], TreeSpec]:
+def _outputs(probed: ProbedRun, data: Any) -> tuple[list[Any], TreeSpec]:
     """Return the leaves of what the forward gives, with their graph; each is a tensor."""
-    outputs = runner.lane_of(data, 1).forward(runner.model, copy.deepcopy(data))
+    outputs = probed.lane_of(data, 1).forward(probed.model, copy.deepcopy(data))
     leaves, tree = tree_flatten(outputs)
     return [torch.as_tensor(leaf) for leaf in leaves], tree
 
@@ -105,7 +105,7 @@ def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _pulls(
-    runner: LaneRunner, leaves: Sequence[torch.Tensor], tree: TreeSpec, data: Any, num_samples: int
+    probed: ProbedRun, leaves: Sequence[torch.Tensor], tree: TreeSpec, data: Any, num_samples: int
 ) -> list[torch.Tensor]:
     """Return the gradient of the loss sum for each leaf.
 
@@ -115,11 +115,11 @@ def _pulls(
     given = [leaf.detach().clone().requires_grad_(leaf.is_floating_point()) for leaf in leaves]
     # A loss may change what it gets, which a leaf of the graph does not allow.
     outputs = tree_unflatten([leaf * 1 if leaf.requires_grad else leaf for leaf in given], tree)
-    lane = runner.lane_of(data, num_samples)
+    lane = probed.lane_of(data, num_samples)
     set_random_state(0)
     loss = lane.check(lane.loss(outputs, copy.deepcopy(data))).sum
     trained = [leaf for leaf in given if leaf.requires_grad]
-    weights = [one for one in runner.model.parameters() if one.requires_grad]
+    weights = [one for one in probed.model.parameters() if one.requires_grad]
     gradients = torch.autograd.grad(loss, [*trained, *weights], allow_unused=True)  # type: ignore[arg-type]
     if any(gradient is not None for gradient in gradients[len(trained) :]):
         raise ValueError("the loss reaches the weights by another way than the outputs")

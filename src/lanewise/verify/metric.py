@@ -15,7 +15,7 @@ from lanewise.engine.evaluation.evaluator import read_in_order
 from lanewise.lanes import SequentialSchedule, evaluation_seed
 from lanewise.metrics import merge_metrics, named_values, take_states
 from lanewise.random_state import set_random_state
-from lanewise.verify.lane_runner import LaneRunner, chosen
+from lanewise.verify.probed_run import ProbedRun, chosen
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -46,48 +46,48 @@ class MetricProbe:
     """Of two samples in one micro-batch, and in two."""
 
 
-def probe_metrics(runner: LaneRunner, micro_batch_size: int, max_samples: int) -> MetricProbe:
+def probe_metrics(probed: ProbedRun, micro_batch_size: int, max_samples: int) -> MetricProbe:
     """Let copies of each metric see the first samples of each eval dataset, cut in several ways."""
     found = MetricProbe()
-    if not runner.task.build_metrics():
+    if not probed.task.build_metrics():
         return found
-    runner.model.eval()
-    for name, dataset in runner.task.eval_datasets().items():
+    probed.model.eval()
+    for name, dataset in probed.task.eval_datasets().items():
         num_samples = min(len(dataset), max_samples)  # type: ignore[arg-type]
-        reader = LaneReader(dataset, runner.task.collate, runner.seed, eval_dataset=name)
+        reader = LaneReader(dataset, probed.task.collate, probed.seed, eval_dataset=name)
         schedule = SequentialSchedule(num_samples, 1, min(micro_batch_size, max(1, num_samples // 3)))
-        found.unmerged += _unmerged(runner, reader, schedule)
+        found.unmerged += _unmerged(probed, reader, schedule)
         if micro_batch_size > 1:
-            _compare_cuts(runner, reader, min(num_samples, _NUM_SAMPLES), found)
+            _compare_cuts(probed, reader, min(num_samples, _NUM_SAMPLES), found)
     return found
 
 
-def _unmerged(runner: LaneRunner, reader: LaneReader, schedule: SequentialSchedule) -> list[MetricValues]:
+def _unmerged(probed: ProbedRun, reader: LaneReader, schedule: SequentialSchedule) -> list[MetricValues]:
     """Compare one copy that sees everything with two of very unequal parts, and with one for each part."""
-    whole, first, rest = (_metrics(runner) for _ in range(3))
+    whole, first, rest = (_metrics(probed) for _ in range(3))
     each: list[Mapping[str, Metric]] = []
-    batches = read_in_order(reader, schedule, range(1), runner.device, num_workers=0)
+    batches = read_in_order(reader, schedule, range(1), probed.device, num_workers=0)
     for number, batch in enumerate(batches):
-        each.append(_metrics(runner))
-        set_random_state(evaluation_seed(runner.seed, batch.turn.step, batch.turn.lane))
-        _update(runner, (whole, rest if number else first, each[-1]), batch.data)
+        each.append(_metrics(probed))
+        set_random_state(evaluation_seed(probed.seed, batch.turn.step, batch.turn.lane))
+        _update(probed, (whole, rest if number else first, each[-1]), batch.data)
     found: dict[str, MetricValues] = {}
     for parts in ([first, rest][: len(each)], each):
-        merged = merge_metrics(runner.task.build_metrics(), [take_states(part) for part in parts])
+        merged = merge_metrics(probed.task.build_metrics(), [take_states(part) for part in parts])
         found = _differing(reader, named_values(whole), merged) | found
     return list(found.values())
 
 
-def _compare_cuts(runner: LaneRunner, reader: LaneReader, num_samples: int, found: MetricProbe) -> None:
+def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found: MetricProbe) -> None:
     """Compare values of two samples each, until one of each kind of difference is found."""
     samples = reader.read(0, tuple(range(num_samples)))
 
     def values(*micro_batches: Sequence[int]) -> dict[str, float]:
-        metrics = _metrics(runner)
+        metrics = _metrics(probed)
         for positions in micro_batches:
-            data = runner.to_device(runner.collate(chosen(samples, positions), 0))
+            data = probed.to_device(probed.collate(chosen(samples, positions), 0))
             set_random_state(0)
-            _update(runner, (metrics,), data)
+            _update(probed, (metrics,), data)
         return named_values(metrics)
 
     of_means: dict[str, MetricValues] = {}
@@ -111,15 +111,15 @@ def _compare_cuts(runner: LaneRunner, reader: LaneReader, num_samples: int, foun
     found.of_micro_batches += [one for name, one in of_micro_batches.items() if name not in of_means]
 
 
-def _metrics(runner: LaneRunner) -> Mapping[str, "Metric"]:
-    return {name: one.to(runner.device) for name, one in runner.task.build_metrics().items()}
+def _metrics(probed: ProbedRun) -> Mapping[str, "Metric"]:
+    return {name: one.to(probed.device) for name, one in probed.task.build_metrics().items()}
 
 
-def _update(runner: LaneRunner, copies: Iterable[Mapping[str, "Metric"]], data: Any) -> None:
-    with torch.no_grad(), runner.lanes.precision.forward():
-        outputs = runner.task.forward(runner.model, data)
+def _update(probed: ProbedRun, copies: Iterable[Mapping[str, "Metric"]], data: Any) -> None:
+    with torch.no_grad(), probed.lanes.precision.forward():
+        outputs = probed.task.forward(probed.model, data)
         for metrics in copies:
-            runner.task.update_metrics(metrics, outputs, data)
+            probed.task.update_metrics(metrics, outputs, data)
 
 
 def _differing(

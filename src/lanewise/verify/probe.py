@@ -12,8 +12,8 @@ from lanewise.config import RunConfig
 from lanewise.data import digest
 from lanewise.verify.hidden import changed, hidden_state
 from lanewise.verify.history import History, probe_history
-from lanewise.verify.lane_runner import LaneRunner
 from lanewise.verify.operators import Call, Divergence, first_divergence, recording
+from lanewise.verify.probed_run import ProbedRun
 from lanewise.verify.read import Reads, look_further, probe_reads
 
 
@@ -59,71 +59,71 @@ class Probe:
     """Where another micro-batch was the first one that the process computed: what that changed."""
 
 
-def probe(config: RunConfig, runner: LaneRunner, *, is_reference: bool, is_repeat: bool = False) -> Probe:
+def probe(config: RunConfig, probed: ProbedRun, *, is_reference: bool, is_repeat: bool = False) -> Probe:
     """Do the work. No collective, unless the task makes one.
 
     Args:
         config: the run.
-        runner: newly built.
+        probed: newly built.
         is_reference: whether to look at what one process finds out for all: reads in a loader's process, if
             the run has such, further samples, what collate leaves out, and what passes leave behind.
         is_repeat: whether to read and to compute in another order: see `probe_reads`, and `Probe.first`.
     """
-    weights = {name: digest(value) for name, value in runner.tensors().items()}
+    weights = {name: digest(value) for name, value in probed.tensors().items()}
     weights |= {
-        f"{name}.requires_grad": str(one.requires_grad) for name, one in runner.model.named_parameters()
+        f"{name}.requires_grad": str(one.requires_grad) for name, one in probed.model.named_parameters()
     }
-    reads = probe_reads(runner, is_repeat=is_repeat)
-    hidden = hidden_state(runner.model, task=runner.task)
-    batch = runner.read()
+    reads = probe_reads(probed, is_repeat=is_repeat)
+    hidden = hidden_state(probed.model, task=probed.task)
+    batch = probed.read()
     first: Sequence[str] = ()
     if is_repeat:
-        runner.run(runner.other_turn, runner.read(runner.other_turn))
-        now = hidden_state(runner.model, task=runner.task)
+        probed.run(probed.other_turn, probed.read(probed.other_turn))
+        now = hidden_state(probed.model, task=probed.task)
         first, hidden = changed(hidden, now), now
-    passes = _probe_passes(runner, batch, hidden)
+    passes = _probe_passes(probed, batch, hidden)
     history = None
     if is_reference:
-        reads = look_further(reads, runner, has_workers=config.data.num_workers > 0)
+        reads = look_further(reads, probed, has_workers=config.data.num_workers > 0)
         if not (passes.are_unequal or passes.collectives or passes.changed_parameters):
-            history = probe_history(config, runner, batch, passes.results[0], hidden)
+            history = probe_history(config, probed, batch, passes.results[0], hidden)
     return Probe(weights, reads, passes, history, first)
 
 
-def begin_with(runner: LaneRunner, lane: int, cache: Path) -> None:
+def begin_with(probed: ProbedRun, lane: int, cache: Path) -> None:
     """Forget what was compiled, and let a lane's shapes be the first ones that are compiled.
 
     So every layout meets its lanes in another order than the others, and finds no kernel that they made.
 
     Args:
-        runner: was probed.
+        probed: was probed.
         lane: one of the first step; nothing is computed where it is empty there.
         cache: a folder of this process for what it compiles.
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     torch.compiler.reset()
-    turn = runner.first_turn(lane)
+    turn = probed.first_turn(lane)
     if turn.positions:
-        runner.gradients(runner.lane(turn, runner.read(turn)))
+        probed.gradients(probed.lane(turn, probed.read(turn)))
 
 
-def _probe_passes(runner: LaneRunner, batch: Any, hidden: Mapping[str, str]) -> Passes:
-    model = runner.model
-    state = {name: value.detach().clone() for name, value in runner.tensors().items()}
+def _probe_passes(probed: ProbedRun, batch: Any, hidden: Mapping[str, str]) -> Passes:
+    model = probed.model
+    state = {name: value.detach().clone() for name, value in probed.tensors().items()}
     parameters = dict(model.named_parameters())
     results, calls = [], []
     changed_hidden: list[str] = []
     changed_state: set[str] = set()
     for _ in range(2):
-        lane = runner.lane(runner.turn, batch)
-        with runner.kept_state():
+        lane = probed.lane(probed.turn, batch)
+        with probed.kept_state():
             with recording(model) as recorded:
-                loss, gradients = runner.gradients(lane)
+                loss, gradients = probed.gradients(lane)
             results.append(digest(loss.sum, loss.weight, gradients))
             calls.append(recorded)
             if not changed_hidden:
-                changed_hidden = changed(hidden, hidden_state(model, task=runner.task))
-            for name, value in runner.tensors().items():
+                changed_hidden = changed(hidden, hidden_state(model, task=probed.task))
+            for name, value in probed.tensors().items():
                 if name not in state or not torch.equal(value, state[name]):
                     changed_state.add(name)
     return Passes(

@@ -8,7 +8,7 @@ from typing import Any
 
 from lanewise.data import LaneReader, digest, opaque_types, read_turns
 from lanewise.verify.hidden import changed, hidden_state, numbers_that_matter
-from lanewise.verify.lane_runner import LaneRunner, chosen
+from lanewise.verify.probed_run import ProbedRun, chosen
 
 _NUM_SAMPLES = 32
 _NUM_EVAL_SAMPLES = 8
@@ -50,22 +50,22 @@ class Reads:
         return found + [name for name in late if name not in found]
 
 
-def probe_reads(runner: LaneRunner, *, is_repeat: bool) -> Reads:
+def probe_reads(probed: ProbedRun, *, is_repeat: bool) -> Reads:
     """Read the first samples of training and evaluation.
 
     Args:
-        runner: newly built.
+        probed: newly built.
         is_repeat: whether to read half of them as of epoch 1 first: they must not depend on the order.
     """
-    task = runner.task
+    task = probed.task
     eval_sets = dict(task.eval_datasets())
-    known = {"dataset": runner.dataset, "eval_datasets": eval_sets, "task": task}
+    known = {"dataset": probed.dataset, "eval_datasets": eval_sets, "task": task}
     of_samples = set(opaque_types())  # the loader has looked at three of them
-    before = hidden_state(runner.model, **known)
+    before = hidden_state(probed.model, **known)
     of_state = set(opaque_types()) - of_samples
-    training = {f"sample {index}": (runner.reader, index) for index in runner.indices[:_NUM_SAMPLES]}
+    training = {f"sample {index}": (probed.reader, index) for index in probed.indices[:_NUM_SAMPLES]}
     evaluation = {
-        f"sample {index} of {name}": (LaneReader(dataset, task.collate, runner.seed), index)
+        f"sample {index} of {name}": (LaneReader(dataset, task.collate, probed.seed), index)
         for name, dataset in eval_sets.items()
         for index in range(min(_NUM_EVAL_SAMPLES, len(dataset)))  # type: ignore[arg-type]
     }
@@ -76,24 +76,24 @@ def probe_reads(runner: LaneRunner, *, is_repeat: bool) -> Reads:
         return digest(reader.read(epoch, (index,)))
 
     reads = [(0, name) for name in training]
-    if runner.has_later_epoch:
+    if probed.has_later_epoch:
         half = (len(reads) + 1) // 2
         late = [(1, name) for name in training]
         reads = [*reads[:half], *late[half:], *reads[half:], *late[:half]] if is_repeat else [*reads, *late]
     reads += [(0, name) for name in evaluation]
     first = {(epoch, name): read(epoch, name) for epoch, name in reads}
-    batch = [digest(runner.read())]
+    batch = [digest(probed.read())]
     opaque = [one for one in opaque_types() if one not in of_state]
     # Backwards, so that what changes with every eighth read does not fall on the same samples.
     second = {name: read(0, name) for name in reversed(sources)}
-    batch.append(digest(runner.read()))
+    batch.append(digest(probed.read()))
     far: Sequence[str] = ()
-    names = changed(before, hidden_state(runner.model, **known))
+    names = changed(before, hidden_state(probed.model, **known))
     if names:
-        batch += [digest(runner.read()) for _ in range(_NUM_AGAIN)]
-        far = numbers_that_matter(lambda: digest(runner.read()) == batch[0], runner.model, **known)
+        batch += [digest(probed.read()) for _ in range(_NUM_AGAIN)]
+        far = numbers_that_matter(lambda: digest(probed.read()) == batch[0], probed.model, **known)
     return Reads(
-        num_samples=runner.num_samples,
+        num_samples=probed.num_samples,
         samples={name: (first[0, name], second[name]) for name in sources},
         later={name: value for (epoch, name), value in first.items() if epoch},
         batch=batch,
@@ -103,49 +103,49 @@ def probe_reads(runner: LaneRunner, *, is_repeat: bool) -> Reads:
     )
 
 
-def look_further(reads: Reads, runner: LaneRunner, *, has_workers: bool) -> Reads:
+def look_further(reads: Reads, probed: ProbedRun, *, has_workers: bool) -> Reads:
     """Return the reads with what one process finds out for all.
 
     Args:
         reads: what `probe_reads` found.
-        runner: the one it was given.
+        probed: the one it was given.
         has_workers: whether the run reads in loader processes.
     """
     of_worker = None
     if has_workers:
-        (batch,) = read_turns(runner.reader, [(runner.turn, runner.indices_of(runner.turn))], num_workers=1)
+        (batch,) = read_turns(probed.reader, [(probed.turn, probed.indices_of(probed.turn))], num_workers=1)
         of_worker = digest(batch.data)
     end = time.monotonic() + _SCAN_SECONDS
-    indices = itertools.takewhile(lambda _: time.monotonic() < end, range(runner.num_samples))
-    others = {f"sample {index}": digest(runner.reader.read(0, (index,))) for index in indices}
-    left_out, is_by_content = _left_out(runner)
+    indices = itertools.takewhile(lambda _: time.monotonic() < end, range(probed.num_samples))
+    others = {f"sample {index}": digest(probed.reader.read(0, (index,))) for index in indices}
+    left_out, is_by_content = _left_out(probed)
     return replace(
         reads, batch_of_worker=of_worker, others=others, left_out=left_out, is_by_content=is_by_content
     )
 
 
-def _left_out(runner: LaneRunner) -> tuple[list[str], bool]:
+def _left_out(probed: ProbedRun) -> tuple[list[str], bool]:
     """Return the samples that collate leaves out of the first lane's micro-batch; whether in any order."""
-    indices = runner.indices_of(runner.turn)[:_NUM_COLLATED]
-    samples = runner.reader.read(0, indices)
+    indices = probed.indices_of(probed.turn)[:_NUM_COLLATED]
+    samples = probed.reader.read(0, indices)
     try:
-        found = _without_effect(runner, samples)
-        backwards = _without_effect(runner, samples[::-1]) if found else []
+        found = _without_effect(probed, samples)
+        backwards = _without_effect(probed, samples[::-1]) if found else []
     except Exception:  # noqa: BLE001 - a collate need not take fewer samples than training gives it
         return [], True
     is_by_content = {len(samples) - 1 - position for position in backwards} == set(found)
     return [f"sample {indices[position]}" for position in found], is_by_content
 
 
-def _without_effect(runner: LaneRunner, samples: Sequence[Any]) -> list[int]:
+def _without_effect(probed: ProbedRun, samples: Sequence[Any]) -> list[int]:
     """Return the positions of samples without which collate makes the same micro-batch."""
     positions = range(len(samples))
-    if len(samples) < 2 or len({digest(runner.collate(samples, seed)) for seed in (0, 1)}) > 1:
+    if len(samples) < 2 or len({digest(probed.collate(samples, seed)) for seed in (0, 1)}) > 1:
         return []  # what it draws would differ
-    whole = digest(runner.collate(samples, 0))
+    whole = digest(probed.collate(samples, 0))
 
     def is_same_without(position: int) -> bool:
         others = chosen(samples, [other for other in positions if other != position])
-        return digest(runner.collate(others, 0)) == whole
+        return digest(probed.collate(others, 0)) == whole
 
     return [position for position in positions if is_same_without(position)]

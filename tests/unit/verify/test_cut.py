@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lanewise import Loss, Task
 from lanewise.config import BatchConfig
 from lanewise.verify.cut import probe_cut
-from lanewise.verify.lane_runner import LaneRunner
+from lanewise.verify.probed_run import ProbedRun
 from tests.distributed.tasks import configure
 
 RARE = torch.tensor([1.0, 9.0, 1.0, 1.0])
@@ -90,8 +90,8 @@ def influence(judge: Any, task: type[Task] = Judged, **attributes: Any) -> str:
     globals()["Judging"] = made  # where the configuration finds it
     config = configure(made, num_lanes=4)
     batch = BatchConfig(global_batch_size=16, micro_batch_size=4)
-    runner = LaneRunner(type(config)(**{**vars(config), "batch": batch}), torch.device("cpu"))
-    found = probe_cut(runner, []).in_evaluation_mode
+    probed = ProbedRun(type(config)(**{**vars(config), "batch": batch}), torch.device("cpu"))
+    found = probe_cut(probed, []).in_evaluation_mode
     assert found is not None
     assert found.is_same == (not found.influence)
     return found.influence

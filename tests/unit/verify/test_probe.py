@@ -11,10 +11,10 @@ from lanewise.verify.cut import probe_cut
 from lanewise.verify.diagnose import diagnose
 from lanewise.verify.evidence import Evidence, LayoutResult
 from lanewise.verify.job import RankResult
-from lanewise.verify.lane_runner import LaneRunner
 from lanewise.verify.metric import probe_metrics
 from lanewise.verify.notes import notes
 from lanewise.verify.probe import probe
+from lanewise.verify.probed_run import ProbedRun
 from tests.distributed import mistakes
 from tests.distributed.mistakes import CAUSES, MODELS, NAMES, one_of_each_twin
 
@@ -79,19 +79,19 @@ def probed(config, monkeypatch=None):
     device = torch.device("cpu")
     alone, again = (
         RankResult(
-            probe(config, LaneRunner(config, device), is_reference=is_reference, is_repeat=not is_reference)
+            probe(config, ProbedRun(config, device), is_reference=is_reference, is_repeat=not is_reference)
         )
         for is_reference in (True, False)
     )
-    alone.cut = probe_cut(LaneRunner(config, device), alone.probe.passes.changed_buffers)
-    alone.metrics = probe_metrics(LaneRunner(config, device), 4, 16)
+    alone.cut = probe_cut(ProbedRun(config, device), alone.probe.passes.changed_buffers)
+    alone.metrics = probe_metrics(ProbedRun(config, device), 4, 16)
     layouts = [LayoutResult("1 process", [alone]), LayoutResult("1 again", [again])]
     if monkeypatch is not None:
         monkeypatch.setattr(mistakes, "world_size", lambda: 2)
         ranks = []
         for rank in range(2):
             monkeypatch.setattr(mistakes, "rank", lambda rank=rank: rank)
-            ranks.append(RankResult(probe(config, LaneRunner(config, device), is_reference=False)))
+            ranks.append(RankResult(probe(config, ProbedRun(config, device), is_reference=False)))
         layouts.append(LayoutResult("2 processes", ranks))
     return Evidence(layouts)
 

@@ -14,8 +14,7 @@ from lanewise.device.accelerator import move
 from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.run.build import build_run_loader
 from lanewise.engine.run.model import build_model, build_task
-from lanewise.engine.step.lane import LaneLoss, TaskLane
-from lanewise.engine.step.lane import LaneRunner as TaskRunner
+from lanewise.engine.step.lane import LaneLoss, LaneRunner, TaskLane
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
@@ -26,7 +25,7 @@ _NOISE = 0.1
 
 
 @final
-class LaneRunner:
+class ProbedRun:
     """A newly built task with its model and data, of which single micro-batches can be read and computed.
 
     Args:
@@ -48,7 +47,7 @@ class LaneRunner:
         epochs, max_steps = config.train.epochs, config.train.max_steps
         self.has_later_epoch = epochs != 1 and (max_steps is None or max_steps > schedule.steps_per_epoch)
         self.reader = loader.reader
-        self.lanes = TaskRunner(self.task, Precision(config.precision, device.type), self.seed)
+        self.lanes = LaneRunner(self.task, Precision(config.precision, device.type), self.seed)
         self._order = loader.order
         turns = list(schedule.turns(range(schedule.num_lanes), 0, 2))
         self.indices = tuple(index for turn in turns if turn.step == 0 for index in self.indices_of(turn))

@@ -2,17 +2,17 @@
 
 import torch
 
-from lanewise.verify.lane_runner import LaneRunner
+from lanewise.verify.probed_run import ProbedRun
 from tests.distributed.tasks import configure
 from tests.distributed.test_between_lanes import Teaching
 
 
 def test_a_run_leaves_weights_and_buffers_as_they_were():
     """A buffer that grows in the first forward could not be copied back."""
-    runner = LaneRunner(configure(Teaching, num_lanes=8, steps=4), torch.device("cpu"))
-    before = {name: value.clone() for name, value in runner.tensors().items()}
-    batch = runner.read()
-    assert runner.run(runner.turn, batch) == runner.run(runner.turn, batch)
-    after = runner.tensors()
+    probed = ProbedRun(configure(Teaching, num_lanes=8, steps=4), torch.device("cpu"))
+    before = {name: value.clone() for name, value in probed.tensors().items()}
+    batch = probed.read()
+    assert probed.run(probed.turn, batch) == probed.run(probed.turn, batch)
+    after = probed.tensors()
     assert before.keys() == after.keys()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
