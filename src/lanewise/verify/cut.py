@@ -106,9 +106,8 @@ def _micro_batches(probed: ProbedRun) -> Iterator[Sequence[Any]]:
 
 
 def _loss_of(probed: ProbedRun, samples: Sequence[Any], seed: int) -> str:
-    lane = probed.lane_of(probed.to_device(probed.collate(samples, 0)), len(samples), seed)
     with probed.kept_state(), torch.no_grad():
-        loss = lane.run(probed.model)
+        loss = probed.lane_of(samples, seed).run(probed.model)
     return digest(loss.sum, loss.weight)
 
 
@@ -165,9 +164,8 @@ def _gradient(probed: ProbedRun, samples: Sequence[Any]) -> tuple[torch.Tensor, 
 
     Of large models about a million elements, some of every parameter.
     """
-    lane = probed.lane_of(probed.to_device(probed.collate(samples, 0)), len(samples))
     with probed.kept_state():
-        loss, gradients = probed.gradients(lane)
+        loss, gradients = probed.gradients(probed.lane_of(samples))
     step = -(-sum(one.numel() for one in gradients.values()) // _MAX_ELEMENTS)
     flat = [(real_view(one) if one.is_complex() else one).reshape(-1) for one in gradients.values()]
     return torch.cat([one[::step].cpu().double() for one in flat]), loss.weight

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from lanewise.engine.step.lane import TaskLane
 from lanewise.random_state import set_random_state
 from lanewise.verify.probed_run import ProbedRun
 
@@ -39,12 +40,12 @@ def where_samples_meet(probed: ProbedRun, samples: Sequence[Any]) -> Meeting:
 
 
 def _meeting(probed: ProbedRun, samples: Sequence[Any], scale: float) -> Meeting:
-    data = probed.to_device(probed.collate(samples, 0))
+    lane = probed.lane_of(samples)
     with probed.other_weights(1, scale):
-        parts = [_outputs(probed, probed.to_device(probed.collate([one], 0)))[0] for one in samples]
-        mine, tree = _outputs(probed, data)
+        parts = [_outputs(probed, probed.lane_of([one]))[0] for one in samples]
+        mine, tree = _outputs(probed, lane)
     with probed.other_weights(2, scale):
-        others, _ = _outputs(probed, data)
+        others, _ = _outputs(probed, lane)
     if not all(len(part) == len(mine) for part in parts):
         return "unknown"
     owners = [_owners(whole, of_parts) for whole, *of_parts in zip(mine, *parts, strict=True)]
@@ -53,22 +54,15 @@ def _meeting(probed: ProbedRun, samples: Sequence[Any], scale: float) -> Meeting
             for number, part in enumerate(of_parts):
                 if not _agree(whole[owner == number], part):
                     return "forward"
-    pulls = _pulls(probed, mine, tree, data, len(samples))
-    if any(owner is None and pull.any() for owner, pull in zip(owners, pulls, strict=True)):
-        return "unknown"
-    if not any(pull.any() for pull in pulls):
+    pulls = _pulls(probed, mine, tree, lane)
+    owners_of_pulled = [owner for owner, pull in zip(owners, pulls, strict=True) if pull.any()]
+    if not owners_of_pulled or any(owner is None for owner in owners_of_pulled):
         return "unknown"
     found: Meeting = "neither"
     for first in (0, 1):
         kept = [None if owner is None else owner % 2 == first for owner in owners]
         mixed = [_mix(*leaves) for leaves in zip(kept, mine, others, strict=True)]
-        now = _pulls(probed, mixed, tree, data, len(samples))
-        of_kept = [
-            (one[rows].flatten(), other[rows].flatten())
-            for rows, one, other in zip(kept, pulls, now, strict=True)
-            if rows is not None
-        ]
-        before, after = (torch.cat([pair[number].double() for pair in of_kept]) for number in (0, 1))
+        before, after = _rows(pulls, kept), _rows(_pulls(probed, mixed, tree, lane), kept)
         if not _agree(after, before):
             factor = (after @ before) / (before @ before).clamp_min(1e-300)
             if not _agree(after, factor * before):
@@ -77,10 +71,9 @@ def _meeting(probed: ProbedRun, samples: Sequence[Any], scale: float) -> Meeting
     return found
 
 
-def _outputs(probed: ProbedRun, data: Any) -> tuple[list[Any], TreeSpec]:
+def _outputs(probed: ProbedRun, lane: TaskLane) -> tuple[list[Any], TreeSpec]:
     """Return the leaves of what the forward gives, with their graph; each is a tensor."""
-    outputs = probed.lane_of(data, 1).forward(probed.model, copy.deepcopy(data))
-    leaves, tree = tree_flatten(outputs)
+    leaves, tree = tree_flatten(lane.forward(probed.model, copy.deepcopy(lane.data)))
     return [torch.as_tensor(leaf) for leaf in leaves], tree
 
 
@@ -105,7 +98,7 @@ def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _pulls(
-    probed: ProbedRun, leaves: Sequence[torch.Tensor], tree: TreeSpec, data: Any, num_samples: int
+    probed: ProbedRun, leaves: Sequence[torch.Tensor], tree: TreeSpec, lane: TaskLane
 ) -> list[torch.Tensor]:
     """Return the gradient of the loss sum for each leaf.
 
@@ -115,17 +108,21 @@ def _pulls(
     given = [leaf.detach().clone().requires_grad_(leaf.is_floating_point()) for leaf in leaves]
     # A loss may change what it gets, which a leaf of the graph does not allow.
     outputs = tree_unflatten([leaf * 1 if leaf.requires_grad else leaf for leaf in given], tree)
-    lane = probed.lane_of(data, num_samples)
     set_random_state(0)
-    loss = lane.check(lane.loss(outputs, copy.deepcopy(data))).sum
+    loss = lane.check(lane.loss(outputs, copy.deepcopy(lane.data))).sum
     trained = [leaf for leaf in given if leaf.requires_grad]
     weights = [one for one in probed.model.parameters() if one.requires_grad]
-    gradients = torch.autograd.grad(loss, [*trained, *weights], allow_unused=True)  # type: ignore[arg-type]
-    if any(gradient is not None for gradient in gradients[len(trained) :]):
+    gradients = torch.autograd.grad(loss, [*trained, *weights], materialize_grads=True)  # type: ignore[arg-type]
+    if any(gradient.any() for gradient in gradients[len(trained) :]):
         raise ValueError("the loss reaches the weights by another way than the outputs")
     found = iter(gradients)
-    pulls = [next(found) if leaf.requires_grad else None for leaf in given]
-    return [torch.zeros_like(leaf) if pull is None else pull for leaf, pull in zip(given, pulls, strict=True)]
+    return [next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in given]
+
+
+def _rows(tensors: Sequence[torch.Tensor], kept: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Return the elements of the kept rows of all tensors."""
+    pairs = zip(tensors, kept, strict=True)
+    return torch.cat([one[rows].flatten().double() for one, rows in pairs if rows is not None])
 
 
 def _mix(kept: torch.Tensor | None, mine: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

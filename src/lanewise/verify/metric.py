@@ -5,16 +5,16 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from lanewise.data import LaneReader
 from lanewise.engine.evaluation.evaluator import read_in_order
-from lanewise.lanes import SequentialSchedule, evaluation_seed
+from lanewise.engine.step.lane import TaskLane
+from lanewise.lanes import SequentialSchedule
 from lanewise.metrics import merge_metrics, named_values, take_states
-from lanewise.random_state import set_random_state
 from lanewise.verify.probed_run import ProbedRun, chosen
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ def _unmerged(probed: ProbedRun, reader: LaneReader, schedule: SequentialSchedul
     batches = read_in_order(reader, schedule, range(1), probed.device, num_workers=0)
     for number, batch in enumerate(batches):
         each.append(_metrics(probed))
-        set_random_state(evaluation_seed(probed.seed, batch.turn.step, batch.turn.lane))
-        _update(probed, (whole, rest if number else first, each[-1]), batch.data)
+        lane = probed.lanes.evaluation_lane(batch)
+        _update(probed, lane, (whole, rest if number else first, each[-1]))
     found: dict[str, MetricValues] = {}
     for parts in ([first, rest][: len(each)], each):
         merged = merge_metrics(probed.task.build_metrics(), [take_states(part) for part in parts])
@@ -85,9 +85,7 @@ def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found
     def values(*micro_batches: Sequence[int]) -> dict[str, float]:
         metrics = _metrics(probed)
         for positions in micro_batches:
-            data = probed.to_device(probed.collate(chosen(samples, positions), 0))
-            set_random_state(0)
-            _update(probed, (metrics,), data)
+            _update(probed, probed.lane_of(chosen(samples, positions)), (metrics,))
         return named_values(metrics)
 
     of_means: dict[str, MetricValues] = {}
@@ -115,11 +113,11 @@ def _metrics(probed: ProbedRun) -> Mapping[str, "Metric"]:
     return {name: one.to(probed.device) for name, one in probed.task.build_metrics().items()}
 
 
-def _update(probed: ProbedRun, copies: Iterable[Mapping[str, "Metric"]], data: Any) -> None:
-    with torch.no_grad(), probed.lanes.precision.forward():
-        outputs = probed.task.forward(probed.model, data)
+def _update(probed: ProbedRun, lane: TaskLane, copies: Iterable[Mapping[str, "Metric"]]) -> None:
+    with torch.no_grad():
+        outputs = lane.forward(probed.model, lane.data)
         for metrics in copies:
-            probed.task.update_metrics(metrics, outputs, data)
+            probed.task.update_metrics(metrics, outputs, lane.data)
 
 
 def _differing(

@@ -79,18 +79,15 @@ class ProbedRun:
         """Return parameters and buffers by name, those that are not in the state dict as well."""
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
-    def to_device(self, data: Any) -> Any:
-        """Return a batch on the device."""
-        return move(data, self.device)
-
     def lane(self, turn: LaneTurn, batch: Any) -> TaskLane:
         """Return a lane of the run, with a copy of its micro-batch: a forward may change what it gets."""
-        data, indices = self.to_device(copy.deepcopy(batch)), self.indices_of(turn)
+        data, indices = move(copy.deepcopy(batch), self.device), self.indices_of(turn)
         return self.lanes.lane(LaneBatch(turn, indices, data, len(indices)))
 
-    def lane_of(self, data: Any, num_samples: int, seed: int = 0) -> TaskLane:
-        """Return a lane with a micro-batch that is on the device, and random numbers of one's own choice."""
-        return TaskLane(self.lanes, LaneBatch(self.turn, (), data, num_samples), seed)
+    def lane_of(self, samples: Sequence[Any], seed: int = 0) -> TaskLane:
+        """Return a lane with a micro-batch of these samples, and random numbers of one's own choice."""
+        data = move(self.collate(samples, 0), self.device)
+        return TaskLane(self.lanes, LaneBatch(self.turn, (), data, len(samples)), seed)
 
     def gradients(self, lane: TaskLane) -> tuple[LaneLoss, dict[str, torch.Tensor]]:
         """Return the loss of a lane, and the gradient of its sum for every trained parameter."""
