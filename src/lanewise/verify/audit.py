@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -33,17 +33,17 @@ class LaneRecord:
     file: str
     """Name of the file that says so, which names the rank."""
 
+    @property
+    def num_samples(self) -> int:
+        """Samples that were read."""
+        return len(self.indices) - self.num_skipped
+
     @classmethod
     def from_line(cls, line: Mapping[str, Any], file: str) -> "LaneRecord":
         """Read a line of a rank's file."""
-        rows = line.get("rows")
-        return cls(
-            tuple(map(_count, line["indices"])),
-            str(line["tensors"]),
-            None if rows is None else _count(rows),
-            _count(line["skipped"]),
-            file,
-        )
+        indices, rows = tuple(map(_count, line["indices"])), line.get("rows")
+        num_rows = None if rows is None else _count(rows)
+        return cls(indices, str(line["tensors"]), num_rows, _count(line["skipped"]), file)
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class AuditReport:
         return not self.problems
 
 
+@final
 class Audit:
     """The audit of a run, over all its starts and ranks.
 
@@ -102,45 +103,38 @@ class Audit:
         problems: list[str] = []
         notes: list[str] = []
         num_epochs = num_samples = 0
-        first_step = self._plans[0].first_step
+        due = first_step = self._plans[0].first_step
         seen: dict[int, Counter[int]] = defaultdict(Counter)
         if first_step:
             notes.append(f"steps before {first_step} were trained without --audit")
-        due = first_step
-        for step in sorted(self.steps):
+        for step, lanes in sorted(self.steps.items()):
             if due < step:
                 problems.append(f"steps {due} to {step - 1}: nothing was trained")
             due = step + 1
-            plan = self._plan(step)
-            lanes = self.steps[step]
-            missing = self.missing_lanes(step)
+            plan, missing = self._plan(step), self.missing_lanes(step)
             if step == self.last_step and missing:
                 notes.append(f"step {step} is not complete: the run was stopped in it")
             else:
                 problems += [f"step {step}, lane {lane}: nothing was trained" for lane in missing]
-            for lane, given in sorted(lanes.items()):
+            for lane, records in sorted(lanes.items()):
                 with reading(self._folder):  # an order of other tables than it was made from
-                    problems += _compare(step, lane, given, plan)
-                num_samples += len(given[0].indices) - given[0].num_skipped
+                    problems += _compare(step, lane, records, plan)
+                num_samples += records[0].num_samples
                 if plan.order is None:
-                    seen[step // plan.schedule.steps_per_epoch].update(given[0].indices)
-                if given[0].num_skipped:
-                    skipped = given[0].num_skipped
+                    seen[step // plan.schedule.steps_per_epoch].update(records[0].indices)
+                if skipped := records[0].num_skipped:
                     notes.append(f"step {step}, lane {lane}: {skipped} samples could not be read")
-            notes += _equal_tensors(step, lanes)
-            notes += _fewer_rows(step, lanes)
+            notes += (*_equal_tensors(step, lanes), *_fewer_rows(step, lanes))
             num_epochs += (step + 1) % plan.schedule.steps_per_epoch == 0 and not missing
-        repeats = any(plan.repeats for plan in self._plans)
-        if not repeats:
+        if not any(plan.repeats for plan in self._plans):
             problems += [
                 f"epoch {epoch}: sample {sample} came {count} times"
                 for epoch, counts in seen.items()
                 for sample, count in counts.items()
                 if count > 1
             ]
-        num_steps = self.last_step + 1 - first_step
         draws = any(plan.draws for plan in self._plans)
-        return AuditReport(problems, notes, num_steps, num_epochs, num_samples, draws)
+        return AuditReport(problems, notes, due - first_step, num_epochs, num_samples, draws)
 
     def compare(self, other: "Audit") -> Iterator[str]:
         """Say where the tensors of two runs differ, in the steps that both have complete."""
@@ -182,12 +176,8 @@ class _Plan:
     @classmethod
     def from_line(cls, line: Mapping[str, Any], folder: Path) -> "_Plan":
         """Read a line of `plan.jsonl`, and the tables beside it."""
-        schedule = Schedule(
-            _count(line["num_samples"]),
-            _count(line["global_batch_size"]),
-            _count(line["micro_batch_size"]),
-            bool(line["drop_last"]),
-        )
+        sizes = {key: _count(line[key]) for key in ("num_samples", "global_batch_size", "micro_batch_size")}
+        schedule = Schedule(**sizes, drop_last=bool(line["drop_last"]))
         if schedule.num_present_lanes(0) > _MAX_LANES:
             raise ValueError(f"it plans more than {_MAX_LANES} lanes")
         package, _, name = line["order"]["class_path"].rpartition(".")
@@ -204,38 +194,34 @@ class _Plan:
         return cls(_count(line["step"]), schedule, order, bool(line["repeats"]), draws)
 
 
-def _compare(step: int, lane: int, given: list[LaneRecord], plan: _Plan) -> Iterator[str]:
-    if len(given) > 1:
-        files = ", ".join(one.file for one in given)
-        yield f"step {step}, lane {lane}: trained {len(given)} times ({files})"
+def _compare(step: int, lane: int, records: list[LaneRecord], plan: _Plan) -> Iterator[str]:
+    place = f"step {step}, lane {lane}"
+    if len(records) > 1:
+        yield f"{place}: trained {len(records)} times ({', '.join(record.file for record in records)})"
     if plan.order is None:
         return
     due = plan.order.samples(next(plan.schedule.turns(range(lane, lane + 1), step, step + 1)))
-    for one in given:
-        if one.indices != due:
-            yield (
-                f"step {step}, lane {lane}: trained on samples {list(one.indices)} instead of {list(due)} "
-                f"({one.file})"
-            )
+    for record in records:
+        if record.indices != due:
+            yield f"{place}: trained on samples {list(record.indices)} instead of {list(due)} ({record.file})"
 
 
 def _equal_tensors(step: int, lanes: Mapping[int, list[LaneRecord]]) -> Iterator[str]:
     """Note lanes whose tensors are equal: maybe equal samples, maybe a dataset that ignores its index."""
     first: dict[str, int] = {}
-    for lane, given in sorted(lanes.items()):
-        other = first.setdefault(given[0].tensors, lane)
+    for lane, records in sorted(lanes.items()):
+        other = first.setdefault(records[0].tensors, lane)
         if other != lane:
             yield f"step {step}: lanes {other} and {lane} got equal tensors for different samples"
 
 
 def _fewer_rows(step: int, lanes: Mapping[int, list[LaneRecord]]) -> Iterator[str]:
     """Note lanes whose tensors may lack samples: rows need not be samples."""
-    for lane, given in sorted(lanes.items()):
-        num_rows, num_samples = given[0].num_rows, len(given[0].indices) - given[0].num_skipped
-        if num_rows is not None and num_rows < num_samples:
+    for lane, (record, *_) in sorted(lanes.items()):
+        if record.num_rows is not None and record.num_rows < record.num_samples:
             yield (
-                f"step {step}, lane {lane}: collate got {num_samples} samples and made tensors of {num_rows} "
-                "rows: it may leave samples out"
+                f"step {step}, lane {lane}: collate got {record.num_samples} samples and made tensors of "
+                f"{record.num_rows} rows: it may leave samples out"
             )
 
 

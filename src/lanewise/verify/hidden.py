@@ -192,11 +192,9 @@ def _state_of(generator: Any) -> Any:
     """Return the state of a generator of random numbers."""
     match generator:
         case np.random.Generator():
-            return repr(generator.bit_generator.state)
+            return generator.bit_generator.state
         case random.Random():
-            return repr(generator.getstate())
-        case np.random.RandomState():
-            return repr(generator.get_state())
+            return generator.getstate()
     return generator.get_state()
 
 

@@ -1,14 +1,13 @@
 """Records every operator of a forward and a backward; two recordings show the first one that differs."""
 
-import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -62,15 +61,14 @@ class Divergence:
 
 def first_divergence(one: Sequence[Call], other: Sequence[Call]) -> Divergence | None:
     """Return where two recordings of the same computation part; None where they don't."""
-    for mine, theirs in zip(one, other, strict=False):
+    for mine, theirs in zip_longest(one, other):
+        if mine is None or theirs is None:
+            return Divergence(mine or theirs, has_equal_inputs=False, has_equal_random_state=True)
         has_equal_inputs = (mine.operator, mine.inputs) == (theirs.operator, theirs.inputs)
         has_equal_random_state = mine.random_state == theirs.random_state
         if not has_equal_inputs or not has_equal_random_state or mine.outputs != theirs.outputs:
             return Divergence(mine, has_equal_inputs, has_equal_random_state)
-    if len(one) == len(other):
-        return None
-    longer = max(one, other, key=len)
-    return Divergence(longer[min(len(one), len(other))], has_equal_inputs=False, has_equal_random_state=True)
+    return None
 
 
 @contextmanager
@@ -82,12 +80,14 @@ def recording(model: nn.Module) -> Iterator[list[Call]]:
     """
     calls: list[Call] = []
     modules: list[str] = []
+
+    def leave(*_: object) -> None:
+        modules.pop()
+
     handles = []
     for name, module in model.named_modules():
-        handles += [
-            module.register_forward_pre_hook(partial(_enter, modules, name)),
-            module.register_forward_hook(partial(_leave, modules), always_call=True),
-        ]
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: modules.append(name)))
+        handles.append(module.register_forward_hook(leave, always_call=True))
     switches: Any = torch.utils.deterministic  # its attributes are properties, unknown to type checkers
     filled = switches.fill_uninitialized_memory
     # Else the digest of a new tensor would be that of whatever lay in memory. Takes effect in `exact` only.
@@ -101,14 +101,7 @@ def recording(model: nn.Module) -> Iterator[list[Call]]:
             handle.remove()
 
 
-def _enter(modules: list[str], name: str, *_: object) -> None:
-    modules.append(name)
-
-
-def _leave(modules: list[str], *_: object) -> None:
-    modules.pop()
-
-
+@final
 class _Recorder(TorchDispatchMode):
     def __init__(self, calls: list[Call], modules: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -119,7 +112,8 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = (list(args), dict(kwargs or {}))
-        inputs, random_state = digest(given), _random_state()
+        inputs = digest(given)
+        random_state = digest(torch.default_generator.get_state(), generator_state())
         result = func(*args, **(kwargs or {}))
         changed = [given] if func._schema.is_mutable else []  # noqa: SLF001 - the dispatcher's
         has_generator = any(isinstance(value, torch.Generator) for value in (*args, *given[1].values()))
@@ -137,20 +131,10 @@ class _Recorder(TorchDispatchMode):
         return f"{module}, {line}" if line else module
 
 
-def _random_state() -> str:
-    states = [torch.default_generator.get_state()]
-    of_accelerator = generator_state()
-    if of_accelerator is not None:
-        states.append(of_accelerator)
-    return digest(states)
-
-
 def _user_line() -> str | None:
     """Return file and line of the innermost frame that is neither torch's, python's nor ours."""
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - python's documented way to look up the stack
-    while frame is not None:
+    for frame, line in traceback.walk_stack(None):
         file = frame.f_code.co_filename
         if not file.startswith((*_FOREIGN_FOLDERS, "<")):
-            return f"{Path(file).name}:{frame.f_lineno}"
-        frame = frame.f_back
+            return f"{Path(file).name}:{line}"
     return None

@@ -21,9 +21,10 @@ from lanewise.verify.read import Reads, look_further, probe_reads
 class Passes:
     """What two forwards and backwards of the first lane gave, from equal weights and random state."""
 
-    results: tuple[str, str]
-    """Digests of loss and gradients."""
-    calls: tuple[Sequence[Call], Sequence[Call]]
+    results: Sequence[str]
+    """Digests of loss and gradients of each of the two."""
+    calls: Sequence[Sequence[Call]]
+    """What each called."""
     changed: Sequence[str]
     """Values outside of parameters and buffers that a forward changed."""
     changed_parameters: Sequence[str]
@@ -126,10 +127,5 @@ def _probe_passes(probed: ProbedRun, batch: Any, hidden: Mapping[str, str]) -> P
             for name, value in probed.tensors().items():
                 if name not in state or not torch.equal(value, state[name]):
                     changed_state.add(name)
-    return Passes(
-        results=(results[0], results[1]),
-        calls=(calls[0], calls[1]),
-        changed=changed_hidden,
-        changed_parameters=sorted(changed_state & parameters.keys()),
-        changed_buffers=sorted(changed_state - parameters.keys()),
-    )
+    in_parameters = sorted(changed_state & parameters.keys())
+    return Passes(results, calls, changed_hidden, in_parameters, sorted(changed_state - parameters.keys()))

@@ -36,15 +36,13 @@ class VerifyReport:
     def describe_steps(self) -> str:
         """Say what was run."""
         batch = self.config.batch
-        steps = [str(step.step) for step in self.steps]
+        full = batch.global_batch_size
         sizes = {step.step: sum(map(len, step.samples.values())) for step in self.steps}
+        steps = [str(step) for step in sizes]
+        steps += [f"step {step} with {size} of {full} samples" for step, size in sizes.items() if size < full]
         reducer = self.config.distributed.reducer
-        rest = ""
-        for step, size in sizes.items():
-            if size < batch.global_batch_size:
-                rest += f", step {step} with {size} of {batch.global_batch_size} samples"
         return (
-            f"steps {', '.join(steps)}{rest}; {batch.num_lanes} lanes; precision {self.config.precision}; "
+            f"steps {', '.join(steps)}; {batch.num_lanes} lanes; precision {self.config.precision}; "
             f"reducer {'ddp' if reducer == 'single' else reducer}; compared with one process, byte for byte"
         )
 
@@ -65,10 +63,9 @@ class VerifyReport:
         """Say what the table does not show; the last line is the result."""
         for layout in self.layouts[2:]:
             close = layout.close
-            if close is not None:
-                if not close.num_elements:
-                    yield f"close, {layout.name}: no gradient could be compared"
-                    continue
+            if close is not None and not close.num_elements:
+                yield f"close, {layout.name}: no gradient could be compared"
+            elif close is not None:
                 yield (
                     f"close, {layout.name}: gradients differ by at most {close.worst:.3f} of their bound; "
                     f"weights after the steps by {close.weights:.1e} (not judged)"
@@ -79,17 +76,15 @@ class VerifyReport:
             yield f"found: {finding.cause}\n  {finding.evidence}\n  {finding.remedy}"
         names = [layout.name for layout in self.layouts if layout.name != "1 again"]
         listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        causes = f"{len(self.findings)} cause{'s' if len(self.findings) > 1 else ''} found"
         if self.is_verified:
-            grades = ""
-            if self.config.distributed.equality == "close":
-                grades = " in exact, and in close the same but for rounding"
+            is_close = self.config.distributed.equality == "close"
+            grades = " in exact, and in close the same but for rounding" if is_close else ""
             yield f"verified: {listed} compute the same bytes{grades}"
+        elif any(layout.differences or layout.failure for layout in self._rows()):
+            yield f"not verified: {causes}; {listed} do not compute the same"
         else:
-            what = f"{len(self.findings)} cause{'s' if len(self.findings) > 1 else ''} found"
-            if any(layout.differences or layout.failure for layout in self._rows()):
-                yield f"not verified: {what}; {listed} do not compute the same"
-            else:
-                yield f"not verified: {what}, though {listed} agree in these steps"
+            yield f"not verified: {causes}, though {listed} agree in these steps"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""

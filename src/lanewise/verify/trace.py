@@ -63,9 +63,8 @@ class Trace:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two traces first differ in one check."""
+    """Where two traces first differ in one of `CHECKS`."""
 
-    check: str
     place: str
     """Where it is, as `step 2, lane 1` or `step 0, head.weight`."""
     values: tuple[Any, Any]
@@ -92,7 +91,7 @@ def compare(reference: Trace, other: Trace) -> dict[str, Difference]:
             name = f"lane {names[0]}" if isinstance(names[0], int) else names[0]
             where = ", ".join(filter(None, (place, name)))
             values = (mine.get(names[0]), theirs.get(names[0]))
-            found[check] = Difference(check, where, values, len(names) - 1)
+            found[check] = Difference(where, values, len(names) - 1)
     return found
 
 
@@ -130,14 +129,11 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
             look()
             return None
         (closure,) = closures
-        is_first = True
 
         def look_once() -> Any:
-            nonlocal is_first
             loss = closure()
-            if is_first:
+            if not trace.options:  # it asks for the first time
                 look()
-            is_first = False
             return loss
 
         return (this, look_once), {}

@@ -46,10 +46,7 @@ def probe_updates(training: Training) -> Updates | None:
                 one.copy_(weights[name])
             one.grad = gradients[name].clone()
         set_random_state(0)
-        if needs_closure(type(optimizer)):
-            optimizer.step(lambda: 0.0)
-        else:
-            optimizer.step()
+        optimizer.step(*([lambda: 0.0] if needs_closure(type(optimizer)) else []))
         return {name: digest(one) for name, one in trained.items()}
 
     try:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from lanewise.config import DistributedConfig, ReducerName, RunConfig
+from lanewise.config import DistributedConfig, RunConfig
 from lanewise.device.choice import accelerator_type, count_accelerators
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.jobs.scratch import scratch_folder
@@ -78,9 +78,7 @@ def verify(
         layouts: list[LayoutResult] = []
         for name, job in zip(names, jobs, strict=True):
             show(name)
-            with _environment(**_variables_of(job)):
-                layouts.append(_run(name, job, may_fail=bool(layouts)))
-            layouts[-1].compare_with(layouts[0])
+            layouts.append(_run(name, job, layouts[0] if layouts else None))
         if resumes:
             _resume(jobs, layouts, show)
     evidence = Evidence(layouts, _left_out(config.distributed))
@@ -91,16 +89,14 @@ def verify(
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
     """Let the processes that are started see these variables."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _variables_of(job: VerifyJob) -> dict[str, str]:
@@ -111,38 +107,40 @@ def _variables_of(job: VerifyJob) -> dict[str, str]:
 
 def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Callable[[str], None]) -> None:
     """Let each layout go on from what the one before it saved, and the first from the last one's."""
-    numbers = [number for number, layout in enumerate(layouts) if layout.trace is not None and number != 1]
-    for position, number in enumerate(numbers):
-        job, saved_by = jobs[number], jobs[numbers[position - 1]]
-        name = f"{layouts[number].name}, going on from {layouts[numbers[position - 1]].name}"
+    reference = layouts[0]
+    saved = [
+        (layout, job)
+        for layout, job in zip(layouts, jobs, strict=True)
+        if layout.trace is not None and not job.is_repeat
+    ]
+    for (layout, job), (other, saving_job) in zip(saved, saved[-1:] + saved[:-1], strict=True):
+        name = f"{layout.name}, going on from {other.name}"
         show(name)
-        resume_job = replace(job, name=f"{job.name}-resumed", resume_from=saved_by.name, is_reference=False)
-        resumed = layouts[number].resumed = _run(name, resume_job, may_fail=True)
-        resumed.compare_with(layouts[0])
+        resume_job = replace(job, name=f"{job.name}-resumed", resume_from=saving_job.name, is_reference=False)
+        layout.resumed = _run(name, resume_job, reference)
 
 
-def _run(name: str, job: VerifyJob, *, may_fail: bool) -> LayoutResult:
+def _run(name: str, job: VerifyJob, reference: LayoutResult | None) -> LayoutResult:
+    """Run a layout, and compare it with the reference; without one, what fails is an error."""
     try:
-        results: list[RankResult] = start(job, is_fresh=True)
+        with _environment(**_variables_of(job)):
+            results: list[RankResult] = start(job, is_fresh=True)
     except LaunchError as error:
-        if not may_fail:
+        if reference is None:
             raise
         return LayoutResult(name, failure=str(error))
-    return LayoutResult(name, results, failure=results[0].error)
-
-
-def _reducer(configured: ReducerName, num_devices: int) -> ReducerName:
-    if num_devices == 1:
-        return "single"
-    return "ddp" if configured == "single" else configured
+    layout = LayoutResult(name, results, failure=results[0].error)
+    layout.compare_with(reference or layout)
+    return layout
 
 
 def _left_out(distributed: DistributedConfig) -> list[str]:
     """Name what `_in_exact` leaves out, as no layout could compute the same with it."""
-    left_out = (
-        [] if distributed.compression is None else [f"distributed.compression {distributed.compression}"]
-    )
-    return left_out + (["distributed.sync_batch_norm true"] if distributed.sync_batch_norm else [])
+    asked = {
+        "compression": distributed.compression,
+        "sync_batch_norm": "true" if distributed.sync_batch_norm else None,
+    }
+    return [f"distributed.{key} {value}" for key, value in asked.items() if value is not None]
 
 
 def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
@@ -151,11 +149,12 @@ def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
     devices: int | tuple[str, ...] = num_devices
     if num_accelerators and num_devices > num_accelerators:
         devices = tuple(f"{accelerator_type()}:{rank % num_accelerators}" for rank in range(num_devices))
+    reducer = "ddp" if config.distributed.reducer == "single" else config.distributed.reducer
     distributed = replace(
         config.distributed,
         devices=devices,
         equality="exact",
-        reducer=_reducer(config.distributed.reducer, num_devices),
+        reducer=reducer if num_devices > 1 else "single",
         fsdp=replace(config.distributed.fsdp, cpu_offload=False),  # which changes where, not what
         compression=None,
         sync_batch_norm=False,
