@@ -204,7 +204,9 @@ def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, types.FunctionType):
         yield from _parts_of_function(value)
     elif isinstance(value, type):
-        yield from ((key, item) for key, item in vars(value).items() if _is_part_of_class(key, item))
+        kinds = (types.FunctionType, staticmethod, classmethod, *_VARIABLE)
+        own = ((key, item) for key, item in vars(value).items() if isinstance(item, kinds))
+        yield from (part for part in own if not part[0].startswith("__"))
     elif isinstance(value, dict | UserDict):  # not any mapping: an archive of arrays would be read
         for position, (key, item) in enumerate(value.items()):
             yield (position if isinstance(key, torch.Tensor) else key), item  # as an optimizer's state
@@ -276,12 +278,6 @@ def _is_variable(item: object) -> bool:
     kind = item if isinstance(item, type) else type(item)
     is_kept = isinstance(item, _VARIABLE) or hasattr(item, "cache_info")
     return is_kept or kind is threading.local or _is_of_the_user(kind)
-
-
-def _is_part_of_class(key: str, item: object) -> bool:
-    return not key.startswith("__") and (
-        isinstance(item, (types.FunctionType, staticmethod, classmethod, *_VARIABLE))
-    )
 
 
 def _is_foreign(file: str) -> bool:

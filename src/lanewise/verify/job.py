@@ -16,10 +16,9 @@ from lanewise.jobs.job import Job
 from lanewise.verify.bound import CloseResult, judge, write_reference
 from lanewise.verify.cut import CutProbe, probe_cut
 from lanewise.verify.hidden import changed, hidden_state
-from lanewise.verify.history import evaluate_first_batch
 from lanewise.verify.metric import MetricProbe, probe_metrics
 from lanewise.verify.probe import Probe, begin_with, probe
-from lanewise.verify.probed_run import ProbedRun
+from lanewise.verify.probed_run import ProbedRun, evaluate_first_batch
 from lanewise.verify.trace import Trace, choose_steps, run_steps
 from lanewise.verify.update import Updates, probe_updates
 

@@ -1,7 +1,8 @@
-"""The same small piece of work on every process, twice: what differs tells what it depends on."""
+"""The same small piece of work, twice and after other work, on each process: what differs tells why."""
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import torch
 
 from lanewise.config import RunConfig
 from lanewise.data import digest
-from lanewise.verify.hidden import changed, hidden_state
-from lanewise.verify.history import History, probe_history
+from lanewise.verify.hidden import changed, hidden_state, numbers_that_matter
 from lanewise.verify.operators import Call, Divergence, first_divergence, recording
-from lanewise.verify.probed_run import ProbedRun
+from lanewise.verify.probed_run import ProbedRun, evaluate_first_batch
 from lanewise.verify.read import Reads, look_further, probe_reads
+from lanewise.world.world import LocalWorld
+
+_NUM_AGAIN = 16
+_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,25 @@ class Passes:
 
 
 @dataclass(frozen=True)
+class History:
+    """What the first lane's micro-batch gave after other things; weights, buffers, random state are equal."""
+
+    found: str = ""
+    """After what it gave something else, as part of a sentence; empty where it never did."""
+    changed: Sequence[str] = ()
+    """Values outside of parameters and buffers that all this changed."""
+    num_runs: int = 0
+    buffers: Sequence[str] = ()
+    """Buffers that an evaluation changes, and by which later micro-batches of it give something else."""
+
+    def __str__(self) -> str:
+        return (
+            f"the first lane's micro-batch, {self.found}, gives a different loss or gradient from equal "
+            "weights, buffers and random state"
+        )
+
+
+@dataclass(frozen=True)
 class Probe:
     """What one process found."""
 
@@ -54,8 +77,8 @@ class Probe:
     """Digests of parameters and buffers as they are built, and which of them are trained."""
     reads: Reads
     passes: Passes
-    history: History | None
-    """None where one process need not look, or where it is known already that passes differ."""
+    history: History
+    """An empty one where one process need not look, or where it is known already that passes differ."""
     first: Sequence[str] = ()
     """Where another micro-batch was the first one that the process computed: what that changed."""
 
@@ -83,11 +106,11 @@ def probe(config: RunConfig, probed: ProbedRun, *, is_reference: bool, is_repeat
         now = hidden_state(probed.model, task=probed.task)
         first, hidden = changed(hidden, now), now
     passes = _probe_passes(probed, batch, hidden)
-    history = None
+    history = History()
     if is_reference:
         reads = look_further(reads, probed, has_workers=config.data.num_workers > 0)
         if not (passes.are_unequal or passes.collectives or passes.changed_parameters):
-            history = probe_history(config, probed, batch, passes.results[0], hidden)
+            history = _probe_history(config, probed, batch, passes.results[0], hidden)
     return Probe(weights, reads, passes, history, first)
 
 
@@ -129,3 +152,87 @@ def _probe_passes(probed: ProbedRun, batch: Any, hidden: Mapping[str, str]) -> P
                     changed_state.add(name)
     in_parameters = sorted(changed_state & parameters.keys())
     return Passes(results, calls, changed_hidden, in_parameters, sorted(changed_state - parameters.keys()))
+
+
+def _probe_history(
+    config: RunConfig, probed: ProbedRun, batch: Any, result: str, hidden: Mapping[str, str]
+) -> History:
+    """Run the first lane's micro-batch many times, after another one, after an evaluation, in a new model.
+
+    Where a first look saw nothing change, as often as two seconds allow.
+
+    Args:
+        config: the run.
+        probed: whose first lane was run twice, alike.
+        batch: its micro-batch.
+        result: what it gave.
+        hidden: the state before the first run.
+    """
+    other = probed.read(probed.other_turn)
+    num_runs = 2
+
+    def run(who: ProbedRun) -> bool:
+        nonlocal num_runs
+        num_runs += 1
+        return who.run(who.turn, batch) == result
+
+    def names() -> list[str]:
+        return changed(hidden, hidden_state(probed.model, task=probed.task))
+
+    def ways() -> Iterator[str]:
+        """Do something else before each run, and say what it was."""
+        is_changing = bool(names())
+        end = time.monotonic() + _SECONDS
+        for number in range(_NUM_AGAIN):
+            yield f"run {number + 3} times"
+            if not is_changing and time.monotonic() > end:
+                break
+        probed.run(probed.other_turn, other)
+        yield "run after another micro-batch"
+        if _evaluates(probed, config):
+            yield "run after an evaluation"
+        with probed.other_weights(0):
+            probed.run(probed.turn, batch)
+        yield "run after a run with other weights"
+
+    for way in ways():
+        if not run(probed):
+            return History(way, names(), num_runs)
+    found = names()
+    far = numbers_that_matter(lambda: run(probed), probed.model, task=probed.task) if found else []
+    if far:
+        return History(f"run while {', '.join(far[:3])} is far off", far, num_runs)
+    new = ProbedRun(config, probed.device)
+    new.run(new.other_turn, other)
+    if not run(new):
+        return History("run in a new model after another micro-batch", found, num_runs)
+    buffers = _changed_by_evaluation(probed, batch, other) if probed.task.eval_datasets() else ()
+    return History("", found, num_runs, buffers)
+
+
+def _changed_by_evaluation(probed: ProbedRun, batch: Any, other: Any) -> Sequence[str]:
+    """Return the buffers that matter to an evaluation, and that it changes: nothing puts them back within."""
+    turns = (probed.turn, batch), (probed.other_turn, other), (probed.turn, batch)
+    before = {name: digest(value) for name, value in probed.model.named_buffers()}
+    losses = []
+    probed.model.eval()
+    try:
+        with probed.kept_state(), torch.no_grad():
+            for turn, data in turns:
+                loss = probed.lane(turn, data).run(probed.model)
+                losses.append(digest(loss.sum, loss.weight))
+            after = {name: digest(value) for name, value in probed.model.named_buffers()}
+    except Exception:  # noqa: BLE001 - training data need not be what is evaluated
+        return ()
+    finally:
+        probed.model.train()
+    return changed(before, after) if losses[0] != losses[2] else ()
+
+
+def _evaluates(probed: ProbedRun, config: RunConfig) -> bool:
+    """Evaluate, and tell whether there was something to evaluate."""
+    world, sets = LocalWorld(probed.device), probed.task.eval_datasets()
+    try:
+        return bool(evaluate_first_batch(probed.lanes, probed.model, sets, world, config))
+    except Exception:  # noqa: BLE001 - the steps that are run evaluate as well, and say what failed
+        return False

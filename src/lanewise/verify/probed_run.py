@@ -1,25 +1,29 @@
 """Reads and computes single micro-batches of a newly built run, for the probes."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from lanewise.config import RunConfig
-from lanewise.data import LaneBatch, Rows, digest
+from lanewise.data import LaneBatch, LaneReader, Rows, digest
 from lanewise.device.accelerator import move
 from lanewise.engine.buffers.pack import kept_buffers
+from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
 from lanewise.engine.run.build import build_run_loader
 from lanewise.engine.run.model import build_model, build_task
+from lanewise.engine.samples.dataset import count_samples
 from lanewise.engine.step.lane import LaneLoss, LaneRunner, TaskLane
-from lanewise.lanes import LaneTurn, Placement
+from lanewise.lanes import LaneTurn, Placement, SequentialSchedule
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
+from lanewise.reduce import Reducer
 from lanewise.task import Task
-from lanewise.world.world import LocalWorld
+from lanewise.world.world import LocalWorld, World
 
 _NOISE = 0.1
 
@@ -134,3 +138,27 @@ class ProbedRun:
 def chosen(samples: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
     """Return the samples at some positions."""
     return samples.take(positions) if isinstance(samples, Rows) else [samples[number] for number in positions]
+
+
+def evaluate_first_batch(
+    lanes: LaneRunner,
+    model: nn.Module,
+    datasets: Mapping[str, Dataset[Any]],
+    world: World,
+    config: RunConfig,
+    *,
+    reducer: Reducer | None = None,
+    has_metrics: bool = True,
+) -> dict[str, float]:
+    """Evaluate at most a global batch of each dataset; see `Evaluator` and `EvalSet`.
+
+    Collective: every rank must call this.
+    """
+    batch, sets = config.batch, []
+    for name, dataset in datasets.items():
+        num_samples = min(count_samples(dataset), batch.global_batch_size)
+        schedule = SequentialSchedule(num_samples, batch.num_lanes, batch.samples_per_lane)
+        reader = LaneReader(dataset, lanes.task.collate, config.train.seed, eval_dataset=name)
+        sets.append(EvalSet(name, reader, schedule, has_metrics))
+    placement = Placement.of(batch.num_lanes, world)
+    return Evaluator(lanes, model, sets, world, placement, reducer=reducer).run() if sets else {}

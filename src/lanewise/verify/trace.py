@@ -144,25 +144,26 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
             trace = StepTrace(step)
             compare_runs(engine.reducer.replicas, is_on=True)  # a run does it in its first step
             batches = to_device(engine.loader.batches(step, step + 1), world.device)
-            report = engine.train_step.run(_noting(batches, trace))
+            noted: dict[int, tuple[tuple[int, ...], str]] = {}
+            report = engine.train_step.run(_noting(batches, noted))
             trace.loss = {lane.lane: (lane.loss_sum, lane.weight) for lane in report.totals.lanes}
             weights = trace.weights = _digests(engine.training.model.named_parameters())
             trace.buffers = _digests(engine.training.model.named_buffers())
-            for other in world.all_gather_object((trace.samples, trace.tensors)):
-                trace.samples |= other[0]
-                trace.tensors |= other[1]
-            trace.samples = dict(sorted(trace.samples.items()))
-            trace.tensors = dict(sorted(trace.tensors.items()))
+            lanes = sorted(lane for of_rank in world.all_gather_object(noted) for lane in of_rank.items())
+            trace.samples = {lane: indices for lane, (indices, _) in lanes}
+            trace.tensors = {lane: tensors for lane, (_, tensors) in lanes}
             yield trace
     finally:
         handle.remove()
 
 
-def _noting(batches: Iterator[LaneBatch], trace: StepTrace) -> Iterator[LaneBatch]:
+def _noting(
+    batches: Iterator[LaneBatch], noted: dict[int, tuple[tuple[int, ...], str]]
+) -> Iterator[LaneBatch]:
+    """Yield the batches, and note by lane the indices and the digest of what a forward gets."""
     for batch in batches:
         if batch.indices:
-            trace.samples[batch.turn.lane] = batch.indices
-            trace.tensors[batch.turn.lane] = digest(batch.data)
+            noted[batch.turn.lane] = batch.indices, digest(batch.data)
         yield batch
 
 
@@ -172,10 +173,13 @@ def _digests(named: Any) -> dict[str, str]:
 
 def _options(optimizer: Optimizer) -> dict[str, str]:
     """Return the options of each group; tensors among them as numbers."""
-    options = {}
-    for number, group in enumerate(optimizer.param_groups):
-        for key, value in group.items():
-            if key not in ("params", "param_names"):
-                plain = value.tolist() if isinstance(value, torch.Tensor) else value
-                options[f"{key} of group {number}"] = json.dumps(plain, default=repr)
-    return options
+    return {
+        f"{key} of group {number}": json.dumps(value, default=_plain)
+        for number, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if key not in ("params", "param_names")
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) else repr(value)

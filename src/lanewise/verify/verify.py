@@ -12,10 +12,9 @@ from lanewise.jobs.scratch import scratch_folder
 from lanewise.jobs.start import prepare_workers, start
 from lanewise.lanes import lane_ranges
 from lanewise.verify import MODULES
-from lanewise.verify.diagnose import diagnose
+from lanewise.verify.diagnose import diagnose, notes
 from lanewise.verify.evidence import Evidence, LayoutResult
 from lanewise.verify.job import RankResult, VerifyJob
-from lanewise.verify.notes import notes
 from lanewise.verify.report import VerifyReport
 
 

@@ -8,11 +8,10 @@ from lanewise.verify.bound import CloseResult
 from lanewise.verify.cut import Cut, CutProbe
 from lanewise.verify.diagnose import DIAGNOSES, diagnose
 from lanewise.verify.evidence import Evidence, LayoutResult
-from lanewise.verify.history import History
 from lanewise.verify.job import RankResult
 from lanewise.verify.metric import MetricProbe, MetricValues
 from lanewise.verify.operators import Call
-from lanewise.verify.probe import Passes, Probe
+from lanewise.verify.probe import History, Passes, Probe
 from lanewise.verify.read import Reads
 from lanewise.verify.trace import StepTrace, Trace
 from lanewise.verify.update import Updates

@@ -8,11 +8,10 @@ import torch
 from lanewise.config import BatchConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.verify.cut import probe_cut
-from lanewise.verify.diagnose import diagnose
+from lanewise.verify.diagnose import diagnose, notes
 from lanewise.verify.evidence import Evidence, LayoutResult
 from lanewise.verify.job import RankResult
 from lanewise.verify.metric import probe_metrics
-from lanewise.verify.notes import notes
 from lanewise.verify.probe import probe
 from lanewise.verify.probed_run import ProbedRun
 from tests.distributed import mistakes

@@ -45,7 +45,7 @@ def unseeded_generator(evidence: Evidence) -> Iterator[str]:
         if moved or (divergence and divergence.call.has_generator):
             yield f"{seen}{first_in(divergence)}{also_changed(moved)}."
     history = evidence.base.history
-    if history is not None and history.found and generators(history.changed):
+    if history.found and generators(history.changed):
         yield f"{history}{also_changed(generators(history.changed))}."
 
 
@@ -129,7 +129,7 @@ of_the_rank = Diagnosis(
 def state_after_others(evidence: Evidence) -> Iterator[str]:
     """Find state that acts only after other micro-batches, after an evaluation, or rarely."""
     history = evidence.base.history
-    if history is not None and history.found:
+    if history.found:
         yield f"{history}{also_changed(history.changed)}."
 
 
@@ -142,7 +142,7 @@ def state_after_others(evidence: Evidence) -> Iterator[str]:
 def evaluation_changes_a_buffer(evidence: Evidence) -> Iterator[str]:
     """Find buffers that an evaluation changes, by which its later micro-batches give something else."""
     history = evidence.base.history
-    if history is not None and history.buffers:
+    if history.buffers:
         yield (
             "the first lane's micro-batch, evaluated after another one, gives a different "
             f"loss{also_changed(history.buffers)}."
