@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
 from lanewise.engine.engine import Engine, build_engine
@@ -21,9 +21,7 @@ from lanewise.verify.probe import Probe, begin_with, probe
 from lanewise.verify.probed_run import ProbedRun, evaluate_first_batch
 from lanewise.verify.trace import Trace, choose_steps, run_steps
 from lanewise.verify.update import Updates, probe_updates
-
-if TYPE_CHECKING:
-    from lanewise.world.world import World
+from lanewise.world.world import World
 
 _SECONDS_AFTER_AN_ERROR = 20.0
 _SECONDS_WITHOUT_ONE = 600.0
@@ -72,7 +70,7 @@ class VerifyJob(Job):
         """See `Job`."""
         return self.folder / f"{self.name}-{rank}.log"
 
-    def run(self, world: "World") -> Any:
+    def run(self, world: World) -> Any:
         """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
         result = RankResult()
@@ -80,10 +78,10 @@ class VerifyJob(Job):
             self._verify(world, result)
         else:
             with _failing_together(world, result):
-                result.trace = self._trace_resumed(world, self.resume_from)
+                self._trace(world, result)
         return world.gather_object(result)
 
-    def _verify(self, world: "World", result: RankResult) -> None:
+    def _verify(self, world: World, result: RankResult) -> None:
         """Run the probes, and the steps unless the probes found what training refuses."""
         probed = ProbedRun(self.config, world.device)
         found = probe(self.config, probed, is_reference=self.is_reference, is_repeat=self.is_repeat)
@@ -105,51 +103,39 @@ class VerifyJob(Job):
                 ProbedRun(self.config, world.device), batch.samples_per_lane, batch.global_batch_size
             )
 
-    def _trace(self, world: "World", result: RankResult) -> None:
-        """Take the steps; evaluate half-way, and save a checkpoint for another layout to go on from."""
-        engine = build_engine(self.config, world)
-        training = engine.training
-        hidden = hidden_state(training.model, task=training.lanes.task)
-        steps = choose_steps(engine.schedule, self.num_steps, engine.last_step)
+    def _trace(self, world: World, result: RankResult) -> None:
+        """Take the steps, or their second half from the checkpoint that another layout saved half-way."""
+        run = build_run(self.config, world)
+        training, task = run.training, run.training.lanes.task
+        steps = choose_steps(run.schedule, self.num_steps, run.last_step)
         half = len(steps) // 2
         trace = Trace()
-        try:
+        with closing(run.reducer):
+            if self.resume_from is not None:
+                first = resume_run(run, self._checkpoints(self.resume_from), allow=())
+                if half == 0 or first != steps[half]:
+                    raise CheckpointError(f"the run takes {len(steps)} steps: too few to stop in between.")
+                steps = steps[half:]
+            engine = Engine(run, first_step=steps[0])
+            hidden = hidden_state(training.model, task=task)
             for step in run_steps(engine, world, steps):
                 trace.steps.append(step)
-                if len(trace.steps) == half:
+                if self.resume_from is None and len(trace.steps) == half:
                     # As a run does between its steps: what it changes, a later step may see.
-                    self._evaluate(training.lanes.task.eval_datasets(), engine, world)
+                    self._evaluate(task.eval_datasets(), engine, world)
                     saver = Saver(self._checkpoints(self.name), world, keep_last=1, keep_best=0, sign=1)
                     saver.save(engine.state.take(), Manifest(steps[half], None, engine.identity, ()))
                     saver.finish()
             self._finish_trace(trace, engine, world)
-            trace.changed = changed(hidden, hidden_state(training.model, task=training.lanes.task))
+            trace.changed = changed(hidden, hidden_state(training.model, task=task))
             result.updates = probe_updates(training) if self.is_reference else None
-            result.trace = trace
-        finally:
-            engine.close()
-
-    def _trace_resumed(self, world: "World", saved_by: str) -> Trace:
-        """Take the second half of the steps, from the checkpoint of another layout."""
-        run = build_run(self.config, world)
-        steps = choose_steps(run.schedule, self.num_steps, run.last_step)
-        half = len(steps) // 2
-        try:
-            first = resume_run(run, self._checkpoints(saved_by), allow=())
-            if half == 0 or first != steps[half]:
-                raise CheckpointError(f"the run takes {len(steps)} steps: too few to stop in between.")
-            engine = Engine(run, first_step=first)
-            trace = Trace(list(run_steps(engine, world, steps[half:])))
-            self._finish_trace(trace, engine, world)
-        finally:
-            run.reducer.close()
-        return trace
+        result.trace = trace
 
     def _checkpoints(self, name: str) -> CheckpointFolder:
         """Return where a layout saves."""
         return CheckpointFolder(self.folder / f"checkpoints-{name}")
 
-    def _finish_trace(self, trace: Trace, engine: Engine, world: "World") -> None:
+    def _finish_trace(self, trace: Trace, engine: Engine, world: World) -> None:
         """Evaluate, and look at what else there is."""
         training = engine.training
         task = training.lanes.task
@@ -169,7 +155,7 @@ class VerifyJob(Job):
         )
 
     def _evaluate(
-        self, datasets: Mapping[str, Any], engine: Engine, world: "World", *, has_metrics: bool = True
+        self, datasets: Mapping[str, Any], engine: Engine, world: World, *, has_metrics: bool = True
     ) -> dict[str, float]:
         training = engine.training
         return evaluate_first_batch(
@@ -182,24 +168,21 @@ class VerifyJob(Job):
             has_metrics=has_metrics,
         )
 
-    def _judge_close(self, world: "World") -> CloseResult:
+    def _judge_close(self, world: World) -> CloseResult:
         """Compare the gradients of `close` with those of one process."""
         distributed = replace(self.config.distributed, equality="close")
         train = replace(self.config.train, max_grad_norm=None)  # the bound is that of a gradient as it is
         config = replace(self.config, distributed=distributed, train=train)
-        engine = build_engine(config, world)
-        steps = choose_steps(engine.schedule, self.num_steps, engine.last_step)
-        try:
+        with closing(build_engine(config, world)) as engine:
+            steps = choose_steps(engine.schedule, self.num_steps, engine.last_step)
             if self.is_reference:
                 write_reference(self.folder, engine, world, steps)
                 return CloseResult()
             return judge(self.folder, engine, world, steps, config.batch.num_lanes)
-        finally:
-            engine.close()
 
 
 @contextmanager
-def _failing_together(world: "World", result: RankResult) -> Iterator[None]:
+def _failing_together(world: World, result: RankResult) -> Iterator[None]:
     """Note an error that every rank has; one that a single rank has ends this process, and so the job.
 
     The others may wait for a rank that failed alone in a collective, so they are not asked by one.

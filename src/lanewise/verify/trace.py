@@ -16,6 +16,8 @@ from lanewise.transforms import compare_runs
 from lanewise.world.shards import whole
 from lanewise.world.world import World
 
+_Noted = dict[int, tuple[tuple[int, ...], str]]
+"""By lane, the indices of its samples, and the digest of what its forward gets."""
 CHECKS = ("samples", "tensors", "loss", "gradients", "weights", "buffers", "options", "evaluation")
 """What is compared, in the order in which one follows from another within a step."""
 
@@ -110,15 +112,15 @@ def choose_steps(schedule: Schedule, num_steps: int, last_step: int) -> list[int
 
 def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[StepTrace]:
     """Take these steps one after the other, and trace each. Collective: every rank must call this."""
-    optimizer = engine.training.optimizer
-    weights = _digests(engine.training.model.named_parameters())
+    model, optimizer = engine.training.model, engine.training.optimizer
+    weights = _digests(model.named_parameters())
     trace = StepTrace(-1)
 
     def look() -> None:
-        before = _digests(engine.training.model.named_parameters())
+        before = _digests(model.named_parameters())
         trace.changed_outside = [name for name in weights if weights[name] != before[name]]
         trace.gradients = _digests(
-            (name, one.grad) for name, one in engine.training.model.named_parameters() if one.grad is not None
+            (name, one.grad) for name, one in model.named_parameters() if one.grad is not None
         )
         trace.options = _options(optimizer)
 
@@ -144,11 +146,11 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
             trace = StepTrace(step)
             compare_runs(engine.reducer.replicas, is_on=True)  # a run does it in its first step
             batches = to_device(engine.loader.batches(step, step + 1), world.device)
-            noted: dict[int, tuple[tuple[int, ...], str]] = {}
+            noted: _Noted = {}
             report = engine.train_step.run(_noting(batches, noted))
             trace.loss = {lane.lane: (lane.loss_sum, lane.weight) for lane in report.totals.lanes}
-            weights = trace.weights = _digests(engine.training.model.named_parameters())
-            trace.buffers = _digests(engine.training.model.named_buffers())
+            weights = trace.weights = _digests(model.named_parameters())
+            trace.buffers = _digests(model.named_buffers())
             lanes = sorted(lane for of_rank in world.all_gather_object(noted) for lane in of_rank.items())
             trace.samples = {lane: indices for lane, (indices, _) in lanes}
             trace.tensors = {lane: tensors for lane, (_, tensors) in lanes}
@@ -157,10 +159,8 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
         handle.remove()
 
 
-def _noting(
-    batches: Iterator[LaneBatch], noted: dict[int, tuple[tuple[int, ...], str]]
-) -> Iterator[LaneBatch]:
-    """Yield the batches, and note by lane the indices and the digest of what a forward gets."""
+def _noting(batches: Iterator[LaneBatch], noted: _Noted) -> Iterator[LaneBatch]:
+    """Yield the batches, each noted first."""
     for batch in batches:
         if batch.indices:
             noted[batch.turn.lane] = batch.indices, digest(batch.data)

@@ -135,10 +135,8 @@ def _run(name: str, job: VerifyJob, reference: LayoutResult | None) -> LayoutRes
 
 def _left_out(distributed: DistributedConfig) -> list[str]:
     """Name what `_in_exact` leaves out, as no layout could compute the same with it."""
-    asked = {
-        "compression": distributed.compression,
-        "sync_batch_norm": "true" if distributed.sync_batch_norm else None,
-    }
+    sync_batch_norm = "true" if distributed.sync_batch_norm else None
+    asked = {"compression": distributed.compression, "sync_batch_norm": sync_batch_norm}
     return [f"distributed.{key} {value}" for key, value in asked.items() if value is not None]
 
 

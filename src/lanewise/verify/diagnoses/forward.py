@@ -1,9 +1,8 @@
 """Forwards, losses and backwards that depend on more than weights, micro-batch and random state."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
-from lanewise.verify.diagnoses.diagnosis import Diagnosis, also_changed, diagnosis, first_in
+from lanewise.verify.diagnoses.diagnosis import also_changed, diagnosis, first_in
 from lanewise.verify.evidence import Evidence, Probes
 from lanewise.verify.hidden import generators
 from lanewise.verify.operators import first_divergence
@@ -102,27 +101,27 @@ def state_of_the_first(evidence: Evidence) -> Iterator[str]:
             )
 
 
-def _other_results(processes: Callable[[Evidence], Probes], evidence: Evidence) -> Iterator[str]:
-    for process, probe in evidence.other_results(processes(evidence)):
+@diagnosis("forward", "the forward or the loss depends on the process or the time", _USE_THE_BATCH)
+def of_the_process(evidence: Evidence) -> Iterator[str]:
+    """Find forwards and losses that differ when the same process is started again."""
+    return _other_results(evidence, evidence.again())
+
+
+@diagnosis(
+    "forward", "the forward or the loss depends on the rank or the number of processes", _USE_THE_BATCH
+)
+def of_the_rank(evidence: Evidence) -> Iterator[str]:
+    """Find forwards and losses that differ on another rank."""
+    return _other_results(evidence, evidence.elsewhere())
+
+
+def _other_results(evidence: Evidence, probes: Probes) -> Iterator[str]:
+    for process, probe in evidence.other_results(probes):
         divergence = first_divergence(evidence.base.passes.calls[0], probe.passes.calls[0])
         yield (
             "the same micro-batch, with equal weights and random state, gives a different loss or "
             f"gradient in {process} than in the first process{first_in(divergence)}."
         )
-
-
-of_the_process = Diagnosis(
-    "forward",
-    "the forward or the loss depends on the process or the time",
-    _USE_THE_BATCH,
-    partial(_other_results, Evidence.again),
-)
-of_the_rank = Diagnosis(
-    "forward",
-    "the forward or the loss depends on the rank or the number of processes",
-    _USE_THE_BATCH,
-    partial(_other_results, Evidence.elsewhere),
-)
 
 
 @diagnosis("forward", HIDDEN_STATE, MAKE_IT_A_BUFFER)

@@ -1,33 +1,32 @@
 """Weights that differ when they are built, or that something other than equal updates changes."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
-from lanewise.verify.diagnoses.diagnosis import Diagnosis, diagnosis, listed
+from lanewise.verify.diagnoses.diagnosis import diagnosis, listed
 from lanewise.verify.evidence import Evidence, Probes
 from lanewise.verify.hidden import changed
 
 _SEED_ALIKE = "Let build_model draw from the default generators alone, seeded alike on every rank."
 
 
-def _built_otherwise(processes: Callable[[Evidence], Probes], evidence: Evidence) -> Iterator[str]:
-    for process, probe in processes(evidence):
+@diagnosis("initial weights", "the initial weights depend on the process or the time", _SEED_ALIKE)
+def initial_of_the_process(evidence: Evidence) -> Iterator[str]:
+    """Find models that are built with other weights when the same process is started again."""
+    return _built_otherwise(evidence, evidence.again())
+
+
+@diagnosis(
+    "initial weights", "the initial weights depend on the rank or the number of processes", _SEED_ALIKE
+)
+def initial_of_the_rank(evidence: Evidence) -> Iterator[str]:
+    """Find models that are built with other weights on another rank."""
+    return _built_otherwise(evidence, evidence.elsewhere())
+
+
+def _built_otherwise(evidence: Evidence, probes: Probes) -> Iterator[str]:
+    for process, probe in probes:
         for name in changed(evidence.base.weights, probe.weights):
             yield f"build_model gives a different {name} in {process} than in the first process."
-
-
-initial_of_the_process = Diagnosis(
-    "initial weights",
-    "the initial weights depend on the process or the time",
-    _SEED_ALIKE,
-    partial(_built_otherwise, Evidence.again),
-)
-initial_of_the_rank = Diagnosis(
-    "initial weights",
-    "the initial weights depend on the rank or the number of processes",
-    _SEED_ALIKE,
-    partial(_built_otherwise, Evidence.elsewhere),
-)
 
 
 @diagnosis(
