@@ -73,8 +73,9 @@ def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
     if len(samples) < 2:
         return CutProbe(why_not="a micro-batch is a single sample")
     if len({digest(probed.collate(samples, seed)) for seed in (0, 1)}) > 1:
-        why_not = "collate makes another micro-batch of equal samples, by random numbers or by what it keeps"
-        return CutProbe(why_not=why_not)
+        return CutProbe(
+            why_not="collate makes another micro-batch of equal samples: it draws, or it keeps state"
+        )
     probed.model.eval()
     if len({_loss_of(probed, samples, seed) for seed in (0, 1)}) > 1:
         return CutProbe(why_not="the loss of equal samples differs from run to run in evaluation mode")

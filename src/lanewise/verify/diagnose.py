@@ -136,12 +136,9 @@ def _on_cut(evidence: Evidence) -> Iterator[str]:
 
 
 def _on_metrics(evidence: Evidence) -> Iterator[str]:
-    for metric in evidence.reference.metrics.of_micro_batches:
-        one, two = metric.values
-        yield (
-            f"{metric.name} depends on micro_batch_size: two samples give {one:.6g} in one micro-batch, "
-            f"and {two:.6g} in two."
-        )
+    for name, (one, two) in evidence.reference.metrics.of_micro_batches.items():
+        gives = f"two samples give {one:.6g} in one micro-batch, and {two:.6g} in two"
+        yield f"{name} depends on micro_batch_size: {gives}."
 
 
 def _on_reads(evidence: Evidence) -> Iterator[str]:
@@ -152,15 +149,11 @@ def _on_reads(evidence: Evidence) -> Iterator[str]:
             "samples are augmented otherwise."
         )
     if reads.opaque:
-        yield (
-            f"{listed(reads.opaque)} in samples or micro-batches was compared by type alone, since it has no "
-            "state that can be read."
-        )
+        names = listed(reads.opaque)
+        yield f"{names} in samples or micro-batches was compared by type alone: its state cannot be read."
     if reads.left_out and reads.is_by_content:
-        yield (
-            f"collate leaves {listed(reads.left_out)} out of a micro-batch, whatever their order: what it "
-            "leaves out is not trained on."
-        )
+        names = listed(reads.left_out)
+        yield f"collate leaves {names} out of a micro-batch, whatever their order: they are not trained on."
 
 
 def _on_state(evidence: Evidence) -> Iterator[str]:
@@ -170,7 +163,5 @@ def _on_state(evidence: Evidence) -> Iterator[str]:
         yield f"reading samples changes {listed(changed)}; no sample that was read depends on it."
     names = [name for name in history.changed if name not in changed]
     if names:
-        yield (
-            f"a forward changes {listed(names)}; {history.num_runs} runs of one micro-batch gave the same, "
-            "whatever was run before."
-        )
+        runs = f"{history.num_runs} runs of one micro-batch gave the same, whatever was run before"
+        yield f"a forward changes {listed(names)}; {runs}."

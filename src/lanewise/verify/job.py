@@ -116,7 +116,7 @@ class VerifyJob(Job):
                 if half == 0 or first != steps[half]:
                     raise CheckpointError(f"the run takes {len(steps)} steps: too few to stop in between.")
                 steps = steps[half:]
-            engine = Engine(run, first_step=steps[0])
+            engine = Engine(run)
             hidden = hidden_state(training.model, task=task)
             for step in run_steps(engine, world, steps):
                 trace.steps.append(step)
@@ -157,15 +157,9 @@ class VerifyJob(Job):
     def _evaluate(
         self, datasets: Mapping[str, Any], engine: Engine, world: World, *, has_metrics: bool = True
     ) -> dict[str, float]:
-        training = engine.training
+        lanes, model, batch = engine.training.lanes, engine.training.evaluated_model, self.config.batch
         return evaluate_first_batch(
-            training.lanes,
-            training.evaluated_model,
-            datasets,
-            world,
-            self.config,
-            reducer=engine.reducer,
-            has_metrics=has_metrics,
+            lanes, model, datasets, world, batch, engine.reducer, has_metrics=has_metrics
         )
 
     def _judge_close(self, world: World) -> CloseResult:

@@ -25,24 +25,20 @@ _NUM_SAMPLES = 8
 _SECONDS = 0.3
 
 
-@dataclass(frozen=True)
-class MetricValues:
-    """Two values of a metric that ought to be the same."""
-
-    name: str
-    values: tuple[float, float]
+_Values = dict[str, tuple[float, float]]
+"""By the name of a metric, two values that ought to be the same, and differ."""
 
 
 @dataclass
 class MetricProbe:
     """The metrics, each by one pair of values that shows it."""
 
-    unmerged: list[MetricValues] = field(default_factory=list)
+    unmerged: _Values = field(default_factory=dict)
     """Of one copy that saw everything, and of merged copies."""
-    of_means: list[MetricValues] = field(default_factory=list)
+    of_means: _Values = field(default_factory=dict)
     """Of a sample that comes twice, beside another one: both times in one micro-batch, where it counts once,
     and in two."""
-    of_micro_batches: list[MetricValues] = field(default_factory=list)
+    of_micro_batches: _Values = field(default_factory=dict)
     """Of two samples in one micro-batch, and in two."""
 
 
@@ -56,13 +52,13 @@ def probe_metrics(probed: ProbedRun, micro_batch_size: int, max_samples: int) ->
         num_samples = min(len(dataset), max_samples)  # type: ignore[arg-type]
         reader = LaneReader(dataset, probed.task.collate, probed.seed, eval_dataset=name)
         schedule = SequentialSchedule(num_samples, 1, min(micro_batch_size, max(1, num_samples // 3)))
-        found.unmerged += _unmerged(probed, reader, schedule)
+        found.unmerged |= _unmerged(probed, reader, schedule)
         if micro_batch_size > 1:
             _compare_cuts(probed, reader, min(num_samples, _NUM_SAMPLES), found)
     return found
 
 
-def _unmerged(probed: ProbedRun, reader: LaneReader, schedule: SequentialSchedule) -> list[MetricValues]:
+def _unmerged(probed: ProbedRun, reader: LaneReader, schedule: SequentialSchedule) -> _Values:
     """Compare one copy that sees everything with two of very unequal parts, and with one for each part."""
     whole, first, rest = (_metrics(probed) for _ in range(3))
     each: list[Mapping[str, Metric]] = []
@@ -71,11 +67,11 @@ def _unmerged(probed: ProbedRun, reader: LaneReader, schedule: SequentialSchedul
         each.append(_metrics(probed))
         lane = probed.lanes.evaluation_lane(batch)
         _update(probed, lane, (whole, rest if number else first, each[-1]))
-    found: dict[str, MetricValues] = {}
+    found: _Values = {}
     for parts in ([first, rest][: len(each)], each):
         merged = merge_metrics(probed.task.build_metrics(), [take_states(part) for part in parts])
         found = _differing(reader, named_values(whole), merged) | found
-    return list(found.values())
+    return found
 
 
 def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found: MetricProbe) -> None:
@@ -88,8 +84,8 @@ def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found
             _update(probed, probed.lane_of(chosen(samples, positions)), (metrics,))
         return named_values(metrics)
 
-    of_means: dict[str, MetricValues] = {}
-    of_micro_batches: dict[str, MetricValues] = {}
+    of_means: _Values = {}
+    of_micro_batches: _Values = {}
     end = time.monotonic() + _SECONDS
     for one, other in zip(range(num_samples), range(1, num_samples), strict=False):
         try:
@@ -99,14 +95,14 @@ def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found
                 twice, in_one = values([one], [one], [other]), values([one, one], [other])
         except Exception:  # noqa: BLE001 - a metric need not have a value of so few samples
             return
-        like_one = alone.keys() - _differing(reader, alone, in_one).keys()
-        unlike = _differing(reader, in_one, twice)
-        of_means |= {name: values for name, values in unlike.items() if name in like_one}
+        unlike_one = _differing(reader, alone, in_one)
+        unlike_twice = _differing(reader, in_one, twice)
+        of_means |= {name: pair for name, pair in unlike_twice.items() if name not in unlike_one}
         of_micro_batches |= _differing(reader, together, alone)
         if time.monotonic() > end:
             break
-    found.of_means += of_means.values()
-    found.of_micro_batches += [one for name, one in of_micro_batches.items() if name not in of_means]
+    found.of_means |= of_means
+    found.of_micro_batches |= {name: pair for name, pair in of_micro_batches.items() if name not in of_means}
 
 
 def _metrics(probed: ProbedRun) -> Mapping[str, "Metric"]:
@@ -120,13 +116,10 @@ def _update(probed: ProbedRun, lane: TaskLane, copies: Iterable[Mapping[str, "Me
             probed.task.update_metrics(metrics, outputs, lane.data)
 
 
-def _differing(
-    reader: LaneReader, mine: Mapping[str, float], theirs: Mapping[str, float]
-) -> dict[str, MetricValues]:
-    """Return the values by the metric's name where they differ."""
-    pairs = {name: (value, theirs.get(name, math.nan)) for name, value in mine.items()}
+def _differing(reader: LaneReader, mine: Mapping[str, float], theirs: Mapping[str, float]) -> _Values:
+    """Return the values that differ."""
     return {
-        name: MetricValues(f"{reader.eval_dataset}/{name}", pair)
-        for name, pair in pairs.items()
-        if not np.isclose(*pair, rtol=_TOLERANCE, atol=1e-6, equal_nan=True)
+        f"{reader.eval_dataset}/{name}": (value, theirs.get(name, math.nan))
+        for name, value in mine.items()
+        if not np.isclose(value, theirs.get(name, math.nan), rtol=_TOLERANCE, atol=1e-6, equal_nan=True)
     }

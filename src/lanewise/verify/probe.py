@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lanewise.config import RunConfig
+from lanewise.config import BatchConfig, RunConfig
 from lanewise.data import digest
 from lanewise.verify.hidden import changed, hidden_state, numbers_that_matter
 from lanewise.verify.operators import Call, Divergence, first_divergence, recording
@@ -63,10 +63,8 @@ class History:
     """Buffers that an evaluation changes, and by which later micro-batches of it give something else."""
 
     def __str__(self) -> str:
-        return (
-            f"the first lane's micro-batch, {self.found}, gives a different loss or gradient from equal "
-            "weights, buffers and random state"
-        )
+        equal = "equal weights, buffers and random state"
+        return f"the first lane's micro-batch, {self.found}, gives a different loss or gradient from {equal}"
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ def _probe_history(
                 break
         probed.run(probed.other_turn, other)
         yield "run after another micro-batch"
-        if _evaluates(probed, config):
+        if _evaluates(probed, config.batch):
             yield "run after an evaluation"
         with probed.other_weights(0):
             probed.run(probed.turn, batch)
@@ -229,10 +227,10 @@ def _changed_by_evaluation(probed: ProbedRun, batch: Any, other: Any) -> Sequenc
     return changed(before, after) if losses[0] != losses[2] else ()
 
 
-def _evaluates(probed: ProbedRun, config: RunConfig) -> bool:
+def _evaluates(probed: ProbedRun, batch: BatchConfig) -> bool:
     """Evaluate, and tell whether there was something to evaluate."""
     world, sets = LocalWorld(probed.device), probed.task.eval_datasets()
     try:
-        return bool(evaluate_first_batch(probed.lanes, probed.model, sets, world, config))
+        return bool(evaluate_first_batch(probed.lanes, probed.model, sets, world, batch))
     except Exception:  # noqa: BLE001 - the steps that are run evaluate as well, and say what failed
         return False

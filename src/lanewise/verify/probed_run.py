@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from lanewise.config import RunConfig
+from lanewise.config import BatchConfig, RunConfig
 from lanewise.data import LaneBatch, LaneReader, Rows, digest
 from lanewise.device.accelerator import move
 from lanewise.engine.buffers.pack import kept_buffers
@@ -99,10 +99,8 @@ class ProbedRun:
         loss = lane.run(self.model)
         if loss.sum is not None:
             loss.sum.backward()
-        named = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
-        gradients = {
-            name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in named.items()
-        }
+        trained = ((name, one) for name, one in self.model.named_parameters() if one.requires_grad)
+        gradients = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in trained}
         self.model.zero_grad()
         return loss, gradients
 
@@ -145,20 +143,20 @@ def evaluate_first_batch(
     model: nn.Module,
     datasets: Mapping[str, Dataset[Any]],
     world: World,
-    config: RunConfig,
-    *,
+    batch: BatchConfig,
     reducer: Reducer | None = None,
+    *,
     has_metrics: bool = True,
 ) -> dict[str, float]:
     """Evaluate at most a global batch of each dataset; see `Evaluator` and `EvalSet`.
 
     Collective: every rank must call this.
     """
-    batch, sets = config.batch, []
+    sets = []
     for name, dataset in datasets.items():
         num_samples = min(count_samples(dataset), batch.global_batch_size)
         schedule = SequentialSchedule(num_samples, batch.num_lanes, batch.samples_per_lane)
-        reader = LaneReader(dataset, lanes.task.collate, config.train.seed, eval_dataset=name)
+        reader = LaneReader(dataset, lanes.task.collate, lanes.seed, eval_dataset=name)
         sets.append(EvalSet(name, reader, schedule, has_metrics))
     placement = Placement.of(batch.num_lanes, world)
     return Evaluator(lanes, model, sets, world, placement, reducer=reducer).run() if sets else {}

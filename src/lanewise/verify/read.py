@@ -92,15 +92,9 @@ def probe_reads(probed: ProbedRun, *, is_repeat: bool) -> Reads:
     if names:
         batch += [digest(probed.read()) for _ in range(_NUM_AGAIN)]
         far = numbers_that_matter(lambda: digest(probed.read()) == batch[0], probed.model, **known)
-    return Reads(
-        num_samples=probed.num_samples,
-        samples={name: (first[0, name], second[name]) for name in sources},
-        later={name: value for (epoch, name), value in first.items() if epoch},
-        batch=batch,
-        changed=names,
-        opaque=opaque,
-        far=far,
-    )
+    samples = {name: (first[0, name], second[name]) for name in sources}
+    later = {name: value for (epoch, name), value in first.items() if epoch}
+    return Reads(probed.num_samples, samples, later, batch, names, opaque, far)
 
 
 def look_further(reads: Reads, probed: ProbedRun, *, has_workers: bool) -> Reads:

@@ -52,11 +52,8 @@ class VerifyReport:
         for name in ("layout", *CHECKS):
             table.add_column(name, min_width=len(name), overflow="fold")
         for layout in self._rows():
-            if layout.trace is None:
-                table.add_row(layout.name, "failed", *[""] * (len(CHECKS) - 1))
-            else:
-                found = layout.differences
-                table.add_row(layout.name, *(str(found[c]) if c in found else "same" for c in CHECKS))
+            cells = [str(layout.differences.get(check, "same")) for check in CHECKS]
+            table.add_row(layout.name, *(cells if layout.trace is not None else ["failed"]))
         return table
 
     def lines(self) -> Iterator[str]:

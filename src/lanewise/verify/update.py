@@ -25,10 +25,8 @@ class Updates:
     """Values besides the optimizer's state dict that another update changed."""
 
     def __str__(self) -> str:
-        return (
-            "another update from equal weights, gradients, optimizer state and random state gives another "
-            f"{self.parameter}"
-        )
+        equal = "equal weights, gradients, optimizer state and random state"
+        return f"another update from {equal} gives another {self.parameter}"
 
 
 def probe_updates(training: Training) -> Updates | None:

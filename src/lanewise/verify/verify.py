@@ -42,9 +42,7 @@ def verify(
         LaunchError: if one process alone fails already.
     """
     if resumes and num_steps < 2:
-        raise ConfigError(
-            f"--resume stops half-way, so it needs at least two steps: got --steps {num_steps}."
-        )
+        raise ConfigError(f"--resume stops half-way and needs at least two steps: got --steps {num_steps}.")
     config.batch.require_number("verify")
     fsdp = config.distributed.fsdp
     if config.distributed.reducer == "fsdp" and fsdp.param_dtype != "float32":
@@ -107,16 +105,13 @@ def _variables_of(job: VerifyJob) -> dict[str, str]:
 def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Callable[[str], None]) -> None:
     """Let each layout go on from what the one before it saved, and the first from the last one's."""
     reference = layouts[0]
-    saved = [
-        (layout, job)
-        for layout, job in zip(layouts, jobs, strict=True)
-        if layout.trace is not None and not job.is_repeat
-    ]
-    for (layout, job), (other, saving_job) in zip(saved, saved[-1:] + saved[:-1], strict=True):
+    pairs = zip(layouts, jobs, strict=True)
+    saved = [(layout, job) for layout, job in pairs if layout.trace is not None and not job.is_repeat]
+    for (layout, job), (other, saved_by) in zip(saved, saved[-1:] + saved[:-1], strict=True):
         name = f"{layout.name}, going on from {other.name}"
         show(name)
-        resume_job = replace(job, name=f"{job.name}-resumed", resume_from=saving_job.name, is_reference=False)
-        layout.resumed = _run(name, resume_job, reference)
+        rest = replace(job, name=f"{job.name}-resumed", resume_from=saved_by.name, is_reference=False)
+        layout.resumed = _run(name, rest, reference)
 
 
 def _run(name: str, job: VerifyJob, reference: LayoutResult | None) -> LayoutResult:

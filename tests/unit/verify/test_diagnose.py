@@ -9,7 +9,7 @@ from lanewise.verify.cut import Cut, CutProbe
 from lanewise.verify.diagnose import DIAGNOSES, diagnose
 from lanewise.verify.evidence import Evidence, LayoutResult
 from lanewise.verify.job import RankResult
-from lanewise.verify.metric import MetricProbe, MetricValues
+from lanewise.verify.metric import MetricProbe
 from lanewise.verify.operators import Call
 from lanewise.verify.probe import History, Passes, Probe
 from lanewise.verify.read import Reads
@@ -105,7 +105,7 @@ def cut(influence: str) -> CutProbe:
 
 
 MEAN_OF_MEANS = cut("weights")
-UNMERGED = [MetricValues("a", (1.0, 2.0)), MetricValues("b", (3.0, 4.0))]
+UNMERGED = {"a": (1.0, 2.0), "b": (3.0, 4.0)}
 OPTIONS = Trace([StepTrace(0, options={"lr of group 0": "0.2"})])
 STEPS = Trace([StepTrace(0, weights={"first.weight": "v"})], changed=["task.calls"])
 PARTED = Trace(STEPS.steps)
@@ -134,12 +134,12 @@ CASES = [
     (
         "a micro-batch differs from read to read",
         evidence("alone", reads={"far": ["dataset.reads"]}),
-        "read in 1 process while dataset.reads is far off, is another one.",
+        "the first lane's micro-batch differs when it is read in 1 process while dataset.reads is far off.",
     ),
     (
         "a sample depends on the loader's process",
         evidence("alone", reads={"batch_of_worker": "x"}),
-        "the first lane's micro-batch differs between 1 process and a DataLoader worker of that process.",
+        "the first lane's micro-batch differs between 1 process and its DataLoader worker.",
     ),
     (
         "samples of an epoch depend on an earlier epoch",
@@ -258,7 +258,7 @@ CASES = [
     (
         "collate leaves samples out",
         evidence(reads={"left_out": ["sample 2"], "is_by_content": False}),
-        "the first lane's micro-batch is the same without sample 2; in another order it is the same without ",
+        "the first lane's micro-batch is the same without sample 2; in another order, without others.",
     ),
     (
         "the loss is a mean of means",
@@ -268,7 +268,7 @@ CASES = [
     (
         "the loss has a term that counts once for each micro-batch",
         evidence("alone", cut=cut("term")),
-        "they differ by 50.0%, by the same amount whatever the samples are, as by a penalty on the weights.",
+        "they differ by 50.0%, by the same amount for any samples, as with a penalty on the weights.",
     ),
     (
         "a term of the loss has weights or targets of its micro-batch",
@@ -282,7 +282,7 @@ CASES = [
     ),
     (
         "a metric is a mean of means",
-        evidence("alone", metrics=MetricProbe(of_means=UNMERGED[:1])),
+        evidence("alone", metrics=MetricProbe(of_means={"a": (1.0, 2.0)})),
         "a sample that comes twice in one micro-batch counts for a as if it came once: beside ",
     ),
     (

@@ -8,10 +8,7 @@ from lanewise.verify.hidden import generators
 from lanewise.verify.operators import first_divergence
 
 UNSEEDED = "random numbers from a generator that lanewise does not seed"
-SEED_THEM = (
-    "Draw from the default generators of torch, numpy and random: they are seeded for every lane of every "
-    "step."
-)
+SEED_THEM = "Draw from the default generators of torch, numpy and random: they are seeded for every lane."
 HIDDEN_STATE = "state outside of parameters and buffers"
 MAKE_IT_A_BUFFER = (
     "Make it a buffer (register_buffer): buffers start each lane with the same value, are merged over the "
@@ -51,8 +48,7 @@ def unseeded_generator(evidence: Evidence) -> Iterator[str]:
 @diagnosis(
     "forward",
     "the random state is set by the task",
-    "Leave the default generators alone in forward and loss (no torch.manual_seed): they are seeded "
-    "for every lane of every step.",
+    "Do not seed in forward or loss (torch.manual_seed): lanewise seeds every lane of every step.",
 )
 def sets_the_random_state(evidence: Evidence) -> Iterator[str]:
     """Find forwards and losses that set the state of the default generators themselves."""
@@ -142,7 +138,5 @@ def evaluation_changes_a_buffer(evidence: Evidence) -> Iterator[str]:
     """Find buffers that an evaluation changes, by which its later micro-batches give something else."""
     history = evidence.base.history
     if history.buffers:
-        yield (
-            "the first lane's micro-batch, evaluated after another one, gives a different "
-            f"loss{also_changed(history.buffers)}."
-        )
+        also = also_changed(history.buffers)
+        yield f"the first lane's micro-batch, evaluated after another one, gives a different loss{also}."

@@ -11,17 +11,14 @@ from lanewise.verify.evidence import Evidence
 @diagnosis(
     "micro-batch",
     "collate leaves samples out",
-    "Let collate keep every sample that it is given: what it leaves out is trained in no epoch, or in "
-    "one by chance.",
+    "Let collate keep every sample that it is given: what it leaves out is trained by chance or never.",
 )
 def collate_leaves_out(evidence: Evidence) -> Iterator[str]:
     """Find a collate that drops samples for their place in the micro-batch."""
     reads = evidence.base.reads
     if reads.left_out and not reads.is_by_content:
-        yield (
-            f"the first lane's micro-batch is the same without {listed(reads.left_out)}; in another order "
-            "it is the same without others."
-        )
+        names = listed(reads.left_out)
+        yield f"the first lane's micro-batch is the same without {names}; in another order, without others."
 
 
 def _influence(influence: Influence, how: str, evidence: Evidence) -> Iterator[str]:
@@ -46,9 +43,7 @@ term_that_counts_once = Diagnosis(
     "the loss has a term that counts once for each micro-batch",
     "Multiply the term by the weight of the micro-batch: Loss(sum + weight * penalty, weight), or "
     "Loss.mean(mean + penalty, weight). Otherwise it grows with the number of lanes.",
-    partial(
-        _influence, "term", "by the same amount whatever the samples are, as by a penalty on the weights"
-    ),
+    partial(_influence, "term", "by the same amount for any samples, as with a penalty on the weights"),
 )
 mean_of_terms = Diagnosis(
     "micro-batch",
@@ -67,15 +62,14 @@ mean_of_terms = Diagnosis(
 @diagnosis(
     "metrics",
     "a metric cannot be computed from merged states",
-    "Keep all that it counts in states (add_state) whose dist_reduce_fx merges them: sums and counts, "
-    "not means.",
+    "Keep all that it counts in states (add_state) that dist_reduce_fx merges: sums and counts, not means.",
 )
 def unmerged_metric(evidence: Evidence) -> Iterator[str]:
     """Find metrics whose merged copies give another value than one copy that saw all samples."""
     found = [
-        f"{metric.name} is {metric.values[0]:.6g} when one copy sees all samples, and "
-        f"{metric.values[1]:.6g} when the states of several copies are merged"
-        for metric in evidence.reference.metrics.unmerged
+        f"{name} is {one:.6g} when one copy sees all samples, and {merged:.6g} when the states of several "
+        "copies are merged"
+        for name, (one, merged) in evidence.reference.metrics.unmerged.items()
     ]
     if found:
         yield f"{'; '.join(found)}."
@@ -90,9 +84,9 @@ def unmerged_metric(evidence: Evidence) -> Iterator[str]:
 def metric_of_means(evidence: Evidence) -> Iterator[str]:
     """Find metrics that average over micro-batches, whatever the size of these."""
     found = [
-        f"a sample that comes twice in one micro-batch counts for {metric.name} as if it came once: beside "
-        f"another sample that gives {metric.values[0]:.6g}, and {metric.values[1]:.6g} where it comes in two"
-        for metric in evidence.reference.metrics.of_means
+        f"a sample that comes twice in one micro-batch counts for {name} as if it came once: beside another "
+        f"sample that gives {in_one:.6g}, and {in_two:.6g} where it comes in two"
+        for name, (in_one, in_two) in evidence.reference.metrics.of_means.items()
     ]
     if found:
         yield f"{'; '.join(found)}."

@@ -19,10 +19,8 @@ def sample_changes(evidence: Evidence) -> Iterator[str]:
         reads = probe.reads
         twice = [name for name, (first, second) in reads.samples.items() if first != second]
         if twice:
-            yield (
-                f"{twice[0]}, read twice in {process} under the same random state, differs "
-                f"({len(twice)} of {len(reads.samples)} samples){also_changed(reads.changed)}."
-            )
+            part, also = f"{len(twice)} of {len(reads.samples)} samples", also_changed(reads.changed)
+            yield f"{twice[0]}, read twice in {process} under the same random state, differs ({part}){also}."
 
 
 @diagnosis("samples", "a micro-batch differs from read to read", _USE_THE_INDEX)
@@ -37,10 +35,8 @@ def micro_batch_changes(evidence: Evidence) -> Iterator[str]:
                     f"state, gives a different micro-batch{also_changed(probe.reads.changed)}."
                 )
         if probe.reads.far:
-            yield (
-                f"the first lane's micro-batch, read in {process} while {listed(probe.reads.far)} is far "
-                "off, is another one."
-            )
+            far = listed(probe.reads.far)
+            yield f"the first lane's micro-batch differs when it is read in {process} while {far} is far off."
 
 
 @diagnosis("samples", "a sample depends on the loader's process", _USE_THE_INDEX)
@@ -48,16 +44,13 @@ def of_the_loader_process(evidence: Evidence) -> Iterator[str]:
     """Find samples that depend on the DataLoader worker that reads them."""
     for process, probe in evidence.probes():
         if probe.reads.batch_of_worker not in (None, probe.reads.batch[0]):
-            yield (
-                f"the first lane's micro-batch differs between {process} and a DataLoader worker of that "
-                "process."
-            )
+            yield f"the first lane's micro-batch differs between {process} and its DataLoader worker."
 
 
 @diagnosis(
     "samples",
     "samples of an epoch depend on an earlier epoch",
-    "Draw a sample's augmentation anew each time it is read: a cache must hold what comes before. "
+    "Draw a sample's augmentation anew each time it is read: a cache must hold the sample without it. "
     "Another number of processes, or a resumed run, reads a sample for the first time in another epoch.",
 )
 def of_an_earlier_epoch(evidence: Evidence) -> Iterator[str]:
@@ -68,17 +61,14 @@ def of_an_earlier_epoch(evidence: Evidence) -> Iterator[str]:
     for _, probe in evidence.again():
         differing = base.differing(probe.reads)
         if differing and set(differing) <= other_order:
-            yield (
-                f"{differing[0]}, read as of epoch 1, differs if it was read as of epoch 0 "
-                f"before{also_changed(probe.reads.changed)}."
-            )
+            also = also_changed(probe.reads.changed)
+            yield f"{differing[0]}, read as of epoch 1, differs if it was read as of epoch 0 before{also}."
 
 
 @diagnosis(
     "samples",
     "samples depend on the process or the time",
-    "Draw from the default generators of torch, numpy and random, which are seeded for every "
-    "micro-batch, and from nothing else.",
+    "Draw only from the default generators of torch, numpy and random: they are seeded for each micro-batch.",
 )
 def of_the_process(evidence: Evidence) -> Iterator[str]:
     """Find samples that differ in each process that is started, as by what was drawn at its start."""
@@ -111,8 +101,7 @@ def sharded_dataset(evidence: Evidence) -> Iterator[str]:
 @diagnosis(
     "samples",
     "samples depend on the rank or the number of processes",
-    "Let the dataset depend on the index alone: neither the rank nor the number of processes belongs "
-    "into it, or into a seed.",
+    "Let samples, and every seed, depend on the index alone: not on the rank or the number of processes.",
 )
 def of_the_rank(evidence: Evidence) -> Iterator[str]:
     """Find samples that depend on the rank that reads them, or on how many ranks there are."""

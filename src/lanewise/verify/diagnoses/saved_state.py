@@ -41,7 +41,5 @@ def state_of_the_run(evidence: Evidence) -> Iterator[str]:
     """Find runs that go on otherwise than without a stop."""
     for resumed in evidence.resumed():
         for check, difference in resumed.differences.items():
-            yield (
-                f"{resumed.name}, diverges from the uninterrupted run at {difference} "
-                f"({check}){also_changed(resumed.hidden_differences)}."
-            )
+            also = also_changed(resumed.hidden_differences)
+            yield f"{resumed.name}, diverges from the uninterrupted run at {difference} ({check}){also}."
