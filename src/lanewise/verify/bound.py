@@ -16,6 +16,8 @@ from lanewise.verify.trace import run_steps
 from lanewise.world.shards import whole
 from lanewise.world.world import World
 
+_WEIGHTS = "weights.safetensors"
+
 
 @dataclass(frozen=True)
 class CloseResult:
@@ -101,6 +103,3 @@ def _on_cpu(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor
         name: (real_view(one) if one.is_complex() else one).clone(memory_format=torch.contiguous_format)
         for name, one in plain.items()
     }
-
-
-_WEIGHTS = "weights.safetensors"

@@ -102,8 +102,7 @@ def _micro_batches(probed: ProbedRun) -> Iterator[Sequence[Any]]:
     own = probed.indices_of(probed.turn)[:_MAX_SAMPLES]
     yield probed.reader.read(0, own)
     stride = len(probed.indices) // len(own)
-    for start in range(stride):
-        yield probed.reader.read(0, probed.indices[start::stride][: len(own)])
+    yield from (probed.reader.read(0, probed.indices[start::stride][: len(own)]) for start in range(stride))
 
 
 def _loss_of(probed: ProbedRun, samples: Sequence[Any], seed: int) -> str:

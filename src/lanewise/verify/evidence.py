@@ -7,7 +7,7 @@ from lanewise.verify.bound import CloseResult
 from lanewise.verify.hidden import changed
 from lanewise.verify.job import RankResult
 from lanewise.verify.probe import Passes, Probe
-from lanewise.verify.trace import Difference, Trace, compare
+from lanewise.verify.trace import Difference, StepTrace, Trace, compare
 
 Probes = Iterator[tuple[str, Probe]]
 """What some processes found, each after what to call the process in a sentence."""
@@ -34,6 +34,11 @@ class LayoutResult:
     def trace(self) -> Trace | None:
         """What rank 0 saw of the steps."""
         return self.results[0].trace if self.results else None
+
+    @property
+    def steps(self) -> Sequence[StepTrace]:
+        """The steps as rank 0 saw them; none where they were not run."""
+        return self.trace.steps if self.trace else ()
 
     @property
     def changed(self) -> Sequence[str]:

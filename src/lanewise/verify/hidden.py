@@ -111,9 +111,8 @@ def numbers(model: nn.Module, **others: object) -> dict[str, tuple[int | float, 
 
 def _walk_all(model: nn.Module, others: Mapping[str, object]) -> Iterator[_Found]:
     # By identity, and kept alive: an object that goes may leave its identity to another.
-    seen: dict[int, object] = {
-        id(one): one for one in (*model.modules(), *model.parameters(), *model.buffers())
-    }
+    own_parts = (*model.modules(), *model.parameters(), *model.buffers())
+    seen: dict[int, object] = {id(one): one for one in own_parts}
     for prefix, module in model.named_modules():
         name = ".".join(filter(None, ("model", prefix)))
         own = [(key, value) for key, value in vars(module).items() if key not in _OF_TORCH]

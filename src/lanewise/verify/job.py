@@ -18,7 +18,7 @@ from lanewise.verify.cut import CutProbe, probe_cut
 from lanewise.verify.hidden import changed, hidden_state
 from lanewise.verify.metric import MetricProbe, probe_metrics
 from lanewise.verify.probe import Probe, begin_with, probe
-from lanewise.verify.probed_run import ProbedRun, evaluate_first_batch
+from lanewise.verify.probed_run import ProbedRun, evaluate_batch
 from lanewise.verify.trace import Trace, choose_steps, run_steps
 from lanewise.verify.update import Updates, probe_updates
 from lanewise.world.world import World
@@ -95,13 +95,10 @@ class VerifyJob(Job):
                 if self.judges_close:
                     result.close = self._judge_close(world)
         if self.is_reference:
-            batch = self.config.batch
             # In 16 bits the rounding of a forward would look like an influence of the cut.
             precise = replace(self.config, precision="float32")
             result.cut = probe_cut(ProbedRun(precise, world.device), found.passes.changed_buffers)
-            result.metrics = probe_metrics(
-                ProbedRun(self.config, world.device), batch.samples_per_lane, batch.global_batch_size
-            )
+            result.metrics = probe_metrics(ProbedRun(self.config, world.device), self.config.batch)
 
     def _trace(self, world: World, result: RankResult) -> None:
         """Take the steps, or their second half from the checkpoint that another layout saved half-way."""
@@ -158,9 +155,7 @@ class VerifyJob(Job):
         self, datasets: Mapping[str, Any], engine: Engine, world: World, *, has_metrics: bool = True
     ) -> dict[str, float]:
         lanes, model, batch = engine.training.lanes, engine.training.evaluated_model, self.config.batch
-        return evaluate_first_batch(
-            lanes, model, datasets, world, batch, engine.reducer, has_metrics=has_metrics
-        )
+        return evaluate_batch(lanes, model, datasets, world, batch, engine.reducer, has_metrics=has_metrics)
 
     def _judge_close(self, world: World) -> CloseResult:
         """Compare the gradients of `close` with those of one process."""

@@ -93,8 +93,7 @@ def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
     one, other = one.detach()[common], other.detach()[common]
     if not one.numel():
         return True
-    size = float(other.abs().max())
-    return bool((one - other).abs().max() <= _TOLERANCE * size)
+    return bool((one - other).abs().max() <= _TOLERANCE * other.abs().max())
 
 
 def _pulls(

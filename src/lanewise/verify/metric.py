@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from lanewise.config import BatchConfig
 from lanewise.data import LaneReader
 from lanewise.engine.evaluation.evaluator import read_in_order
 from lanewise.engine.step.lane import TaskLane
@@ -42,18 +43,18 @@ class MetricProbe:
     """Of two samples in one micro-batch, and in two."""
 
 
-def probe_metrics(probed: ProbedRun, micro_batch_size: int, max_samples: int) -> MetricProbe:
-    """Let copies of each metric see the first samples of each eval dataset, cut in several ways."""
+def probe_metrics(probed: ProbedRun, batch: BatchConfig) -> MetricProbe:
+    """Let copies of each metric see a global batch of each eval dataset, cut in several ways."""
     found = MetricProbe()
     if not probed.task.build_metrics():
         return found
     probed.model.eval()
     for name, dataset in probed.task.eval_datasets().items():
-        num_samples = min(len(dataset), max_samples)  # type: ignore[arg-type]
+        num_samples = min(len(dataset), batch.global_batch_size)  # type: ignore[arg-type]
         reader = LaneReader(dataset, probed.task.collate, probed.seed, eval_dataset=name)
-        schedule = SequentialSchedule(num_samples, 1, min(micro_batch_size, max(1, num_samples // 3)))
+        schedule = SequentialSchedule(num_samples, 1, min(batch.samples_per_lane, max(1, num_samples // 3)))
         found.unmerged |= _unmerged(probed, reader, schedule)
-        if micro_batch_size > 1:
+        if batch.samples_per_lane > 1:
             _compare_cuts(probed, reader, min(num_samples, _NUM_SAMPLES), found)
     return found
 
@@ -85,7 +86,7 @@ def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found
         return named_values(metrics)
 
     of_means: _Values = {}
-    of_micro_batches: _Values = {}
+    of_cuts: _Values = {}
     end = time.monotonic() + _SECONDS
     for one, other in zip(range(num_samples), range(1, num_samples), strict=False):
         try:
@@ -98,11 +99,11 @@ def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found
         unlike_one = _differing(reader, alone, in_one)
         unlike_twice = _differing(reader, in_one, twice)
         of_means |= {name: pair for name, pair in unlike_twice.items() if name not in unlike_one}
-        of_micro_batches |= _differing(reader, together, alone)
+        of_cuts |= _differing(reader, together, alone)
         if time.monotonic() > end:
             break
     found.of_means |= of_means
-    found.of_micro_batches |= {name: pair for name, pair in of_micro_batches.items() if name not in of_means}
+    found.of_micro_batches |= {name: pair for name, pair in of_cuts.items() if name not in of_means}
 
 
 def _metrics(probed: ProbedRun) -> Mapping[str, "Metric"]:

@@ -13,7 +13,7 @@ from lanewise.config import BatchConfig, RunConfig
 from lanewise.data import digest
 from lanewise.verify.hidden import changed, hidden_state, numbers_that_matter
 from lanewise.verify.operators import Call, Divergence, first_divergence, recording
-from lanewise.verify.probed_run import ProbedRun, evaluate_first_batch
+from lanewise.verify.probed_run import ProbedRun, evaluate_batch
 from lanewise.verify.read import Reads, look_further, probe_reads
 from lanewise.world.world import LocalWorld
 
@@ -231,6 +231,6 @@ def _evaluates(probed: ProbedRun, batch: BatchConfig) -> bool:
     """Evaluate, and tell whether there was something to evaluate."""
     world, sets = LocalWorld(probed.device), probed.task.eval_datasets()
     try:
-        return bool(evaluate_first_batch(probed.lanes, probed.model, sets, world, batch))
+        return bool(evaluate_batch(probed.lanes, probed.model, sets, world, batch))
     except Exception:  # noqa: BLE001 - the steps that are run evaluate as well, and say what failed
         return False

@@ -138,7 +138,7 @@ def chosen(samples: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
     return samples.take(positions) if isinstance(samples, Rows) else [samples[number] for number in positions]
 
 
-def evaluate_first_batch(
+def evaluate_batch(
     lanes: LaneRunner,
     model: nn.Module,
     datasets: Mapping[str, Dataset[Any]],

@@ -30,8 +30,7 @@ class VerifyReport:
     @property
     def steps(self) -> Sequence[StepTrace]:
         """The steps that one process took."""
-        trace = self.layouts[0].trace
-        return [] if trace is None else trace.steps
+        return self.layouts[0].steps
 
     def describe_steps(self) -> str:
         """Say what was run."""
@@ -99,7 +98,6 @@ class VerifyReport:
 
 
 def _layout_to_json(layout: LayoutResult) -> dict[str, Any]:
-    close = layout.close
     return {
         "name": layout.name,
         "num_processes": len(layout.results),
@@ -108,5 +106,5 @@ def _layout_to_json(layout: LayoutResult) -> dict[str, Any]:
             check: {"place": one.place, "values": [repr(value) for value in one.values]}
             for check, one in layout.differences.items()
         },
-        "close": None if close is None else asdict(close),
+        "close": asdict(layout.close) if layout.close else None,
     }

@@ -119,18 +119,16 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
     def look() -> None:
         before = _digests(model.named_parameters())
         trace.changed_outside = [name for name in weights if weights[name] != before[name]]
-        trace.gradients = _digests(
-            (name, one.grad) for name, one in model.named_parameters() if one.grad is not None
-        )
+        gradients = ((name, one.grad) for name, one in model.named_parameters() if one.grad is not None)
+        trace.gradients = _digests(gradients)
         trace.options = _options(optimizer)
 
     def before_update(_optimizer: Optimizer, arguments: tuple[Any, ...], _: Any) -> Any:
         """Look at the gradient; of an optimizer with a closure, which asks for it, at what it gets first."""
-        this, *closures = arguments
-        if not closures:
+        this, closure = (*arguments, None)[:2]
+        if closure is None:
             look()
             return None
-        (closure,) = closures
 
         def look_once() -> Any:
             loss = closure()

@@ -104,14 +104,13 @@ def _variables_of(job: VerifyJob) -> dict[str, str]:
 
 def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Callable[[str], None]) -> None:
     """Let each layout go on from what the one before it saved, and the first from the last one's."""
-    reference = layouts[0]
     pairs = zip(layouts, jobs, strict=True)
     saved = [(layout, job) for layout, job in pairs if layout.trace is not None and not job.is_repeat]
     for (layout, job), (other, saved_by) in zip(saved, saved[-1:] + saved[:-1], strict=True):
         name = f"{layout.name}, going on from {other.name}"
         show(name)
         rest = replace(job, name=f"{job.name}-resumed", resume_from=saved_by.name, is_reference=False)
-        layout.resumed = _run(name, rest, reference)
+        layout.resumed = _run(name, rest, layouts[0])
 
 
 def _run(name: str, job: VerifyJob, reference: LayoutResult | None) -> LayoutResult:

@@ -228,7 +228,7 @@ CASES = [
     (
         "a value from outside of the model changes from forward to forward",
         evidence(passes=calling(inputs="x")),
-        f"{TWICE}; no operator that was recorded made the value that differs, first in {ADD}.",
+        f"{TWICE}; no recorded operator made the value that differs, first in {ADD}.",
     ),
     (
         "the forward or the loss depends on the process or the time",

@@ -83,7 +83,7 @@ def probed(config, monkeypatch=None):
         for is_reference in (True, False)
     )
     alone.cut = probe_cut(ProbedRun(config, device), alone.probe.passes.changed_buffers)
-    alone.metrics = probe_metrics(ProbedRun(config, device), 4, 16)
+    alone.metrics = probe_metrics(ProbedRun(config, device), config.batch)
     layouts = [LayoutResult("1 process", [alone]), LayoutResult("1 again", [again])]
     if monkeypatch is not None:
         monkeypatch.setattr(mistakes, "world_size", lambda: 2)

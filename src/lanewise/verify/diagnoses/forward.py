@@ -82,8 +82,7 @@ def state_between_passes(evidence: Evidence) -> Iterator[str]:
 def value_from_outside(evidence: Evidence) -> Iterator[str]:
     """Find any two passes that differ: diagnoses before this one know all other causes."""
     for seen, passes in evidence.unequal_passes():
-        begins = first_in(passes.divergence)
-        yield f"{seen}; no operator that was recorded made the value that differs{begins}."
+        yield f"{seen}; no recorded operator made the value that differs{first_in(passes.divergence)}."
 
 
 @diagnosis("forward", HIDDEN_STATE, MAKE_IT_A_BUFFER)

@@ -6,9 +6,8 @@ from lanewise.verify.diagnoses.diagnosis import also_changed, diagnosis, listed
 from lanewise.verify.evidence import Evidence
 
 _USE_THE_INDEX = (
-    "Let __getitem__ and collate depend on the index alone, and draw from the default generators of torch, "
-    "numpy and random, which are seeded for every micro-batch; what opens a file on the first read must draw "
-    "nothing."
+    "Let __getitem__ and collate use only the index and the default generators of torch, numpy and random, "
+    "which are seeded for each micro-batch. What opens a file on the first read must draw nothing."
 )
 
 

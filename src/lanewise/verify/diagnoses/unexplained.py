@@ -23,15 +23,13 @@ def unequal_ranks(evidence: Evidence) -> Iterator[str]:
     """Find ranks of one layout that hold different weights after a step."""
     for layout in evidence.layouts:
         for rank, result in enumerate(layout.results):
-            if result.trace is None or layout.trace is None:
-                continue
-            for mine, theirs in zip(layout.trace.steps, result.trace.steps, strict=True):
+            steps = result.trace.steps if result.trace else ()
+            for mine, theirs in zip(layout.steps, steps, strict=False):
                 options = changed(mine.options, theirs.options)
+                where = f"between ranks 0 and {rank} of {layout.name} after step {mine.step}"
+                also = f", and so does {listed(options)}" if options else ""
                 for name in changed(mine.weights, theirs.weights):
-                    yield (
-                        f"{name} differs between ranks 0 and {rank} of {layout.name} after step "
-                        f"{mine.step}{', and so does ' + listed(options) if options else ''}."
-                    )
+                    yield f"{name} differs {where}{also}."
 
 
 @diagnosis("unexplained", HIDDEN_STATE, MAKE_IT_A_BUFFER)

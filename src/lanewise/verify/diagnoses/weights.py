@@ -41,7 +41,7 @@ def changed_parameter(evidence: Evidence) -> Iterator[str]:
         if probe.passes.changed_parameters:
             yield f"a forward and backward in {process} changed {listed(probe.passes.changed_parameters)}."
     for layout in evidence.layouts:
-        for step in layout.trace.steps if layout.trace else ():
+        for step in layout.steps:
             if step.changed_outside:
                 names = listed(step.changed_outside)
                 yield f"{names} changed before the update of step {step.step} ({layout.name})."
@@ -56,8 +56,7 @@ def changed_parameter(evidence: Evidence) -> Iterator[str]:
 def options_of_the_world_size(evidence: Evidence) -> Iterator[str]:
     """Find options of the optimizer that depend on the number of processes, as a scaled learning rate."""
     for layout in evidence.layouts[1:]:
-        difference = layout.differences.get("options")
-        if difference is not None:
+        if difference := layout.differences.get("options"):
             mine, theirs = difference.values
             yield f"{difference.place} is {mine} in one process and {theirs} in {layout.name}."
 
