@@ -137,7 +137,7 @@ class Audit:
         return AuditReport(problems, notes, due - first_step, num_epochs, num_samples, draws)
 
     def compare(self, other: "Audit") -> Iterator[str]:
-        """Say where the tensors of two runs differ, in the steps that both have complete."""
+        """Yield where the tensors of two runs differ, in steps that are complete in both."""
         common = sorted(self.steps.keys() & other.steps.keys())
         if common and (self.missing_lanes(common[-1]) or other.missing_lanes(common[-1])):
             common.pop()  # a run was stopped in it
@@ -157,7 +157,7 @@ class Audit:
         return [lane for lane in range(num_lanes) if lane not in self.steps.get(step, {})]
 
     def _plan(self, step: int) -> "_Plan":
-        """Return what was due in a step: by the last start of the run at this step or before."""
+        """Return the plan of a step, which is that of the last start of the run at or before this step."""
         return [plan for plan in self._plans if plan.first_step <= step][-1]
 
 
@@ -168,10 +168,10 @@ class _Plan:
     first_step: int
     schedule: Schedule
     order: SampleOrder | None
-    """None for one of a class of the user's, which is not imported: a run's folder may be anybody's."""
+    """None for a class of the user, which is not imported: the folder may come from anybody."""
     repeats: bool
     draws: bool
-    """Whether an epoch leaves out samples that the order did not draw, or repeats some."""
+    """Whether an epoch may lack samples that the order did not draw, or repeat samples."""
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any], folder: Path) -> "_Plan":
@@ -207,7 +207,7 @@ def _compare(step: int, lane: int, records: list[LaneRecord], plan: _Plan) -> It
 
 
 def _equal_tensors(step: int, lanes: Mapping[int, list[LaneRecord]]) -> Iterator[str]:
-    """Note lanes whose tensors are equal: maybe equal samples, maybe a dataset that ignores its index."""
+    """Yield lanes whose tensors are equal: samples may be equal, or the dataset may ignore its index."""
     first: dict[str, int] = {}
     for lane, records in sorted(lanes.items()):
         other = first.setdefault(records[0].tensors, lane)
@@ -216,7 +216,7 @@ def _equal_tensors(step: int, lanes: Mapping[int, list[LaneRecord]]) -> Iterator
 
 
 def _fewer_rows(step: int, lanes: Mapping[int, list[LaneRecord]]) -> Iterator[str]:
-    """Note lanes whose tensors may lack samples: rows need not be samples."""
+    """Yield lanes whose tensors have fewer rows than samples, which may but need not mean lost samples."""
     for lane, (record, *_) in sorted(lanes.items()):
         if record.num_rows is not None and record.num_rows < record.num_samples:
             yield (
@@ -226,7 +226,7 @@ def _fewer_rows(step: int, lanes: Mapping[int, list[LaneRecord]]) -> Iterator[st
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the lines, without one that a killed run left unfinished."""
+    """Read the lines of a file, except one that a killed run did not finish."""
     with open_regular(path) as lines:
         for line in lines:
             with suppress(ValueError):
@@ -234,7 +234,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _count(value: object) -> int:
-    """Return what must be a number from 0 on.
+    """Return a value that must be a whole number of at least 0.
 
     Raises:
         TypeError: if it is not.

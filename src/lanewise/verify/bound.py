@@ -24,7 +24,7 @@ class CloseResult:
     """How far the gradients of one layout are from those of one process, from equal weights."""
 
     worst: float = 0.0
-    """The largest difference of an element, as a part of its bound; at most 1 where the promise holds."""
+    """The largest difference of an element divided by its bound; at most 1 where the promise holds."""
     place: str = ""
     """The step and the parameter of that element."""
     weights: float = 0.0
@@ -34,11 +34,11 @@ class CloseResult:
 
 
 def write_reference(folder: Path, engine: Engine, world: World, steps: Sequence[int]) -> None:
-    """Write what other layouts are compared with: gradients of one process, their bounds, and its weights."""
+    """Write the gradients of one process, their bounds, and its weights, to compare others with."""
     for step in steps:
         save_file(_gradients(engine, world, step), folder / f"gradients-{step}.safetensors")
     trained = [parameter for parameter in engine.training.model.parameters() if parameter.requires_grad]
-    # Each lane's gradient passes the hook before it is added to those of the lanes before.
+    # The hook gets the gradient of each lane before that is added to the gradients of earlier lanes.
     hooks = [parameter.register_hook(_absolute) for parameter in trained]
     for step in steps:
         save_file(_gradients(engine, world, step), folder / f"sums-{step}.safetensors")
@@ -66,7 +66,7 @@ def judge(folder: Path, engine: Engine, world: World, steps: Sequence[int], num_
             num_elements += gradient.numel()
             gamma = num_lanes * unit / (1 - num_lanes * unit)
             difference = (gradient.double() - reference[name].double()).abs()
-            # The sums of absolute values are rounded themselves: by at most gamma, maybe downwards.
+            # The sums of absolute values are rounded too, possibly downwards, by at most gamma.
             bound = 2 * gamma * (1 + 2 * gamma) * sums[name].double()
             ratio = torch.where(difference == 0, 0.0, difference / bound).nan_to_num(nan=math.inf)
             if float(ratio.max()) > worst:
@@ -82,7 +82,7 @@ def judge(folder: Path, engine: Engine, world: World, steps: Sequence[int], num_
 
 
 def _gradients(engine: Engine, world: World, step: int) -> dict[str, torch.Tensor]:
-    """Return the gradients of a step from the present weights, on the CPU; leaves the buffers as they are."""
+    """Return the gradients of a step from the present weights, on the CPU; buffers do not change."""
     model = engine.training.model
     with kept_buffers([model]):
         engine.train_step.compute_gradient(to_device(engine.loader.batches(step, step + 1), world.device))
@@ -90,14 +90,14 @@ def _gradients(engine: Engine, world: World, step: int) -> dict[str, torch.Tenso
 
 
 def _absolute(gradient: torch.Tensor) -> torch.Tensor:
-    """Return absolute values, of a complex gradient those of real and imaginary parts: each has its bound."""
+    """Return absolute values; real and imaginary parts of a complex gradient have bounds of their own."""
     if not gradient.is_complex():
         return gradient.abs()
     return torch.view_as_complex(real_view(gradient).abs())
 
 
 def _on_cpu(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return tensors as they can be saved and compared: complex ones as pairs of real numbers."""
+    """Return tensors that can be saved and compared: complex ones become pairs of real numbers."""
     plain = {name: whole(one.detach()).cpu() for name, one in named}
     return {
         name: (real_view(one) if one.is_complex() else one).clone(memory_format=torch.contiguous_format)

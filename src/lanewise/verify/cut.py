@@ -21,16 +21,17 @@ _SMALL = 0.05
 _MAX_ELEMENTS = 2**20
 
 Influence = Literal["", "weights", "term", "targets", "forward", "loss", "unknown"]
-"""How the micro-batch has an influence: as other weights of the samples, as a term that comes once for each
-micro-batch, by weights or targets of single terms, by samples that meet in forward or loss; empty: not."""
+"""How the micro-batch influences the gradient: it changes the weights of the samples, adds a term once for
+each micro-batch, or changes weights or targets of single terms; or its samples meet in the forward or in
+the loss. Empty where it has no influence."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What another cut of the same samples does to the gradient."""
+    """How the gradient of the same samples differs when they are cut into other micro-batches."""
 
     difference: float
-    """Norm of the difference of the two mean gradients, by the norm that rounding is proportional to."""
+    """Norm of the difference of the two mean gradients, divided by the largest norm of a part's gradient."""
     tolerance: float
     num_samples: int
     influence: Influence = ""
@@ -43,11 +44,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class CutProbe:
-    """What was found, or why nothing could be."""
+    """What was found, or why nothing could be found."""
 
     in_evaluation_mode: Cut | None = None
     statistics_of: str = ""
-    """Names of modules that change buffers in training mode, where their being in it makes a difference."""
+    """Names of modules whose statistics of a micro-batch, in training mode, change the gradient."""
     why_not: str = ""
 
 
@@ -98,7 +99,7 @@ def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
 
 
 def _micro_batches(probed: ProbedRun) -> Iterator[Sequence[Any]]:
-    """Yield samples of the first lane's micro-batch, and then such as have some of every lane."""
+    """Yield the samples of the first lane's micro-batch, then as many samples taken from all lanes."""
     own = probed.indices_of(probed.turn)[:_MAX_SAMPLES]
     yield probed.reader.read(0, own)
     stride = len(probed.indices) // len(own)
@@ -114,7 +115,7 @@ def _loss_of(probed: ProbedRun, samples: Sequence[Any], seed: int) -> str:
 def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> Cut:
     """Compare the mean gradient of all samples with that of parts of some size.
 
-    In what way they differ is told of parts of one sample.
+    How the micro-batch influences the gradient is found out for parts of one sample only.
     """
     whole, whole_weight = _gradient(probed, samples)
     parts = [_gradient(probed, samples[start : start + size]) for start in range(0, len(samples), size)]
@@ -126,7 +127,7 @@ def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> Cut:
         return Cut(0.0, tolerance, len(samples))
     target = whole / whole_weight
     mean = sum(gradient for gradient, _ in parts) / weight
-    # Each part's own mean gradient; a mean of them under other weights lies in their span.
+    # Each column is the mean gradient of a part. A mean under other weights lies in their span.
     columns = torch.stack([gradient / part_weight for gradient, part_weight in parts], dim=1)
     if not (target.isfinite().all() and columns.isfinite().all()):
         raise TaskError("a gradient is not finite")
@@ -140,7 +141,7 @@ def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> Cut:
     meeting = where_samples_meet(probed, samples)
     weights = torch.linalg.lstsq(columns, target.unsqueeze(1), driver="gelsd").solution
     residual = float((columns @ weights - target.unsqueeze(1)).norm()) / size_of_rounding
-    # Of too few elements it cannot be told: any target is in their span.
+    # With too few elements any target lies in the span, so nothing can be concluded.
     is_weighting = residual <= _SMALL * difference and len(target) >= 2 * len(parts)
     if meeting == "factor" or (is_weighting and meeting != "loss"):
         return replace(cut, influence="weights")
@@ -154,7 +155,7 @@ def _has_term(probed: ProbedRun) -> bool:
         return False
     of_parts = [_gradient(probed, samples[number : number + 1])[0] for number in range(4)]
     of_pairs = [_gradient(probed, samples[start : start + 2])[0] for start in (0, 2)]
-    # What two parts have once more than their pair.
+    # Two parts have the term twice, and their pair has it once.
     term, again = of_parts[0] + of_parts[1] - of_pairs[0], of_parts[2] + of_parts[3] - of_pairs[1]
     return float((term - again).norm()) < _SMALL * float(term.norm())
 
@@ -162,7 +163,7 @@ def _has_term(probed: ProbedRun) -> bool:
 def _gradient(probed: ProbedRun, samples: Sequence[Any]) -> tuple[torch.Tensor, float]:
     """Return elements of the gradient of the loss sum, in float64 on the CPU, and the weight.
 
-    Of large models about a million elements, some of every parameter.
+    From large models it takes about a million elements, some of every parameter.
     """
     with probed.kept_state():
         loss, gradients = probed.gradients(probed.lane_of(samples))

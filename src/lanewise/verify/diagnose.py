@@ -1,4 +1,4 @@
-"""From what the layouts found to the causes, and to notes on what is no mistake but worth knowing.
+"""Names the causes of differences between layouts, and notes what is worth knowing but no mistake.
 
 No cause is recognized by the name of a class. It shows in what differs, and in what does not:
 
@@ -26,7 +26,7 @@ from lanewise.verify.diagnoses.diagnosis import Diagnosis, listed
 from lanewise.verify.evidence import Evidence
 
 DIAGNOSES: tuple[Diagnosis, ...] = (
-    # What shows in one process comes before what shows between two, and what says more before what says less.
+    # Differences within one process come before those between two, and precise causes before general ones.
     samples.sample_changes,
     samples.micro_batch_changes,
     samples.of_the_loader_process,
@@ -59,16 +59,16 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
     weights.beyond_the_bound,
     saved_state.generator_of_the_optimizer,
     saved_state.state_of_the_optimizer,
-    # Looked for only where nothing above was found.
+    # These are looked for only where nothing above was found.
     unexplained.failed_layout,
     unexplained.unequal_ranks,
     unexplained.state_in_steps,
     unexplained.of_the_rank,
     unexplained.of_unknown_cause,
-    # What another run saved says nothing where an update already depends on more than what is saved.
+    # A resumed run shows nothing new where an update already depends on state that is not saved.
     saved_state.failed_resume,
     saved_state.state_of_the_run,
-    # What was not run explains nothing.
+    # Settings that were not run explain no difference.
     unexplained.left_out,
 )
 """In the order in which they are tried."""
@@ -85,7 +85,7 @@ _INFLUENCES = {
         "could not be told whether forward or loss makes it so"
     ),
 }
-"""How the micro-batch may have an influence that is no mistake."""
+"""How a micro-batch may influence the result without a mistake."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 
 
 def notes(evidence: Evidence, findings: Sequence[Finding]) -> list[str]:
-    """Say what is worth knowing; state is mentioned only where there are no findings."""
+    """Return what is worth knowing; state is mentioned only where there are no findings."""
     found = [*_on_cut(evidence), *_on_metrics(evidence), *_on_reads(evidence)]
     return found if findings else [*found, *_on_state(evidence)]
 
@@ -157,7 +157,7 @@ def _on_reads(evidence: Evidence) -> Iterator[str]:
 
 
 def _on_state(evidence: Evidence) -> Iterator[str]:
-    """Say which state changed without an effect, such as a memo or a counter for a log."""
+    """Yield which state changed without an effect, such as a memo or a counter for a log."""
     changed, history = evidence.base.reads.changed, evidence.base.history
     if changed:
         yield f"reading samples changes {listed(changed)}; no sample that was read depends on it."

@@ -10,12 +10,12 @@ from lanewise.verify.probe import Passes, Probe
 from lanewise.verify.trace import Difference, StepTrace, Trace, compare
 
 Probes = Iterator[tuple[str, Probe]]
-"""What some processes found, each after what to call the process in a sentence."""
+"""What some processes found, each with a phrase that names the process in a sentence."""
 
 
 @dataclass
 class LayoutResult:
-    """What a number of processes found."""
+    """What the processes of one layout found."""
 
     name: str
     """As `2 processes`."""
@@ -69,9 +69,9 @@ class Evidence:
     """What the probes and the traces of all layouts noted."""
 
     layouts: Sequence[LayoutResult]
-    """One process, one process again, and the others. One process never fails: verification would."""
+    """One process, one process again, and the others. If the first one fails, so does verify."""
     left_out: Sequence[str] = ()
-    """What was asked for and not run, since results depend on the layout by it, as `key value`."""
+    """Settings that were not run, since results depend on the layout through them, as `key value`."""
 
     @property
     def reference(self) -> RankResult:
@@ -97,14 +97,14 @@ class Evidence:
         return (found for layout in self.layouts[2:] for found in layout.probes())
 
     def unequal_passes(self) -> Iterator[tuple[str, Passes]]:
-        """Yield what says that two passes in one process differ, as the beginning of a sentence."""
+        """Yield passes that differ in one process, each with the beginning of a sentence that says so."""
         for process, probe in self.probes():
             if probe.passes.are_unequal:
                 seen = f"the same micro-batch, twice in {process}, gives a different loss or gradient"
                 yield seen, probe.passes
 
     def other_results(self, probes: Probes) -> Probes:
-        """Yield of these processes those whose first pass gave something else from an equal beginning."""
+        """Yield the processes that computed another result from equal weights and an equal micro-batch."""
         base = self.base
         for process, probe in probes:
             is_given_the_same = (probe.weights, probe.reads.batch) == (base.weights, base.reads.batch)

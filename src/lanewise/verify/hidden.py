@@ -21,27 +21,27 @@ from lanewise.data import FileDataset, digest
 from lanewise.world.shards import whole
 
 _MARK = " (a generator)"
-"""Ends the names of generators of random numbers."""
+"""The end of the name of every generator of random numbers."""
 _MAX_DEPTH = 8
 _MAX_VALUES = 20_000
 _MAX_ELEMENTS = 2**22
 _NUM_RUNS = 4
 _FAR = 2**10 * 3**2 * 5**4 * 7
-"""A multiple of most of the numbers after which something happens now and then, and beyond most limits."""
+"""Beyond most limits, and a multiple of most intervals at which a counter makes something happen."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _VARIABLE = (*_PLAIN, *_GENERATORS, dict, list, tuple, set, deque, torch.Tensor, np.ndarray, Iterator)
-"""What counts of a class or a module: not all that is imported there."""
+"""Types of what is looked at in a class or a module, which may have imported much else."""
 _WITHOUT_STATE = ("torch.distributed.fsdp.", "lanewise.data.", "lanewise.transforms.")
-"""Packages whose objects are left out: what they keep shards a model, makes reading fast or says how a block
+"""Packages whose objects are skipped: what they keep shards a model, makes reading fast or tells how a block
 runs, and changes no result."""
 _FOREIGN_FOLDERS = tuple(
     f"{folder}/" for folder in (*sysconfig.get_paths().values(), *torch.__path__, Path(__file__).parents[1])
 )
 _COUNTS = ("read_bytes", "num_skipped")
-"""What a `FileDataset` counts."""
+"""Attributes in which a `FileDataset` counts what it read."""
 _OF_TORCH = {*vars(nn.Module()), "_is_fsdp_managed_module", "_fsdp_use_orig_params"}
-"""What every module has, its parameters, buffers and hooks among it, and what FSDP adds."""
+"""Attributes of every module, such as its parameters, buffers and hooks, and those that FSDP adds."""
 _Setter = Callable[[int | float], object]
 _Found = tuple[str, Any, _Setter | None]
 """Name, value, and what gives it another value, where that is possible."""
@@ -60,14 +60,14 @@ def hidden_state(model: nn.Module, **others: object) -> dict[str, str]:
 
 
 def numbers_that_matter(run: Callable[[], bool], model: nn.Module, **others: object) -> list[str]:
-    """Return the names of numbers by which a run gives something else where a few runs do not get.
+    """Return the names of numbers that change the result of a run when they are set far off.
 
-    Such are counters far ahead, and levels far off. All get their values back. Only those numbers among the
-    values of `hidden_state` are tried that a run changes from one value to another. So what a run keeps once,
-    as a memo does, is none, and what each run sets anew before it looks does not matter.
+    Such a number may be a counter that acts rarely, or a level that acts beyond a limit. A few runs would not
+    show it, so the numbers that a run changes are set far ahead for some runs, and restored. A value that is
+    kept once, as a memo, is not tried, and a number that each run sets anew before it is used has no effect.
 
     Args:
-        run: tells whether a run gave what it gives otherwise.
+        run: runs once, and tells whether the result was the usual one.
         model: see `hidden_state`.
         others: see `hidden_state`.
     """
@@ -81,7 +81,7 @@ def numbers_that_matter(run: Callable[[], bool], model: nn.Module, **others: obj
         try:
             for name in names:
                 value, put = after[name]
-                # So that the third of the runs gets there, whether it looks before it counts or after.
+                # The second or the third run reaches it: a number may be used before or after it changes.
                 put(type(value)(far if steps[name] > 0 else -far) - 2 * steps[name])
             return not all(run() for _ in range(_NUM_RUNS))
         except Exception:  # noqa: BLE001 - whatever such a number does that no run has
@@ -110,7 +110,7 @@ def numbers(model: nn.Module, **others: object) -> dict[str, tuple[int | float, 
 
 
 def _walk_all(model: nn.Module, others: Mapping[str, object]) -> Iterator[_Found]:
-    # By identity, and kept alive: an object that goes may leave its identity to another.
+    # The objects are kept alive, since the identity of a deleted one may be given to another.
     own_parts = (*model.modules(), *model.parameters(), *model.buffers())
     seen: dict[int, object] = {id(one): one for one in own_parts}
     for prefix, module in model.named_modules():
@@ -126,12 +126,12 @@ def _walk_all(model: nn.Module, others: Mapping[str, object]) -> Iterator[_Found
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the names whose value is another one, or is there only once."""
+    """Return the names whose values differ, or that only one of the two has."""
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def generators(names: Sequence[str]) -> list[str]:
-    """Return the names that are of generators of random numbers."""
+    """Return the names of generators of random numbers."""
     return [name for name in names if name.endswith(_MARK)]
 
 
@@ -156,7 +156,7 @@ def _walk(
 
 
 def _setter(holder: Any, key: Any) -> _Setter | None:
-    """Return what gives a part of an object another value; None where that is not possible."""
+    """Return a function that sets a part of an object; None where it cannot be set."""
     if isinstance(holder, dict | UserDict | list | deque):
         return partial(setitem, holder, key)
     if isinstance(holder, types.FunctionType):
@@ -174,7 +174,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _elements_of(value: Any) -> Any:
-    """Return some elements of a tensor or an array, all of them up to four million; None of other things."""
+    """Return the elements of a tensor or an array, at most four million; None for other objects."""
     if isinstance(value, torch.Tensor):
         value = whole(value)
         dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
@@ -240,7 +240,7 @@ def _slots_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function written by the user keeps, and what it uses of its module and of others."""
+    """Yield what a function of the user keeps, and the variables of modules that it uses."""
     if _is_foreign(function.__code__.co_filename):  # maybe a decorator's, around the user's
         yield from (item for item in vars(function).items() if item[0] == "__wrapped__")
         return
@@ -271,7 +271,7 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_variable(item: object) -> bool:
-    """Tell whether something in a module may keep state, and is not just imported there."""
+    """Tell whether a name in a module stands for something that may keep state."""
     if isinstance(item, types.FunctionType):
         return not _is_foreign(item.__code__.co_filename)
     kind = item if isinstance(item, type) else type(item)
@@ -284,7 +284,7 @@ def _is_foreign(file: str) -> bool:
 
 
 def _classes_of(value: object) -> Iterator[type]:
-    """Yield the classes of an object that its user wrote: they may keep state too, as a counter of all."""
+    """Yield the classes of an object that the user wrote: a class may keep state too, such as a counter."""
     return filter(_is_of_the_user, type(value).__mro__)
 
 

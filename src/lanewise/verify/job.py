@@ -1,4 +1,4 @@
-"""What verification runs on one layout: the probes, a few steps in `exact`, and the same in `close`."""
+"""Runs the probes on one layout, then a few steps in `exact`, and the same steps in `close`."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -45,26 +45,26 @@ class RankResult:
 @final
 @dataclass(frozen=True, kw_only=True)
 class VerifyJob(Job):
-    """Runs a few steps and notes everything; the result is one `RankResult` for each rank.
+    """Runs the probes and a few steps; the result is one `RankResult` for each rank.
 
     The configuration must say `exact`.
     """
 
     folder: Path
-    """A temporary folder for logs, checkpoints and what layouts are compared with."""
+    """A temporary folder for logs, checkpoints and the values that layouts are compared with."""
     name: str
     """Name of this layout, for its files."""
     num_steps: int
     judges_close: bool
     """Whether the bound of `close` is checked as well."""
     first_lane: int = 0
-    """The lane whose shapes are the first that rank 0 compiles for; each further rank has the next one."""
+    """The lane for which rank 0 compiles first; each further rank begins with the next lane."""
     is_reference: bool = False
-    """Whether the others are compared with this one: then it looks at what needs one process only."""
+    """Whether the others are compared with this one, which also runs the probes that need one process."""
     is_repeat: bool = False
-    """Whether this one is the same again: then it reads samples in another order."""
+    """Whether this one repeats the reference, and reads samples in another order."""
     resume_from: str | None = None
-    """Name of the layout from whose checkpoint this one goes on, which is all that it does then."""
+    """Name of a layout: then this job runs no probes, and goes on from the checkpoint of that layout."""
 
     def log_file(self, rank: int) -> Path:
         """See `Job`."""
@@ -118,7 +118,7 @@ class VerifyJob(Job):
             for step in run_steps(engine, world, steps):
                 trace.steps.append(step)
                 if self.resume_from is None and len(trace.steps) == half:
-                    # As a run does between its steps: what it changes, a later step may see.
+                    # A run evaluates between its steps, which may depend on what that changes.
                     self._evaluate(task.eval_datasets(), engine, world)
                     saver = Saver(self._checkpoints(self.name), world, keep_last=1, keep_best=0, sign=1)
                     saver.save(engine.state.take(), Manifest(steps[half], None, engine.identity, ()))
@@ -133,7 +133,7 @@ class VerifyJob(Job):
         return CheckpointFolder(self.folder / f"checkpoints-{name}")
 
     def _finish_trace(self, trace: Trace, engine: Engine, world: World) -> None:
-        """Evaluate, and look at what else there is."""
+        """Evaluate, and note the values outside of parameters and buffers."""
         training = engine.training
         task = training.lanes.task
         no_loss = self.folder / "no-loss"
@@ -172,9 +172,9 @@ class VerifyJob(Job):
 
 @contextmanager
 def _failing_together(world: World, result: RankResult) -> Iterator[None]:
-    """Note an error that every rank has; one that a single rank has ends this process, and so the job.
+    """Note an error that all ranks have. An error that only some ranks have ends the job.
 
-    The others may wait for a rank that failed alone in a collective, so they are not asked by one.
+    Ranks may be waiting in a collective for one that failed alone, so they tell each other through the store.
     """
     failure: LanewiseError | None = None
     try:

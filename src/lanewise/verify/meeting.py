@@ -1,9 +1,9 @@
-"""Where samples of a micro-batch meet: in the forward, in the comparisons of a loss, or in neither.
+"""Tells where the samples of a micro-batch meet: in the forward, in comparisons of the loss, or in neither.
 
-What `Task.forward` returns is looked at, and the loss as a function of it, under weights other than those of
-the start, which may be zeros. A forward in which samples don't meet gives each the outputs that it has alone.
-A loss in which they don't meet pulls at the outputs of one sample alike whatever the others' outputs are, or
-harder at all of them, as the root of a mean does.
+If samples do not meet in the forward, each has the outputs that it has alone. If they do not meet in the
+loss, its gradient for the outputs of one sample does not depend on the outputs of the others; at most all
+gradients change by one factor, as those of the root of a mean do. Both are tested on what `Task.forward`
+returns, under other weights than those of the start, which may be zeros.
 """
 
 import copy
@@ -20,16 +20,16 @@ from lanewise.verify.probed_run import ProbedRun
 Meeting = Literal["forward", "loss", "factor", "neither", "unknown"]
 
 _SCALES = (1.0, 4.0)
-"""Of the weights: small outputs and large ones, as a loss may be linear in some of them."""
+"""Factors of the weights, for small and for large outputs: a loss may be linear in one of the two ranges."""
 _TOLERANCE = 1e-3
 
 
 def where_samples_meet(probed: ProbedRun, samples: Sequence[Any]) -> Meeting:
     """Tell where the samples of a micro-batch meet. The model must be in evaluation mode.
 
-    `factor` where the outputs of the others change the gradient for a sample's by a factor that is the same
-    for all samples. `unknown` where it cannot be told: outputs whose rows are not those of samples, as the
-    loss that a model returns by itself, or a loss that reaches the weights by another way than the outputs.
+    Returns `factor` where the outputs of the others change the gradient for a sample's outputs by a factor
+    that is the same for all samples. Returns `unknown` where the rows of the outputs are not those of the
+    samples, as in a model that returns its loss, or where the loss uses the weights besides the outputs.
     """
     try:
         found = {_meeting(probed, samples, scale) for scale in _SCALES}
@@ -88,7 +88,7 @@ def _owners(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor 
 
 
 def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether what both have is the same: one may be padded."""
+    """Tell whether the elements that both have are the same; one of them may be padded."""
     common = tuple(slice(min(sizes)) for sizes in zip(one.shape, other.shape, strict=True))
     one, other = one.detach()[common], other.detach()[common]
     if not one.numel():
@@ -113,7 +113,7 @@ def _pulls(
     weights = [one for one in probed.model.parameters() if one.requires_grad]
     gradients = torch.autograd.grad(loss, [*trained, *weights], materialize_grads=True)  # type: ignore[arg-type]
     if any(gradient.any() for gradient in gradients[len(trained) :]):
-        raise ValueError("the loss reaches the weights by another way than the outputs")
+        raise ValueError("the loss uses the weights besides the outputs")
     found = iter(gradients)
     return [next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in given]
 
@@ -125,7 +125,7 @@ def _rows(tensors: Sequence[torch.Tensor], kept: Sequence[torch.Tensor | None]) 
 
 
 def _mix(kept: torch.Tensor | None, mine: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return kept rows of mine, and the rest of others."""
+    """Return `mine` with the rows that are not kept replaced by those of `others`."""
     if kept is None:
         return mine
     return torch.where(kept.reshape(-1, *[1] * (mine.dim() - 1)), mine, others)

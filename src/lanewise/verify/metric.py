@@ -1,4 +1,4 @@
-"""Whether metrics merge, and whether they weigh samples alike, however these are cut into micro-batches."""
+"""Tests whether metrics can be merged, and whether they depend on how samples are cut into micro-batches."""
 
 import math
 import time
@@ -27,24 +27,24 @@ _SECONDS = 0.3
 
 
 _Values = dict[str, tuple[float, float]]
-"""By the name of a metric, two values that ought to be the same, and differ."""
+"""By the name of a metric, two values that should be equal and are not."""
 
 
 @dataclass
 class MetricProbe:
-    """The metrics, each by one pair of values that shows it."""
+    """The metrics that depend on how samples are cut or merged, each with two values that show it."""
 
     unmerged: _Values = field(default_factory=dict)
-    """Of one copy that saw everything, and of merged copies."""
+    """The values of one copy that saw all samples, and of merged copies."""
     of_means: _Values = field(default_factory=dict)
-    """Of a sample that comes twice, beside another one: both times in one micro-batch, where it counts once,
-    and in two."""
+    """The values where a sample comes twice, beside another sample: in one micro-batch, where it counts once,
+    and in two micro-batches."""
     of_micro_batches: _Values = field(default_factory=dict)
-    """Of two samples in one micro-batch, and in two."""
+    """The values of two samples in one micro-batch, and in two."""
 
 
 def probe_metrics(probed: ProbedRun, batch: BatchConfig) -> MetricProbe:
-    """Let copies of each metric see a global batch of each eval dataset, cut in several ways."""
+    """Update copies of each metric with a global batch of each eval dataset, cut in several ways."""
     found = MetricProbe()
     if not probed.task.build_metrics():
         return found
@@ -60,7 +60,7 @@ def probe_metrics(probed: ProbedRun, batch: BatchConfig) -> MetricProbe:
 
 
 def _unmerged(probed: ProbedRun, reader: LaneReader, schedule: SequentialSchedule) -> _Values:
-    """Compare one copy that sees everything with two of very unequal parts, and with one for each part."""
+    """Compare one copy that sees all samples with two of unequal parts, and with one for each part."""
     whole, first, rest = (_metrics(probed) for _ in range(3))
     each: list[Mapping[str, Metric]] = []
     batches = read_in_order(reader, schedule, range(1), probed.device, num_workers=0)
@@ -76,7 +76,7 @@ def _unmerged(probed: ProbedRun, reader: LaneReader, schedule: SequentialSchedul
 
 
 def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found: MetricProbe) -> None:
-    """Compare values of two samples each, until one of each kind of difference is found."""
+    """Compare the values of pairs of samples, for at most 0.3 seconds."""
     samples = reader.read(0, tuple(range(num_samples)))
 
     def values(*micro_batches: Sequence[int]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Records every operator of a forward and a backward; two recordings show the first one that differs."""
+"""Records every operator of a forward and a backward, to find the first one in which two passes differ."""
 
 import sysconfig
 import traceback
@@ -34,7 +34,7 @@ class Call:
     outputs: str
     """Digest of what it returned, and of the arguments that it changed."""
     has_generator: bool
-    """Whether it was given a generator of random numbers, which is not a default one then."""
+    """Whether one of its arguments is a generator of random numbers, which is then not a default one."""
     random_state: str
     """Digest of the states of torch's default generators before the call."""
 
@@ -53,14 +53,14 @@ class Divergence:
 
     call: Call
     has_equal_inputs: bool
-    """Whether it was given the same: then the operator itself is not deterministic. Otherwise a value that
-    no recorded operator made entered here."""
+    """Whether both calls got equal inputs: then the operator is not deterministic. Otherwise a value enters
+    here that no recorded operator made."""
     has_equal_random_state: bool
     """Whether torch's default generators were in the same state before it."""
 
 
 def first_divergence(one: Sequence[Call], other: Sequence[Call]) -> Divergence | None:
-    """Return where two recordings of the same computation part; None where they don't."""
+    """Return the first call in which two recordings of the same computation differ, or None."""
     for mine, theirs in zip_longest(one, other):
         if mine is None or theirs is None:
             return Divergence(mine or theirs, has_equal_inputs=False, has_equal_random_state=True)
@@ -90,7 +90,7 @@ def recording(model: nn.Module) -> Iterator[list[Call]]:
         handles.append(module.register_forward_hook(leave, always_call=True))
     switches: Any = torch.utils.deterministic  # its attributes are properties, unknown to type checkers
     filled = switches.fill_uninitialized_memory
-    # Else the digest of a new tensor would be that of whatever lay in memory. Takes effect in `exact` only.
+    # Otherwise the digest of a new tensor would depend on what lay in memory. Takes effect in `exact` only.
     switches.fill_uninitialized_memory = True
     try:
         with _Recorder(calls, modules):

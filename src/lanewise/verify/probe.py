@@ -1,4 +1,4 @@
-"""The same small piece of work, twice and after other work, on each process: what differs tells why."""
+"""Does the same small piece of work twice, and after other work, so that what differs shows why."""
 
 import os
 import time
@@ -52,15 +52,15 @@ class Passes:
 
 @dataclass(frozen=True)
 class History:
-    """What the first lane's micro-batch gave after other things; weights, buffers, random state are equal."""
+    """What the first lane's micro-batch gave after other work, from an equal state of the model."""
 
     found: str = ""
-    """After what it gave something else, as part of a sentence; empty where it never did."""
+    """The work after which the result differed, as part of a sentence; empty where it never differed."""
     changed: Sequence[str] = ()
-    """Values outside of parameters and buffers that all this changed."""
+    """Values outside of parameters and buffers that the work changed."""
     num_runs: int = 0
     buffers: Sequence[str] = ()
-    """Buffers that an evaluation changes, and by which later micro-batches of it give something else."""
+    """Buffers that an evaluation changes so that its later micro-batches give other results."""
 
     def __str__(self) -> str:
         equal = "equal weights, buffers and random state"
@@ -76,19 +76,19 @@ class Probe:
     reads: Reads
     passes: Passes
     history: History
-    """An empty one where one process need not look, or where it is known already that passes differ."""
+    """Empty where other processes look for all, or where passes are known to differ already."""
     first: Sequence[str] = ()
-    """Where another micro-batch was the first one that the process computed: what that changed."""
+    """What computing another micro-batch first changed; empty where the process did not do so."""
 
 
 def probe(config: RunConfig, probed: ProbedRun, *, is_reference: bool, is_repeat: bool = False) -> Probe:
-    """Do the work. No collective, unless the task makes one.
+    """Run the probes that each process runs. Not collective, unless the task communicates.
 
     Args:
         config: the run.
         probed: newly built.
-        is_reference: whether to look at what one process finds out for all: reads in a loader's process, if
-            the run has such, further samples, what collate leaves out, and what passes leave behind.
+        is_reference: whether to find out as well what one process finds out for all: reads in a loader's
+            process if the run has any, further samples, what collate drops, and what depends on history.
         is_repeat: whether to read and to compute in another order: see `probe_reads`, and `Probe.first`.
     """
     weights = {name: digest(value) for name, value in probed.tensors().items()}
@@ -113,9 +113,9 @@ def probe(config: RunConfig, probed: ProbedRun, *, is_reference: bool, is_repeat
 
 
 def begin_with(probed: ProbedRun, lane: int, cache: Path) -> None:
-    """Forget what was compiled, and let a lane's shapes be the first ones that are compiled.
+    """Discard compiled code, and compile for the shapes of this lane first.
 
-    So every layout meets its lanes in another order than the others, and finds no kernel that they made.
+    So each layout compiles for its lanes in another order, and no layout reuses the kernels of another one.
 
     Args:
         probed: was probed.
@@ -209,7 +209,7 @@ def _probe_history(
 
 
 def _changed_by_evaluation(probed: ProbedRun, batch: Any, other: Any) -> Sequence[str]:
-    """Return the buffers that matter to an evaluation, and that it changes: nothing puts them back within."""
+    """Return the buffers that an evaluation changes, where its later results depend on them."""
     turns = (probed.turn, batch), (probed.other_turn, other), (probed.turn, batch)
     before = {name: digest(value) for name, value in probed.model.named_buffers()}
     losses = []

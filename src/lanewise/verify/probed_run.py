@@ -70,26 +70,26 @@ class ProbedRun:
         return self._order.samples(turn)
 
     def read(self, turn: LaneTurn | None = None) -> Any:
-        """Read and collate a micro-batch, where it is read; that of the first lane if none is given."""
+        """Read and collate the micro-batch of a turn, by default that of the first lane."""
         turn = turn or self.turn
         return self.reader[turn, self.indices_of(turn)].data
 
     def collate(self, samples: Sequence[Any], seed: int) -> Any:
-        """Make a micro-batch of samples that stay as they are."""
+        """Make a micro-batch of copies of some samples."""
         set_random_state(seed)
         return self.task.collate(copy.deepcopy(samples))  # which collate may change
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return parameters and buffers by name, those that are not in the state dict as well."""
+        """Return all parameters and buffers by name, including those that are not in the state dict."""
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     def lane(self, turn: LaneTurn, batch: Any) -> TaskLane:
-        """Return a lane of the run, with a copy of its micro-batch: a forward may change what it gets."""
+        """Return a lane of the run with a copy of its micro-batch, which a forward may change."""
         data, indices = move(copy.deepcopy(batch), self.device), self.indices_of(turn)
         return self.lanes.lane(LaneBatch(turn, indices, data, len(indices)))
 
     def lane_of(self, samples: Sequence[Any], seed: int = 0) -> TaskLane:
-        """Return a lane with a micro-batch of these samples, and random numbers of one's own choice."""
+        """Return a lane with a micro-batch of these samples and with random numbers of this seed."""
         data = move(self.collate(samples, 0), self.device)
         return TaskLane(self.lanes, LaneBatch(self.turn, (), data, len(samples)), seed)
 
@@ -105,14 +105,14 @@ class ProbedRun:
         return loss, gradients
 
     def run(self, turn: LaneTurn, batch: Any) -> str:
-        """Return the digest of loss and gradients of a micro-batch. The weights and buffers stay."""
+        """Return the digest of loss and gradients of a micro-batch; weights and buffers do not change."""
         with self.kept_state():
             loss, gradients = self.gradients(self.lane(turn, batch))
         return digest(loss.sum, loss.weight, gradients)
 
     @contextmanager
     def kept_state(self) -> Iterator[None]:
-        """Put weights and buffers back afterwards."""
+        """Restore weights and buffers afterwards."""
         weights = [(one, one.detach().clone()) for one in self.model.parameters()]
         with kept_buffers([self.model]):
             yield
@@ -123,7 +123,7 @@ class ProbedRun:
 
     @contextmanager
     def other_weights(self, seed: int, scale: float = 1.0) -> Iterator[None]:
-        """Let the model have weights with some noise, and times a factor, for a while."""
+        """Add noise to the weights and multiply them by a factor; restore them afterwards."""
         set_random_state(seed)
         with self.kept_state():
             for parameter in self.model.parameters():

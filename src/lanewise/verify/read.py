@@ -1,4 +1,4 @@
-"""Reads samples again and again: what differs tells what they depend on."""
+"""Reads samples several times and in several ways; what differs shows what they depend on."""
 
 import itertools
 import time
@@ -19,32 +19,32 @@ _SCAN_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Reads:
-    """What reading gave. The digests of a sample are of two reads in one process, under one random state."""
+    """Digests of what was read; those of a sample are of two reads in one process, from one random state."""
 
     num_samples: int
     samples: Mapping[str, tuple[str, str]]
-    """By name, as `sample 3` and `sample 0 of held_out`, as epoch 0 sees them."""
+    """Samples of epoch 0 by name, such as `sample 3` and `sample 0 of held_out`."""
     later: Mapping[str, str]
-    """Those of the training dataset as epoch 1 sees them, if the run has one."""
+    """Samples of the training dataset as epoch 1 reads them, if the run has that epoch."""
     batch: Sequence[str]
-    """The first lane's micro-batch, collated twice, and more often if something changed with that."""
+    """The first lane's micro-batch, read twice, and more often if reading it changed a value."""
     changed: Sequence[str]
     """Values outside of parameters and buffers that reading and collating changed."""
     opaque: Sequence[str]
-    """Types in the samples and micro-batches that are compared by nothing else."""
+    """Types in samples and micro-batches whose values cannot be compared."""
     far: Sequence[str] = ()
-    """Numbers by which the micro-batch is another one when they are far from what reading makes of them."""
+    """Numbers that change the micro-batch when they are set far off."""
     left_out: Sequence[str] = ()
     """Samples of the first lane without which collate makes the same micro-batch."""
     is_by_content: bool = True
-    """Whether it leaves out the same ones in another order."""
+    """Whether collate leaves out the same samples when they are in another order."""
     batch_of_worker: str | None = None
-    """`batch`, read in a loader's process; None where the run has none."""
+    """The micro-batch as a loader's process reads it; None where the run has no such process."""
     others: Mapping[str, str] = field(default_factory=dict)
-    """Further samples, as many as one second allows."""
+    """Further samples, as many as can be read in one second."""
 
     def differing(self, other: "Reads") -> list[str]:
-        """Return the names of the other's samples that are not these, as of any epoch; of epoch 0 first."""
+        """Return the names of the other's samples that differ from these, those of epoch 0 first."""
         found = [name for name, digests in other.samples.items() if self.samples.get(name) != digests]
         late = [name for name, one in other.later.items() if self.later.get(name) != one]
         return found + [name for name in late if name not in found]
@@ -98,7 +98,7 @@ def probe_reads(probed: ProbedRun, *, is_repeat: bool) -> Reads:
 
 
 def look_further(reads: Reads, probed: ProbedRun, *, has_workers: bool) -> Reads:
-    """Return the reads with what one process finds out for all.
+    """Add to the reads what one process finds out for all.
 
     Args:
         reads: what `probe_reads` found.

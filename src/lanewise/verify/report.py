@@ -1,4 +1,4 @@
-"""What verification says: a table, the causes, and one line that counts."""
+"""The report of `lanewise verify`: a table, the causes, and one line with the result."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -33,7 +33,7 @@ class VerifyReport:
         return self.layouts[0].steps
 
     def describe_steps(self) -> str:
-        """Say what was run."""
+        """Describe what was run."""
         batch = self.config.batch
         full = batch.global_batch_size
         sizes = {step.step: sum(map(len, step.samples.values())) for step in self.steps}
@@ -46,7 +46,7 @@ class VerifyReport:
         )
 
     def table(self) -> Table:
-        """Draw layout x check: `same`, or where the first difference is."""
+        """Return a row for each layout with `same`, or the first difference, for each check."""
         table = Table(box=None, pad_edge=False)
         for name in ("layout", *CHECKS):
             table.add_column(name, min_width=len(name), overflow="fold")
@@ -56,7 +56,7 @@ class VerifyReport:
         return table
 
     def lines(self) -> Iterator[str]:
-        """Say what the table does not show; the last line is the result."""
+        """Yield what the table does not show; the last line is the result."""
         for layout in self.layouts[2:]:
             close = layout.close
             if close is not None and not close.num_elements:
@@ -83,7 +83,7 @@ class VerifyReport:
             yield f"not verified: {causes}, though {listed} agree in these steps"
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as JSON takes it."""
+        """Return all of it as values of JSON."""
         return {
             "verified": self.is_verified,
             "steps": [step.step for step in self.steps],

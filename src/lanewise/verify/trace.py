@@ -1,4 +1,4 @@
-"""What a few steps of a run did, as digests, and where two runs part."""
+"""Takes a few steps of a run, notes what they computed as digests, and compares two runs."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from lanewise.world.world import World
 _Noted = dict[int, tuple[tuple[int, ...], str]]
 """By lane, the indices of its samples, and the digest of what its forward gets."""
 CHECKS = ("samples", "tensors", "loss", "gradients", "weights", "buffers", "options", "evaluation")
-"""What is compared, in the order in which one follows from another within a step."""
+"""What is compared, in the order in which a step computes it."""
 
 
 @dataclass
@@ -51,12 +51,12 @@ class Trace:
     steps: list[StepTrace] = field(default_factory=list)
     evaluation: dict[str, float] = field(default_factory=dict)
     hidden: dict[str, str] = field(default_factory=dict)
-    """Digests of values outside of parameters and buffers, at the end; not compared by themselves."""
+    """Digests of values outside of parameters and buffers at the end; they may differ."""
     changed: list[str] = field(default_factory=list)
-    """Those of model and task that the steps changed."""
+    """Names of such values, of the model and the task, that the steps changed."""
 
     def values(self) -> Iterator[tuple[str, str, Mapping[Any, Any]]]:
-        """Yield check, place and values, in the order in which one follows from another."""
+        """Yield check, place and values, in the order in which they were computed."""
         for step in self.steps:
             for check in CHECKS[:-1]:
                 yield check, f"step {step.step}", getattr(step, check)
@@ -71,7 +71,7 @@ class Difference:
     """Where it is, as `step 2, lane 1` or `step 0, head.weight`."""
     values: tuple[Any, Any]
     num_others: int = 0
-    """How many more of the same kind there are at this place."""
+    """How many more lanes or names differ at this place."""
 
     def __str__(self) -> str:
         more = f" (and {self.num_others} more)" if self.num_others else ""
@@ -87,7 +87,7 @@ def compare(reference: Trace, other: Trace) -> dict[str, Difference]:
     reference = Trace(reference.steps[num_missing:], reference.evaluation)
     found: dict[str, Difference] = {}
     for (check, place, mine), (_, _, theirs) in zip(reference.values(), other.values(), strict=True):
-        # By the text: a NaN equals itself.
+        # Compared as text, so that a NaN equals itself.
         names = [name for name in {**mine, **theirs} if repr(mine.get(name)) != repr(theirs.get(name))]
         if check not in found and names:
             name = f"lane {names[0]}" if isinstance(names[0], int) else names[0]
@@ -124,7 +124,7 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
         trace.options = _options(optimizer)
 
     def before_update(_optimizer: Optimizer, arguments: tuple[Any, ...], _: Any) -> Any:
-        """Look at the gradient; of an optimizer with a closure, which asks for it, at what it gets first."""
+        """Note the gradient; with a closure, note the first gradient that the closure gives."""
         this, closure = (*arguments, None)[:2]
         if closure is None:
             look()
@@ -158,7 +158,7 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
 
 
 def _noting(batches: Iterator[LaneBatch], noted: _Noted) -> Iterator[LaneBatch]:
-    """Yield the batches, each noted first."""
+    """Note each batch, and yield it."""
     for batch in batches:
         if batch.indices:
             noted[batch.turn.lane] = batch.indices, digest(batch.data)
@@ -170,7 +170,7 @@ def _digests(named: Any) -> dict[str, str]:
 
 
 def _options(optimizer: Optimizer) -> dict[str, str]:
-    """Return the options of each group; tensors among them as numbers."""
+    """Return the options of each parameter group as JSON."""
     return {
         f"{key} of group {number}": json.dumps(value, default=_plain)
         for number, group in enumerate(optimizer.param_groups)

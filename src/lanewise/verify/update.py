@@ -1,4 +1,4 @@
-"""Whether an update of the optimizer depends on what a checkpoint does not hold."""
+"""Tests whether an update of the optimizer depends on state that a checkpoint does not hold."""
 
 import copy
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ class Updates:
     """What several updates from equal weights, gradients, optimizer state and random state gave."""
 
     parameter: str
-    """One that became another; empty where all became the same."""
+    """A parameter that differs between the updates; empty where none does."""
     changed: Sequence[str]
-    """Values besides the optimizer's state dict that another update changed."""
+    """Values outside of the optimizer's state dict that a further update changed."""
 
     def __str__(self) -> str:
         equal = "equal weights, gradients, optimizer state and random state"

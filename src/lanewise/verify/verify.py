@@ -1,4 +1,4 @@
-"""Runs every layout, one after the other, and brings what they found together."""
+"""Runs one layout after the other, compares them, and reports the causes of their differences."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +55,7 @@ def verify(
     counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]
     one, kind = ("device", "devices") if config.distributed.is_one_process else ("process", "processes")
     names = [f"1 {one}", "1 again", *(f"{count} {kind}" for count in counts[2:])]
-    # What processes would leave in /tmp goes there with the rest: torch caches kernels.
+    # Temporary files of the processes, such as kernels that torch caches, go to the same folder.
     with scratch_folder() as folder, _environment(TMPDIR=str(folder)):
         jobs = [
             VerifyJob(
@@ -85,7 +85,7 @@ def verify(
 
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Let the processes that are started see these variables."""
+    """Set environment variables for the processes that are started."""
     before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
@@ -97,13 +97,13 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 def _variables_of(job: VerifyJob) -> dict[str, str]:
-    """Let the repeat iterate over sets in another order, though the environment may fix the one of others."""
+    """Return what gives sets another order in the repeat, even where the environment fixes one."""
     fixed = os.environ.get("PYTHONHASHSEED")
     return {"PYTHONHASHSEED": "2" if fixed == "1" else "1"} if job.is_repeat else {}
 
 
 def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Callable[[str], None]) -> None:
-    """Let each layout go on from what the one before it saved, and the first from the last one's."""
+    """Let each layout go on from the checkpoint of the one before it, and the first from that of the last."""
     pairs = zip(layouts, jobs, strict=True)
     saved = [(layout, job) for layout, job in pairs if layout.trace is not None and not job.is_repeat]
     for (layout, job), (other, saved_by) in zip(saved, saved[-1:] + saved[:-1], strict=True):
@@ -114,7 +114,7 @@ def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Ca
 
 
 def _run(name: str, job: VerifyJob, reference: LayoutResult | None) -> LayoutResult:
-    """Run a layout, and compare it with the reference; without one, what fails is an error."""
+    """Run a layout, and compare it with the reference. The reference itself must not fail."""
     try:
         with _environment(**_variables_of(job)):
             results: list[RankResult] = start(job, is_fresh=True)
@@ -128,7 +128,7 @@ def _run(name: str, job: VerifyJob, reference: LayoutResult | None) -> LayoutRes
 
 
 def _left_out(distributed: DistributedConfig) -> list[str]:
-    """Name what `_in_exact` leaves out, as no layout could compute the same with it."""
+    """Name the settings that `_in_exact` removes, since results depend on the layout through them."""
     sync_batch_norm = "true" if distributed.sync_batch_norm else None
     asked = {"compression": distributed.compression, "sync_batch_norm": sync_batch_norm}
     return [f"distributed.{key} {value}" for key, value in asked.items() if value is not None]

@@ -27,7 +27,7 @@ _USE_THE_BATCH = (
     "statistics are each lane's own and are merged after the step, or GroupNorm.",
 )
 def communicates(evidence: Evidence) -> Iterator[str]:
-    """Find forwards and backwards that are collectives, as that of SyncBatchNorm."""
+    """Find collectives in a forward or a backward, as in that of SyncBatchNorm."""
     for process, probe in evidence.probes():
         for call in probe.passes.collectives:
             yield f"it communicates with other processes by {call} (on {process})."
@@ -80,7 +80,7 @@ def state_between_passes(evidence: Evidence) -> Iterator[str]:
     "Keep the time, counters and unseeded random numbers out of forward and loss.",
 )
 def value_from_outside(evidence: Evidence) -> Iterator[str]:
-    """Find any two passes that differ: diagnoses before this one know all other causes."""
+    """Find any passes that differ; the diagnoses before this one have found no other cause."""
     for seen, passes in evidence.unequal_passes():
         yield f"{seen}; no recorded operator made the value that differs{first_in(passes.divergence)}."
 
@@ -134,7 +134,7 @@ def state_after_others(evidence: Evidence) -> Iterator[str]:
     "in an evaluation each process sees other micro-batches, and nothing merges what they make of it.",
 )
 def evaluation_changes_a_buffer(evidence: Evidence) -> Iterator[str]:
-    """Find buffers that an evaluation changes, by which its later micro-batches give something else."""
+    """Find buffers that an evaluation changes, and on which its later micro-batches depend."""
     history = evidence.base.history
     if history.buffers:
         also = also_changed(history.buffers)

@@ -53,9 +53,9 @@ def of_the_loader_process(evidence: Evidence) -> Iterator[str]:
     "Another number of processes, or a resumed run, reads a sample for the first time in another epoch.",
 )
 def of_an_earlier_epoch(evidence: Evidence) -> Iterator[str]:
-    """Find samples that stay what an earlier epoch made of them, as in a cache of augmented ones."""
+    """Find samples that keep the augmentation of an earlier epoch, as in a cache of augmented samples."""
     base = evidence.base.reads
-    # The repeat read the first half in the same order, and the second half as of epoch 1 first.
+    # Of the second half of the samples, the repeat read epoch 1 before epoch 0.
     other_order = set(list(base.later)[(len(base.later) + 1) // 2 :])
     for _, probe in evidence.again():
         differing = base.differing(probe.reads)
@@ -70,7 +70,7 @@ def of_an_earlier_epoch(evidence: Evidence) -> Iterator[str]:
     "Draw only from the default generators of torch, numpy and random: they are seeded for each micro-batch.",
 )
 def of_the_process(evidence: Evidence) -> Iterator[str]:
-    """Find samples that differ in each process that is started, as by what was drawn at its start."""
+    """Find samples that differ between runs of one process, as by numbers that are drawn when it starts."""
     for _, probe in evidence.again():
         for name in evidence.base.reads.differing(probe.reads):
             yield f"{name} differs when the same process is started again."
@@ -82,7 +82,7 @@ def of_the_process(evidence: Evidence) -> Iterator[str]:
     "Return the whole dataset on every rank: lanewise distributes it, and each process reads its part.",
 )
 def sharded_dataset(evidence: Evidence) -> Iterator[str]:
-    """Find datasets that give each rank a part of the samples, as they must where nobody else does."""
+    """Find datasets that give each rank only a part of the samples."""
     base = evidence.base.reads
     index_of = {digest: name for name, digest in base.others.items()}
     for process, probe in (*evidence.again(), *evidence.elsewhere()):

@@ -1,4 +1,4 @@
-"""Weights that differ when they are built, or that something other than equal updates changes."""
+"""Weights that are built otherwise, parameters and options that change wrongly, and gradients of `close`."""
 
 from collections.abc import Iterator
 
@@ -67,8 +67,8 @@ def options_of_the_world_size(evidence: Evidence) -> Iterator[str]:
     "Lanes with equal samples give different gradients. Use equality exact to see where.",
 )
 def beyond_the_bound(evidence: Evidence) -> Iterator[str]:
-    """Find gradients of `close` that are not what rounding makes of equal ones."""
+    """Find gradients of `close` that differ by more than rounding explains."""
     for layout in evidence.layouts[1:]:
         close = layout.close
-        if close is not None and close.worst > 1 and not layout.differences:  # whose consequence it would be
+        if close is not None and close.worst > 1 and not layout.differences:  # which would explain it
             yield f"{close.place} differs by {close.worst:.3g} times its bound in {layout.name}."
