@@ -33,10 +33,10 @@ class Engine:
     Collective: every rank must build it and call `fit`.
 
     Args:
-        run: what is trained, where its checkpoint left it.
-        first_step: the step with which training begins; a run that goes on begins later.
-        saving: saves checkpoints; None saves none.
-        record: passes the batches of this process on, and may record them.
+        run: the parts of the run; where it resumes, already restored from its checkpoint.
+        first_step: the step with which training begins; greater than 0 where the run resumes.
+        saving: saves checkpoints; None: no checkpoints are saved.
+        record: yields the batches of this process unchanged, and may record them.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Engine:
             callbacks: observe the run on rank 0.
 
         Returns:
-            What the last evaluation gave; empty where the task has no eval datasets.
+            The values of the last evaluation; empty where the task has no eval datasets.
 
         Raises:
             TaskError: if the task breaks its contract.
@@ -107,7 +107,7 @@ class Engine:
         observers = Observers(callbacks if self._world.rank == 0 else (), self._name_metrics, num_behind)
         start, end = time.perf_counter(), self.first_step
         with observers.observing(run_dir.path, self.first_step, self.last_step):
-            if self.evaluation is not None and self.evaluation.is_due:  # a signal came before it was made
+            if self.evaluation is not None and self.evaluation.is_due:  # a signal came before this evaluation
                 self._evaluate(self.first_step - 1, run_dir, observers)
             for report in self.steps():
                 end = report.step + 1
@@ -134,7 +134,10 @@ class Engine:
         return {} if self.evaluation is None else self.evaluation.last_values
 
     def steps(self) -> Iterator[StepReport]:
-        """Take one step after the other, until evaluations end the run. Collective for each step."""
+        """Take one step after the other, up to the last step or until an evaluation ends the run.
+
+        Collective: every rank must take every step.
+        """
         batches = self._reads.count(self.loader.batches(self.first_step, self.last_step))
         batches = self._record(to_device(batches, self._world.device))
         try:
@@ -147,19 +150,19 @@ class Engine:
             self.close()
 
     def close(self) -> None:
-        """Stop what runs in the background."""
+        """Stop the background work of the reducer."""
         self.reducer.close()
 
     @property
     def _ends_early(self) -> bool:
-        """Whether an evaluation ended the run, alike on every rank."""
+        """Whether an evaluation ended the run; the same on every rank."""
         return self.evaluation is not None and self.evaluation.ends_run
 
     def _ends_epoch(self, step: int) -> bool:
         return (step + 1) % self.schedule.steps_per_epoch == 0 or step + 1 == self.last_step
 
     def _show_epoch(self, step: int, observers: Observers) -> None:
-        """Show what the epoch read. Collective where the dataset counts that."""
+        """Show how much the epoch read. Collective where the dataset counts its bytes."""
         epoch = step // self.schedule.steps_per_epoch
         if values := self._reads.take(epoch):
             observers.catch_up()
@@ -172,12 +175,15 @@ class Engine:
         return self.evaluation.is_due
 
     def _evaluate_or_stop(self, step: int, run_dir: RunDir, observers: Observers) -> bool:
-        """Evaluate; return whether a signal stopped it. Then it is made when the run goes on. Collective."""
+        """Evaluate; return whether a signal stopped the evaluation. Collective.
+
+        A stopped evaluation is repeated when the run resumes.
+        """
         try:
             self._evaluate(step, run_dir, observers)
         except PreemptedError:
             return True
-        except ConfigError as error:  # of a name in evaluate: only now is known which values a metric has
+        except ConfigError as error:  # a name in `evaluate` is wrong: only now are a metric's values known
             if self._saving is None:
                 raise
             self._gradients.check()
@@ -214,7 +220,7 @@ class Engine:
         self._gradients.check()
         is_evaluated = self.evaluation is None or not self.evaluation.is_due
         metric = None if self.evaluation is None else self.evaluation.last_value
-        # After the last step there is little left to do but an evaluation.
+        # After the last step only an evaluation can be left to do; without one the run is done, not stopped.
         is_done = is_evaluated and (step + 1 == self.last_step or self._ends_early)
         self._saving.save(step, metric, stops=stops and not is_done)
 
@@ -225,7 +231,7 @@ class Engine:
             save_model(self.training.average.module, run_dir.averaged_model, self._world.rank)
 
     def _describe_end(self, end: int, seconds: float) -> None:
-        """Say what was trained, in so many seconds, up to a step."""
+        """Log how many steps and samples were trained before step `end`, in how many seconds."""
         if end < self.last_step:
             assert self.evaluation is not None
             why = self.evaluation.describe_end()
@@ -246,13 +252,14 @@ class Engine:
 
     def _name_metrics(self, report: IntervalReport) -> Mapping[str, float]:
         stop = report.step + 1
-        start = max(stop - report.totals.num_steps, self.first_step)  # an earlier attempt may have begun it
+        # The run from which this one resumed may have begun the interval.
+        start = max(stop - report.totals.num_steps, self.first_step)
         before = self.schedule.num_samples_before
         return report.columns(stop - start, before(stop) - before(start), self._world.device)
 
 
 def build_engine(config: RunConfig, world: World, task: Task | None = None) -> Engine:
-    """Build what trains a run from its first step, and saves no checkpoints; see `build_run`.
+    """Build an engine that trains a run from its first step and saves no checkpoints; see `build_run`.
 
     Collective: every rank must call this, with the same configuration.
     """

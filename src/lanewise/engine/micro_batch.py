@@ -21,23 +21,24 @@ from lanewise.world.world import LocalWorld, World
 logger = logging.getLogger(__name__)
 
 _SIZES = (2, 4)
-"""Of the micro-batches that are tried; BatchNorm cannot train on a single sample."""
+"""Sizes of the micro-batches that are tried; BatchNorm cannot train on a single sample."""
 _LANES_EACH = 4
-"""How many of them are tried, since samples may differ in size."""
+"""How many micro-batches of each size are tried, since samples may differ in size."""
 _SHARE_OF_CPU, _SHARE_OF_ACCELERATOR = 0.5, 0.85
-"""Of the free memory that tensors may fill. glibc's malloc was seen to take 1.6 times the bytes of a plain
-model's live tensors; an accelerator's allocator and the kernels' own memory need less."""
+"""The share of the free memory that tensors may fill. glibc's malloc was seen to take 1.6 times the bytes of
+a plain model's live tensors; an accelerator's allocator and the kernels' own memory need less."""
 _GIB = 2**30
 
 
 def find_micro_batch_size(
     config: RunConfig, world: World, task: Task | None, fits: Callable[[RunConfig], bool]
 ) -> int:
-    """Measure what a step needs with two small micro-batches, and return the largest one that should fit.
+    """Measure the memory of a step with two small micro-batches, and return the largest size that should fit.
 
-    It divides the global batch. What it is depends on the free memory, and the lanes depend on it: another
-    machine may find another one, and so train another model. It does not depend on the number of devices: a
-    device is measured that carries the model alone, beside as many processes as the machine has cores for.
+    The size divides the global batch. It depends on the free memory, and the lanes depend on it: another
+    machine may find another size, and so train another model. It does not depend on the number of devices:
+    the measurement is of one device that carries the model alone, and the free memory is shared among as many
+    processes as the machine has cores for.
 
     Collective: every rank must call this, with the same configuration. All return the same number.
 
@@ -45,11 +46,11 @@ def find_micro_batch_size(
         config: with `batch.micro_batch_size: auto`.
         world: the processes.
         task: used instead of the one that the configuration names.
-        fits: asked on rank 0, and on a CPU only, where no count tells what malloc and the limits of a process
-            add: whether a process of its own gets through the run that it is given.
+        fits: tells whether a fresh process completes the given run. Called on rank 0 and on a CPU only, where
+            the bytes of tensors do not include the overhead of malloc, nor the memory limits of a process.
 
     Raises:
-        ConfigError: if nothing fits, nobody tells how much memory is free, or a device has no lane.
+        ConfigError: if nothing fits, the free memory is unknown, or a device has no lane.
     """
     batch, is_cpu = config.batch, world.device.type == "cpu"
     num_processes = max(1, (os.cpu_count() or 1) // config.distributed.threads)
@@ -63,7 +64,7 @@ def find_micro_batch_size(
     frees = world.all_gather_object((free, fixed, each))
     if any(one is None for one, _, _ in frees):
         raise ConfigError(
-            "batch.micro_batch_size auto needs to know how much memory is free, which nobody tells here: got "
+            "batch.micro_batch_size auto needs to know how much memory is free, which is unknown here: got "
             f"device type {world.device.type}. Give a number."
         )
     most = min(math.floor((share * one - base) / more) for one, base, more in frees)
@@ -76,10 +77,10 @@ def find_micro_batch_size(
     found: int = world.broadcast_object(size)
     if not found:
         raise ConfigError(
-            "batch.micro_batch_size auto finds none that fits: with a single sample in a lane a step of one "
-            f"device alone takes about {(fixed + each) / _GIB:.2f} GiB, and {share:.0%} of what is free is "
-            f"{share * (free or 0) / _GIB:.2f} GiB. Set memory.activation_checkpointing; or give a number, "
-            "and share weights out: distributed.reducer=fsdp."
+            "batch.micro_batch_size auto finds no size that fits: with a single sample in each lane, a step "
+            f"on one device takes about {(fixed + each) / _GIB:.2f} GiB, and {share:.0%} of the free memory "
+            f"is {share * (free or 0) / _GIB:.2f} GiB. Set memory.activation_checkpointing; or give a "
+            "number, and shard the weights: distributed.reducer=fsdp."
         )
     if world.rank == 0:
         logger.info(
@@ -112,13 +113,13 @@ def _require_a_lane_each(config: RunConfig, world: World, size: int) -> None:
 
 
 def _trial(config: RunConfig, size: int, num_lanes: int) -> RunConfig:
-    """Return a run of one step on one device, with such micro-batches."""
+    """Return a run of one step on one device, with micro-batches of the given size and number."""
     distributed = replace(config.distributed, reducer="ddp", devices=None, sync_batch_norm=False)
     return replace(
         config,
         batch=BatchConfig(global_batch_size=size * num_lanes, micro_batch_size=size),
         train=replace(config.train, max_steps=1),
-        # A small dataset may have no whole step of so many samples.
+        # A small dataset may have too few samples for one whole step.
         data=replace(config.data, num_workers=0, drop_last=False),
         distributed=distributed,
         compile=None,
@@ -126,15 +127,15 @@ def _trial(config: RunConfig, size: int, num_lanes: int) -> RunConfig:
 
 
 def _measure(trial: RunConfig, world: World, task: Task | None) -> int:
-    """Return the most bytes of tensors that a step of one device has at once, and of the buckets of ddp.
+    """Return the peak bytes of tensors in a step on one device, plus the bytes of ddp's buckets.
 
-    On accelerators it is what their allocator counts.
+    On an accelerator, its allocator counts the peak.
     """
     is_counted = world.device.type != "cpu" and hasattr(torch.accelerator, "max_memory_allocated")
     if is_counted:
         torch.accelerator.reset_peak_memory_stats(world.device)
     live = LiveStorage()
-    logging.disable(logging.INFO)  # of this trial the user need not read
+    logging.disable(logging.INFO)  # the user need not read the log of this trial
     try:
         with nullcontext() if is_counted else live:
             engine = build_engine(trial, LocalWorld(world.device), task)
@@ -144,7 +145,7 @@ def _measure(trial: RunConfig, world: World, task: Task | None) -> int:
         logging.disable(logging.NOTSET)
     buckets = sum(one.nbytes for one in engine.training.model.parameters() if one.requires_grad)
     del engine
-    gc.collect()  # what is in cycles, before the next size
+    gc.collect()  # free reference cycles before the next size is measured
     if not is_counted:
         return live.peak_bytes + buckets
     peak = int(torch.accelerator.max_memory_allocated(world.device))

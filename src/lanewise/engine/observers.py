@@ -1,4 +1,4 @@
-"""Shows the callbacks of a run what happened."""
+"""Calls the callbacks of a run."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,13 +12,13 @@ from lanewise.errors import noting
 
 
 class Observers:
-    """The callbacks, and what the last steps left to show.
+    """The callbacks, and the reports that they have not been shown yet.
 
     Args:
         callbacks: none on ranks other than 0.
-        name_metrics: names what a report says; may wait for the device.
-        num_behind: how many steps later a report is shown. What a step found is known on an accelerator only
-            when it is done, so it is looked at while the next one runs.
+        name_metrics: returns the metrics of a report by name; may wait for the device.
+        num_behind: how many steps later a report is shown. The numbers of a step are known only when an
+            accelerator has completed it, so they are read while the next step runs.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Observers:
 
     @contextmanager
     def observing(self, run_dir: Path, first_step: int, last_step: int) -> Iterator[None]:
-        """Tell of the start of the run, and in any case of its end."""
+        """Call `on_start` of each callback now, and `on_end` at the end of the block, even after an error."""
         with ExitStack() as stack:
             for callback in self._callbacks:
                 stack.push(partial(_end, callback))
@@ -42,7 +42,7 @@ class Observers:
             yield
 
     def show(self, report: IntervalReport | None) -> None:
-        """Show the report of a step, or soon; None where the step is not logged."""
+        """Show the report of a step, now or `num_behind` steps later; None where the step is not logged."""
         if self._callbacks:
             self._unseen.append(report)
             self._show_all_but(self._num_behind)
@@ -52,17 +52,17 @@ class Observers:
         self._show_all_but(0)
 
     def show_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """Show what an epoch read."""
+        """Show how much an epoch read."""
         for callback in self._callbacks:
             callback.on_epoch(epoch, step, values)
 
     def show_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """Show what an evaluation gave."""
+        """Show the values of an evaluation."""
         for callback in self._callbacks:
             callback.on_evaluation(epoch, step, values)
 
     def show_best(self, epoch: int, step: int, model: Path) -> None:
-        """Tell that the best model was written."""
+        """Show that the best model so far was written."""
         for callback in self._callbacks:
             callback.on_best(epoch, step, model)
 

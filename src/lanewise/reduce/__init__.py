@@ -1,4 +1,4 @@
-"""How the gradients of all lanes become one; owns every difference between the modes."""
+"""Sums the gradients of all lanes; every difference between the reducers is in this package."""
 
 from lanewise.reduce.blocks import find_blocks
 from lanewise.reduce.build import build_reducer

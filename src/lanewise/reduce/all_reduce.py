@@ -1,4 +1,4 @@
-"""How the gradients of one bucket are summed over the processes, and which way is taken where."""
+"""Sums the gradients of one bucket over the processes, and chooses the algorithm."""
 
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from lanewise.world.world import World
 
 
 class AllReduce(Protocol):
-    """Sums flat tensors over nodes: the lanes of the run, or its processes.
+    """Sums flat tensors over units, which are the lanes of the run or its processes.
 
     Collective: every rank must construct it, and call `start` equally often, with tensors of equal sizes.
     """
@@ -24,35 +24,35 @@ class AllReduce(Protocol):
         """Begin to sum a bucket.
 
         Args:
-            subtree_sums: this rank's flat sums, in the order of the nodes; none if all its lanes are absent.
-            num_present: nodes of all ranks that have samples in this step.
+            subtree_sums: this rank's flat sums, in the order of the nodes; empty if all its lanes are absent.
+            num_present: number of units of all ranks that take part in this step.
             bucket: flat tensor that may be overwritten; gives size and dtype where there are no sums.
 
         Returns:
-            A future of the flat sum over all nodes.
+            A future of the flat sum over all units.
         """
         ...
 
     def close(self) -> None:
-        """Stop what runs in the background."""
+        """Stop the background work."""
         ...
 
 
 def open_all_reduce(world: World, placement: Placement, equality: Equality) -> AllReduce:
     """Choose how buckets are summed. Collective: every rank must call this.
 
-    In `exact` the nodes are lanes, in `close` processes, of which each has one sum.
+    In `exact` the units are lanes. In `close` they are processes, each of which has one sum.
     """
-    nodes = placement if equality == "exact" else Placement.of(world.world_size, world)
+    units = placement if equality == "exact" else Placement.of(world.world_size, world)
     if world.shared_memory is not None:
-        return SharedAllReduce(world.shared_memory, nodes)
+        return SharedAllReduce(world.shared_memory, units)
     if equality == "exact":
-        return TreeAllReduce(world, nodes)
+        return TreeAllReduce(world, units)
     return BackendAllReduce()
 
 
 class BackendAllReduce:
-    """Sums over processes as the backend likes best; an `AllReduce`."""
+    """Sums over processes with the backend's own all_reduce, in any order; an `AllReduce`."""
 
     def start(
         self, subtree_sums: list[torch.Tensor], num_present: int, bucket: torch.Tensor

@@ -10,25 +10,25 @@ from lanewise.errors import TaskError
 
 
 def find_blocks(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """Find the blocks of a model, those inside others first.
+    """Find the blocks of a model; a block inside another one comes first.
 
     Args:
         model: the user's module.
-        names: see `named_blocks`; none: `repeated_blocks`.
+        names: see `named_blocks`; if empty, the blocks are those of `repeated_blocks`.
 
     Raises:
         ConfigError: if the model has no module of such a name.
-        TaskError: if a block shares a parameter with what is outside of it, or it cannot be sharded.
+        TaskError: if a block shares a parameter with a module outside, or a parameter cannot be sharded.
     """
     found = named_blocks(model, names, "distributed.fsdp.blocks") if names else repeated_blocks(model)
     blocks = [module for module in found.values() if any(True for _ in module.parameters())]
-    _require_that_nothing_is_shared(model, blocks)
-    _require_what_can_be_sharded(model, blocks)
+    _require_no_shared_parameters(model, blocks)
+    _require_shardable(model, blocks)
     return blocks[::-1]
 
 
 def require_no_batch_norm(model: nn.Module, dtype: str) -> None:
-    """Raise TaskError where weights that travel in 16 bits would meet statistics in float32."""
+    """Raise TaskError if the model has BatchNorm, whose float32 statistics do not fit to 16-bit weights."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 - of all dimensions
             raise TaskError(
@@ -37,8 +37,8 @@ def require_no_batch_norm(model: nn.Module, dtype: str) -> None:
             )
 
 
-def _require_that_nothing_is_shared(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    """Raise where a parameter of a block is used elsewhere: it would be gathered with one of them only."""
+def _require_no_shared_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """Raise TaskError if a block shares a parameter: it would be gathered for one of its users only."""
     names = {module: name for name, module in model.named_modules()}
     for block in blocks:
         parameters, inside = set(block.parameters()), set(block.modules())
@@ -52,8 +52,8 @@ def _require_that_nothing_is_shared(model: nn.Module, blocks: Sequence[nn.Module
                     )
 
 
-def _require_what_can_be_sharded(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    """Raise what FSDP's assertions would say in other words, of a block or of what is in none."""
+def _require_shardable(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """Raise TaskError if FSDP cannot shard a parameter; its own assertions would give no remedy."""
     for name, parameter in model.named_parameters():
         if not parameter.dim():
             raise TaskError(f"parameter {name} is a scalar, which fsdp cannot shard. Give it the shape (1,).")

@@ -27,21 +27,22 @@ def build_reducer(
     *,
     on_bucket: Callable[[], None] = lambda: None,
 ) -> Reducer:
-    """Build what sums the lanes' gradients.
+    """Build the reducer.
 
     Collective: every rank must call this.
 
     Args:
         model: the user's module, on the CPU; it is moved to this process's device.
-        placement: who carries which lanes.
+        placement: which process carries which lanes.
         world: the processes.
-        config: which reducer, in which grade, on which devices.
-        on_bucket: called inside a backward when gradients are complete and begin to travel.
+        config: the reducer, the grade and the devices.
+        on_bucket: called inside a backward when the gradients of a bucket are complete and begin to travel;
+            under fsdp, called after each lane's backward.
 
     Raises:
-        ConfigError: if the machine lacks a device, or the reducer cannot be had here.
-        TaskError: if no parameter is trainable, one is expanded or has no shape yet, or the reducer or its
-            compression cannot take the model or its hooks.
+        ConfigError: if the machine lacks a device, or the reducer does not work here.
+        TaskError: if no parameter is trainable, a parameter is expanded or has no shape yet, or the reducer
+            or its compression does not support the model or its hooks.
         WorldError: if the ranks built different models.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -71,7 +72,7 @@ def build_reducer(
 
 
 def _require_shapes(model: nn.Module) -> None:
-    """Raise where a lazy module has not seen an input yet: there is nothing to compare or to sum."""
+    """Raise TaskError if a lazy module has not seen an input yet: its parameters cannot be compared."""
     lazy = [name for name, one in [*model.named_parameters(), *model.named_buffers()] if is_lazy(one)]
     if lazy:
         raise TaskError(
@@ -82,7 +83,7 @@ def _require_shapes(model: nn.Module) -> None:
 
 
 def _require_own_elements(model: nn.Module) -> None:
-    """Raise where several elements of a parameter are one number in memory: no optimizer can update it."""
+    """Raise TaskError if elements of a parameter share one number in memory: no optimizer can update it."""
     for name, parameter in model.named_parameters():
         steps = zip(parameter.shape, parameter.stride(), strict=True)
         if parameter.requires_grad and any(size > 1 and not stride for size, stride in steps):
@@ -94,7 +95,7 @@ def _require_own_elements(model: nn.Module) -> None:
 
 
 def _require_no_hooks(model: nn.Module, reducer: str) -> None:
-    """Raise where somebody waits for a parameter whose gradients will be those of copies of it."""
+    """Raise TaskError if a parameter has a hook: the reducer computes the gradients of its copies instead."""
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # noqa: SLF001
             raise TaskError(
@@ -104,7 +105,7 @@ def _require_no_hooks(model: nn.Module, reducer: str) -> None:
 
 
 def _compare_replicas(model: nn.Module, world: World) -> None:
-    """Raise where a parameter or buffer differs between ranks, or whether it is trained: name the first."""
+    """Raise WorldError if a parameter or buffer, or its requires_grad, differs between ranks. Collective."""
     state = [*model.named_parameters(), *model.named_buffers()]
     digests = {name: _digest(tensor) for name, tensor in state}
     for rank, others in enumerate(world.all_gather_object(digests)):

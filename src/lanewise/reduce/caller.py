@@ -1,4 +1,4 @@
-"""What torch's wrappers wrap in place of the user's module, so that the task never meets a wrapper."""
+"""The module that torch's DDP and FSDP wrap in place of the user's own, so that the task sees no wrapper."""
 
 from collections.abc import Callable
 
@@ -7,9 +7,9 @@ from torch import nn
 
 
 class Caller(nn.Module):
-    """Holds the user's module, for a wrapper to find its parameters; calling it calls the given function.
+    """Holds the user's module, so that a wrapper finds its parameters; its forward calls a given function.
 
-    So any method of the user's module may be called in a forward.
+    This function may call any method of the user's module.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Sums gradients that travel compressed over processes, through torch's own communication hooks for DDP.
+"""Sums compressed gradients over processes, through torch's own communication hooks for DDP.
 
 Results are approximate, and depend on the number of processes. See docs/numerics.md.
 """
@@ -20,14 +20,15 @@ from lanewise.world.world import World
 logger = logging.getLogger(__name__)
 
 _Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
-"""Of torch's: from its state and a bucket to a future of the mean over processes, in the bucket's buffer."""
+"""A hook of torch: from its state and a bucket to a future of the mean over processes, in the bucket's
+buffer."""
 
 _NUM_WHOLE_STEPS = 1000
-"""Steps before PowerSGD begins, as in torch: it does harm while gradients change fast."""
+"""Number of steps before PowerSGD begins, as in torch: it is harmful while gradients change fast."""
 _SMALLEST_NORM = 1e-8
-"""What PowerSGD adds to norms by which it divides: a parameter that no lane uses has a gradient of zeros."""
+"""PowerSGD adds this to norms by which it divides, since the gradient of an unused parameter is zero."""
 _LARGEST_EXPONENT = 15
-"""Of the numbers that are cast to fp16, which ends below 2^16."""
+"""The largest exponent of numbers that are cast to fp16, whose range ends below 2^16."""
 
 
 @final
@@ -46,7 +47,7 @@ class CompressedAllReduce:
     """
 
     def __init__(self, model: nn.Module, world: World, compression: CompressionName) -> None:
-        # Late, since every program with a loop of its own would wait for what few need.
+        # A late import: it is slow, and few programs need it.
         from torch.distributed.algorithms.ddp_comm_hooks import (  # noqa: PLC0415
             default_hooks,
             powerSGD_hook,
@@ -60,7 +61,7 @@ class CompressedAllReduce:
         if self._is_scaled:
             self._hook = default_hooks.fp16_compress_hook
         self._factors: dict[int, torch.Tensor] = {}
-        # Its collectives begin in callbacks: on gloo two buckets at once would wait for each other forever.
+        # PowerSGD begins collectives in callbacks: on gloo two buckets at once would deadlock.
         self._takes_turns = compression == "powersgd" and dist.get_backend() == "gloo"
         if compression == "powersgd":
             self._hook = powerSGD_hook.powerSGD_hook
@@ -74,8 +75,8 @@ class CompressedAllReduce:
             )
             if compression == "powersgd":
                 logger.info(
-                    "PowerSGD begins after %d steps from here; its memory of what it left out starts empty: "
-                    "no checkpoint holds it",
+                    "PowerSGD begins after %d steps from here; its error feedback starts from zero, as no "
+                    "checkpoint holds it",
                     _NUM_WHOLE_STEPS,
                 )
 
@@ -85,11 +86,11 @@ class CompressedAllReduce:
         Returns:
             A future of the sum over all processes.
         """
-        factor: float | torch.Tensor = self._world_size  # the hooks make means
+        factor: float | torch.Tensor = self._world_size  # the hooks return means
         if self._is_scaled:
             scale = _scale_for_fp16(bucket.buffer())
             bucket.buffer().mul_(scale)
-            # Kept until the bucket comes again: a GPU may still need it when the callback has returned.
+            # Kept until the next step's bucket: a GPU may still need it after the callback has returned.
             factor = self._factors[bucket.index()] = self._world_size / scale
         future = self._hook(self._state, bucket)
         if self._takes_turns:
@@ -99,10 +100,11 @@ class CompressedAllReduce:
 
 
 def _scale_for_fp16(flat: torch.Tensor) -> torch.Tensor:
-    """Return the power of two that brings the largest element of all ranks' tensors to the end of fp16.
+    """Return the power of two that scales the largest element of all ranks to the end of fp16's range.
 
-    Sums over samples or tokens would overflow, and small gradients be lost. Collective: every rank must call
-    this.
+    Unscaled, sums over samples or tokens could overflow, and small gradients could become zero.
+
+    Collective: every rank must call this.
     """
     largest = torch.linalg.vector_norm(flat, math.inf).float()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -111,18 +113,18 @@ def _scale_for_fp16(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _require_compressible(model: nn.Module, compression: CompressionName) -> None:
-    """Raise TaskError where torch's hooks do not take a parameter."""
+    """Raise TaskError if torch's hooks do not support a parameter."""
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if parameter.is_complex() or not parameter.numel():
             what = "is complex" if parameter.is_complex() else "has no elements"
             raise TaskError(
-                f"parameter {name} {what}, which distributed.compression does not take. "
-                "Leave compression out, or the parameter."
+                f"parameter {name} {what}, which distributed.compression does not support. "
+                "Leave out the compression, or the parameter."
             )
         if compression == "powersgd" and not parameter.dim():
             raise TaskError(
-                f"parameter {name} is a scalar, which distributed.compression powersgd does not take. "
+                f"parameter {name} is a scalar, which distributed.compression powersgd does not support. "
                 "Give it the shape (1,), or use compression=bf16."
             )

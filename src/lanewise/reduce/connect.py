@@ -1,4 +1,4 @@
-"""Makes tensors inputs of a loss that did not use them, so that its backward passes through them."""
+"""Connects tensors to a loss that did not use them, so that its backward passes through them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +12,8 @@ def connect(loss_sum: torch.Tensor | None, tensors: Sequence[torch.Tensor]) -> t
     A tensor that the loss did not use gets an undefined gradient through this node, at no cost.
 
     Args:
-        loss_sum: the lane's loss; None makes a loss that gives no gradient to any tensor.
-        tensors: the inputs.
+        loss_sum: the lane's loss; None: the result is a loss that gives no gradient to any tensor.
+        tensors: the tensors to connect.
     """
     if loss_sum is None:
         loss_sum = tensors[0].new_zeros(())

@@ -1,13 +1,13 @@
 """Sums the lanes' gradients over processes, through torch's DistributedDataParallel.
 
-[Note: who tells DDP]
-DDP sends a bucket when each of its parameters has told it once that its gradient is there. Autograd tells it
-of those that the last lane used, in the middle of the backward. Of the others we tell it ourselves, when that
-backward begins: whoever has hooks on them is not called, on any number of processes.
+[Note: parameters that the last lane did not use]
+DDP sends a bucket when each of its parameters was reported ready once. In the backward of the last lane,
+autograd reports the parameters that this lane used. `DDPReducer` reports all others at the beginning of that
+backward; hooks of the user on these parameters are not called, on any number of processes.
 
-A backward within the backward (activation checkpointing with use_reentrant=True) comes to parameters that the
-graph did not show, maybe several times. So in the first step, and in all steps where there is such a thing,
-DDP is told of all parameters when the backward is over, and nothing overlaps.
+A backward within the backward (activation checkpointing with use_reentrant=True) reaches parameters that the
+graph does not show, possibly several times. So in the first step, and in all further steps if there is such a
+nested backward, all parameters are reported after the backward, and no communication overlaps it.
 """
 
 import inspect
@@ -33,20 +33,19 @@ from lanewise.world.world import World
 
 @final
 class DDPReducer(WholeModel):
-    """Stock DDP does the bucketing and the overlap with backward; its communication hook adds.
+    """A reducer through stock DDP, which makes the buckets and overlaps them with the backward.
 
-    The task never meets a wrapper: DDP wraps a module that holds the user's parameters and whose forward
-    calls a function, so that any method of the user's module may be called in it.
+    A communication hook of DDP adds the lanes. The task sees no wrapper: DDP wraps a `Caller`.
 
     Collective: every rank must construct it, and run every step.
 
     Args:
         model: the user's module; equal on all ranks.
-        placement: who carries which lanes.
+        placement: which process carries which lanes.
         world: the processes; more than one.
         equality: `exact` adds in the tree over lanes; in `close` autograd adds the lanes of a process, and an
             all-reduce adds the processes.
-        compression: how gradients travel in `close`; None: as they are.
+        compression: how gradients are compressed in `close`; None: they are not.
         on_bucket: called inside the last lane's backward, when the gradients of a bucket are complete.
     """
 
@@ -72,7 +71,7 @@ class DDPReducer(WholeModel):
             init_sync=False,  # the replicas were compared; a difference is an error, not overwritten
             **_no_buffer_broadcast(),
         )
-        # Held as autograd knows a parameter's node only while a graph or somebody else has it.
+        # Kept, since autograd keeps a parameter's node only while something refers to it.
         self._nodes = [get_gradient_edge(parameter).node for parameter in self.parameters]
         self._use_order: list[int] = []
         self._graph_task = -1
@@ -87,7 +86,7 @@ class DDPReducer(WholeModel):
         self._ddp.register_comm_hook(None, self._sum_lanes if equality == "exact" else self._sum_processes)
 
     def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
-        """See `Reducer`. See [Note: who tells DDP]."""
+        """See `Reducer`, and [Note: parameters that the last lane did not use]."""
         if loss is None:
             loss = without_loss(self.parameters)
         if self._hooks:
@@ -112,15 +111,15 @@ class DDPReducer(WholeModel):
         divide_gradients(self.parameters, weight)
 
     def _enter_ddp(self, loss_sum: torch.Tensor) -> torch.Tensor:
-        """Make a loss whose backward reduces. DDP need not see the forward.
+        """Return a loss whose backward reduces the gradients. DDP need not see the lane's forward.
 
         Collective: DDP may rebuild its buckets.
         """
-        connected: torch.Tensor = self._ddp(lambda: _call_in_backward(loss_sum, self._tell_of_unused))
+        connected: torch.Tensor = self._ddp(lambda: _call_in_backward(loss_sum, self._report_unused))
         return connected
 
-    def _tell_of_unused(self) -> None:
-        """Tell DDP, at the beginning of a backward, of each parameter that this backward will not come to."""
+    def _report_unused(self) -> None:
+        """Report to DDP, at the beginning of a backward, each parameter that this backward will not reach."""
         for index in dict.fromkeys([*self._use_order, *range(len(self.parameters))]):
             if not torch._C._will_engine_execute_node(self._nodes[index]):  # noqa: SLF001
                 self._ddp.reducer._autograd_hook(index)  # type: ignore[attr-defined]  # noqa: SLF001
@@ -134,7 +133,7 @@ class DDPReducer(WholeModel):
 
     def _end_first_step(self) -> None:
         self._use_order = []
-        if self._is_nested:  # and so may be the next step's
+        if self._is_nested:  # the next step may have a nested backward, too
             return
         for hook in self._hooks:
             hook.remove()
@@ -145,14 +144,14 @@ class DDPReducer(WholeModel):
         self._all_reduce.close()
         for hook in self._hooks:
             hook.remove()
-        # DDP holds its hook, which holds this object: a cycle through C++, which python does not see. Freed
-        # with the interpreter, it aborted the process (seen: SIGABRT after a good run, 1 in 15).
+        # DDP holds its hook, which holds this object: a reference cycle through C++, which python does not
+        # see. When it was freed with the interpreter, 1 of 15 processes aborted (SIGABRT after a good run).
         del self._ddp
 
     def _sum_lanes(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Add the pending sums to a bucket of the last lane's gradients and send it on its way.
+        """Add the pending sums to a bucket of the last lane's gradients, and start its all-reduce.
 
-        Runs inside backward, for each bucket as soon as its gradients exist.
+        DDP calls this inside the backward, for each bucket as soon as its gradients are complete.
         """
         self._on_bucket()
         assert self._turn is not None
@@ -164,14 +163,14 @@ class DDPReducer(WholeModel):
             tree_sum.push(node, [sums.pop(parameter) for parameter in parameters])
         if not turn.positions:
             return self._all_reduce.start([], turn.num_present_lanes, flat)
-        # As the right operand of every addition, the bucket itself holds the last sum.
+        # The bucket is the right operand of every addition, so the last sum is in the bucket itself.
         tree_sum.push((turn.lane, turn.lane + 1), _views(flat, bucket))
         *others, _ = tree_sum.pending
         subtree_sums = [_flatten(sums, bucket) for _, sums in others] + [flat]
         return self._all_reduce.start(subtree_sums, turn.num_present_lanes, flat)
 
     def _sum_processes(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Add up a bucket over the processes, where DDP's own hook would make a mean."""
+        """Start the sum of a bucket over the processes; DDP's own hook would compute a mean."""
         self._on_bucket()
         if self._compressed is not None:
             return self._compressed.start(bucket)
@@ -180,7 +179,7 @@ class DDPReducer(WholeModel):
 
 
 def _call_in_backward(loss_sum: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:
-    """Return the loss, as one whose backward begins by calling a function."""
+    """Return the loss, with a backward that first calls a function."""
     connected: torch.Tensor = _CallInBackward.apply(loss_sum, function)  # type: ignore[no-untyped-call]
     return connected
 
@@ -200,7 +199,7 @@ class _CallInBackward(torch.autograd.Function):
 
 
 def _flatten(gradients: list[torch.Tensor], bucket: GradBucket) -> torch.Tensor:
-    """Lay gradients out in a new flat tensor as the bucket lays out its own."""
+    """Copy gradients into a new flat tensor with the layout of the bucket."""
     flat = torch.empty_like(bucket.buffer())
     for gradient, view in zip(gradients, _views(flat, bucket), strict=True):
         view.copy_(gradient)
@@ -208,11 +207,11 @@ def _flatten(gradients: list[torch.Tensor], bucket: GradBucket) -> torch.Tensor:
 
 
 def _views(flat: torch.Tensor, bucket: GradBucket) -> list[torch.Tensor]:
-    """View the gradients in the bucket's own buffer, or in a flat tensor with the same order.
+    """Return views of the gradients in the bucket's own buffer, or in a flat tensor with the same layout.
 
-    `bucket.gradients()` says where they begin, but takes each for contiguous and real. In fact elements of
-    a dense parameter (transposed, channels_last) lie in its own order, those of other parameters
-    contiguously, and complex ones as pairs of real ones.
+    `bucket.gradients()` has the right offsets, but treats each gradient as contiguous and real. In the
+    buffer, the gradient of a dense parameter (transposed, channels_last) has the parameter's strides, any
+    other gradient is contiguous, and complex numbers are pairs of real ones.
     """
     parameters, start = bucket.parameters(), bucket.buffer().storage_offset()
     if parameters[0].is_complex() and not flat.is_complex():

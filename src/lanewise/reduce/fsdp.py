@@ -1,12 +1,13 @@
-"""Parameters, gradients and the optimizer's state shared out among the processes, through torch's FSDP2.
+"""Shards parameters, gradients and the optimizer's state over the processes, through torch's FSDP2.
 
 [Note: equal passes]
-A process gathers the weights of a block when its forward or backward comes to it, which is a collective. So
-all processes run equally many passes: those with fewer lanes in a step run its first batch again for the
-rest, and those without any lane that of rank 0 (`pad`). Nothing of these passes counts. And every lane's
-backward passes through every block that its forward ran, also that of a lane which contributes nothing: the
-outputs of blocks are inputs of their lane's loss, by the node of `connect`. What a parameter gets in a pass
-that contributes nothing is thrown away, since it could be NaN, and FSDP sends zeros.
+A process gathers the weights of a block when its forward or backward reaches the block. This is a collective,
+so all processes must run equally many passes. A process with fewer lanes in a step runs its first batch again
+for each missing lane; a process without any lane runs the first batch of rank 0 (`pad`). The results of these
+passes are discarded. Every lane's backward must also reach every block that its forward ran, even if the lane
+contributes nothing: `connect` makes the outputs of the blocks inputs of the lane's loss. In a pass that
+contributes nothing, the gradients of the parameters are discarded, since they could be NaN, and FSDP sends
+zeros.
 """
 
 import logging
@@ -41,20 +42,20 @@ logger = logging.getLogger(__name__)
 
 @final
 class FSDPReducer:
-    """Every process has a part of each parameter, of its gradient and of the optimizer's state.
+    """A reducer with which every process has a part of each parameter, gradient and optimizer state.
 
-    A block's weights are gathered for its forward and again for its backward; what is in no block is gathered
-    from the beginning of the forward to the end of the backward. See [Note: equal passes].
+    A block's weights are gathered for its forward and again for its backward. Parameters in no block stay
+    gathered from the beginning of the forward to the end of the backward. See [Note: equal passes].
 
     Collective: every rank must construct it, and run every step.
 
     Args:
         model: the user's module, on the CPU; equal on all ranks. Its parameters become sharded ones.
-        placement: who carries which lanes.
+        placement: which process carries which lanes.
         world: the processes; more than one.
-        config: which modules are blocks, and how their weights are kept.
+        config: which modules are blocks, and how their weights are stored.
         equality: `exact` adds in the tree, through `TreeReduceScatter`.
-        on_backward: called after each lane's backward, of which the reduction is a part.
+        on_backward: called after each lane's backward, which includes the reduction.
     """
 
     def __init__(
@@ -97,14 +98,14 @@ class FSDPReducer:
         self._placement = placement
         self.adopt(model)
         self.replicas: Sequence[nn.Module] = [model]
-        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)  # which are sharded by now
+        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)  # sharded by `adopt`
         self._sums: list[TreeReduceScatter] | None = None
         if equality == "exact":
             self._sums = [TreeReduceScatter(placement) for _ in self._sharded(model)]
             for module, sums in zip(self._sharded(model), self._sums, strict=True):
                 module.set_custom_reduce_scatter(sums)
         for module in self._sharded(model):
-            self._look_at_gathered(module)
+            self._hook_gathered(module)
         self._on_backward = on_backward
         if world.rank == 0:
             self._describe_blocks(model)
@@ -118,7 +119,7 @@ class FSDPReducer:
         )
         policies: dict[str, Any] = {"mesh": self._mesh}
         if self._config.param_dtype == "bf16":
-            # The inputs are the task's: autocast brings them to the format of the operation.
+            # The inputs stay as the task made them: autocast casts them for each operation.
             policies["mp_policy"] = fsdp.MixedPrecisionPolicy(
                 torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
@@ -130,7 +131,7 @@ class FSDPReducer:
         self._callers[module] = fsdp.fully_shard(Caller(module), **policies)
         for sharded in self._sharded(module):
             sharded.set_gradient_divide_factor(1.0)
-            sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+            sharded.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
             send_zeros_for_unused(sharded)
 
     def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
@@ -187,7 +188,7 @@ class FSDPReducer:
         """See `Reducer`.
 
         Raises:
-            TaskError: if ranks ran different blocks, and so gathered something else than these.
+            TaskError: if ranks ran different blocks, and so gathered the weights of other blocks.
         """
         order, self._order = self._order, []
         self._num_passes = 0
@@ -221,14 +222,14 @@ class FSDPReducer:
             self._call(module, partial(compute, first, copied(spare)))
 
     def grad_norm(self) -> torch.Tensor:
-        """See `Reducer`. In `exact` it is that of one device."""
+        """See `Reducer`. In `exact` it equals the norm on one device."""
         norm: torch.Tensor = torch.linalg.vector_norm(self.gradient_norms())
         return norm
 
     def gradient_norms(self) -> torch.Tensor:
-        """See `Reducer`. In `exact` each gradient is gathered, for its norm to be that of one device."""
+        """See `Reducer`. In `exact` each gradient is gathered, so that its norm equals that on one device."""
         gradients: list[Any] = [p.grad for p in self.parameters if p.grad is not None]
-        if self._sums is not None:  # as `get_total_norm` does it, one gradient after the other
+        if self._sums is not None:  # like `get_total_norm`, but one gradient at a time
             return torch.stack([torch._foreach_norm([whole(one)])[0] for one in gradients])  # noqa: SLF001
         local = torch.stack(torch._foreach_norm([one.to_local() for one in gradients]))  # noqa: SLF001
         norms = self._world.start_all_gather(local.to(self._world.device))()
@@ -242,13 +243,13 @@ class FSDPReducer:
         self._callers.clear()
 
     def _spare_data(self, data: Any, counts: Sequence[int]) -> Any:
-        """Return a batch that this process can run where others have more. See [Note: equal passes].
+        """Return a batch to run while others have more batches; None if none is needed.
 
-        Collective where a process has none of its own.
+        See [Note: equal passes]. Collective where a process has no batch of its own.
 
         Args:
-            data: of its first batch, before a forward changes it; None without one.
-            counts: how many batches each rank has.
+            data: the data of the first batch, before a forward changes it; None without a batch.
+            counts: the number of batches of each rank.
         """
         if not all(counts):
             from_first_rank = self._world.broadcast_object(move(data, torch.device("cpu")))
@@ -260,9 +261,9 @@ class FSDPReducer:
         """Call a function that runs the model, or an adopted module, without a backward. Collective."""
         returned: list[T] = []
         self._callers[module](lambda: returned.append(function()))
-        # What is in no block would stay gathered, and an update would not reach it.
+        # Parameters in no block would stay gathered, and miss the next update.
         self._callers[module].reshard()
-        # FSDP notes the order of blocks for a backward, and forgets it there only.
+        # FSDP records the order of blocks for a backward, and clears it only there.
         for sharded in self._sharded(module):
             group = param_group_of(sharded)
             if group is not None:
@@ -271,11 +272,11 @@ class FSDPReducer:
         return returned[0]
 
     def _sharded(self, module: nn.Module) -> list[Any]:
-        """Return what FSDP gathers one at a time: first what is in no block, then the blocks."""
+        """Return the modules that FSDP gathers one at a time: the `Caller` first, then the blocks."""
         return [one for one in self._callers[module].modules() if hasattr(one, "set_custom_reduce_scatter")]
 
     def _describe_blocks(self, model: nn.Module) -> None:
-        """Say what is gathered one at a time, and how much always is."""
+        """Log which blocks are gathered one at a time, and how many parameters are in no block."""
         _, *blocks = self._sharded(model)
         inside = {parameter for block in blocks for parameter in block.parameters()}
         names = Counter(type(block).__name__.removeprefix("FSDP") for block in blocks)
@@ -287,10 +288,14 @@ class FSDPReducer:
             sum(one.numel() for one in model.parameters()),
         )
 
-    def _look_at_gathered(self, module: nn.Module) -> None:
-        """Look at a module's gathered parameters after each backward; its first forward brings them."""
+    def _hook_gathered(self, module: nn.Module) -> None:
+        """Hook a module's gathered parameters in its first forward, in which they appear.
 
-        def look(parameter: torch.Tensor, name: str) -> None:
+        After each backward the hook discards the gradient of a lane that contributes nothing, and calls the
+        notes of `register_hooks`.
+        """
+
+        def after_backward(parameter: torch.Tensor, name: str) -> None:
             if not self._contributes:
                 parameter.grad = None
             for note in self._notes.values():
@@ -301,7 +306,8 @@ class FSDPReducer:
             for name, parameter in self.replicas[0].named_parameters():
                 if parameter.requires_grad and not is_sharded(parameter) and parameter not in self._found:
                     self._found.add(parameter)
-                    self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(look, name=name)))
+                    hook = partial(after_backward, name=name)
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
         handle = module.register_forward_pre_hook(find)
         self._hooks.append(handle)
@@ -322,7 +328,7 @@ class FSDPReducer:
 
 
 def _with_samples(lane: Any) -> Any:
-    """Return a batch or a lane, or raise where it lost its samples: the other ranks wait for its forward."""
+    """Return a batch or a lane; raise DataError if its samples are lost, as others wait for its forward."""
     turn = lane.turn
     if turn.positions and not lane.has_samples:
         raise DataError(

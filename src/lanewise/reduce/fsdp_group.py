@@ -1,4 +1,4 @@
-"""What torch's FSDP keeps of the parameters that it gathers together."""
+"""Access to torch's private FSDP object for the parameters that are gathered together."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import torch
 
 
 def param_group_of(sharded: Any) -> Any:
-    """Return what torch's FSDP keeps of a module; None where it has no parameter of its own."""
+    """Return the FSDP parameter group of a module; None if the module has no parameter of its own."""
     return sharded._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
 
 
 def send_zeros_for_unused(module: Any) -> None:
-    """Have a lane send zeros for a parameter that it did not use, so that all send equally much."""
+    """Make FSDP send zeros for unused parameters, so that all ranks send equal amounts."""
     if hasattr(module, "set_reduce_scatter_unused_params"):
         module.set_reduce_scatter_unused_params(True)
         return
-    # torch before 2.13 leaves such parameters out, and ranks would add up unequal things.
+    # torch before 2.13 omits unused parameters, so ranks would add gradients of different parameters.
     group = param_group_of(module)
     if group is None:
         return

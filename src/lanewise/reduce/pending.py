@@ -1,4 +1,4 @@
-"""The gradients of the lanes that a process has finished within a step, added up in the tree."""
+"""The gradients of the lanes that a process has completed in a step, added up in the tree."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,9 @@ from lanewise.lanes import LaneTurn, Node, TreeSum
 
 
 class PendingGradients:
-    """Takes each lane's gradients away from the parameters and adds them as far as the tree allows.
+    """Moves each lane's gradients away from the parameters, and adds them as far as the tree allows.
 
-    Gradients are kept for each parameter, not for each bucket, since DDP rebuilds its buckets after the first
-    step.
+    Gradients are kept by parameter, not by bucket, since DDP rebuilds its buckets after the first step.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], num_lanes: int) -> None:
@@ -25,11 +24,11 @@ class PendingGradients:
 
         Args:
             turn: the lane's turn.
-            parameters: those that have the gradients, if they are replicas on another device.
+            parameters: the parameters with the gradients, if these are of a replica on another device.
         """
         gradients = []
         for own, parameter in zip(self._parameters, parameters or self._parameters, strict=True):
-            # A lane that did not use the parameter adds +0.0, whoever carries it.
+            # A lane that did not use the parameter adds +0.0, in every layout.
             gradient = zero_gradient(own) if parameter.grad is None else parameter.grad
             gradients.append(gradient.to(own.device))
             parameter.grad = None
@@ -38,14 +37,14 @@ class PendingGradients:
         self._sum.push((turn.lane, turn.lane + 1), gradients)
 
     def restore_root(self) -> None:
-        """Give the parameters the sum over all lanes, all of which were pushed, and forget it here."""
+        """Set every `param.grad` to the sum over all lanes, all of which must have been pushed."""
         assert self._sum is not None, "no lane was pushed"
         for parameter, gradient in zip(self._parameters, self._sum.root(), strict=True):
             parameter.grad = gradient
         self._sum = None
 
     def take(self) -> list[tuple[Node, dict[torch.Tensor, torch.Tensor]]]:
-        """Hand over the sums so far, in lane order, and forget them here."""
+        """Return the sums so far, in lane order, and begin anew without them."""
         pending = [] if self._sum is None else self._sum.pending
         parameters: Sequence[torch.Tensor] = self._parameters
         self._sum = None
@@ -53,23 +52,24 @@ class PendingGradients:
 
 
 def is_dense(parameter: torch.Tensor) -> bool:
-    """Tell whether a parameter fills its memory without gaps, in whichever order (transposed, channels_last).
+    """Tell whether a parameter fills its memory without gaps, in any order (transposed, channels_last).
 
-    Then autograd and DDP give its gradient the same order; that of any other parameter is contiguous.
+    If so, autograd and DDP give its gradient the same strides. The gradient of any other parameter is
+    contiguous.
     """
-    # The documented property of empty_like: only a dense tensor has its strides preserved.
+    # As documented, empty_like preserves only the strides of dense tensors.
     return parameter.is_contiguous() or (
         torch.empty_like(parameter, device="meta").stride() == parameter.stride()
     )
 
 
 def zero_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """Return zeros in the order in memory that autograd would give a parameter's gradient."""
+    """Return zeros with the strides that autograd would give a parameter's gradient."""
     order = torch.preserve_format if is_dense(parameter) else torch.contiguous_format
     return torch.zeros_like(parameter, memory_format=order)
 
 
 def add_into_right(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Add the left tensors to the right ones in place: the last right one may be a bucket of DDP."""
+    """Add the left tensors to the right ones, in place, since the last right one may be a bucket of DDP."""
     torch._foreach_add_(right, left)
     return right

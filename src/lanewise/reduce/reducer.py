@@ -1,4 +1,4 @@
-"""What the engine asks of every reducer, and what several reducers do alike."""
+"""The interface of all reducers, and the code that several of them share."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class LaneWork(Protocol):
-    """What one lane computes in a step, on whichever module and device it is given."""
+    """The computation of one lane in a step, for a reducer to run on any module and device."""
 
     @property
     def turn(self) -> LaneTurn:
@@ -28,7 +28,7 @@ class LaneWork(Protocol):
 
     @property
     def has_samples(self) -> bool:
-        """Whether the batch has samples. A lane whose turn has positions may have lost them all."""
+        """Whether the batch has samples. It may have none although its turn has positions: all unreadable."""
         ...
 
     def forward(self, model: nn.Module, data: Any) -> Any:
@@ -36,7 +36,7 @@ class LaneWork(Protocol):
         ...
 
     def loss(self, outputs: Any, data: Any) -> Any:
-        """Return the loss; it goes on with the random numbers of the forward."""
+        """Return the loss; its random numbers continue those of the forward."""
         ...
 
 
@@ -46,36 +46,37 @@ Lane = TypeVar("Lane", bound=LaneWork)
 class Reducer(Protocol):
     """Sums the gradients of a step's lanes over all processes.
 
-    In a step the engine calls `losses` for each round of lanes, one for each replica, and then, in lane
-    order, `backward` for each lane of it; at last `finish`. Communication happens in the backward of the last
-    lane (`turn.is_last`), overlapping it, and in `finish`. One replica:
+    A round of lanes has one lane for each replica. In each round of a step the engine calls `losses`, and
+    then `backward` for each lane of the round, in lane order; at the end of the step it calls `finish`.
+    Communication happens in the backward of the last lane (`turn.is_last`), which it overlaps, and in
+    `finish`. With one replica:
 
         losses(lane 0)  backward(lane 0)  losses(lane 1)  backward(lane 1)         finish
                                                           |- buckets travel ...... |
 
-    The user's own loop computes the losses by itself.
+    The user's own loop does not call `losses`, but computes them itself.
     """
 
     replicas: Sequence[nn.Module]
     """The modules on which the lanes of a round run at once; the first is the user's own."""
     parameters: Sequence[nn.Parameter]
-    """What is trained."""
+    """The trained parameters."""
     forward_is_collective: bool
-    """Whether a process waits in a forward for the others, so that all must run equally many."""
+    """Whether a process waits in a forward for the others, so that all must run equally many forwards."""
 
     def adopt(self, module: nn.Module) -> None:
-        """Put another module of the same kind, such as an average of the model, where the model is."""
+        """Place another module like the model, such as its average, on the same devices in the same way."""
         ...
 
     def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
-        """Have each trained parameter, by its name, shown after a lane's backward."""
+        """Call `note` with the name and tensor of a trained parameter after a lane's backward reached it."""
         ...
 
     def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of a step, and more where this process has too few for a collective forward.
+        """Yield the batches of a step, and additional ones if forwards are collective and others have more.
 
-        Nothing of the further ones counts: their turns have no positions. `turn.is_last` is that of the last
-        one of all.
+        The results of the additional batches are discarded: their turns have no positions. `turn.is_last` is
+        set for the very last batch only.
 
         Args:
             batches: `LaneBatch`es, consumed for one step.
@@ -90,14 +91,15 @@ class Reducer(Protocol):
         """Add the gradients of a lane. Collective for the last lane of a step.
 
         Args:
-            turn: the lane's turn; one without samples takes part with nothing.
-            loss: scalar, of which the lane contributes `factor` times the gradient; None for nothing.
-            factor: scalar, given to the backward, where it costs no node of the graph; None for no loss.
+            turn: the lane's turn; a lane without samples takes part, but contributes nothing.
+            loss: scalar; the lane contributes `factor` times its gradient. None: it contributes nothing.
+            factor: scalar that is passed to the backward, so that it needs no node in the graph; None if
+                `loss` is None.
         """
         ...
 
     def finish(self, weight: float) -> None:
-        """Leave in every `param.grad` the sum over all lanes, divided by `weight`. Collective."""
+        """Set every `param.grad` to the sum over all lanes, divided by `weight`. Collective."""
         ...
 
     def grad_norm(self) -> torch.Tensor:
@@ -115,23 +117,23 @@ class Reducer(Protocol):
         num_lanes: int,
         compute: Callable[[Lane, Any], T],
     ) -> Iterator[tuple[Lane, T]]:
-        """Yield what is computed, without gradients, for each lane that has samples.
+        """Yield each lane that has samples, with the result of `compute` for it.
 
         Args:
-            module: the model, or an adopted module, which `compute` runs.
-            lanes: of this process; one without samples if it has none.
-            num_lanes: how many of them have samples.
-            compute: from a lane and its batch to whatever is wanted.
+            module: the model, or an adopted module, which `compute` runs without a backward.
+            lanes: the lanes of this process; a single empty lane if it has none.
+            num_lanes: the number of these lanes that have samples.
+            compute: returns the result for a lane and its batch.
         """
         ...
 
     def close(self) -> None:
-        """Stop what runs in the background."""
+        """Stop the background work."""
         ...
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that have gradients."""
+    """Return the trainable parameters."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
@@ -141,17 +143,17 @@ def without_loss(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
 
 
 def run_backward(loss: torch.Tensor, factor: torch.Tensor | None) -> None:
-    """Do what `loss.backward(factor)` does.
+    """Do the same as `loss.backward(factor)`, but faster.
 
-    That checks the arguments of all its uses, which took 28 of the 217 us of a small model's micro-batch.
+    torch's method checks its arguments, which took 28 of the 217 us of a small model's micro-batch.
     """
     if factor is None or type(loss) is not torch.Tensor or _engine is None:
         loss.backward(factor)
-    else:  # retain_graph, create_graph and inputs are its defaults
+    else:  # the arguments are the defaults of `backward`
         _engine((loss,), (factor,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
-# Not public; where a version of torch has it no more, the long way is taken.
+# Not public. If a version of torch does not have it, `run_backward` calls `loss.backward`.
 _engine: Callable[..., object] | None = getattr(torch.autograd.graph, "_engine_run_backward", None)
 
 
@@ -173,14 +175,14 @@ def evaluate_lanes(
     _num_lanes: int,
     compute: Callable[[Lane, Any], T],
 ) -> Iterator[tuple[Lane, T]]:
-    """Do what `Reducer.evaluate` does where a forward asks nothing of other processes."""
+    """The `Reducer.evaluate` of reducers whose forwards are not collective."""
     for lane in lanes:
         if lane.has_samples:
             yield lane, compute(lane, lane.data)
 
 
 class WholeModel:
-    """The part of a `Reducer` that does not depend on how gradients travel.
+    """The code that reducers share which hold the whole model on each device.
 
     Args:
         model: the user's module.
@@ -224,7 +226,7 @@ class WholeModel:
     def gradient_norms(self) -> torch.Tensor:
         """See `Reducer`."""
         gradients = [one.grad for one in self.parameters if one.grad is not None]
-        return torch.stack(torch._foreach_norm(gradients))  # noqa: SLF001 - as `get_total_norm` does it
+        return torch.stack(torch._foreach_norm(gradients))  # noqa: SLF001 - like `get_total_norm`
 
     evaluate = staticmethod(evaluate_lanes)
 

@@ -1,8 +1,8 @@
-"""Several devices driven by one process, as torch's DataParallel does it: each has a replica of the model.
+"""Several devices in one process, as in torch's DataParallel: each device has a replica of the model.
 
-[Note: what travels]
-Once per optimizer step the weights go from the first device to the others, and gradients come back. In
-between, each round of lanes (one lane for each device) runs at once:
+[Note: copies between devices]
+Once per optimizer step the weights are copied from the first device to the others, and the gradients are
+copied back. In between, each round of lanes (one lane for each device) runs at once:
 
     data_parallel             first        others
       the lane's batch        ->           copied there
@@ -11,9 +11,10 @@ between, each round of lanes (one lane for each device) runs at once:
     balanced_data_parallel
       forward, loss           its own      their own: a sum and a weight travel
 
-So data_parallel holds the outputs and losses of a whole round on the first device, which is what fills it
-(large vocabularies, dense predictions); balanced_data_parallel spreads them, as PyTorch-Encoding's
-DataParallelCriterion did (H. Zhang), but with each lane's own weight instead of a mean of means.
+So data_parallel holds the outputs and losses of a whole round on the first device, whose memory they fill
+(large vocabularies, dense predictions). balanced_data_parallel keeps them on the devices that computed them,
+like PyTorch-Encoding's DataParallelCriterion (H. Zhang), but with each lane's own weight instead of a mean of
+means.
 """
 
 import copy
@@ -34,18 +35,18 @@ from lanewise.reduce.reducer import LaneWork, WholeModel, divide_gradients, trai
 
 @final
 class ReplicaReducer(WholeModel):
-    """Lanes on several devices of one process; their gradients meet on the first one.
+    """Runs lanes on several devices of one process, and adds their gradients on the first one.
 
     On GPUs each lane of a round has a thread, and draws from its device's generator. On the CPU, or where a
-    GPU is named several times, lanes take turns, since they would draw from one generator.
+    GPU is named several times, lanes take turns, since they would draw from the same generator.
 
     Args:
         model: the user's module, on the first device.
-        num_lanes: lanes of the run.
-        devices: where lanes run; the same device may be there several times.
-        equality: `exact` adds in the tree: then each lane's gradient travels to the first device. In `close`
-            each device adds its lanes, and one sum for each device travels.
-        balanced: whether each device computes the loss of its lanes.
+        num_lanes: number of lanes of the run.
+        devices: the devices on which lanes run; a device may occur several times.
+        equality: in `exact` each lane's gradient is copied to the first device, and added there in the tree.
+            In `close` each device adds its lanes, and one sum for each device is copied.
+        balanced: whether each device computes the loss of its lanes; if not, the first one computes all.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class ReplicaReducer(WholeModel):
         return lane.loss(outputs, data) if self._balanced else self._loss_on_first(lane, outputs, go_on)
 
     def _forward(self, replica: int, lane: LaneWork) -> tuple[Any, Any, Callable[[], None]]:
-        """Run a lane's forward; return its batch, where it ran, its outputs, and what restores its state."""
+        """Run a lane's forward; return its moved batch, its outputs, and what restores its random state."""
         if not lane.has_samples:
             return None, None, _go_on
         device = self._devices[replica]
@@ -129,13 +130,13 @@ class ReplicaReducer(WholeModel):
         return data, outputs, _go_on if has_one_generator else take_random_state()
 
     def _loss_on_first(self, lane: LaneWork, outputs: Any, go_on: Callable[[], None]) -> Any:
-        """Gather a lane's outputs and compute its loss, which goes on with the lane's random numbers."""
+        """Move a lane's outputs to the first device and compute its loss, continuing its random numbers."""
         set_current_device(self._devices[0])
         go_on()
         return lane.loss(move(outputs, self._devices[0]), lane.data)
 
     def _send_weights(self) -> None:
-        """Make the replicas equal to the user's module; their buffers are `LaneBuffers`'."""
+        """Copy the weights of the user's module to the replicas; `LaneBuffers` copies their buffers."""
         first = self.replicas[0]
         with torch.no_grad():
             for replica in self.replicas[1:]:
@@ -159,10 +160,10 @@ def _go_on() -> None:
 
 
 def _copy(model: nn.Module, device: torch.device) -> nn.Module:
-    """Copy a module to a device with the same strides: kernels may add in another order otherwise."""
+    """Copy a module to a device with the same strides: with others, kernels may add in another order."""
     copied = copy.deepcopy(model).to(device)
     for parameter, own in zip(trained_parameters(model), trained_parameters(copied), strict=True):
-        if own.stride() != parameter.stride():  # deepcopy makes a sliced one dense
+        if own.stride() != parameter.stride():  # deepcopy makes a sliced parameter dense
             own.data = torch.empty_strided(
                 own.size(), parameter.stride(), dtype=own.dtype, device=own.device
             ).copy_(own.data)

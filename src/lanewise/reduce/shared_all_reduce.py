@@ -1,10 +1,10 @@
-"""Sums over lanes through memory that the processes of one machine share: nothing is sent.
+"""Sums over lanes through memory that the processes of one machine share; nothing is sent.
 
-[Note: two meetings]
-Every process writes its subtree sums into its block. After a meeting each adds its slice of all of them, in
-place, so that the sums end up where the last subtree was; after another one all copy those out. What is too
-small to be worth the second meeting is added as a whole by every process. What is larger than a block goes
-through it in pieces.
+[Note: two barriers]
+Every process writes its subtree sums into its block of the shared memory. After a first barrier, each process
+adds its slice of all subtree sums in place, so that the result is where the last subtree sum was. After a
+second barrier, all processes copy the result. A piece too small to be worth the second barrier is added as a
+whole by every process. A bucket larger than a block is summed in pieces.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from lanewise.reduce.pending import add_into_right
 from lanewise.world.shared_memory import SharedMemory
 
 _SMALL_BYTES = 2**14
-"""Of a piece that every process adds as a whole."""
+"""The largest piece that every process adds as a whole."""
 
 
 class SharedAllReduce:
-    """Sums flat tensors of the CPU over all lanes; an `AllReduce`. See [Note: two meetings].
+    """Sums flat CPU tensors over all lanes; an `AllReduce`. See [Note: two barriers].
 
-    It does so in the thread that calls it: no core is idle that could do it beside the backward.
+    The calling thread computes the sums: no core is idle that could do it during the backward.
 
     Args:
-        memory: of all processes.
-        placement: who carries which lanes.
+        memory: the shared memory of all processes.
+        placement: which process carries which lanes.
     """
 
     def __init__(self, memory: SharedMemory, placement: Placement) -> None:
@@ -58,7 +58,7 @@ class SharedAllReduce:
         num_present: int,
         piece: torch.Tensor,
     ) -> None:
-        """Sum a piece over all lanes; `nodes` are each rank's."""
+        """Sum a piece over all lanes; `nodes` has the nodes of each rank."""
         memory, size = self._memory, piece.numel()
         blocks = memory.blocks(piece.dtype)
         for index, one in enumerate(sums):

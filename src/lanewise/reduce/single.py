@@ -13,11 +13,11 @@ from lanewise.reduce.reducer import WholeModel, divide_gradients, run_backward, 
 
 @final
 class SingleReducer(WholeModel):
-    """One process carries all lanes: nothing travels.
+    """The reducer of a single process with a single device, which carries all lanes: nothing is sent.
 
     Args:
         model: the user's module.
-        num_lanes: lanes of the run.
+        num_lanes: number of lanes of the run.
         equality: `exact` adds in the tree, at the price of ceil(log2(num_lanes)) further copies of the
             gradients; in `close` autograd adds lane after lane.
     """

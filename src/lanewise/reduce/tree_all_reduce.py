@@ -1,4 +1,4 @@
-"""The all-reduce of `exact`: every element is added in the fixed tree over the lanes, whoever carries them.
+"""The all-reduce of `exact`: every element is added in the fixed tree over the lanes, in every layout alike.
 
 [Note: three stages]
 A bucket of n elements is cut into one slice for each rank. Two ranks, the first with the subtrees [0,2) and
@@ -8,15 +8,15 @@ A bucket of n elements is cut into one slice for each rank. Two ranks, the first
     add            rank 0 has   [0,6)a                    rank 1 has   [0,6)b
     all_gather     both have    [0,6)a [0,6)b
 
-Where every rank has one subtree, as many bytes travel as in a ring all-reduce: n (world_size - 1) /
-world_size in each of the two collectives. A rank with more subtrees sends that many times its part in the
-first one.
+Where every rank has one subtree, the same amount is sent as in a ring all-reduce: n (world_size - 1) /
+world_size elements by each rank in each of the two collectives. A rank with k subtrees sends k times as much
+in the first one.
 
 [Note: one thread, in order]
 On gloo, a collective that is started in the callback of another can deadlock. So each process has one thread
-and a process group of its own that runs the stages of one bucket after the other, in the order in which DDP
-hands them out, which is the same on all ranks. On NCCL and its like the same calls only enqueue work on a
-stream, and no thread is needed.
+and a process group of its own. The thread runs the stages of one bucket after the other, in the order in
+which DDP starts the buckets, which is the same on all ranks. On NCCL and similar backends the same calls only
+enqueue work on a stream, and no thread is needed.
 """
 
 import queue
@@ -35,7 +35,7 @@ from lanewise.world.world import World, all_gather_single
 
 
 class TreeAllReduce:
-    """Sums flat tensors over all lanes, whoever carries them and on whichever machine; an `AllReduce`."""
+    """Sums flat tensors over all lanes, on any number of machines; an `AllReduce`."""
 
     def __init__(self, world: World, placement: Placement) -> None:
         self._device = world.device
@@ -46,7 +46,7 @@ class TreeAllReduce:
         self._thread: threading.Thread | None = None
         self._last: torch.futures.Future[torch.Tensor] | None = None
         if dist.get_backend(self._group) == "gloo":
-            # A daemon: a process that fails must not wait for a collective that others will never join.
+            # A daemon: a process that fails must not wait for a collective that the others never join.
             self._thread = threading.Thread(target=self._work, name="tree-all-reduce", daemon=True)
             self._thread.start()
 
@@ -71,10 +71,10 @@ class TreeAllReduce:
         return future
 
     def close(self) -> None:
-        """Let the thread end after the buckets that it was given.
+        """End the thread after the buckets that it was given.
 
-        A process that exits while the thread still lives may be aborted. Only while a bucket is under way,
-        which means after an error, may the thread be stuck in a collective that other ranks will never join.
+        A process that exits while the thread is alive may be aborted. If a bucket is still in progress, there
+        was an error, and the thread may be stuck in a collective that other ranks never join.
         """
         self._jobs.put(None)
         if self._thread is not None:
@@ -98,7 +98,7 @@ class TreeAllReduce:
             with on_stream(self._stream):
                 if self._stream is not None and ready is not None:
                     self._stream.wait_event(ready)
-                if self._thread is not None:  # gloo's all_to_all and all_gather are of the CPU
+                if self._thread is not None:  # gloo's all_to_all and all_gather need CPU tensors
                     subtree_sums = [subtree_sum.cpu() for subtree_sum in subtree_sums]
                 summed = self._reduce(
                     subtree_sums, num_present_lanes, bucket if self._thread is None else bucket.cpu()

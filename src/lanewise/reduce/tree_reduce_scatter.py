@@ -1,17 +1,17 @@
 """The reduce-scatter of `exact` under FSDP: every element is added in the fixed tree over the lanes.
 
 FSDP reduces lane by lane, over all processes at once, which is not the order of the tree. Here the processes
-exchange the rows of their shards without adding (all_to_all), and each adds its own rows in the tree: first
-the lanes of each rank as far as the tree allows, at the end of the step all of them. Four lanes on two
-processes:
+exchange the rows of their shards without adding (all_to_all), and each process adds its own rows in the tree:
+first the lanes of each rank, as far as the tree allows, and at the end of the step all of them. Four lanes on
+two processes:
 
     lane    of rank 0     of rank 1
     first   0             2             two rows are kept
     second  1             3             [0,2) and [2,4) are kept
     end     [0,4)
 
-So partial sums of every rank are kept until the end of the step: as much as the whole gradient, several times
-where a rank has more lanes.
+So partial sums of every rank are kept until the end of the step. They need as much memory as the whole
+gradient, and several times as much if a rank has several partial sums.
 """
 
 from collections.abc import Sequence
@@ -25,27 +25,27 @@ from lanewise.reduce.pending import add_into_right
 
 
 class TreeReduceScatter:
-    """Takes the place of FSDP's reduce-scatter for one block: it exchanges, and adds afterwards.
+    """Replaces FSDP's reduce-scatter for one block: exchanges the gradients, and adds them afterwards.
 
     FSDP calls it in a lane's backward, as a `ReduceScatter` of torch; `push` ends a lane, `finish` the step.
 
     Args:
-        placement: who carries which lanes.
+        placement: which process carries which lanes.
     """
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._sums: list[TreeSum[list[torch.Tensor]]] = []
-        """Of the lanes of each rank."""
+        """For each rank, the sum over its lanes."""
         self._rows: torch.Tensor | None = None
-        """What the present pass brought: [world_size, elements of the shard]."""
+        """The rows received in the present pass: [world_size, elements of the shard]."""
         self._output: torch.Tensor | None = None
-        """The first one of the step, of which every `param.grad` is a view."""
+        """The first output tensor of the step, of which every `param.grad` is a view."""
         self._num_passes = 0
         self._num_added = 0
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory for what is sent, or for the sum."""
+        """Return uninitialised memory for the sent gradients or for the sum."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -59,11 +59,11 @@ class TreeReduceScatter:
         """Exchange the gradients of a lane; the sum is written by `finish`.
 
         Args:
-            output_tensor: flat; `param.grad` of this process will be views of it.
-            input_tensor: flat; this process's gradients, cut into a row for each rank.
+            output_tensor: flat; every `param.grad` of this process will be a view of it.
+            input_tensor: flat; this process's gradients, cut into one row for each rank.
             group: the processes.
-            op: always a sum.
-            async_op: never set.
+            op: ignored, since it is always a sum.
+            async_op: ignored, since it is never set.
         """
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
@@ -71,24 +71,24 @@ class TreeReduceScatter:
         if self._rows is None:
             self._rows = rows
         else:
-            # The block ran several times in one forward; all but one of what it sent is 0.0. Negated, since
-            # 0.0 + -0.0 is not -0.0, but -0.0 + 0.0 is what it should be.
+            # The block ran several times in one forward, and all but one of its gradients are 0.0. The sum is
+            # computed as -(-a - b): with b = 0.0, this keeps a = -0.0, which a + b would turn into 0.0.
             self._rows.neg_().sub_(rows).neg_()
         if self._output is None:
             self._output = output_tensor
-        output_tensor.zero_()  # FSDP adds those of later passes to the first one
+        output_tensor.zero_()  # FSDP adds the outputs of later passes to the first one
 
     def push(self, num_present_lanes: int) -> None:
-        """Take what the last pass brought of each rank into its partial sum."""
+        """Add the rows that the last pass received to the partial sum of each rank."""
         self._num_passes += 1
-        if self._output is None:  # no lane ran it so far
+        if self._output is None:  # no lane has run the block so far
             return
         if not self._sums:
             self._num_present_lanes = num_present_lanes
             self._sums = [self._new_sum() for _ in self._placement.ranges]
         for number in range(self._num_added, self._num_passes):
             rows = self._rows if number == self._num_passes - 1 else None
-            if rows is None:  # as a lane gives that did not use a parameter
+            if rows is None:  # the lane did not run the block: zeros, as for an unused parameter
                 rows = self._output.new_zeros(len(self._placement.ranges), self._output.numel())
             for lanes, tree_sum, row in zip(self._placement.ranges, self._sums, rows, strict=True):
                 lane = lanes.start + number
@@ -97,7 +97,7 @@ class TreeReduceScatter:
         self._num_added, self._rows = self._num_passes, None
 
     def finish(self) -> None:
-        """Write the sum over all lanes to where the gradients are."""
+        """Write the sum over all lanes into the gradients."""
         if self._output is not None:
             total = self._new_sum()
             for tree_sum in self._sums:

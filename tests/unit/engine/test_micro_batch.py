@@ -100,7 +100,7 @@ def test_the_next_smaller_divisor_is_tried_where_a_process_did_not_get_through(m
 
     assert find(monkeypatch, 2**30, fits=fits) == 40
     assert tried == [(120, 120), (120, 60), (120, 40)]
-    with pytest.raises(ConfigError, match="finds none that fits"):
+    with pytest.raises(ConfigError, match="finds no size that fits"):
         find(monkeypatch, 2**30, fits=lambda _trial: False)
 
 
@@ -113,7 +113,7 @@ def test_what_was_found_is_said_with_the_line_to_write(monkeypatch, caplog):
 
 
 def test_nothing_that_fits_and_nobody_that_tells_are_errors(monkeypatch):
-    with pytest.raises(ConfigError, match=r"finds none that fits.*activation_checkpointing"):
+    with pytest.raises(ConfigError, match=r"finds no size that fits.*activation_checkpointing"):
         find(monkeypatch, 2**10)
-    with pytest.raises(ConfigError, match=r"which nobody tells here: got device type cpu. Give a number"):
+    with pytest.raises(ConfigError, match=r"which is unknown here: got device type cpu. Give a number"):
         find(monkeypatch, None)

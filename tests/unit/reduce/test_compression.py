@@ -211,6 +211,6 @@ def log_of(world, name: str) -> str:
 def test_it_is_said_to_be_approximate_by_one_rank():
     said, nothing = run_distributed(log_of, 2, "powersgd")
     assert "gradients travel compressed (powersgd): results are approximate" in said
-    assert "PowerSGD begins after 1000 steps from here; its memory of what it left out starts empty" in said
+    assert "PowerSGD begins after 1000 steps from here; its error feedback starts from zero" in said
     assert nothing == ""
     assert "PowerSGD" not in run_distributed(log_of, 2, "bf16")[0]

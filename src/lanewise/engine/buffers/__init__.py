@@ -1,1 +1,1 @@
-"""What lanes make of a model's buffers, such as BatchNorm's statistics, and how that is merged."""
+"""Merges the model's buffers, such as BatchNorm's statistics, that the lanes of a step changed."""

@@ -1,13 +1,13 @@
-"""What becomes of a model's buffers (BatchNorm's statistics) when several lanes change them in one step.
+"""Merges the buffers of a model (BatchNorm's statistics) when several lanes change them in one step.
 
-Each lane starts from the values at the start of the step. Afterwards a float buffer that some lane changed is
-the mean of what the lanes made of it, weighted by their sample counts and added in the tree; an integer or
-boolean buffer must be equal in all lanes. So buffers are a function of the lanes, not of the processes, in
-both grades.
+Each lane starts from the values at the start of the step. Afterwards, a float buffer that some lane changed
+becomes the mean of the lanes' values, weighted by their sample counts and added in the tree; an integer or
+boolean buffer must be equal in all lanes. So buffers depend on the lanes and not on the processes, in both
+grades.
 
-Whether a lane changed a buffer is seen by its value, in every step: batch_norm's kernel writes its statistics
-without a new version, and a buffer may change in some steps only. What a lane's forward made of a buffer
-counts. What its backward does to it does not, since activation checkpointing runs forwards again there.
+Values are compared in every step to see whether a lane changed a buffer: batch_norm's kernel writes its
+statistics without a new version, and a buffer may change in some steps only. The values after a lane's
+forward count. Changes in its backward do not, since activation checkpointing runs forwards again there.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -27,32 +27,33 @@ from lanewise.world.world import World
 
 @dataclass
 class _Lane:
-    """What a lane made of the buffers."""
+    """The buffers after the forward of one lane."""
 
     turn: LaneTurn
     num_samples: int
     looks: dict[int, Look]
-    """By the number of the pack; without unchanged ones, as soon as those are known."""
+    """By the number of the pack; without unchanged packs, after `drop_unchanged`."""
     changes: Callable[[], Sequence[float]]
-    """Waits for the lane's forward, and tells of every pack whether it changed."""
+    """Waits for the lane's forward, and returns the change of each pack: 0, CHANGED or RESHAPED."""
 
     def drop_unchanged(self) -> None:
-        """Free the copies of what did not change."""
+        """Free the copies of the packs that did not change. Waits for the lane's forward."""
         if self.looks:
             changes = self.changes()
             self.looks = {number: look for number, look in self.looks.items() if changes[number]}
 
 
 class LaneBuffers:
-    """Gives every lane the same starting buffers and merges what the lanes made of them.
+    """Gives every lane the same buffers at its start, and merges the buffers of all lanes after the step.
 
-    For each lane of a step `begin` and, after its forward, `end`; then `merge` or `discard`. Which packs of
-    buffers changed travels with the totals of the step, and those alone travel in one all-gather.
+    For each lane of a step call `begin` and, after its forward, `end`; then once `merge` or `discard`. The
+    processes exchange with the totals of the step which packs changed, and then the changed packs in one
+    all-gather.
 
     Args:
-        modules: whatever runs in a lane's forward, for each replica; read when the first lane begins.
+        modules: for each replica, all modules whose forward runs in a lane; read when the first lane begins.
         world: the processes.
-        placement: who carries which lanes.
+        placement: which process carries which lanes.
     """
 
     def __init__(self, modules: Sequence[Collection[nn.Module]], world: World, placement: Placement) -> None:
@@ -61,13 +62,13 @@ class LaneBuffers:
         self._float64_device = float64_device(world.device)
         self._is_one_device = world.world_size == 1 and len(modules) == 1
         self._buffer_merge = BufferMerge(world, placement)
-        # Each pack on each replica.
+        # For each pack, its copies on all replicas.
         self._packs: list[tuple[BufferPack, ...]] | None = None
         self._lanes: list[_Lane] = []
         self._check: Callable[[], None] = lambda: None
 
     def begin(self, replica: int = 0) -> None:
-        """Give a lane, on one of the replicas, the starting values."""
+        """Give a lane, on one of the replicas, the values at the start of the step."""
         if self._packs is None:
             self._packs = self._find_packs()
         if not self._packs:
@@ -89,18 +90,18 @@ class LaneBuffers:
         self._changes: list[float] | torch.Tensor = [0.0] * len(self._packs)
         if self._world.device.type != "cpu":
             self._changes = torch.zeros(len(self._packs), dtype=torch.float64, device=self._float64_device)
-        for first, *others in self._packs:  # the user may have written them between the steps
+        for first, *others in self._packs:  # the user may have written buffers between the steps
             first.note_start()
             for other in others:
                 other.follow(first)
 
     def end(self, turn: LaneTurn, num_samples: int, replica: int = 0) -> None:
-        """Note what a lane made of the buffers with so many samples."""
+        """Record the buffers after the forward of a lane with `num_samples` samples."""
         if not self._packs:
             return
         for lane in self._lanes[-1:]:  # whose forward is done by now
             lane.drop_unchanged()
-        # Of the only lane, on the only device, the buffers stay as they are.
+        # The only lane of a step, on the only device, leaves its buffers in the module.
         if not turn.positions or (turn.num_present_lanes == 1 and self._is_one_device):
             self._lanes.append(_Lane(turn, num_samples, {}, lambda: ()))
             return
@@ -110,28 +111,28 @@ class LaneBuffers:
             for number, look in enumerate(looks)
             if isinstance(look.change, torch.Tensor) or look.change
         }
-        self._lanes.append(_Lane(turn, num_samples, kept, self._tell([look.change for look in looks])))
+        self._lanes.append(_Lane(turn, num_samples, kept, self._add_changes([look.change for look in looks])))
 
-    def _tell(self, changes: Sequence[float | torch.Tensor]) -> Callable[[], Sequence[float]]:
-        """Note what a lane tells of each pack; return what waits for it."""
+    def _add_changes(self, changes: Sequence[float | torch.Tensor]) -> Callable[[], Sequence[float]]:
+        """Merge a lane's change of each pack into `_changes`; return a function that waits for its values."""
         if isinstance(self._changes, list):
             known = list(map(float, changes))
             self._changes = list(map(max, self._changes, known))
             return lambda: known
-        there = _stack(changes, self._float64_device)
-        torch.maximum(self._changes, there, out=self._changes)
-        wait = start_copy_to_host(there)
+        on_device = _stack(changes, self._float64_device)
+        torch.maximum(self._changes, on_device, out=self._changes)
+        wait = start_copy_to_host(on_device)
         return lambda: wait().tolist()
 
     def changes(self) -> list[float] | torch.Tensor:
-        """Return what the lanes of this process tell of each pack, for `merge`.
+        """Return the largest change of each pack in any lane of this process: 0, CHANGED or RESHAPED.
 
-        On an accelerator it is float64 [num_packs], which nobody has waited for.
+        On an accelerator it is a tensor, float64 [num_packs], for which this method does not wait.
         """
         return self._changes if self._packs else []
 
     def discard(self) -> None:
-        """Forget what the lanes of the step made of the buffers."""
+        """Discard the lanes' changes: put the buffers back to the start of the step."""
         self._lanes = []
         for packs in self._packs or ():
             for pack in packs:
@@ -141,7 +142,7 @@ class LaneBuffers:
         """Merge the buffers over all lanes of the step. Collective: every rank must call this.
 
         Args:
-            changes: for each pack the largest that any process told by `changes`.
+            changes: for each pack the largest change that `changes` returned on any process.
 
         Raises:
             TaskError: if lanes gave a buffer different shapes.
@@ -172,11 +173,11 @@ class LaneBuffers:
                 for other in others:
                     other.follow(first)
         self.discard()
-        if reshaped:  # buffers may belong into other packs now
+        if reshaped:  # buffers may belong to other packs now
             self._packs = None
 
     def check(self) -> None:
-        """Raise what `merge` found; a call of its own, so that `merge` need not wait for a GPU.
+        """Raise the error that `merge` found; separate from `merge`, which so need not wait for a GPU.
 
         Raises:
             TaskError: if an integer buffer differed between lanes.
@@ -185,7 +186,7 @@ class LaneBuffers:
         check()
 
     def _value(self, lane: _Lane, number: int) -> torch.Tensor:
-        """Return what a lane of this process made of a pack that some lane changed."""
+        """Return the values of a pack after a lane of this process; some lane of the step changed it."""
         assert self._packs is not None
         start = self._packs[number][0].start
         look = lane.looks.get(number)
@@ -196,7 +197,11 @@ class LaneBuffers:
     def _agree_on_forms(
         self, numbers: Sequence[int], lanes: Sequence[_Lane]
     ) -> dict[int, Sequence[Form | None]]:
-        """Return the forms of packs in which a buffer has another one than before. Collective."""
+        """Return the new forms of packs in which some lane reshaped a buffer. Collective.
+
+        Raises:
+            TaskError: if the lanes gave a buffer different forms, or one made it None.
+        """
         assert self._packs is not None
         packs = {number: self._packs[number][0] for number in numbers}
         local = [
@@ -227,10 +232,10 @@ class LaneBuffers:
         values: Sequence[dict[int, torch.Tensor]],
         merged: dict[int, torch.Tensor],
     ) -> Callable[[], None]:
-        """Compare the integer buffers of this process's lanes with those of the first lane.
+        """Begin to compare the integer buffers of this process's lanes with those of the first lane.
 
         Returns:
-            A function that waits for the comparison and raises TaskError where they differ.
+            A function that waits for the comparison, and raises TaskError if they differ.
         """
         compared = [
             (number, lane, of_lane[number].flatten(), expected)
@@ -275,7 +280,7 @@ def _kind_of(forms: Sequence[Form | None]) -> Kind:
 
 
 def _stack(changes: Sequence[float | torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Make one float64 tensor of numbers, some of which are on an accelerator."""
+    """Return numbers, some of which are on an accelerator, as one float64 tensor."""
     return torch.stack(
         [
             change.to(device).double()

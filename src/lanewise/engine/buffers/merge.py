@@ -1,4 +1,4 @@
-"""Merges what the lanes of a step made of packs of buffers."""
+"""Merges the values that the lanes of a step gave to packs of buffers."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -13,15 +13,15 @@ from lanewise.world.world import World
 _TreeSum: TypeAlias = TreeSum[list[torch.Tensor]]
 
 Kind: TypeAlias = tuple[int, torch.dtype]
-"""Of a pack: how many elements its buffers have, and their dtype."""
+"""The number of elements of a pack, and their dtype."""
 
 
 class BufferMerge:
-    """Makes means of float buffers, and finds the integers of the first lane.
+    """Averages float buffers over the lanes, and takes integer buffers from the first lane.
 
     Args:
         world: the processes.
-        placement: who carries which lanes.
+        placement: which process carries which lanes.
     """
 
     def __init__(self, world: World, placement: Placement) -> None:
@@ -36,18 +36,18 @@ class BufferMerge:
         values: Sequence[Mapping[int, torch.Tensor]],
         kinds: Mapping[int, Kind],
     ) -> dict[int, torch.Tensor]:
-        """Return for each pack the mean over all lanes of the step, weighted by samples, flat.
+        """Return for each pack, as a flat tensor, the mean over all lanes of the step, weighted by samples.
 
-        Of integers it is what the first lane has that has samples: one may lose all of them. Sums are in
-        float64.
+        For a pack of integers, return the values of the first lane that has samples, since all samples of a
+        lane may be left out. Sums are in float64.
 
         Collective: every rank must call this, with the same kinds.
 
         Args:
-            num_present: lanes of the step.
-            lanes: those of this process, and how many samples each has.
-            values: for each of them what it made of the packs.
-            kinds: of each pack that is merged, by its number.
+            num_present: the number of present lanes in the step.
+            lanes: the lanes of this process, each with its number of samples.
+            values: for each of these lanes, the values of the packs after its forward.
+            kinds: the kind of each pack that is merged, by the number of the pack.
         """
         floats = {
             number: size * (2 if dtype.is_complex else 1)
@@ -60,9 +60,9 @@ class BufferMerge:
         first: dict[int, torch.Tensor] | None = None
         for (lane, num_samples), of_lane in zip(lanes, values, strict=True):
             row = torch.cat([*(_to_real(of_lane[number], self._device) for number in floats), one])
-            if not num_samples:  # not 0 times what may be infinite
+            if not num_samples:  # a product with 0 would be NaN where a value is infinite
                 row.zero_()
-            elif num_present > 1:  # else rounding would tell how many processes there are
+            elif num_present > 1:  # a single lane keeps its exact values, as it does on a single process
                 row.mul_(num_samples)
             tree_sum.push((lane, lane + 1), [row])
             if num_samples and first is None:
@@ -88,9 +88,9 @@ class BufferMerge:
         local_integers: Mapping[int, torch.Tensor] | None,
         sizes_of_integers: Mapping[int, int],
     ) -> tuple[_TreeSum, dict[int, torch.Tensor]]:
-        """Return the sum over all processes, and the integers of the first that has any. Collective.
+        """Return the sum over all processes, and the integers of the first process that has any. Collective.
 
-        Integers travel beside the sums as they are.
+        Sums and integers travel in one tensor: the bits of the float64 sums are viewed as int64.
         """
         nodes = self._placement.subtrees(num_present)
         sums = torch.zeros(max(map(len, nodes)), size, dtype=torch.float64, device=self._device)
@@ -110,7 +110,7 @@ class BufferMerge:
             for node, subtree_sum in zip(rank_nodes, rank_sums, strict=False):
                 tree_sum.push(node, [subtree_sum.clone()])
         of_ranks = gathered[:, sums.numel() :]
-        first = of_ranks.index_select(0, of_ranks[:, :1].argmax(dim=0))[0]  # on a GPU without waiting
+        first = of_ranks.index_select(0, of_ranks[:, :1].argmax(dim=0))[0]  # without waiting for a GPU
         parts = first[1:].split(sizes)
         return tree_sum, dict(zip(sizes_of_integers, parts, strict=True))
 
@@ -121,8 +121,8 @@ def is_averaged(dtype: torch.dtype) -> bool:
 
 
 def _to_real(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the real numbers of a pack, flat, as float64."""
-    value = value.to(device)  # first, where the one it is on has no float64
+    """Return the values of a pack as flat float64, complex ones as two real numbers each."""
+    value = value.to(device)  # moved before it is cast: its own device may have no float64
     if value.is_complex():
         value = torch.view_as_real(value.to(torch.complex128).resolve_conj())
     return value.double().flatten()

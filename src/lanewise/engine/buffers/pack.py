@@ -1,11 +1,12 @@
-"""Buffers of modules: their values at a start, whether those changed, and the way back.
+"""Packs of buffers: remembers their values at the start of a step, detects changes, and puts values back.
 
 [Note: packs of buffers]
-A model has many small buffers (a ResNet-50 159), and what is done with one takes as long as what is done with
-all of them in one tensor. So those of one dtype are a pack: compared, copied, averaged and sent as one. A
-mean of values that no lane changed is that value, to the last bit, as products and sums of float64 hold
-products of a float32 and a number of samples exactly; so a pack may be averaged where one of its buffers
-changed. float64 and complex buffers, and large ones, which are often constant, are packs of their own.
+A model has many small buffers (a ResNet-50 has 159), and an operation on one of them takes as long as an
+operation on all of them in one tensor. So the buffers of one dtype form a pack, which is compared, copied,
+averaged and sent as one tensor. A pack is averaged as soon as one of its buffers changed. This keeps the
+unchanged buffers to the last bit: float64 represents the products of a float32 value and a number of samples,
+and their sums, exactly. float64 and complex buffers, and large ones, which are often constant, are packs of
+their own.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -18,29 +19,30 @@ from torch import nn
 from lanewise.errors import TaskError
 
 CHANGED, RESHAPED = 1.0, 2.0
-"""What is told of a pack that changed, and of one of whose buffers some has another form; 0 of others."""
+"""The value that a lane reports for a pack whose values changed, and for one with a buffer of another form.
+For an unchanged pack it reports 0."""
 
 Form = tuple[torch.Size, torch.dtype]
-"""What all lanes must give a buffer alike."""
+"""Shape and dtype of a buffer, which must be the same in all lanes."""
 
 _MOST_ELEMENTS = 2**14
-"""Of a buffer that shares a pack."""
+"""The most elements that a buffer in a shared pack may have."""
 _WIDE_DTYPES = (torch.float64, torch.complex64, torch.complex128)
 
 
 class Look(NamedTuple):
-    """What a lane made of the buffers of a pack."""
+    """The buffers of a pack after the forward of a lane."""
 
     change: float | torch.Tensor
-    """0, CHANGED or RESHAPED; on an accelerator a tensor that nobody has waited for."""
+    """0, CHANGED or RESHAPED; on an accelerator a tensor, which may not be computed yet."""
     values: torch.Tensor | None
-    """A copy of them, flat; None where surely none changed."""
+    """A flat copy of the buffers; None where it is certain that none changed."""
     forms: Sequence[Form | None]
-    """None of a buffer that is None."""
+    """The form of each buffer; None for a buffer that is None."""
 
 
 class _Place(NamedTuple):
-    """Where a buffer is."""
+    """The place of a buffer: `module._buffers[key]`."""
 
     name: str
     module: nn.Module
@@ -48,33 +50,34 @@ class _Place(NamedTuple):
 
 
 class BufferPack:
-    """Buffers whose values lie one after the other. See [Note: packs of buffers].
+    """Several buffers that are handled as one flat tensor. See [Note: packs of buffers].
 
-    It survives that a forward replaces or resizes a tensor.
+    A forward may replace or resize their tensors.
 
     Args:
-        places: several of one dtype on one device, or one that may as well be None.
+        places: the places of several buffers of one dtype on one device, or of a single buffer, which may be
+            None.
     """
 
     def __init__(self, places: Sequence[_Place]) -> None:
         self._places = places
         self._tensors: list[torch.Tensor | None] = [None] * len(places)
         self.start: torch.Tensor | None = None
-        """Flat, at the start of a step; None where the buffer was None."""
+        """The values at the start of the step, flat; None where the only buffer was None."""
         self.note_start()
 
     @property
     def names(self) -> list[str]:
-        """Of the buffers."""
+        """Names of the buffers."""
         return [place.name for place in self._places]
 
     @property
     def has_its_forms(self) -> bool:
-        """Whether the buffers have the shapes and dtypes that they had at the start."""
+        """Whether the buffers have the shapes and dtypes that they had at the start of the step."""
         return _forms_of(self._now()) == self.forms
 
     def note_start(self) -> None:
-        """Take what the modules hold for the start of a step, with the forms of the last one."""
+        """Remember the modules' present values as the start of a step; their forms must not have changed."""
         for number, (tensor, (_, module, key)) in enumerate(zip(self._now(), self._places, strict=True)):
             if tensor is not self._tensors[number]:
                 self._tensors[number] = module._buffers[key] = _writable(tensor)
@@ -86,13 +89,13 @@ class BufferPack:
             torch.cat([tensor.flatten() for tensor in tensors], out=self.start)
 
     def follow(self, other: "BufferPack") -> None:
-        """Take the start of the step from the same buffers of another replica."""
+        """Copy the start of the step from the same pack of another replica, also into the modules."""
         self._tensors = self._now()
         self.begin_with(other.start, other.forms)
         self.reset()
 
     def begin_with(self, start: torch.Tensor | None, forms: Sequence[Form | None]) -> None:
-        """Take values with such forms, which may lie elsewhere, for the start of the step."""
+        """Remember given values and forms as the start of a step; the values may be on another device."""
         if start is not None and self.start is not None and forms == self.forms:
             self.start.copy_(start.flatten())
         else:
@@ -100,7 +103,7 @@ class BufferPack:
             self._set_start(None if start is None else start.to(device, copy=True).flatten(), forms)
 
     def reset(self) -> None:
-        """Put the start of the step back."""
+        """Put the values and forms at the start of the step back into the modules."""
         tensors = []
         for number, (_, module, key) in enumerate(self._places):
             tensor = self._tensors[number]
@@ -115,7 +118,7 @@ class BufferPack:
             torch._foreach_copy_(tensors, self._starts)  # one call instead of many
 
     def look(self) -> Look:
-        """Return whether the buffers are other than at the start of the step, and a copy if they may be."""
+        """Compare the buffers with the start of the step; return a copy too, unless surely none changed."""
         now = self._now()
         forms, tensors = _forms_of(now), [one.detach() for one in now if one is not None]
         flat = _flatten(tensors) if tensors else None
@@ -127,13 +130,13 @@ class BufferPack:
         return Look(change, flat.clone() if flat is not None and len(tensors) == 1 else flat, forms)
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """View the buffers in a flat tensor."""
+        """Return the views of a flat tensor that are the buffers."""
         shapes = [form[0] for form in self.forms if form is not None]
         parts = flat.split([shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _now(self) -> list[torch.Tensor | None]:
-        """Return what the modules hold."""
+        """Return the tensors that the modules hold now."""
         return [module._buffers[key] for _, module, key in self._places]
 
     def _set_start(self, start: torch.Tensor | None, forms: Sequence[Form | None]) -> None:
@@ -143,7 +146,7 @@ class BufferPack:
 
 
 def _writable(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a buffer each element of which can be written by itself, which is not so in an expanded one."""
+    """Return a buffer, copied if it is expanded, so that each element has its own memory."""
     if tensor is not None and any(
         stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     ):
@@ -156,7 +159,7 @@ def _forms_of(tensors: Sequence[torch.Tensor | None]) -> list[Form | None]:
 
 
 def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Lay tensors one after the other; a single one may not be copied."""
+    """Concatenate tensors into a flat one; a single tensor may be returned as a view."""
     if len(tensors) == 1:
         return tensors[0].flatten()
     return torch.cat([tensor.flatten() for tensor in tensors])
@@ -164,7 +167,7 @@ def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @contextmanager
 def kept_buffers(modules: Collection[nn.Module]) -> Iterator[None]:
-    """Put all buffers of some modules back afterwards."""
+    """Run a block, and afterwards put all buffers of the modules back to their values before it."""
     packs = pack_buffers(modules)
     try:
         yield
@@ -175,10 +178,10 @@ def kept_buffers(modules: Collection[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def evaluating(modules: Collection[nn.Module]) -> Iterator[None]:
-    """Keep an evaluation from leaving a mark on training: buffers are put back.
+    """Keep an evaluation from changing the training: put buffers back afterwards.
 
     Raises:
-        TaskError: if a parameter was changed meanwhile.
+        TaskError: if the evaluation changed a parameter.
     """
     versions = [(name, one, one._version) for module in modules for name, one in module.named_parameters()]
     with kept_buffers(modules):
@@ -194,7 +197,7 @@ def evaluating(modules: Collection[nn.Module]) -> Iterator[None]:
 def pack_buffers(modules: Collection[nn.Module]) -> list[BufferPack]:
     """Pack every buffer of the modules; if there are several modules, names begin with the module's number.
 
-    Sparse buffers are left alone: they have no elements that could be averaged.
+    Sparse buffers are left out: they have no elements that could be averaged.
     """
     packs: dict[object, list[_Place]] = {}
     for number, root in enumerate(modules):
@@ -208,7 +211,7 @@ def pack_buffers(modules: Collection[nn.Module]) -> list[BufferPack]:
 
 
 def _pack_key(tensor: torch.Tensor | None) -> object:
-    """Return what the buffers of a pack have in common; None for one that is a pack of its own."""
+    """Return the key of the pack to which a buffer belongs; None if the buffer is a pack of its own."""
     if tensor is None or tensor.dtype in _WIDE_DTYPES or tensor.numel() > _MOST_ELEMENTS:
         return None
     return tensor.dtype, tensor.device

@@ -1,4 +1,4 @@
-"""Evaluating while training: on what, when, and which of the results is the best."""
+"""Evaluation while training: on which datasets, after which steps, and which result is the best."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -19,16 +19,16 @@ from lanewise.world.world import World
 
 
 class Evaluation:
-    """When to evaluate while training, and which of the results is the best so far.
+    """Decides when to evaluate while training, and which result is the best so far.
 
     Args:
-        config: how often, which value is the best, and whether the run ends early.
-        evaluator: evaluates.
-        steps_per_epoch: of training.
-        last_step: the step before which training ends; after it there is an evaluation in any case.
+        config: how often to evaluate, which value to compare, and when to end the run early.
+        evaluator: runs the evaluations.
+        steps_per_epoch: the number of training steps in an epoch.
+        last_step: the step before which training ends, and after which there is always an evaluation.
 
     Raises:
-        ConfigError: if surely no evaluation gives a value that is needed.
+        ConfigError: if the configuration names a value that no evaluation can have.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class Evaluation:
         self._best = config.best
         self.sign = 1 if config.best_mode == "max" else -1
         self.best_value = -math.inf
-        """The best value so far, times -1 where less is better."""
+        """The best value so far, times -1 where a lower value is better."""
         self.last_values: dict[str, float] = {}
-        """What the last evaluation gave; empty before it."""
+        """The values of the last evaluation; empty before the first one."""
         self.is_due = False
-        """Whether a step that was taken has an evaluation after it that was not made yet."""
+        """Whether an evaluation must follow the last step that was taken, and is not done yet."""
         early_stopping = config.early_stopping
         self._early_stopping = None if early_stopping is None else EarlyStopping(early_stopping)
         self._needed = _needed_values(config)
-        # A metric may have several values, whose names its first evaluation tells.
+        # A metric may have several values, whose names are known after the first evaluation only.
         for name, value in self._needed.items():
             if not any(
                 value == key or (value.startswith(f"{key}/") and not key.endswith("/loss"))
@@ -57,32 +57,32 @@ class Evaluation:
                 raise _no_such_value(name, value, evaluator.keys)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         state = {"best": self.best_value, "last": self.last_values, "is_due": self.is_due}
         if self._early_stopping is None:
             return state
         return {**state, "early_stopping": self._early_stopping.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`.
+        """Restore the state.
 
         Raises:
-            ValueError: if it is none.
+            ValueError: if `state` is not what `state_dict` returns.
         """
         best, last, is_due = state["best"], state["last"], state["is_due"]
         early_stopping = state.get("early_stopping")
         if not all(isinstance(key, str) and isinstance(value, float) for key, value in last.items()):
-            raise ValueError(f"an evaluation gave {last!r:.100}")
+            raise ValueError(f"not the values of an evaluation: {last!r:.100}")
         num_known = 3 if early_stopping is None else 4
         if not isinstance(best, float) or not isinstance(is_due, bool) or len(state) > num_known:
-            raise ValueError(f"an evaluation has no state {state!r:.100}")
+            raise ValueError(f"not a state of the evaluation: {state!r:.100}")
         if self._early_stopping is not None and early_stopping is not None:
             self._early_stopping.load_state_dict(early_stopping)
         self.best_value = -math.inf if math.isnan(best) else best
         self.last_values, self.is_due = dict(last), is_due
 
     def forget_best(self) -> None:
-        """Look for the best value anew, as it was of another metric, or the other way round."""
+        """Forget the best value, which was of another metric or another mode (min or max)."""
         self.best_value = -math.inf
 
     @property
@@ -91,30 +91,32 @@ class Evaluation:
         return self._early_stopping is not None and self._early_stopping.is_over
 
     def describe_end(self) -> str:
-        """Say why the run ends before its last step, where it does."""
+        """Return why the run ends before its last step; call it only if early stopping is configured."""
         assert self._early_stopping is not None
         return self._early_stopping.describe()
 
     @property
     def last_value(self) -> float | None:
-        """The value that the last evaluation gave; None before it, and where none is compared."""
+        """The value of `evaluate.best` in the last evaluation; None before it, or where no value is named."""
         return None if self._best is None else self.last_values.get(self._best)
 
     def note_step(self, step: int) -> None:
-        """Learn that a step was taken, after which an evaluation may be due."""
+        """Record that a step was taken, and set whether an evaluation is due after it."""
         self.is_due = (step + 1) % self._every_steps == 0 or step + 1 == self._last_step
 
     def run(self, wants_stop: Callable[[], bool] = lambda: False) -> tuple[dict[str, float], bool]:
-        """Evaluate, and tell whether this is the best so far. Collective: every rank must call this.
+        """Evaluate; return the values, and whether they are the best so far.
 
-        All ranks have the same values, so they decide alike without asking each other.
+        All ranks have the same values, so they decide alike without further communication.
+
+        Collective: every rank must call this.
 
         Args:
             wants_stop: see `Evaluator.run`.
 
         Raises:
-            PreemptedError: on every rank, if one was asked to stop; the evaluation is still due then.
-            ConfigError: if no value is called as one that is needed; it is still due then as well.
+            PreemptedError: on every rank, if one was asked to stop; the evaluation stays due.
+            ConfigError: if the configuration names a value that this evaluation lacks; it stays due, too.
         """
         values = self._evaluator.run(wants_stop)
         for name, value in self._needed.items():
@@ -127,7 +129,7 @@ class Evaluation:
         if self._best is None:
             return values, False
         signed = self.sign * values[self._best]
-        is_best = signed > self.best_value  # never for a NaN
+        is_best = signed > self.best_value  # False for NaN
         if is_best:
             self.best_value = signed
         return values, is_best
@@ -141,19 +143,20 @@ def build_evaluator(
     placement: Placement,
     reducer: Reducer | None = None,
 ) -> Evaluator | None:
-    """Build what evaluates the task's eval datasets; None if it has none.
+    """Build the evaluator of the task's eval datasets; None if the task has none.
 
     Collective: every rank must call this, with the same configuration.
 
     Args:
         config: the run.
         lanes: runs the lanes of the user's task.
-        model: what is evaluated, on its device.
+        model: the module to evaluate, on its device.
         world: the processes.
-        placement: who carries which lanes.
-        reducer: what has the model, where it is being trained.
+        placement: which process carries which lanes.
+        reducer: the reducer that holds the model during training; None outside of training.
 
     Raises:
+        ConfigError: if the configuration names a value, but there is nothing to evaluate.
         DataError: if a dataset is empty, or differs between ranks.
         TaskError: if a metric cannot be merged.
     """
@@ -181,7 +184,7 @@ def build_evaluator(
 
 
 def _needed_values(config: EvaluateConfig) -> dict[str, str]:
-    """Return the values that an evaluation must give, by the keys of the configuration that name them."""
+    """Return the values that an evaluation must have, by the keys of the configuration that name them."""
     early_stopping = config.early_stopping
     named = {
         "evaluate.best": config.best,

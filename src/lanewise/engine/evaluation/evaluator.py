@@ -1,4 +1,4 @@
-"""Evaluates a model on exactly the samples that exist, with the same result on any number of processes."""
+"""Evaluates a model on each sample exactly once, with the same result on any number of processes."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -40,12 +40,12 @@ class EvalSet:
     reader: LaneReader
     schedule: SequentialSchedule
     has_metrics: bool = True
-    """Whether the task's metrics can take its batches; otherwise only the loss is evaluated."""
+    """Whether the task's metrics accept the batches of this set; if not, only the loss is evaluated."""
 
 
 @dataclass
 class _LaneResult:
-    """What one lane found in its samples."""
+    """Results of one lane."""
 
     loss_sums: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -53,16 +53,17 @@ class _LaneResult:
 
 
 class Evaluator:
-    """Evaluates the task's eval datasets, each of them cut into one range of samples for each lane.
+    """Evaluates the task's eval datasets, each of which is cut into one range of samples for each lane.
 
     Args:
         lanes: runs the lanes of the user's task.
         model: the user's module, on the world's device.
-        sets: what to evaluate on.
+        sets: the datasets to evaluate on.
         world: the processes.
-        placement: who carries which lanes.
-        num_workers: loader processes.
-        reducer: what has the model, where it is being trained: a forward may be collective then.
+        placement: which process carries which lanes.
+        num_workers: number of loader processes.
+        reducer: the reducer that holds the model during training, whose forwards may be collective; None
+            outside of training.
     """
 
     def __init__(
@@ -89,20 +90,20 @@ class Evaluator:
         for of_set in metrics.values():
             check_metrics(of_set)
         self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
-        """What `run` gives; a metric with several values gives several, `key/name`."""
+        """Names of the values that `run` returns; a metric with several values has names `key/name` there."""
 
     def run(self, wants_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Evaluate on all sets. Collective: every rank must call this.
 
         Args:
-            wants_stop: tells whether this process was asked to stop; looked at before each micro-batch. Where
-                a forward is collective, no rank may leave out one: then it counts between two sets only.
+            wants_stop: tells whether this process was asked to stop; called before each micro-batch. Where
+                forwards are collective, no rank may skip one, so the evaluation stops between two sets only.
 
         Returns:
-            `set/loss` and `set/metric`; equal on every rank, for any number of processes.
+            The values of `set/loss` and `set/metric`; the same on every rank, for any number of processes.
 
         Raises:
-            PreemptedError: on every rank, if one was asked to stop before it was done.
+            PreemptedError: on every rank, if one rank was asked to stop before the evaluation was complete.
         """
         values: dict[str, float] = {}
         stops = False
@@ -125,12 +126,12 @@ class Evaluator:
         """Compute the outputs on one set. Collective: every rank must call this.
 
         Returns:
-            On rank 0 what `Task.forward` gives for each sample, on the CPU, in dataset order; elsewhere
-            nothing.
+            On rank 0 the outputs of `Task.forward`, one for each sample, on the CPU, in dataset order; an
+            empty list on other ranks.
 
         Raises:
-            TaskError: if there is no such dataset, or an output has not one entry for each sample.
-            DataError: if a sample was left out, as it cannot be read.
+            TaskError: if there is no such dataset, or an output does not have one entry for each sample.
+            DataError: if a sample cannot be read.
         """
         sets = {eval_set.name: eval_set for eval_set in self._sets}
         if name not in sets:
@@ -151,7 +152,11 @@ class Evaluator:
         return [] if gathered is None else [output for outputs in gathered for output in outputs]
 
     def _run_lanes(self, eval_set: EvalSet, wants_stop: Callable[[], bool]) -> dict[int, _LaneResult]:
-        """Evaluate what this process's lanes read; raise PreemptedError if it is asked to stop alone."""
+        """Evaluate the samples of this process's lanes; return the result of each lane.
+
+        Raises:
+            PreemptedError: if this process was asked to stop, and may stop without the others.
+        """
         results: dict[int, _LaneResult] = {}
         computed = self._compute(eval_set, self._outputs_and_loss, wants_stop)
         for number, micro_batches in groupby(computed, lambda pair: pair[0].turn.lane):
@@ -173,7 +178,7 @@ class Evaluator:
         compute: Callable[[TaskLane, Any], T],
         wants_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[TaskLane, T]]:
-        """Yield each micro-batch of this process, as a lane, with what is computed of it."""
+        """Yield for each micro-batch of this process its lane and the result of `compute`."""
         batches = read_in_order(
             eval_set.reader,
             eval_set.schedule,
@@ -194,7 +199,7 @@ class Evaluator:
         return self._task.build_metrics() if eval_set.has_metrics else {}
 
     def _turns(self, eval_set: EvalSet) -> Iterator[LaneTurn]:
-        """Yield what this process reads."""
+        """Yield the turns of this process's lanes."""
         return eval_set.schedule.turns(self._placement.own)
 
     def _outputs(self, lane: TaskLane, data: Any) -> Any:
@@ -205,13 +210,13 @@ class Evaluator:
         return outputs, lane.loss(outputs, data)
 
     def _merge(self, eval_set: EvalSet, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
-        """Fold what all lanes found, in lane order."""
+        """Merge the results of all lanes, in lane order."""
         in_order = [lanes[lane] for lane in sorted(lanes)]
         loss_sums = [loss_sum for lane in in_order for loss_sum in lane.loss_sums]
         weight = math.fsum(weight for lane in in_order for weight in lane.weights)
         is_finite = all(map(math.isfinite, loss_sums)) and weight > 0
         loss = math.fsum(loss_sums) / weight if is_finite else math.nan
-        # What the lanes drew differs between processes.
+        # The lanes drew different random numbers on each process.
         set_random_state(metric_seed(self._lanes.seed, eval_set.name))
         with noting(lambda: f"when the metrics of eval dataset {eval_set.name} were computed"):
             metrics = merge_metrics(self._metrics_for(eval_set), [lane.states for lane in in_order])
@@ -226,14 +231,15 @@ def read_in_order(
     *,
     num_workers: int,
 ) -> Iterator[LaneBatch]:
-    """Yield the micro-batches of this process's lanes; one micro-batch without samples if it has none.
+    """Yield the micro-batches of this process's lanes; one empty micro-batch if they have no samples.
 
     Args:
         reader: reads the dataset.
-        schedule: cuts it into one range for each lane.
-        lanes: those of this process.
-        device: where batches are put.
-        num_workers: loader processes; of a dataset in blocks at most one is used, or each would read all.
+        schedule: cuts the dataset into one range for each lane.
+        lanes: the lanes of this process.
+        device: the device to which batches are moved.
+        num_workers: number of loader processes. For a dataset in blocks at most one is used, since each of
+            several would read all blocks.
     """
     if hasattr(reader.dataset, "block_sizes"):
         num_workers = min(num_workers, 1)
@@ -243,7 +249,7 @@ def read_in_order(
 
 
 def _split(outputs: Any, num_samples: int) -> list[Any]:
-    """Cut the outputs of a micro-batch into one for each sample, whatever containers they are in."""
+    """Split the outputs of a micro-batch, in any nested containers, into one for each sample."""
 
     def take(sample: int) -> Callable[[Any], Any]:
         def take_from(leaf: Any) -> Any:
@@ -262,10 +268,10 @@ def _split(outputs: Any, num_samples: int) -> list[Any]:
 
 @contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode, and afterwards each back into its own, with its buffers.
+    """Put every module into evaluation mode, and afterwards back into its own mode, with its own buffers.
 
-    A module that keeps statistics in evaluation as well would carry them into the training of one layout, and
-    other ones into that of another.
+    A module may update statistics during an evaluation too. Without the restored buffers, these statistics,
+    which depend on the layout, would affect the training.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

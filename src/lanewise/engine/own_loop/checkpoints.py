@@ -16,20 +16,21 @@ from lanewise.world.world import World
 logger = logging.getLogger(__name__)
 
 _DATASETS = "datasets"
-"""Under which an identity has all that `use_dataset` was given: a loop may have several."""
+"""The key of an identity for all datasets that were given to `use_dataset`: a loop may have several."""
 
 
 class OwnCheckpoints:
-    """Saves the objects of a loop, and puts them where the newest good checkpoint is.
+    """Restores the objects of a loop from the newest good checkpoint, and saves further checkpoints.
 
-    Collective: every rank must make it, and save.
+    Collective: every rank must construct it, and call `save`.
 
     Args:
-        folder: where the checkpoints are, on a file system that all ranks share.
+        folder: the folder of the checkpoints, on a file system that all ranks share.
         world: the processes.
-        identity: what identifies the run; checkpoints with another identity belong to another run.
-        objects: modules, optimizers of their parameters, and whatever has `state_dict` and `load_state_dict`.
-        loss_scales: of fp16, for each prepared model.
+        identity: the identity of the run; checkpoints with another identity are of another run.
+        objects: modules, optimizers of their parameters, and other objects with `state_dict` and
+            `load_state_dict`.
+        loss_scales: the loss scale of each prepared model; empty if the precision is not fp16.
         keep_last: how many of the newest checkpoints to keep.
     """
 
@@ -49,10 +50,10 @@ class OwnCheckpoints:
         checkpoints = CheckpointFolder(folder)
         self._saver = Saver(checkpoints, world, keep_last=keep_last, keep_best=0, sign=1)
         self.step = 0
-        """The step that comes next: 0, or where the checkpoint was saved."""
+        """The next step: that of the checkpoint, or 0 without one."""
         found = find_newest(checkpoints, world)
         self.datasets: list[Any] = []
-        """What identifies those that the run was trained on so far."""
+        """The identities of the datasets on which the run was trained so far."""
         self._found: Path | None = None
         if found is not None:
             path, manifest = found
@@ -66,10 +67,10 @@ class OwnCheckpoints:
             checkpoints.remove_leftovers(logger.warning)
 
     def use_dataset(self, dataset: Mapping[str, Any]) -> None:
-        """Learn which dataset is trained on: the first must be one of those that the checkpoint is of.
+        """Add the identity of a dataset; the first one must be in the checkpoint.
 
         Raises:
-            CheckpointError: if it is another one.
+            CheckpointError: if the first one is not in the checkpoint.
         """
         path, self._found = self._found, None
         if dataset in self.datasets:
@@ -83,10 +84,10 @@ class OwnCheckpoints:
         self.datasets.append(dataset)
 
     def save(self, step: int) -> None:
-        """Begin to save what the objects are before `step`; they may change at once.
+        """Begin to save the state of the objects before `step`; they may change as soon as this returns.
 
         Raises:
-            CheckpointError: if something cannot be saved, or the previous save failed.
+            CheckpointError: if a value cannot be saved, or the previous save failed.
         """
         identity = {**self._identity, _DATASETS: list(self.datasets)}
         manifest = Manifest(step=step, metric=None, identity=identity, files=())

@@ -1,4 +1,4 @@
-"""The engine's parts for those who keep their own loop: lanes, their gradients and their evaluation."""
+"""The engine for users who keep their own loop: lanes, their gradients, evaluation and checkpoints."""
 
 import atexit
 import os
@@ -70,13 +70,13 @@ class Lanes:
                     step.backward(loss_function(model(images), labels))
                 optimizer.step()
 
-    Joins the processes that torchrun or Slurm started, or is one alone, and seeds the default generators:
-    make it before anything is computed, and build the models afterwards. Every method but `autocast` and
-    `print` is collective: every rank must call it.
+    It joins the processes that torchrun or Slurm started, or runs as a single process. It also seeds the
+    default random generators, so make it before any computation, and build the models afterwards. Every
+    method but `autocast` and `print` is collective: every rank must call it.
 
     Args:
-        global_batch_size: samples of one optimizer step, over all lanes.
-        micro_batch_size: samples of one lane's forward.
+        global_batch_size: number of samples in one optimizer step, over all lanes.
+        micro_batch_size: number of samples in one lane's forward.
         seed: seed of the weights, the sample order and every lane's random numbers.
         equality: `close`, or `exact`: the same bytes on any number of processes.
         precision: the format in `autocast`: `float32`, `tf32`, `bf16` or `fp16`.
@@ -85,8 +85,8 @@ class Lanes:
         threads: intra-op CPU threads of each process.
 
     Raises:
-        ConfigError: lists what is wrong with the arguments.
-        WorldError: if the environment describes a world only in part.
+        ConfigError: lists the errors in the arguments.
+        WorldError: if the environment describes a world only partly.
     """
 
     def __init__(
@@ -124,25 +124,26 @@ class Lanes:
         self._prepared = Prepared(seed, self.device, self._clock)
         self._precision_name = precision
         self._begun: list[tuple[dict[str, Any], int]] = []
-        """Of each call of `steps` what identifies the dataset, and the first step."""
+        """For each call of `steps`, the identity of the dataset and the first step."""
         self._numbered: list[Any] = []
-        """What identifies these datasets, and before them those of a checkpoint."""
+        """The identities of all datasets, each once: first those of a checkpoint, then those of `steps`."""
         self._checkpoints: list[OwnCheckpoints] = []
         self._is_closed = False
         set_random_state(model_seed(seed))
 
     def prepare(self, model: nn.Module, *, compression: CompressionName | None = None) -> nn.Module:
-        """Move a model to this process's device, and make it one whose gradients are reduced.
+        """Move a model to this process's device, and prepare the reduction of its gradients.
 
-        It stays the user's own module, without a wrapper.
+        The returned model is the user's own module, without a wrapper.
 
         Args:
-            model: equal on every rank.
-            compression: how its gradients travel in `close`: `bf16`, `fp16` or `powersgd`; None: as they are.
+            model: a module that is equal on every rank.
+            compression: how its gradients travel in `close`: `bf16`, `fp16` or `powersgd`; None: they are not
+                compressed.
 
         Raises:
             ConfigError: if the grade or the precision rules the compression out.
-            TaskError: if it was prepared before, has no trainable parameter, or has one that cannot be
+            TaskError: if the model was prepared before, has no trainable parameter, or has one that cannot be
                 compressed.
             WorldError: if the ranks built different models.
         """
@@ -177,25 +178,27 @@ class Lanes:
     ) -> Steps:
         """Cut a map-style dataset into steps; each process reads its own lanes only.
 
-        Each dataset of a loop is read under random numbers of its own, and so is each call for one dataset
-        with the same `first_step`.
+        The samples of each dataset of a loop are read under different random numbers. So are those of several
+        calls for one dataset with the same `first_step`.
 
         Args:
-            dataset: the same on every rank.
+            dataset: a map-style dataset that is the same on every rank.
             collate: makes a micro-batch of samples.
-            num_workers: processes that read ahead.
-            order: in which an epoch visits the samples: a name as in `data.order`, a `SampleOrder` class, or
-                one with further arguments: `functools.partial(BucketedOrder, max_tokens=4096)`. None: blocked
-                for a dataset in blocks, else shuffled.
-            sample_lengths: the tokens of each sample, for the order bucketed.
+            num_workers: number of processes that read ahead.
+            order: the order in which an epoch visits the samples: a name as in `data.order`, a `SampleOrder`
+                class, or a class with further arguments: `functools.partial(BucketedOrder, max_tokens=4096)`.
+                None: blocked for a dataset in blocks, else shuffled.
+            sample_lengths: the number of tokens of each sample, for the order bucketed.
             sample_weights: the weight of each sample, for the order weighted.
             drop_last: whether to drop the partial last step of an epoch instead of weighting it.
-            first_step: where to go on; reached at once, in the middle of an epoch as well.
+            first_step: the step with which to begin, also in the middle of an epoch; earlier steps are not
+                read.
 
         Raises:
-            ConfigError: if there is no such order, or an argument of it is out of its range.
-            DataError: if the dataset is too small, differs between ranks, or lacks what the order needs.
-            CheckpointError: if `checkpoints` went on with a run of another dataset.
+            ConfigError: if there is no such order, or an argument of the order is out of its range.
+            DataError: if the dataset is too small, differs between ranks, or lacks a table that the order
+                needs.
+            CheckpointError: if `checkpoints` restored a run of another dataset.
         """
         data = DataConfig(num_workers=num_workers, drop_last=drop_last)
         given = {"sample_lengths": sample_lengths, "sample_weights": sample_weights}
@@ -230,9 +233,9 @@ class Lanes:
             for images, labels in lanes.evaluate(dataset, accuracy):
                 accuracy.update(model(images), labels)
 
-        When the iterator ends, the metrics hold the states of all lanes, merged in lane order, on every rank:
-        `compute` gives the same value on any number of processes. Put the model into evaluation mode before.
-        The buffers of prepared models, and the random state, are afterwards what they were before.
+        When the iterator ends, the metrics on every rank hold the states of all lanes, merged in lane order:
+        `compute` returns the same value on any number of processes. Put the model into evaluation mode first.
+        Afterwards the buffers of prepared models, and the random state, are as they were before.
 
         Raises:
             DataError: if the dataset is empty, or differs between ranks.
@@ -267,19 +270,19 @@ class Lanes:
         load_merged(named, [states[lane] for lane in sorted(states)])
 
     def checkpoints(self, folder: str | Path, *, keep_last: int = 2, **objects: Any) -> OwnCheckpoints:
-        """Go on from the newest good checkpoint in a folder, if there is one, and save further ones there.
+        """Restore objects from the newest good checkpoint in a folder, if there is one, and save them there.
 
             checkpoints = lanes.checkpoints("runs/mine", model=model, optimizer=optimizer)
             steps = lanes.steps(dataset, first_step=checkpoints.step)
             ...
             checkpoints.save(step.number + 1)
 
-        Call it when the models are prepared. A run may go on with another number of processes.
+        Call it when all models are prepared. A run may resume with another number of processes.
 
         Args:
-            folder: on a file system that all ranks share.
+            folder: a folder on a file system that all ranks share.
             keep_last: how many of the newest checkpoints to keep.
-            objects: modules, optimizers, and whatever has `state_dict` and `load_state_dict`.
+            objects: modules, optimizers, and other objects with `state_dict` and `load_state_dict`.
 
         Raises:
             CheckpointError: if an object cannot be saved, the checkpoint does not fit, or none is good.
@@ -301,11 +304,11 @@ class Lanes:
         return checkpoints
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Enter the precision, for the forward and the loss of a micro-batch."""
+        """Return the context in which a micro-batch's forward and loss run in the run's precision."""
         return self._precision.forward()
 
     def save_model(self, model: nn.Module, path: str | Path) -> None:
-        """Write a model's weights on rank 0, under the plain module's names, as safetensors."""
+        """Write a model's weights as safetensors, on rank 0, under the names of the plain module."""
         save_model(model, Path(path), self.rank)
 
     def print(self, *values: object) -> None:
@@ -314,7 +317,7 @@ class Lanes:
             print(*values, flush=True)  # noqa: T201 - what the user asks for
 
     def close(self) -> None:
-        """Raise what was found in the last step, and leave the world; at exit this happens by itself."""
+        """Raise the error of the last step, if there is one, and leave the world. Called at exit, too."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -19,26 +19,26 @@ from lanewise.random_state import set_random_state
 
 @dataclass(frozen=True)
 class Prepared:
-    """The models of a loop, which may become more until the first step."""
+    """The prepared models of a loop; models may be added until the first step."""
 
     seed: int
     """Seed of the run."""
     device: torch.device
     clock: StepClock
-    """The one that the gradients lap."""
+    """The clock of all `gradients`."""
     gradients: dict[nn.Module, LaneGradients] = field(default_factory=dict)
-    """What makes those of each model."""
+    """For each model, the object that computes its gradients."""
 
 
 class Steps:
-    """The optimizer steps of a run. Each iteration yields those of one epoch, or what is left of it."""
+    """The optimizer steps of a run. Each iteration yields the steps of one epoch, or the rest of an epoch."""
 
     def __init__(self, loader: LaneLoader, prepared: Prepared, first_step: int) -> None:
         self._schedule = loader.schedule
         self._prepared = prepared
         self._next = first_step
         self._last: Step | None = None
-        # One iterator for the whole run: reading ahead never stops between epochs.
+        # One iterator for the whole run, so that reading ahead continues from one epoch to the next.
         self._batches = loader.batches(first_step, _FOR_EVER)
 
     @property
@@ -68,7 +68,7 @@ class Step:
 
     def __init__(self, number: int, epoch: int, batches: Iterator[LaneBatch], prepared: Prepared) -> None:
         self.number = number
-        """Counted over the whole run."""
+        """Number of the step, counted over the whole run."""
         self.epoch = epoch
         self._batches = StepBatches(batches)
         self._prepared = prepared
@@ -78,7 +78,7 @@ class Step:
 
     @property
     def is_done(self) -> bool:
-        """Whether a loop over its micro-batches came to the end, where gradients become whole."""
+        """Whether a loop over the micro-batches has reached its end, where the gradients are completed."""
         return self._num_passes > 0 and self._running is None
 
     def __iter__(self) -> Iterator[Any]:
@@ -87,24 +87,25 @@ class Step:
             raise TaskError("no model was prepared. Call lanes.prepare(model) before the first step.")
         if len(models) > 1:
             raise TaskError(
-                f"{len(models)} models were prepared, so a step must be told whose gradients to make. "
+                f"{len(models)} models were prepared, so a step must know whose gradients to compute. "
                 "Iterate over step.batches(model)."
             )
         return self.batches(models[0])
 
     def batches(self, model: nn.Module) -> Iterator[Any]:
-        """Yield the micro-batches; each needs one `backward`. Afterwards the model's gradients are whole.
+        """Yield the micro-batches; each needs one `backward`.
 
-        Every parameter's `grad` is then the weighted mean over the global batch, or None where there is
-        nothing to update by: the global weight is 0, or an fp16 gradient overflowed.
+        After the last one, every parameter's `grad` is the weighted mean over the global batch; or it is None
+        if there must be no update, because the global weight is 0 or an fp16 gradient overflowed.
 
         Collective: every rank must iterate to the end. Every call yields the same micro-batches, under other
         random numbers.
 
         Args:
-            model: one that was prepared; of others, gradients are left as they are on this process.
+            model: a prepared model. The gradients of other models stay as they are on this process.
 
         Raises:
+            TaskError: if the model was not prepared, or a micro-batch had no `backward`.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         gradients, seed = self._prepared.gradients.get(model), self._prepared.seed
@@ -132,13 +133,13 @@ class Step:
     def backward(self, loss: object) -> None:
         """Compute the gradients of a micro-batch, in place of `loss.backward()`.
 
-        The gradients of the step are whole when the loop over its micro-batches has ended.
+        The gradients of the step are complete when the loop over its micro-batches has ended.
 
         Args:
             loss: a mean over the micro-batch's samples, or a `Loss`.
 
         Raises:
-            TaskError: if it cannot be trained on, or no micro-batch is being worked on.
+            TaskError: if the loss cannot be trained on, or the call is outside of a loop over micro-batches.
         """
         if self._running is None:
             raise TaskError("backward was called outside of the loop over a step's micro-batches.")
@@ -164,7 +165,8 @@ class Step:
     def _done(self) -> StepGradient:
         if self._gradient is None:
             raise TaskError(
-                "this is known when the loop over the step's micro-batches has ended, not before."
+                "loss, weight and grad_norm are known when the loop over the step's micro-batches has ended, "
+                "not before."
             )
         return self._gradient
 

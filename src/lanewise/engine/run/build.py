@@ -1,4 +1,4 @@
-"""Puts a run together from a configuration and the user's Task."""
+"""Builds the parts of a run from a configuration and the user's Task."""
 
 from functools import partial
 from typing import Any
@@ -29,17 +29,17 @@ from lanewise.world.world import World
 
 
 def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
-    """Build everything that a run needs on this process, before its first step.
+    """Build all parts of a run on this process.
 
     Collective: every rank must call this, with the same configuration.
 
     Args:
-        config: what to run.
+        config: the configuration of the run.
         world: the processes.
         task: used instead of the one that the configuration names.
 
     Raises:
-        ConfigError: if a class in the configuration is not what its section needs.
+        ConfigError: if a class in the configuration is not of the type that its section needs.
         DataError: if the dataset is empty, or differs between ranks.
         TaskError: if the model has nothing to train.
         WorldError: if the ranks built different models.
@@ -102,7 +102,7 @@ def build_callbacks(config: RunConfig) -> list[Callback]:
 def build_run_loader(
     config: RunConfig, task: Task, world: World, placement: Placement, dataset: Any = None
 ) -> tuple[LaneLoader, dict[str, Any]]:
-    """Build what feeds the lanes of a run on this process; see `build_loader`.
+    """Build the loader of a run's training dataset on this process; see `build_loader`.
 
     Collective: every rank must call this, with the same configuration.
 
@@ -110,8 +110,8 @@ def build_run_loader(
         config: the run.
         task: the user's task.
         world: the processes.
-        placement: who carries which lanes.
-        dataset: its training dataset; None: built by the task.
+        placement: which process carries which lanes.
+        dataset: the training dataset; None: it is built by the task.
     """
     dataset = task.train_dataset() if dataset is None else dataset
     section = config.data.order_class
@@ -130,7 +130,7 @@ def build_run_loader(
 
 
 def _last_step(config: RunConfig, schedule: Schedule) -> int:
-    """Return the step before which training ends: the earlier one of epochs and max_steps."""
+    """Return the step before which training ends: the earlier end of `epochs` and `max_steps`."""
     limits = [] if config.train.max_steps is None else [config.train.max_steps]
     if config.train.epochs is not None:
         limits.append(config.train.epochs * schedule.steps_per_epoch)

@@ -13,7 +13,7 @@ from lanewise.task import Task
 
 
 def build_task(config: RunConfig) -> Task:
-    """Build the user's task, under the random state that the model will be built under.
+    """Build the user's task, under the same random state as the model.
 
     Raises:
         ConfigError: if the class is not a Task.
@@ -41,10 +41,10 @@ def build_model(task: Task, seed: int) -> nn.Module:
 
 
 def build_average(model: nn.Module, decay: float | None) -> AveragedModel | None:
-    """Copy the model for the moving average of its weights, before anything is hooked to it.
+    """Copy the model for the moving average of its weights, before hooks are registered on it.
 
     Args:
-        model: as the reducer will get it.
-        decay: of the average; None: there is none.
+        model: the transformed model, before the reducer gets it.
+        decay: the decay of the average; None: no average is kept.
     """
     return None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))

@@ -1,4 +1,4 @@
-"""What is done to a user's model before the reducer gets it: one list, so that there is one order."""
+"""Transforms the user's model before the reducer gets it, by one ordered list of transforms."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -11,20 +11,20 @@ from lanewise.errors import ConfigError
 from lanewise.transforms import checkpoint_activations, compile_forwards, synchronise_batch_norm
 
 Transform: TypeAlias = Callable[[nn.Module, RunConfig, torch.device], nn.Module]
-"""Returns the module to go on with: the same one, changed or not, or another one around or in place of it."""
+"""Returns the transformed module: the same one, changed or not, or another one that wraps or replaces it."""
 
 
 def transform(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
-    """Apply the list to a model on the CPU, that every rank built alike.
+    """Apply the transforms to a model.
 
     Args:
-        model: as the task built it.
-        config: says what is done to it.
-        device: where the model will be.
+        model: the task's model, on the CPU; equal on all ranks.
+        config: the run, which tells each transform whether and how to change the model.
+        device: the device to which the model will be moved.
 
     Raises:
-        ConfigError: if what the configuration says cannot be done to this model, or on this device.
-        TaskError: if the model does not fit it.
+        ConfigError: if a configured transform does not work for this model or on this device.
+        TaskError: if the model does not meet the conditions of a transform.
     """
     names = _names(model)
     for one in TRANSFORMS:
@@ -58,4 +58,5 @@ def _names(model: nn.Module) -> list[str]:
 
 
 TRANSFORMS: tuple[Transform, ...] = (_synchronise_batch_norm, _compile, _checkpoint_activations)
-"""The first is the innermost: a compiled block is what runs again. All keep the names of the state."""
+"""In this order: a compiled block is checkpointed, so the backward runs the compiled block again. Every
+transform keeps the names of parameters and buffers."""

@@ -35,10 +35,10 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> Optimize
 
 
 def build_section(key: str, section: ClassConfig, argument: object) -> Any:
-    """Build an object of torch's, and name the section where its class refuses a value, as it does lr=-1.
+    """Build an object of a torch class; an error about a refused value, such as lr=-1, names the section.
 
     Raises:
-        ConfigError: if the class is none of its section, or refuses a value.
+        ConfigError: if the class is not of the type that the section needs, or refuses a value.
     """
     try:
         return build(key, section, argument)

@@ -1,4 +1,4 @@
-"""Goes on with a run from its newest good checkpoint, on whatever devices there are now."""
+"""Resumes a run from its newest good checkpoint, on any number of devices."""
 
 import logging
 from collections.abc import Collection
@@ -14,20 +14,20 @@ logger = logging.getLogger(__name__)
 
 
 def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> int:
-    """Put the parts of a run where the newest good checkpoint is.
+    """Restore the parts of a run from its newest good checkpoint.
 
     Collective: every rank must call this.
 
     Args:
         run: newly built; changed only if everything fits.
         folder: the checkpoints of the run.
-        allow: which of `MAY_DIFFER` may be other than what the checkpoint is of.
+        allow: those of `MAY_DIFFER` that may differ from the checkpoint.
 
     Returns:
-        The step that comes next; 0 if there is no checkpoint.
+        The next step; 0 if there is no checkpoint.
 
     Raises:
-        CheckpointError: if no checkpoint is good, or the newest good one does not fit; lists everything.
+        CheckpointError: if no checkpoint is good, or the newest good one does not fit; lists all mismatches.
     """
     rank = run.world.rank
     found = find_newest(folder, run.world)
@@ -37,7 +37,7 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
         return 0
     path, manifest = found
     mistakes, _ = compare(run.identity, manifest.identity, allow)
-    if manifest.step > run.last_step and not mistakes:  # a mistake may be why it has fewer steps
+    if manifest.step > run.last_step and not mistakes:  # a mistake may explain the smaller number of steps
         raise CheckpointError(
             f"{path} is of a run that took {manifest.step} steps, and this one has {run.last_step}. "
             "Raise train.max_steps or train.epochs, or use another train.run_dir."

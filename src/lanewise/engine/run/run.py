@@ -1,4 +1,4 @@
-"""What a run is made of on one process, before its first step."""
+"""The parts of a run on one process."""
 
 import logging
 from collections.abc import Mapping
@@ -28,18 +28,18 @@ class Run:
     config: RunConfig
     world: World
     placement: Placement
-    """Who carries which lanes."""
+    """Which process carries which lanes."""
     training: Training
     plateau: Plateau | None
     """Changes the learning rate after each evaluation."""
     shards: OptimizerShards | None
-    """Which process updates which parameter; None: each updates all of them."""
+    """Which process updates which parameter; None: each process updates all of them."""
     reducer: Reducer
-    """Has the model."""
+    """Holds the model, and sums its gradients."""
     clock: StepClock
-    """The one that the reducer laps."""
+    """Measures the phases of a step; the reducer calls it inside the backward."""
     loader: LaneLoader
-    """Gives the batches of this process's lanes."""
+    """Yields the batches of this process's lanes."""
     evaluation: Evaluation | None
     """When and on what to evaluate; None where the task has no eval datasets."""
     log_interval: LogInterval
@@ -47,7 +47,7 @@ class Run:
     last_step: int
     """The step before which training ends."""
     identity: Mapping[str, Any]
-    """What identifies the run: a checkpoint with another identity belongs to another run."""
+    """The identity of the run: a checkpoint with another identity is of another run."""
 
     @property
     def schedule(self) -> Schedule:
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """All that a checkpoint of the run holds."""
+        """The state that a checkpoint of the run holds."""
         training = self.training
         return RunState(
             {
@@ -74,7 +74,7 @@ class Run:
         )
 
     def describe(self) -> None:
-        """Say what was derived from the configuration."""
+        """Log the numbers that were derived from the configuration."""
         schedule, world, num_replicas = self.schedule, self.world, len(self.reducer.replicas)
         num_devices = world.world_size * num_replicas
         lanes_each = sorted({len(lanes) for lanes in lane_ranges(schedule.num_lanes, num_devices)})

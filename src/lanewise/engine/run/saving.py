@@ -1,4 +1,4 @@
-"""When a run saves a checkpoint, and when it saves one and stops."""
+"""Decides when a run saves a checkpoint, and saves it; also stops the run after a signal."""
 
 import time
 from collections.abc import Callable
@@ -9,15 +9,15 @@ from lanewise.errors import CheckpointError, PreemptedError
 
 
 class Saving:
-    """Saves checkpoints at step boundaries, on which all ranks agree.
+    """Saves checkpoints after steps on which all ranks agree, and always after the last step.
 
     Args:
-        run: what is saved; the end of its last step always is.
-        folder: where to.
+        run: the run to save.
+        folder: the folder of its checkpoints.
         wants_stop: tells whether this process was asked to save and stop.
 
     Raises:
-        CheckpointError: if something in the state cannot be saved.
+        CheckpointError: if a value in the state cannot be saved.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Saving:
         self.wants_stop = wants_stop
 
     def vote(self) -> tuple[bool, bool]:
-        """Tell whether this process wants to save after the current step, and to stop."""
+        """Tell whether this process wants to save after the current step, and whether it wants to stop."""
         seconds = self._every.seconds
         is_late = seconds is not None and time.monotonic() - self._last_save >= seconds
         return self._rank == 0 and is_late, self.wants_stop()
@@ -79,7 +79,7 @@ class Saving:
             PreemptedError: if the run stops here.
         """
         deadline = time.monotonic() + self._preempt_seconds
-        if stops:  # the save before it may still be under way
+        if stops:  # the previous save may still be in progress
             self._finish_before(deadline, step)
         manifest = Manifest(step=step + 1, metric=metric, identity=self._identity, files=())
         self._saver.save(self._state.take(), manifest)

@@ -1,4 +1,4 @@
-"""Builds what changes the learning rate: after each step, or after each evaluation."""
+"""Builds the schedulers of the learning rate: one steps after each step, one after each evaluation."""
 
 import inspect
 import math
@@ -17,14 +17,14 @@ from lanewise.errors import ConfigError
 
 @dataclass(frozen=True)
 class Plateau:
-    """Lowers the learning rate when the value of `evaluate.best` no longer gets better."""
+    """Lowers the learning rate when the value of `evaluate.best` no longer improves."""
 
     scheduler: ReduceLROnPlateau
     warmup_steps: int
-    """Steps in which the learning rate still rises: evaluations after one of them tell nothing."""
+    """Number of steps in which the learning rate still rises. An evaluation after such a step is ignored."""
 
     def after_evaluation(self, step: int, value: float) -> None:
-        """Learn what the evaluation after a step gave. All ranks have the same value, so they do the same."""
+        """Step the scheduler with the value of the evaluation after a step; all ranks have the same value."""
         if step >= self.warmup_steps:
             self.scheduler.step(value)
 
@@ -32,16 +32,16 @@ class Plateau:
 def build_scheduler(
     config: RunConfig, optimizer: Optimizer, num_steps: int
 ) -> tuple[LRScheduler | None, Plateau | None]:
-    """Build what is stepped after each optimizer step, and what is stepped after each evaluation.
+    """Build the schedulers that step after each optimizer step, and after each evaluation; None for no such.
 
     Args:
         config: the run.
-        optimizer: whose learning rate changes.
-        num_steps: those of the whole run.
+        optimizer: the optimizer whose learning rate changes.
+        num_steps: the number of steps of the whole run.
 
     Raises:
-        ConfigError: if the class is no scheduler or refuses its arguments, or the run has too few steps for
-            a named scheduler, or too many for one that ends, as OneCycleLR does.
+        ConfigError: if the class is not a scheduler or refuses its arguments, or the run has too few steps
+            for a named scheduler, or too many for one that ends, as OneCycleLR does.
     """
     section = config.scheduler
     if section is None:
@@ -64,20 +64,20 @@ def build_scheduler(
 
 
 def named_factor(section: SchedulerConfig, num_steps: int) -> Callable[[int], float]:
-    """Return the function from a step to what the learning rate is multiplied by in it.
+    """Return the function from a step to the factor of the learning rate in it.
 
-    It rises over the first steps and falls over the last ones; only the step that would come after the last
-    one has 0. Six steps, of which two are the warm-up; wsd has two of decay:
+    The factor rises over the first steps and falls over the last ones; it would reach 0 in the step after the
+    last one. For example, a run of six steps with a warm-up of two, and for wsd a decay of two:
 
         step      0     1     2     3     4     5
         linear   1/3   2/3    1    3/4   1/2   1/4
         wsd      1/3   2/3    1     1     1    1/2
 
-    A function of the step alone: the state that a checkpoint has of it is the step.
+    The factor depends on the step alone, so a checkpoint holds only the step.
 
     Args:
         section: a scheduler with a name.
-        num_steps: those of the whole run.
+        num_steps: the number of steps of the whole run.
 
     Raises:
         ConfigError: if the run has too few steps.
@@ -105,13 +105,13 @@ def named_factor(section: SchedulerConfig, num_steps: int) -> Callable[[int], fl
 
 
 def follow_new_length(scheduler: LRScheduler) -> None:
-    """Set the learning rate of the next step, as the one in the checkpoint is that of another length."""
+    """Set the learning rate of the next step anew, since the checkpoint's is for a run of another length."""
     scheduler.last_epoch -= 1
     scheduler.step()
 
 
 def _require_enough_steps(scheduler: LRScheduler, num_steps: int) -> None:
-    """Raise before the first step where a scheduler would refuse the last ones."""
+    """Raise ConfigError before the first step if the scheduler would fail in the last ones."""
     total_steps = getattr(scheduler, "total_steps", None)
     if isinstance(total_steps, int) and total_steps < num_steps:
         raise ConfigError(
@@ -121,7 +121,7 @@ def _require_enough_steps(scheduler: LRScheduler, num_steps: int) -> None:
 
 
 def _with_mode(section: ClassConfig, config: RunConfig) -> ClassConfig:
-    """Return the section with the mode of the value that the scheduler follows."""
+    """Return the section with `mode` set to that of the value which the scheduler follows."""
     parameters = inspect.signature(resolve_class("scheduler", section)).parameters
     if "mode" not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return section

@@ -1,1 +1,1 @@
-"""Which samples this process reads, and in which order."""
+"""Chooses the samples that this process reads, and their order."""

@@ -1,4 +1,4 @@
-"""What feeds the lanes of a process: datasets are counted, compared between ranks, and read by a loader."""
+"""Builds the loader of a process's lanes, after counting the dataset and comparing it between ranks."""
 
 import logging
 from collections.abc import Callable, Mapping, Sized
@@ -19,7 +19,8 @@ Collate = Callable[[Any], Any]
 Tables = Mapping[str, Callable[[], Any]]
 
 _READ_FACTOR = 1.15
-"""A lane reads its first and last block in part; more than this is worth a word."""
+"""Warn where the bytes read exceed this multiple of the files. Lanes read their first and last block in part,
+so a multiple of slightly more than 1 is normal."""
 
 
 def build_loader(
@@ -32,25 +33,25 @@ def build_loader(
     order: OrderChoice | None = None,
     tables: Tables = MappingProxyType({}),
 ) -> tuple[LaneLoader, dict[str, Any]]:
-    """Build what feeds the lanes of this process. Collective: every rank must call this.
+    """Build the loader that reads the samples of this process's lanes. Collective: every rank must call this.
 
     Args:
-        reader: of the dataset, which is map-style, and equal on every rank.
-        batch: sizes.
+        reader: reads the dataset, which is map-style, and equal on every rank.
+        batch: sizes of the micro-batch and the global batch.
         data: loading, and whether to drop the partial last step.
         world: the processes.
-        placement: who carries which lanes.
-        order: in which the samples come; None: what suits the dataset.
-        tables: what orders may ask for, by name; see `OrderInputs`.
+        placement: which process carries which lanes.
+        order: the order of the samples; None: the default order for the dataset.
+        tables: functions that return the tables which an order may need, by name; see `OrderInputs`.
 
     Returns:
-        The loader, and what identifies the samples of a run and their order.
+        The loader, and the identity of the run's samples and their order.
 
     Raises:
         ConfigError: if an argument of the order is out of its range.
-        DataError: if not one step can be made of the dataset, it differs between ranks, or it lacks what the
+        DataError: if the dataset is too small for one step, differs between ranks, or lacks a table that the
             order needs.
-        TaskError: if it is not map-style.
+        TaskError: if the dataset is not map-style.
     """
     dataset: Any = reader.dataset
     num_samples = count_samples(dataset)
@@ -76,22 +77,22 @@ def build_loader(
 
 
 def _describe(dataset: Any, order: SampleOrder, num_workers: int, placement: Placement) -> None:
-    """Say what the order costs, where blocks are read more than once or workers stay idle."""
+    """Log the cost of the order if blocks are read more than once or loader workers are idle."""
     if order.reads_blocks and num_workers > placement.most:
         logger.info("%d of %d loader workers are used: one for each lane", placement.most, num_workers)
     if not getattr(dataset, "reads_from_start", False):
         return
     if not order.reads_blocks:
         logger.warning(
-            "%s asks for rows all over the files, which are read from the start of a block: each process "
-            "reads nearly all of them, and again and again where their rows don't fit into memory_mib. "
-            "data.order blocked reads each once.",
+            "%s takes rows from all over the files, which can only be read from the start of a block: each "
+            "process reads nearly all files, and repeatedly if their rows don't fit into memory_mib. "
+            "data.order blocked reads each block once.",
             type(order).__name__,
         )
     elif isinstance(order, BlockedOrder) and (factor := order.read_factor(placement.ranges)) > _READ_FACTOR:
         logger.warning(
-            "the processes together read %.1f times what the files have, as %d blocks of rows are few for "
-            "%d lanes: one that two processes share is read by both. Write more and smaller blocks.",
+            "the processes together read %.1f times the size of the files, as %d blocks of rows are few for "
+            "%d lanes: a block that two processes share is read by both. Write more and smaller blocks.",
             factor,
             order.num_blocks,
             order.schedule.num_lanes,
@@ -99,7 +100,7 @@ def _describe(dataset: Any, order: SampleOrder, num_workers: int, placement: Pla
 
 
 def count_samples(dataset: Any) -> int:
-    """Return the length of a map-style dataset, or raise TaskError where it is none."""
+    """Return the length of a dataset; raise TaskError if it is not map-style."""
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise TaskError(
             f"a dataset of the task must be map-style: got {type(dataset).__name__}. "
@@ -111,15 +112,15 @@ def count_samples(dataset: Any) -> int:
 def compare_datasets(
     reader: LaneReader, num_samples: int, world: World, tables: Mapping[str, Any] = MappingProxyType({})
 ) -> Fingerprint:
-    """Return what a dataset is known by; raise where ranks see other ones.
+    """Return the fingerprint of a dataset; raise DataError if it differs between ranks.
 
     A difference would otherwise show as a hang or a wrong model. Collective: every rank must call this.
 
     Args:
         reader: reads the dataset.
-        num_samples: its length.
+        num_samples: the length of the dataset.
         world: the processes.
-        tables: what the order was made from.
+        tables: the tables from which the order was made, by name.
     """
     local = fingerprint(reader, num_samples)._replace(tables_digest=digest(tables) if tables else "")
     of = "the files" if isinstance(reader.dataset, FileDataset) else "three samples"

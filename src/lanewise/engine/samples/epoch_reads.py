@@ -1,4 +1,4 @@
-"""What the processes read of the files of the training dataset in an epoch."""
+"""Counts the bytes that the processes read from the files of the training dataset in an epoch."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,11 @@ logger = logging.getLogger(__name__)
 
 
 class EpochReads:
-    """Counts what is read for the batches of this process, and adds it up over all of them once an epoch.
+    """Counts the bytes read for the batches of this process; once an epoch, adds them up over all processes.
 
     Args:
         world: the processes.
-        total_bytes: of all samples; None where the dataset does not count what it reads.
+        total_bytes: the bytes of all samples; None where the dataset does not count the bytes that it reads.
     """
 
     def __init__(self, world: World, total_bytes: int | None) -> None:
@@ -23,18 +23,19 @@ class EpochReads:
         self._read_bytes = 0
         self._num_skipped = 0
         self.num_skipped_by_all = 0
-        """Samples that all processes left out, in the epochs that were taken."""
+        """Number of samples that all processes left out, in all epochs for which `take` was called."""
 
     def count(self, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
-        """Pass batches on, and count what was read for them."""
+        """Yield the batches, and count the bytes that were read for them."""
         if self._total_bytes is None:
             return batches
         return map(self._add, batches)
 
     def take(self, epoch: int) -> Mapping[str, float]:
-        """Return what all processes read since the last call, by name; empty where nobody counts.
+        """Return by name the bytes that all processes read since the last call, and the samples left out.
 
-        Collective where the dataset counts what it reads.
+        The result is empty where the dataset does not count the bytes that it reads. Otherwise this is
+        collective: every rank must call it.
         """
         if self._total_bytes is None:
             return {}

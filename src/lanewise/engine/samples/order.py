@@ -1,4 +1,4 @@
-"""Which order a run has, and what it is made from."""
+"""Chooses the order of a run's samples."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,18 +14,19 @@ from lanewise.lanes import OrderInputs, SampleOrder
 
 @dataclass(frozen=True)
 class OrderChoice:
-    """An order that was chosen, before anything is known of the samples."""
+    """The choice of an order, made before the samples are known."""
 
     make: Callable[[OrderInputs], SampleOrder]
     spec: Mapping[str, Any]
-    """Its class and its arguments besides the inputs, as JSON gives them back: they identify a run."""
+    """The class of the order and its arguments except the inputs, as read back from JSON: part of the run's
+    identity."""
 
     @classmethod
     def of(cls, make: "str | Callable[[OrderInputs], SampleOrder]") -> "OrderChoice":
-        """Choose by a name, by a class, or by a `functools.partial` of a class with further arguments.
+        """Choose an order by name, by class, or by a `functools.partial` of a class with further arguments.
 
         Raises:
-            ConfigError: if there is no such name.
+            ConfigError: if there is no order of that name.
         """
         chosen: Any = make
         if isinstance(make, str):
@@ -41,12 +42,15 @@ class OrderChoice:
 
     @classmethod
     def default(cls, dataset: Any) -> "OrderChoice":
-        """Choose by what a dataset is."""
+        """Choose the default order for a dataset: blocked if it has blocks, else shuffled."""
         return cls.of("blocked" if hasattr(dataset, "block_sizes") else "shuffled")
 
 
 def require_block_sizes(dataset: Any) -> Callable[[], Any]:
-    """Return what tells how many samples each block of a dataset holds, or raises DataError."""
+    """Return a function that returns how many samples each block of a dataset has.
+
+    If the dataset has no blocks, calling the function raises DataError.
+    """
 
     def raise_error() -> Any:
         raise DataError(

@@ -1,1 +1,1 @@
-"""What a checkpoint holds of a run, and whether it fits the run that resumes from it."""
+"""Defines the state in a checkpoint, and checks whether it fits the run that resumes from it."""

@@ -1,4 +1,4 @@
-"""What identifies a run, so that a checkpoint of another run is recognised."""
+"""The identity of a run, by which a checkpoint of another run is recognised."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -12,13 +12,13 @@ from lanewise.world.world import World
 
 
 def identify(config: RunConfig, dataset: Mapping[str, Any], world: World, num_steps: int) -> dict[str, Any]:
-    """Return what identifies a run: with another value of these, checkpoints belong to another run.
+    """Return the identity of a run: a checkpoint with another value of one of these is of another run.
 
     Args:
         config: the run.
-        dataset: what identifies its samples and their order.
+        dataset: the identity of its samples and their order.
         world: the processes.
-        num_steps: those of the whole run.
+        num_steps: the number of steps of the whole run.
     """
     scheduler, early_stopping = config.scheduler, config.evaluate.early_stopping
     best, compiled = config.evaluate.best, config.compile
@@ -28,12 +28,12 @@ def identify(config: RunConfig, dataset: Mapping[str, Any], world: World, num_st
         "seed": config.train.seed,
         "exact": identify_exact(config.distributed, world),
         "precision": config.precision,
-        # Compiled and eager modules round otherwise; in close that is all there is to it.
+        # Compiled modules round differently from eager ones, which matters only in exact.
         "compile": None if config.distributed.equality == "close" or compiled is None else asdict(compiled),
-        # Their state replaces their arguments, so other arguments would have no effect.
+        # A restored state replaces the arguments of the object, so other arguments would have no effect.
         "optimizer": plain(config.optimizer),
         "scheduler": None if scheduler is None else _identify_scheduler(config, scheduler, num_steps),
-        # What a named scheduler makes of each step depends on it.
+        # A named scheduler computes the learning rate from it.
         "num_steps": None if scheduler is None or scheduler.name is None else num_steps,
         "max_grad_norm": config.train.max_grad_norm,
         "ema_decay": config.train.ema_decay,
@@ -44,12 +44,12 @@ def identify(config: RunConfig, dataset: Mapping[str, Any], world: World, num_st
 
 
 def _identify_scheduler(config: RunConfig, scheduler: SchedulerConfig, num_steps: int) -> dict[str, Any]:
-    """Say which scheduler a run has, and which value it follows, if it follows one."""
+    """Return the identity of a run's scheduler, with the value that it follows, if it follows one."""
     if scheduler.name is not None:
         of_class = ("class_path", "init_args")
         return {key: value for key, value in asdict(scheduler).items() if key not in of_class}
     identity = {} if scheduler.of_class is None else plain(scheduler.of_class)
-    if scheduler.warmup:  # its state knows no fraction
+    if scheduler.warmup:  # the scheduler's state does not have the fraction
         identity["warmup"] = scheduler.warmup_steps(num_steps)
     if follows_evaluation(scheduler):
         identity["follows"] = {"value": config.evaluate.best, "mode": config.evaluate.best_mode}
@@ -57,7 +57,7 @@ def _identify_scheduler(config: RunConfig, scheduler: SchedulerConfig, num_steps
 
 
 def identify_exact(distributed: DistributedConfig, world: World) -> dict[str, Any] | None:
-    """Say what equal bytes depend on; None where they are not promised."""
+    """Return the settings on which equal bytes depend; None in `close`, which does not promise them."""
     if distributed.equality != "exact":
         return None
     return {
@@ -68,17 +68,17 @@ def identify_exact(distributed: DistributedConfig, world: World) -> dict[str, An
 
 
 _RANDOM_NUMBERS = 2
-"""Counts the ways in which random numbers followed from the seed (docs/decisions/0015-seed-always.md)."""
+"""Version of the rule by which random numbers follow from the seed (docs/decisions/0015-seed-always.md)."""
 
 
 def compare(
     current: Mapping[str, Any], saved: Mapping[str, Any], allow: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Compare a run's identity with a checkpoint's; return the differences, allowed ones separately.
+    """Compare a run's identity with a checkpoint's; return the differences that are errors, and allowed ones.
 
-    Some are always allowed, and only told: the best value is looked for anew where it is another one, as is
-    that of early stopping, which changes no step; and of a task's arguments nobody knows which change the
-    model and which say where the data are.
+    Three differences are always allowed, and only reported. If `best` or `early_stopping` differs, the search
+    for the best value starts anew, which changes no step. If the arguments of the task differ, it is unknown
+    whether they change the model or only the location of the data.
     """
     mistakes: list[str] = []
     allowed: list[str] = []
@@ -96,6 +96,6 @@ _WHY = {"num_steps": ": the learning rate that scheduler.name gives a step depen
 
 
 def plain(config: ClassConfig) -> dict[str, Any]:
-    """Return a class and its arguments as JSON gives them back."""
+    """Return a class and its arguments as they are read back from JSON."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
     return plain

@@ -1,4 +1,4 @@
-"""Says what in a saved state does not fit the objects that are to go on from it."""
+"""Describes the mismatches between a saved state and the objects that are to be restored from it."""
 
 import math
 from collections import Counter
@@ -10,13 +10,13 @@ import torch
 from torch.optim import Optimizer
 
 CLASS = "class"
-"""Where the state of an optimizer or a scheduler names its class."""
+"""The key of the class name in the state of an optimizer or a scheduler."""
 EXTRA_STATE = "_extra_state"
-"""How the names end under which `get_extra_state` is in a state dict."""
+"""The end of the keys of a state dict under which the values of `get_extra_state` are."""
 
 
 def module_mismatches(current: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
-    """Say in what the states of two modules differ: their names, shapes and dtypes."""
+    """Yield the differences between the states of two modules: names, shapes and dtypes."""
     if not isinstance(saved, Mapping):
         yield f"{what} is {_show(saved)} in it"
         return
@@ -35,7 +35,7 @@ def module_mismatches(current: Mapping[str, Any], saved: object, what: str) -> I
 
 
 def scheduler_mismatches(current: Mapping[str, Any], saved: object, what: str) -> list[str]:
-    """Say in what two schedulers differ: their class, and the kinds of their values."""
+    """Return the differences between two schedulers: their class, and the kinds of their values."""
     if not isinstance(saved, Mapping) or current[CLASS] != saved.get(CLASS):
         theirs = saved.get(CLASS) if isinstance(saved, Mapping) else _show(saved)
         return [f"the {what} was a {theirs}, and is a {current[CLASS]} now"]
@@ -49,14 +49,14 @@ def optimizer_mismatches(
     names: Mapping[torch.Tensor, str],
     what: str,
 ) -> Iterator[str]:
-    """Say in what two optimizers differ: class, groups, kinds of options, and what there is of a parameter.
+    """Yield the differences between two optimizers: class, groups, kinds of options, states of parameters.
 
     Args:
-        optimizer: of this run.
-        current: its state, as `take_optimizer` gives it.
-        saved: what should be such a state.
-        names: of the parameters.
-        what: how to name the optimizer.
+        optimizer: the optimizer of this run.
+        current: its state, as `take_optimizer` returns it.
+        saved: the saved state; may be of any type.
+        names: the names of the parameters.
+        what: the name of the optimizer in an error message.
     """
     if not isinstance(saved, Mapping) or current[CLASS] != saved.get(CLASS):
         theirs = saved.get(CLASS) if isinstance(saved, Mapping) else _show(saved)
@@ -64,7 +64,7 @@ def optimizer_mismatches(
         return
     groups, states = saved.get("groups"), saved.get("state")
     if saved.keys() != current.keys() or not isinstance(groups, list) or not isinstance(states, Mapping):
-        yield f"{what} is not in it as a save writes it"
+        yield f"{what} is not in it in the form in which it is saved"
         return
     if len(current["groups"]) != len(groups):
         yield f"{what} has {len(groups)} groups in it and {len(current['groups'])} in this run"
@@ -72,7 +72,7 @@ def optimizer_mismatches(
     for name in sorted(current["state"].keys() - states.keys()):
         yield f"{what} has no state of {name} in it"
     for name in states.keys() - current["state"].keys():
-        yield f"{what} has a state of {name} in it, which is no parameter of its"
+        yield f"{what} has a state of {name} in it, which is not a parameter of this optimizer"
     for number, (group, mine, theirs) in enumerate(
         zip(optimizer.param_groups, current["groups"], groups, strict=True)
     ):
@@ -85,12 +85,13 @@ def optimizer_mismatches(
 
 
 def kind_mismatches(current: Any, saved: Any, path: str) -> Iterator[str]:
-    """Say where a value is of another kind than the present one: a number, a text, a list of as many, ...
+    """Yield where a saved value is of another kind than the current one: number, text, list of a length, ...
 
-    A present value that is None or empty tells no kind; a number must be finite where the present one is.
+    A current value that is None or empty has no kind to compare. A saved number must be finite if the current
+    one is.
     """
     kind = _kind(current)
-    if current is None or (kind is bool and saved is None):  # foreach and fused are not chosen, or are
+    if current is None or (kind is bool and saved is None):  # `foreach` and `fused` may be None or a bool
         return
     if kind is not _kind(saved):
         yield _differs(path, saved, current)
@@ -110,7 +111,7 @@ def kind_mismatches(current: Any, saved: Any, path: str) -> Iterator[str]:
 
 
 def _function_mismatches(current: Any, saved: Any, path: str) -> Iterator[str]:
-    """Say where the attributes of a user's functions are not there; there may be more than now."""
+    """Yield an error if saved attributes of the user's functions are missing; additional ones are allowed."""
     is_good = isinstance(saved, list) and len(saved) == len(current)
     for mine, theirs in zip(current, saved if is_good else current, strict=True):
         is_good &= _kind(mine) is _kind(theirs) and (mine is None or mine.keys() <= theirs.keys())
@@ -119,7 +120,7 @@ def _function_mismatches(current: Any, saved: Any, path: str) -> Iterator[str]:
 
 
 def _is_alike(kind: object, current: Any, saved: Any) -> bool:
-    """Tell whether a value can take the place of another one of its kind."""
+    """Tell whether a saved value can replace the current value of the same kind."""
     if kind is Counter:
         return all(_kind(one) is float for pair in saved.items() for one in pair)
     if kind is torch.Tensor and current.dim():
@@ -130,7 +131,7 @@ def _is_alike(kind: object, current: Any, saved: Any) -> bool:
 
 
 def _group_mismatches(current: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
-    """Say in what a parameter group differs: its parameters, and the kinds of its options."""
+    """Yield the differences of a parameter group: its parameters, and the kinds of its options."""
     if not isinstance(saved, Mapping):
         yield f"{what} is {_show(saved)} in it"
         return
@@ -146,31 +147,33 @@ def _group_mismatches(current: Mapping[str, Any], saved: object, what: str) -> I
 def _state_mismatches(
     optimizer_class: type[Optimizer], options: Mapping[str, Any], states: Mapping[torch.Tensor, Any]
 ) -> Iterator[tuple[torch.Tensor, str]]:
-    """Say which parameter's state is not as the others', or as such an optimizer makes it."""
+    """Yield each parameter whose state differs from those of the others, or from a fresh state, and how."""
     fresh = _fresh_states(optimizer_class, options, list(states))
-    keys_by_dim: dict[int, Any] = {}  # some optimizers keep other things of a matrix than of a vector
+    keys_by_dim: dict[int, Any] = {}  # some optimizers have other states for matrices than for vectors
     for parameter, state in states.items():
         if not isinstance(state, Mapping):
             yield parameter, f"is {_show(state)} in it"
         elif state:
-            likely = fresh.get(parameter)
-            keys = keys_by_dim.setdefault(parameter.dim(), state.keys()) if likely is None else likely.keys()
+            expected = fresh.get(parameter)
+            keys = (
+                keys_by_dim.setdefault(parameter.dim(), state.keys()) if expected is None else expected.keys()
+            )
             if state.keys() != keys:
                 yield (
                     parameter,
                     f"has {', '.join(map(str, state))} in it instead of {', '.join(map(str, keys))}",
                 )
-            elif likely is not None:
-                for mismatch in kind_mismatches(likely, state, "has a value that does not fit:"):
+            elif expected is not None:
+                for mismatch in kind_mismatches(expected, state, "has a value that does not fit:"):
                     yield parameter, mismatch
 
 
 def _fresh_states(
     optimizer_class: type[Optimizer], options: Mapping[str, Any], parameters: list[torch.Tensor]
 ) -> dict[torch.Tensor, dict[str, Any]]:
-    """Return what one of torch's optimizers keeps of parameters after a step; nothing where that is unknown.
+    """Return the states that one of torch's optimizers has after one step; empty where they are unknown.
 
-    The step is taken with tensors without memory, by an optimizer of our own making.
+    A new optimizer takes the step, with parameters on the meta device, which use no memory.
     """
     if not f"{optimizer_class.__module__}.".startswith("torch.optim."):
         return {}
@@ -186,9 +189,9 @@ def _fresh_states(
     build: Any = optimizer_class
     try:
         optimizer: Optimizer = build([{**options, **implementation, "params": shadows}])
-        with suppress(RuntimeError):  # some look at a value, which does not exist, after they made the states
+        with suppress(RuntimeError):  # some read a value, which meta tensors lack, after creating the states
             optimizer.step()
-    except (TypeError, ValueError):  # it has conditions that this cannot meet, such as a closure
+    except (TypeError, ValueError):  # the optimizer needs more than this, such as a closure
         return {}
     return {
         parameter: dict(optimizer.state[shadow])
@@ -206,7 +209,7 @@ def _kind(value: object) -> object:
 def _is_finite(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.is_meta or (value.dim() == 0 and bool(torch.isfinite(value)))
-    # Torch takes no longer integers.
+    # Torch does not accept longer integers.
     return value.bit_length() < 63 if isinstance(value, int) else math.isfinite(value)
 
 
@@ -230,4 +233,4 @@ def _show(value: object) -> str:
 
 _KINDS = (bool, str, list, tuple, Counter, Mapping, torch.Tensor)
 _USER_FUNCTIONS = "lr_lambdas"
-"""Where LambdaLR keeps the attributes of a user's objects."""
+"""The key under which LambdaLR saves the attributes of the user's function objects."""

@@ -1,16 +1,16 @@
-"""The optimizer's state shared out among processes that have the whole model, as in stage 1 of ZeRO.
+"""Shards the optimizer's state over processes that have the whole model, as in stage 1 of ZeRO.
 
 [Note: whole parameters]
 Each process updates some of the parameters and sends them to the others (Rajbhandari et al., "ZeRO: memory
-optimizations toward training trillion parameter models", SC'20). No parameter is cut, so an optimizer that
-looks at a whole one, such as Adafactor or Muon, computes the same bytes as without this. Its groups hold
-fewer parameters while it steps; whoever else looks at it, such as a scheduler, sees the optimizer that the
-user asked for, of its own class and with all parameters in its groups.
+optimizations toward training trillion parameter models", SC'20). Parameters are assigned whole, so an
+optimizer that needs a whole parameter, such as Adafactor or Muon, computes the same bytes as without
+sharding. The optimizer's groups hold fewer parameters only while it steps. At all other times a scheduler, or
+any other code, sees the user's own optimizer, of its own class and with all parameters in its groups.
 
-torch's ZeroRedundancyOptimizer cuts the parameters in the same way, but takes the place of the optimizer,
-gathers the whole state on one rank to save it, sends each parameter by itself, and lets replicas drift apart
-where a parameter is sliced (torch 2.13 over gloo). So this takes torch's hooks around a step instead, and
-what DDP sends its initial weights by.
+torch's ZeroRedundancyOptimizer assigns the parameters in the same way. But it replaces the optimizer, gathers
+the whole state on one rank to save it, sends each parameter by itself, and lets replicas drift apart where a
+parameter is sliced (torch 2.13 over gloo). So this class uses torch's hooks around a step instead, and the
+function by which DDP broadcasts its initial weights.
 """
 
 import logging
@@ -36,8 +36,8 @@ class OptimizerShards:
     Collective: every rank must construct it, and step the optimizer.
 
     Args:
-        optimizer: equal on all ranks, and without state yet.
-        model: has the parameters.
+        optimizer: an optimizer that is equal on all ranks, and has no state yet.
+        model: the module with the parameters.
         world: the processes.
     """
 
@@ -58,7 +58,7 @@ class OptimizerShards:
                 sum(num_bytes[name] for name in part) / max(1, sum(num_bytes.values())) for part in parts
             ]
             logger.info(
-                "the optimizer's state is shared out: a process updates %.0f %% to %.0f %% of the parameters",
+                "the optimizer's state is sharded: each process updates %.0f %% to %.0f %% of the parameters",
                 100 * min(loads),
                 100 * max(loads),
             )
@@ -68,9 +68,9 @@ class OptimizerShards:
         return parameter not in self._others
 
     def complete(self, taken: Mapping[str, Any]) -> dict[str, Any]:
-        """Add what the other ranks have to a state by names of parameters, as `take_optimizer` returns it.
+        """Add the other ranks' states to a state that `take_optimizer` returned.
 
-        Tensors in it become held ones, of which no value travels.
+        Its tensors become `HeldTensor`s. Only their metadata is sent, not their values.
 
         Collective: every rank must call this.
         """
@@ -81,9 +81,9 @@ class OptimizerShards:
         return {**taken, "state": state | map_leaves(_as_held, local)}
 
     def _take_own(self, optimizer: Optimizer, *_: Any) -> None:
-        """Before a step: leave the optimizer with what this process updates.
+        """Before a step: remove the parameters of other processes from the optimizer's groups.
 
-        A step that calls that of its base class comes here twice, if torch has put its hooks into both.
+        This runs twice if a `step` calls the `step` of its base class, and torch calls the hooks for both.
         """
         self._num_open_steps += 1
         if self._num_open_steps > 1:
@@ -93,7 +93,7 @@ class OptimizerShards:
             group["params"] = [one for one in group["params"] if self.updates(one)]
 
     def _exchange(self, optimizer: Optimizer, *_: Any) -> None:
-        """After a step: give the optimizer its parameters back, and these the values they were updated to.
+        """After a step: put all parameters back into the optimizer's groups, and broadcast the updated ones.
 
         Collective: every rank must call this.
         """

@@ -1,4 +1,4 @@
-"""Finds the newest good checkpoint, and puts the objects of a run where it is."""
+"""Finds the newest good checkpoint, and restores the objects of a run from it."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -22,20 +22,20 @@ def restore(
     manifest: Manifest,
     allow: Collection[str] | None = None,
 ) -> list[str]:
-    """Put the objects of a run where a checkpoint is.
+    """Restore the objects of a run from a checkpoint.
 
     Args:
-        state: changed only if everything fits.
-        identity: what identifies the run.
+        state: the state of the run; changed only if everything fits.
+        identity: the identity of the run.
         path: the checkpoint.
         manifest: its manifest, verified.
-        allow: which of `MAY_DIFFER` may be other than what the checkpoint is of; None: the user has no say.
+        allow: those of `MAY_DIFFER` that may differ from the checkpoint; None: the caller has no such option.
 
     Returns:
         The differences that were allowed.
 
     Raises:
-        CheckpointError: lists everything else that differs.
+        CheckpointError: lists all other differences.
     """
     mistakes, allowed = compare(identity, manifest.identity, allow or ())
     saved = load_state(path, manifest)
@@ -54,7 +54,7 @@ def find_newest(folder: CheckpointFolder, world: World) -> tuple[Path, Manifest]
     """Find the newest checkpoint that verifies; rank 0 looks. Collective: every rank must call this.
 
     Raises:
-        CheckpointError: if there are some, and none is good.
+        CheckpointError: if there are checkpoints, but none verifies.
     """
     found: Any = None
     if world.rank == 0:

@@ -1,4 +1,4 @@
-"""What a run is besides its configuration: all that a checkpoint holds, by the names of parameters."""
+"""The state of a run that a checkpoint holds; parameters are identified by name."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,21 +27,21 @@ from lanewise.precision import LossScale
 from lanewise.world.shards import is_sharded, laid_out_as
 
 _Load = tuple[str, Callable[[Any], object], Mapping[str, Any], Mapping[str, Any]]
-"""Of an object: its key, what loads a state, the present one, and the saved one."""
+"""Key of an object, the function that loads a state into it, its present state, and the saved one."""
 
 
 class RunState:
-    """Whatever changes with the steps: the model, its optimizer and the like, each under a name.
+    """The objects that change with the steps, each under a name: the model, its optimizer and others.
 
-    There is no state of a loader and none of random generators: the step is enough for both. Nothing is
-    stored by rank, and all of it is equal on every rank, but for sharded and held tensors.
+    The loader and the random generators have no state here, since both follow from the step. Nothing is
+    stored by rank, and everything but sharded and held tensors is equal on every rank.
 
-    Collective where an optimizer's state is shared out: every rank must call every method.
+    Collective where an optimizer's state is sharded: every rank must call every method.
 
     Args:
-        objects: modules, optimizers of their parameters, schedulers, and whatever else has `state_dict` and
-            `load_state_dict`; those that are None are left out.
-        may_lack: which of them older checkpoints lack; they stay as they are then.
+        objects: modules, optimizers of their parameters, schedulers, and other objects with `state_dict` and
+            `load_state_dict`; None is left out.
+        may_lack: names of objects that older checkpoints may lack, and which then stay as they are.
         shards: which process has the optimizer's state of which parameter; None: every process has all of it.
     """
 
@@ -62,23 +62,23 @@ class RunState:
         }
 
     def take(self) -> dict[str, Any]:
-        """Return the state, whose tensors are those of the run, not copies."""
+        """Return the state; its tensors are those of the run, not copies."""
         return {key: self._take(value) for key, value in self._objects.items()}
 
     def require_savable(self) -> None:
-        """Raise now what would make a save fail: a run must not learn it from its first checkpoint.
+        """Raise an error before training if the state cannot be saved, rather than at the first save.
 
-        An optimizer has no state of its own yet before its first step; all else is known.
+        The states of the optimizer's parameters are not checked: before the first step there are none.
 
         Raises:
-            CheckpointError: names what cannot be saved.
+            CheckpointError: names the value that cannot be saved.
         """
         tensors = TensorTable()
         for key, value in self.take().items():
             encode(value, key, tensors)
 
     def compare(self, state: Mapping[str, Any]) -> list[str]:
-        """Say what does not fit in what `take` returned in another process, maybe on other devices."""
+        """Return the mismatches with a state that `take` returned, in another process or on other devices."""
         current = self.take()
         mistakes = [f"{key} is not in it" for key in current.keys() - state.keys() - self._may_lack]
         mistakes += [
@@ -89,10 +89,11 @@ class RunState:
         return sorted(mistakes)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state, which must fit.
+        """Restore the objects from a state in which `compare` found no mismatch.
 
         Raises:
-            CheckpointError: if an object does not accept its state; nothing is changed then.
+            CheckpointError: if an object does not accept its state. If the object is not an optimizer, the
+                objects that were already loaded get their present states back.
         """
         objects = {key: value for key, value in self._objects.items() if key in state}
         loads = [load for key, value in objects.items() for load in _loads(key, value, state[key])]
@@ -146,7 +147,7 @@ def take_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> d
         )
     return {
         CLASS: _class_of(optimizer),
-        # One for each, so that one that is missing is seen.
+        # An entry for each parameter, so that a missing one is noticed.
         "state": {names[parameter]: dict(optimizer.state.get(parameter, {})) for parameter in parameters},
         "groups": [
             {
@@ -161,7 +162,7 @@ def take_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> d
 def restore_optimizer(
     optimizer: Optimizer, saved: Mapping[str, Any], shards: OptimizerShards | None = None
 ) -> None:
-    """Give an optimizer its part of the state that `take_optimizer` returned; the groups must fit."""
+    """Load this process's part of a state that `take_optimizer` returned; the groups must fit."""
     names = [name for group in saved["groups"] for name in group["params"]]
     number_of = {name: number for number, name in enumerate(names)}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -178,7 +179,7 @@ def restore_optimizer(
 
 
 def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
-    """Give a state its parameter's order in memory, by which fused optimizers go; files have none."""
+    """Return a state tensor, placed and strided like its parameter; fused optimizers need equal strides."""
     if not isinstance(value, torch.Tensor):
         return value
     return laid_out_as(value, parameter) if value.shape == parameter.shape else value.clone()
@@ -190,7 +191,7 @@ def _class_of(value: object) -> str:
 
 @contextmanager
 def _loading(key: str) -> Iterator[None]:
-    """Turn whatever an object finds wrong with its state into one error."""
+    """Turn any error of an object that loads its state into a CheckpointError."""
     try:
         yield
     except Exception as error:
@@ -198,7 +199,7 @@ def _loading(key: str) -> Iterator[None]:
 
 
 def _loads(key: str, value: Any, saved: Mapping[str, Any]) -> Iterator[_Load]:
-    """Yield the parts of an object's state whose loading may be refused, with their present state."""
+    """Yield the parts of an object's state that its own code loads, and may refuse."""
     if isinstance(value, nn.Module):
         if extra := _extra(saved):
             yield (
@@ -213,7 +214,7 @@ def _loads(key: str, value: Any, saved: Mapping[str, Any]) -> Iterator[_Load]:
 
 
 def _copy(module: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Copy tensors into the module's own storage."""
+    """Copy saved tensors into the module's own tensors."""
     grow_buffers(module, saved)
     with torch.no_grad():
         for name, value in module.state_dict().items():

@@ -1,1 +1,1 @@
-"""One step: the lanes run, their gradients meet, the weights change; `train_step.py` shows it in order."""
+"""One training step: run the lanes, sum their gradients, update the weights. Start with `train_step.py`."""

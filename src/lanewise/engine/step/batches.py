@@ -8,11 +8,11 @@ from lanewise.nested import copied
 
 
 class StepBatches:
-    """Reads the batches of a step once, and gives them as often as they are asked for.
+    """Reads the batches of a step once, and yields them each time it is iterated over.
 
     Args:
-        batches: of this process; consumed for one step.
-        copies: whether to give copies, as a forward may change its batch.
+        batches: the batches of this process; consumed for one step.
+        copies: whether to yield copies, as a forward may change its batch.
     """
 
     def __init__(self, batches: Iterator[LaneBatch], *, copies: bool = False) -> None:

@@ -10,10 +10,10 @@ import torch
 from lanewise.device.accelerator import Moment, has_streams, moment, seconds_between
 
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
-"""What a step's time goes to; `communication` is what no computation hides."""
+"""The phases of a step; `communication` is the time of communication that no computation overlaps."""
 
 _MOST_LAPS = 1000
-"""Of more laps, the older half is added up: a device has reached it by then, or has much to do still."""
+"""The most laps to keep: of more, the older half is added up, which a device has mostly completed by then."""
 
 
 class StepClock:
@@ -43,15 +43,15 @@ class StepClock:
         self.lap("")
 
     def lap(self, phase: str) -> None:
-        """End a stretch of a phase."""
+        """Attribute the time since the last lap to a phase."""
         self._laps.append((phase, self._now()))
 
     def take(self) -> Callable[[], dict[str, float]]:
-        """Begin anew.
+        """Begin a new measurement, and return the reader of the one that ends now.
 
         Returns:
-            A function that returns the seconds of each phase since the last beginning, up to now; it waits
-            for the device to get there.
+            A function that waits for the device to reach this moment, and then returns the seconds of each
+            phase from the previous beginning until now.
         """
         laps, before = self._laps, self._seconds
         self.begin()

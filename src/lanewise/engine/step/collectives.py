@@ -21,13 +21,13 @@ _REMEDY = (
 class CollectiveDetector:
     """Detects collectives in a forward or a loss in the first step.
 
-    With one, a lane's result depends on the lanes that run beside it, and so on the number of processes: this
-    is a warning in `close` and an error in `exact`. In a step in which processes have different numbers of
-    lanes some would wait forever, so that is an error before the first forward of the step. torch's
-    SyncBatchNorm is known before the first step. Under fsdp every forward is a collective, and nothing is
-    detected.
+    A collective makes a lane's result depend on the lanes that run at the same time, and so on the number of
+    processes: this is a warning in `close` and an error in `exact`. A step in which the processes have
+    different numbers of lanes raises an error before its first forward, since some would wait forever.
+    torch's SyncBatchNorm is recognised before the first step. Under fsdp every forward is a collective, and
+    nothing is detected.
 
-    `before_forward` and `after_forward` are for the first step alone.
+    Call `before_forward` and `after_forward` in the first step only.
 
     Args:
         reducer: runs the forwards.
@@ -49,7 +49,7 @@ class CollectiveDetector:
         self._has_collectives = self._is_synchronised and equality == "close"
 
     def begin_step(self, turn: LaneTurn) -> None:
-        """Raise TaskError where forwards communicate and processes have unequally many lanes in this step."""
+        """Raise TaskError if forwards communicate and the processes have different numbers of lanes."""
         if not self._has_collectives:
             return
         counts = set(self._placement.counts(turn.num_present_lanes))
@@ -67,9 +67,9 @@ class CollectiveDetector:
             self._num_collectives = self._world.num_collectives()
 
     def after_forward(self, turn: LaneTurn) -> None:
-        """Raise TaskError if the forward or the loss began a collective that it may not begin.
+        """Warn, or raise TaskError, if the forward or the loss began a collective.
 
-        The first lanes of all processes run together, so all of them come here.
+        The first lanes of all processes run at the same time, so every process finds it.
         """
         if not self._is_counting or self._world.num_collectives() == self._num_collectives:
             return
@@ -86,7 +86,7 @@ class CollectiveDetector:
         )
 
     def refuse_missing_backward(self, turn: LaneTurn) -> None:
-        """Raise TaskError where SyncBatchNorm would wait for this lane, which contributes nothing."""
+        """Raise TaskError if the model has SyncBatchNorm: the others would wait for this lane's backward."""
         if self._is_synchronised:
             raise TaskError(
                 f"lane {turn.lane} has no samples in step {turn.step}, or a loss of weight 0, and so no "

@@ -38,30 +38,31 @@ class StepGradient(NamedTuple):
     norm: torch.Tensor | None
     """L2 norm of the gradient, a scalar on the device; None where nothing needs it."""
     norms: torch.Tensor | None
-    """That of each parameter, [num_parameters]; likewise."""
+    """L2 norm of each parameter's gradient, [num_parameters]; None where nothing needs them."""
     allows_update: bool
-    """Whether the weights may be updated: the step has weight, and no fp16 overflow. Else `grad` is None."""
+    """Whether the weights may be updated: the step has weight, and fp16 did not overflow. If not, every
+    `grad` is None."""
 
 
 class LaneGradients:
     """Makes the gradient of one model over the global batch, in a pass over the lanes of a step.
 
-        for lanes in gradients.rounds(batches):      # those that this process carries, at once or in turn
+        for lanes in gradients.rounds(batches):      # micro-batches of this process; one for each replica
             losses = ...                             # under the random state of each lane
             gradients.add(losses)                    # backward; the last one overlaps the reduction
-        gradient = gradients.divide()                # one sum over all lanes, one divisor
+        gradient = gradients.divide()                # divides the sum over all lanes by the global weight
 
     Args:
         reducer: has the model, and sums the gradients.
         world: the processes.
-        clock: told what the time goes to.
-        placement: who carries which lanes.
-        equality: what the run promises.
-        loss_scale: keeps gradients in range; None where nothing is scaled.
-        modules: for each replica, all modules whose forward runs in a lane, for their buffers; may grow until
-            the first step.
-        vote: asked before the last backward of each step whether this process wants to save after the step,
-            and to stop the run.
+        clock: measures the phases of the step.
+        placement: which process carries which lanes.
+        equality: the grade that the run promises.
+        loss_scale: keeps fp16 gradients in range; None where losses are not scaled.
+        modules: for each replica, all modules whose forward runs in a lane; their buffers are merged. Modules
+            may be added until the first step.
+        vote: called before the last backward of each step; returns whether this process wants to save after
+            the step, and whether it wants to stop the run.
     """
 
     def __init__(
@@ -90,18 +91,20 @@ class LaneGradients:
         self._is_first_step = True
 
     def rounds(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
-        """Yield the micro-batches of a step, on the device: as many at once as the reducer has replicas.
+        """Yield the micro-batches of a step: as many at once as the reducer has replicas.
 
-        Each round needs one `add` before the next is asked for. A process without samples in the step gets
-        one micro-batch without any.
+        Each round needs one `add` before the next round begins. A process without samples in the step gets
+        one empty micro-batch.
 
-        Collective: every rank must run it to the end, with the batches of its own lanes, and then `divide`.
+        Collective: every rank must iterate to the end, with the batches of its own lanes, and then call
+        `divide`.
 
         Args:
-            batches: consumed for one step.
+            batches: on the device; consumed for one step.
 
         Raises:
-            TaskError: if the model cannot be trained so.
+            TaskError: if the trainable parameters changed, a lane had no backward, or processes with
+                different numbers of lanes have forwards that communicate.
         """
         self._losses.begin()
         self._monitor.begin_step()
@@ -137,13 +140,13 @@ class LaneGradients:
         """Run the backward of a round. Collective for the last lane of a step.
 
         Args:
-            losses: for each lane a mean over the micro-batch's samples, or a `Loss`; None for one without
+            losses: for each lane a mean over the micro-batch's samples, or a `Loss`; None for a lane without
                 samples.
-            what: how to call them in an error.
+            what: the name of the losses in an error message.
 
         Raises:
-            TaskError: if there is no micro-batch to which a loss could belong, it cannot be trained on, or
-                the forward communicated with other processes.
+            TaskError: if there is no micro-batch to which a loss could belong, a loss cannot be trained on,
+                gradients came from elsewhere, or the forward communicated with other processes.
         """
         in_round, self._open = self._open, []
         if not in_round:
@@ -185,13 +188,13 @@ class LaneGradients:
         self.reducer.backward(turn, value, factor)
 
     def divide(self, *, needs_norm: bool = True, needs_norms: bool = False) -> StepGradient:
-        """Make the gradient of the step whole: the weighted mean over the global batch.
+        """Complete the gradient of the step: the weighted mean over the global batch.
 
         Collective: every rank must call this, with the same arguments.
 
         Args:
-            needs_norm: whether to compute the norm even if no loss scale needs it.
-            needs_norms: whether to compute that of each parameter.
+            needs_norm: whether to compute the norm of the gradient even if no loss scale needs it.
+            needs_norms: whether to compute the norm of each parameter's gradient.
 
         Raises:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
@@ -221,19 +224,19 @@ class LaneGradients:
         return StepGradient(self._turn, totals, norm, norms, allows_update)
 
     def check(self) -> None:
-        """Raise what was found in the last step of a run, after it.
+        """Raise the error of the last step, whose comparison of buffers nobody has waited for yet.
 
         Raises:
-            TaskError: if it broke the contract of buffers.
+            TaskError: if an integer buffer differed between lanes.
         """
         self._buffers.check()
 
     def close(self) -> None:
-        """Stop what runs in the background."""
+        """Stop the background work of the reducer."""
         self.reducer.close()
 
     def _describe_first_step(self, totals: StepTotals) -> None:
-        """Say what only the first step could show. Collective."""
+        """Log the unit of the weights and the unused parameters, which the first step shows. Collective."""
         self._is_first_step = False
         compare_runs(self.reducer.replicas, is_on=False)
         unused = self._monitor.unused(self._world)

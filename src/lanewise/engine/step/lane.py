@@ -1,4 +1,4 @@
-"""Runs one lane: its micro-batch goes to the device, then its forward and its loss; errors name the lane."""
+"""Runs one lane: moves its micro-batch to the device, runs its forward and its loss, names it in errors."""
 
 import errno
 import math
@@ -26,16 +26,16 @@ from lanewise.task import Loss, Task
 @final
 @dataclass(frozen=True)
 class LaneRunner:
-    """Runs the lanes of a task, each on whichever module it is given, and as often as wanted.
+    """Runs the lanes of a task, each on any module and any number of times.
 
-    What comes out of a lane depends on the weights and buffers of the module, on what stands here, and on the
-    lane's batch with its turn; and on nothing else.
+    The result of a lane depends only on the weights and buffers of the module, on the fields of this class,
+    and on the lane's batch with its turn.
     """
 
     task: Task
     precision: Precision
     seed: int
-    """Of the run."""
+    """Seed of the run."""
 
     def lane(self, batch: LaneBatch) -> "TaskLane":
         """Return a lane of a training step."""
@@ -49,12 +49,12 @@ class LaneRunner:
 @final
 @dataclass(slots=True)
 class TaskLane:
-    """What a task computes for one lane; the `LaneWork` of reducers. Not frozen, as `LaneBatch`."""
+    """The work of one lane of a task: a `LaneWork` for reducers. Not frozen, like `LaneBatch`."""
 
     runner: LaneRunner
     batch: LaneBatch
     seed: int
-    """Of the random numbers that forward and loss draw."""
+    """Seed of the random numbers that forward and loss draw."""
 
     @property
     def turn(self) -> LaneTurn:
@@ -91,15 +91,15 @@ class TaskLane:
             raise
 
     def check(self, returned: object) -> "LaneLoss":
-        """Return what `loss` gave as a loss that can be trained on.
+        """Check what `loss` returned, and return it as a `LaneLoss`.
 
         Raises:
-            TaskError: if it cannot.
+            TaskError: if it cannot be trained on.
         """
         return LaneLoss.of(self.batch, returned, f"the loss of {type(self.runner.task).__name__}")
 
     def run(self, model: nn.Module) -> "LaneLoss":
-        """Run both halves, forward and loss, and check what they give."""
+        """Run the forward and the loss, and check the loss."""
         return self.check(self.loss(self.forward(model, self.data), self.data))
 
 
@@ -107,34 +107,36 @@ class TaskLane:
 class LaneLoss:
     """A loss of one lane that can be trained on: `factor * value` is the sum over its units.
 
-    Not frozen, as `LaneBatch`.
+    Not frozen, like `LaneBatch`.
     """
 
     value: torch.Tensor | None
     """Scalar, in training with a gradient; None where the weight is 0 and the lane contributes nothing."""
     factor: float
-    """The weight of a mean, and 1 of a sum. Kept apart, as a backward multiplies by it without a node."""
+    """The weight if `value` is a mean, 1 if it is a sum. Kept apart from `value`, because the backward can
+    start with it, which needs no further node in the graph."""
     weight: float
     is_sample_mean: bool
-    """Whether the task returned a bare mean, which weighs as many units as there are samples."""
+    """Whether the task returned a plain mean, whose weight is the number of samples."""
 
     @classmethod
     def of(cls, batch: LaneBatch, returned: object, what: str) -> "LaneLoss":
-        """Make one of what the user's code returned, if that can be trained on.
+        """Make a `LaneLoss` of what the user's code returned.
 
         Args:
-            batch: the lane's.
-            returned: what the user's code made of it; disregarded where it has no samples.
-            what: how to call it in an error.
+            batch: the batch of the lane.
+            returned: what the user's code returned; ignored where the batch has no samples.
+            what: the name of the loss in an error message.
 
         Raises:
-            TaskError: if it is not a scalar with a weight of 0 or more, and in training a gradient.
+            TaskError: if the loss is not a scalar, its weight is negative or not finite, or in training it
+                has no gradient.
         """
         if not batch.num_samples:
             return cls(None, 1.0, 0.0, is_sample_mean=False)
         try:
             return cls._of_returned(returned, batch.num_samples, what)
-        except BaseException as error:  # a weight may be an object of the user's
+        except BaseException as error:  # the weight may be the user's own object, whose conversion fails
             note_lane(error, batch)
             raise
 
@@ -174,15 +176,16 @@ class LaneLoss:
 
     @property
     def sum(self) -> torch.Tensor | None:
-        """The loss added up over its units."""
+        """The sum of the loss over its units."""
         return None if self.value is None else self.value * self.factor
 
     def backward_factor(self, turn: LaneTurn, scale: float) -> torch.Tensor:
-        """Return the scalar that the lane's backward begins with.
+        """Return the scalar gradient of the loss with which the lane's backward starts.
 
         Args:
-            turn: a lane that is alone in its step has the division by the global weight in it.
-            scale: what the sums of losses, and so of gradients, are multiplied by.
+            turn: the lane's turn. If its lane is the only one in the step, the factor includes the division
+                by the global weight.
+            scale: the factor by which all losses, and so all gradients, are multiplied.
         """
         assert self.value is not None
         factor = self.factor * scale / (self.weight if turn.num_present_lanes == 1 else 1.0)
@@ -191,14 +194,14 @@ class LaneLoss:
 
 @lru_cache(maxsize=64)
 def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((), value, dtype=dtype, device=device)  # a kernel's argument: no copy to wait for
+    return torch.full((), value, dtype=dtype, device=device)  # passed as a kernel's argument, without a copy
 
 
 def note_lane(error: BaseException, batch: LaneBatch) -> None:
-    """Add to an error of the user's code in which lane it arose, and the remedy if one is known.
+    """Add a note to an error of the user's code: the lane in which it arose.
 
     Raises:
-        TaskError: instead of an error of torch whose remedy is known, and of a SystemExit.
+        TaskError: in place of an error of torch whose remedy is known, or of a SystemExit.
     """
     if explained := _explain(error, batch):
         explained.add_note(batch.place)
@@ -208,7 +211,7 @@ def note_lane(error: BaseException, batch: LaneBatch) -> None:
 
 @contextmanager
 def named_lane(batch: LaneBatch) -> Iterator[None]:
-    """Do `note_lane` for errors of a block."""
+    """Call `note_lane` for errors in the block."""
     try:
         yield
     except BaseException as error:
@@ -217,7 +220,7 @@ def named_lane(batch: LaneBatch) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that there is no memory left, or explains one that does."""
+    """Tell whether an error, or the cause that it explains, says that there is no memory left."""
     if isinstance(error, LanewiseError) and error.__cause__ is not None:
         error = error.__cause__
     if type(error) in (RuntimeError, torch.AcceleratorError):
@@ -228,7 +231,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 _NO_MEMORY = r"\bDefaultCPUAllocator: |\b(error: |backend )out of memory"
-"""By what torch says of the CPU, where it has no type of its own, of CUDA's own errors, and of mps."""
+"""Matches messages without an error type of their own: torch's for the CPU and for mps, and CUDA's own."""
 
 _BATCH_OF_ONE = (
     "BatchNorm cannot normalise this lane's micro-batch: a partial last step may leave a lane with one "
@@ -242,12 +245,12 @@ _REMEDIES = {
     "builtins.ValueError": ("Expected more than 1 value per channel when training", _BATCH_OF_ONE),
     "torch._dynamo.exc.FailOnRecompileLimitHit": ("", _TOO_MANY_SHAPES),
 }
-"""By the type of torch's error: how it begins; what is wrong, in terms of a run, and what to change."""
+"""For types of torch's errors: the beginning of the message, and an explanation with a remedy."""
 
 
 def _explain(error: BaseException, batch: LaneBatch) -> TaskError | None:
-    """Return an error of torch in terms of a run, with the remedy; None where none is known."""
-    if isinstance(error, LanewiseError):  # it may quote what torch says
+    """Return a TaskError that explains an error of torch, with a remedy; None where no remedy is known."""
+    if isinstance(error, LanewiseError):  # its message may quote torch's
         return None
     begin, remedy = _REMEDIES.get(f"{type(error).__module__}.{type(error).__qualname__}", ("", ""))
     if remedy and text_of(error).startswith(begin):
@@ -274,8 +277,8 @@ def _shapes_of(data: Any) -> str:
 def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:
     """Yield batches whose tensors are on the device.
 
-    A device with streams copies them on one of its own, from pinned memory, while it computes what was
-    enqueued before.
+    A device with streams copies the tensors from pinned memory on a separate stream, while it computes what
+    was enqueued before.
     """
     if device.type == "cpu":
         yield from batches

@@ -1,4 +1,4 @@
-"""The steps between two lines of metrics: which step ends them, and what they add up to."""
+"""The steps between two lines of metrics: which step ends an interval, and the sums over its steps."""
 
 import math
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from lanewise.engine.step.message import StepTotals
 
 @dataclass(frozen=True)
 class IntervalTotals:
-    """What the steps of an interval say together."""
+    """Totals over the steps of an interval."""
 
     num_steps: int
     loss: float
-    """Sum of all losses by the sum of all weights; NaN where that is 0."""
+    """Sum of all losses divided by the sum of all weights; NaN where that sum is 0."""
     mean_weight: float
     """Mean weight of a step."""
 
@@ -45,26 +45,26 @@ class LogInterval:
         self._weight += totals.weight
 
     def take(self) -> IntervalTotals:
-        """Return what was added up, and begin the next interval."""
+        """Return the totals, and begin the next interval."""
         loss = self._loss_sum / self._weight if self._weight else math.nan
         totals = IntervalTotals(self._num_steps, loss, self._weight / self._num_steps)
         self._begin()
         return totals
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the run that goes on from it writes the same line."""
+        """Return the sums for a checkpoint, so that a run that resumes from it writes the same line."""
         return {"num_steps": self._num_steps, "loss_sum": self._loss_sum, "weight": self._weight}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`.
+        """Restore the sums.
 
         Raises:
-            ValueError: if it is none.
+            ValueError: if `state` is not what `state_dict` returns.
         """
         num_steps, loss_sum, weight = state["num_steps"], state["loss_sum"], state["weight"]
         types = [type(num_steps), type(loss_sum), type(weight)]
         if len(state) > 3 or types != [int, float, float] or num_steps < 0 or not weight >= 0:
-            raise ValueError(f"the steps since the last line of metrics have no state {state!r:.100}")
+            raise ValueError(f"not a state of the steps since the last line of metrics: {state!r:.100}")
         self._num_steps, self._loss_sum, self._weight = num_steps, loss_sum, weight
 
     def _begin(self) -> None:

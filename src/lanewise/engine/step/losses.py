@@ -1,4 +1,4 @@
-"""The losses of a step's lanes: their scale in the backward, their exchange, those that are not finite."""
+"""The losses of a step's lanes: scales them for the backward, exchanges them, refuses non-finite ones."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,18 +14,18 @@ from lanewise.precision import LossScale
 from lanewise.world.world import World
 
 _MOST_SHOWN = 16
-"""Of the lanes and samples that an error names."""
+"""The most lanes, and the most samples of each, that an error names."""
 
 
 class StepLosses:
-    """Collects what the lanes of this process say of a step, and exchanges it with the other processes.
+    """Collects the losses and weights of this process's lanes, and exchanges them with the other processes.
 
-    For each step `begin`, `add` for each lane, `start_exchange` and `finish`.
+    In each step call `begin`, `add` for each lane, `start_exchange` and `finish`.
 
     Args:
         world: the processes.
-        placement: who carries which lanes.
-        loss_scale: keeps gradients in range; None where nothing is scaled.
+        placement: which process carries which lanes.
+        loss_scale: keeps fp16 gradients in range; None where losses are not scaled.
     """
 
     def __init__(self, world: World, placement: Placement, loss_scale: LossScale | None) -> None:
@@ -34,21 +34,21 @@ class StepLosses:
         self._loss_scale = loss_scale
 
     def begin(self) -> None:
-        """Begin a step: forget the one before."""
+        """Begin a step, and forget the one before."""
         self._rows: list[LaneRow] = []
         self._samples: dict[int, tuple[int, ...]] = {}
 
     def add(self, batch: LaneBatch, loss: LaneLoss | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Take the loss of a lane.
 
-        Collective in the first lane of each process, where a loss scale has no unit yet.
+        Collective for the first lane of each process while the loss scale has no unit yet.
 
         Args:
-            batch: the lane's.
+            batch: the batch of the lane.
             loss: None where the lane has no samples.
 
         Returns:
-            What `Reducer.backward` takes: the scalar, and its factor.
+            The arguments `loss` and `factor` of `Reducer.backward`: the scalar and its factor.
         """
         if self._loss_scale is not None and not self._loss_scale.has_unit:
             weight = 0.0 if loss is None else loss.weight
@@ -67,34 +67,38 @@ class StepLosses:
 
     @property
     def factor(self) -> float:
-        """What the sums of losses, and so of gradients, are multiplied by."""
+        """The factor by which all losses, and so all gradients, are multiplied."""
         return 1.0 if self._loss_scale is None else self._loss_scale.factor
 
     def divisor(self, totals: StepTotals, turn: LaneTurn) -> float:
-        """Return what the sums of gradients are divided by to be means over the global batch.
+        """Return the divisor that turns the sums of gradients into means over the global batch.
 
-        A step of one lane has that in the factor of its backward: a division less for each gradient.
+        In a step of one lane the factor of its backward already includes the division by the weight, which
+        saves a division for each gradient.
         """
         return self.factor * (1.0 if turn.num_present_lanes == 1 else totals.weight)
 
     def start_exchange(
         self, votes: tuple[bool, bool], buffer_changes: Sequence[float] | torch.Tensor
     ) -> None:
-        """Begin to exchange. Collective: every rank must call this, when all its lanes were added.
+        """Begin the exchange. Collective: every rank must call this, after it has added all its lanes.
 
         Args:
-            votes: whether this process wants to save, and to stop the run, after the step.
-            buffer_changes: what `LaneBuffers.changes` tells.
+            votes: whether this process wants to save after the step, and whether it wants to stop the run.
+            buffer_changes: what `LaneBuffers.changes` returns.
         """
         message = StepMessage(self._rows, *votes, buffer_changes)
         self._wait: Callable[[], StepTotals] = message.start_exchange(self._world, self._placement.most)
 
     def finish(self) -> StepTotals:
-        """Wait for the exchange."""
+        """Wait for the exchange, and return the totals over all lanes."""
         return self._wait()
 
     def require_finite(self, totals: StepTotals, turn: LaneTurn) -> None:
-        """Raise NonFiniteLossError where a lane's loss is not finite, with its samples. Collective then."""
+        """Raise NonFiniteLossError if a lane's loss is not finite; name the lane and its samples.
+
+        Collective where a loss is not finite, which all ranks know from the totals.
+        """
         if math.isfinite(totals.loss_sum):
             return
         samples: dict[int, Sequence[int]] = {}

@@ -1,4 +1,4 @@
-"""What a process tells the others in a step: its lanes, its votes, changes of buffers; in one all-gather."""
+"""The message that each process sends in a step, in one all-gather: lane losses, votes, buffer changes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,17 +17,17 @@ class Term(NamedTuple):
     """A loss of a lane as a sum and its weight, or one of several terms of it."""
 
     value: torch.Tensor | float
-    """The sum is `factor` times this: a number, or on an accelerator a scalar that nobody waits for."""
+    """The sum is `factor` times this: a number, or on an accelerator a scalar tensor."""
     weight: float
     factor: float = 1.0
 
 
 class LaneRow(NamedTuple):
-    """What is told of a lane."""
+    """The sums of a lane, as its process sends them and as all know them afterwards."""
 
     lane: int
     terms: tuple[Term, ...]
-    """As many in every lane; the first one is the loss."""
+    """Every lane has the same number of them; the first one is the loss."""
 
     @property
     def loss_sum(self) -> float:
@@ -41,13 +41,13 @@ class LaneRow(NamedTuple):
 
 
 class StepTotals:
-    """What all lanes together say of a step; the same on every rank, for any number of processes.
+    """Totals of a step over all lanes; the same on every rank, for any number of processes.
 
     Args:
-        lanes: those that had a turn, in order.
+        lanes: the lanes that had a turn, in order.
         wants_save: whether some rank votes to save a checkpoint after this step.
         wants_stop: whether some rank votes to stop the run after this step.
-        buffer_changes: for `LaneBuffers.merge`: what the lanes did to each pack of buffers.
+        buffer_changes: for each pack of buffers, the largest change of any lane; for `LaneBuffers.merge`.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class StepTotals:
 
     @property
     def allow_update(self) -> bool:
-        """Whether the model may be updated: some weight, and no lane whose loss is not finite."""
+        """Whether the model may be updated: the weight is not 0, and the loss of every lane is finite."""
         return self.weight > 0 and not math.isnan(self.loss_sum)
 
 
 def _sum(values: Sequence[float]) -> float:
-    """Add up without rounding in between, so that the order makes no difference; NaN if one is not finite."""
+    """Add up without intermediate rounding, so the order does not matter; NaN if a term is not finite."""
     try:
         total = math.fsum(values)
     except (ValueError, OverflowError):  # infinite ones of both signs, or finite ones beyond the range
@@ -89,57 +89,58 @@ def _sum(values: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class StepMessage:
-    """What a process tells the others in a step: rows of its lanes, and numbers of which the largest counts.
+    """What a process sends to the others in a step: a row for each lane, and numbers to take the maximum of.
 
-    A further number is a field, and stands in `_numbers` and in `start_exchange`.
+    To add another number, add a field, and handle it in `_numbers` and `start_exchange`.
     """
 
     rows: list[LaneRow]
-    """Of the lanes that had a turn."""
+    """The rows of the lanes that had a turn."""
     wants_save: bool
     wants_stop: bool
     buffer_changes: Sequence[float] | torch.Tensor
-    """What `LaneBuffers.changes` tells, of as many packs on every rank."""
+    """What `LaneBuffers.changes` returns; the same number of packs on every rank."""
     num_terms: int = 1
-    """In each row."""
+    """Terms in each row."""
 
     def start_exchange(self, world: World, most_lanes: int) -> Callable[[], StepTotals]:
         """Begin to exchange the messages of all processes.
 
-        Collective: every rank must call this, before the backward of its last lane, which it overlaps.
+        Collective: every rank must call this, before the backward of its last lane, which the exchange
+        overlaps.
 
         Args:
             world: the processes.
-            most_lanes: that a process carries.
+            most_lanes: the largest number of lanes that any process carries.
 
         Returns:
-            A function that waits and returns the totals.
+            A function that waits for the exchange and returns the totals.
         """
         if world.device.type != "cpu":
             wait = world.start_all_gather_to_host(self._numbers_on(world.device, most_lanes))
         elif world.world_size > 1:
             wait = world.start_all_gather(self._numbers(most_lanes))
         else:
-            return self._totals  # without a tensor: a small step takes no longer than those would
+            return self._totals  # without tensors, whose overhead would show in a small step
         size = 1 + 2 * self.num_terms
         end = size * most_lanes
 
         def finish() -> StepTotals:
-            told = wait().tolist()
-            rows = [numbers[begin : begin + size] for numbers in told for begin in range(0, end, size)]
+            messages = wait().tolist()
+            rows = [numbers[begin : begin + size] for numbers in messages for begin in range(0, end, size)]
             lanes = [
                 LaneRow(int(lane), tuple(map(Term, pairs[::2], pairs[1::2])))
                 for lane, *pairs in rows
                 if lane >= 0
             ]
-            saves, stops, *changes = map(max, *(numbers[end:] for numbers in told), repeat(-math.inf))
+            saves, stops, *changes = map(max, *(numbers[end:] for numbers in messages), repeat(-math.inf))
             lanes.sort(key=itemgetter(0))
             return StepTotals(lanes, wants_save=bool(saves), wants_stop=bool(stops), buffer_changes=changes)
 
         return finish
 
     def _numbers(self, most_lanes: int) -> torch.Tensor:
-        """Return as many numbers on every rank, as float64 on the CPU; an absent row has lane -1.
+        """Return the message as float64 on the CPU, equally long on every rank; a missing row has lane -1.
 
         A row is the lane, and the sum and the weight of each term.
         """
@@ -152,7 +153,7 @@ class StepMessage:
         return torch.tensor([*chain.from_iterable(rows), *votes, *self.buffer_changes], dtype=torch.float64)
 
     def _numbers_on(self, device: torch.device, most_lanes: int) -> torch.Tensor:
-        """Return the same on an accelerator; nobody waits for a loss."""
+        """Return the same message on an accelerator, without waiting for a loss."""
         terms = [term for row in self.rows for term in row.terms]
         rows = [LaneRow(row.lane, tuple(term._replace(value=1.0) for term in row.terms)) for row in self.rows]
         factors = replace(self, rows=rows, buffer_changes=())
@@ -166,8 +167,8 @@ class StepMessage:
         return torch.cat([numbers, changes.to(device)]) if isinstance(changes, torch.Tensor) else numbers
 
     def _totals(self) -> StepTotals:
-        """Return the totals of a process that is alone."""
-        assert not isinstance(self.buffer_changes, torch.Tensor), "on a CPU they are known"
+        """Return the totals of a run with one process."""
+        assert not isinstance(self.buffer_changes, torch.Tensor), "on a CPU the changes are numbers"
         return StepTotals(
             self.rows,
             wants_save=self.wants_save,

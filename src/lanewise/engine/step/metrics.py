@@ -1,4 +1,4 @@
-"""What a line of metrics says of the steps since the line before, and how its columns are named."""
+"""The contents of a line of metrics, and the names of its columns."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,34 +15,35 @@ from lanewise.precision import LossScale
 
 @dataclass(frozen=True)
 class IntervalReport:
-    """What is known of the steps since the last line of metrics, and of the last of them.
+    """The numbers of a line of metrics: of an interval of steps, and of its last step.
 
-    The same on every rank but for the times. Reading a number may wait for the device.
+    All but the times are the same on every rank. Reading a number may wait for the device.
     """
 
     epoch: int
     step: int
     totals: IntervalTotals
     learning_rate: float
-    """Of the first parameter group, as the last step used it."""
+    """The learning rate of the first parameter group in the last step."""
     grad_norm: Callable[[], torch.Tensor]
     """Norm of the last step's gradient before clipping."""
     gradient_norms: Callable[[], Mapping[str, float]]
     """Norm of each parameter's gradient in the last step, before clipping; empty unless they are logged."""
     skipped_steps: int | None
-    """Steps so far that updated nothing since an fp16 gradient overflowed; None in other formats."""
+    """Number of steps of the run that updated nothing because an fp16 gradient overflowed; None in other
+    formats."""
     phase_seconds: Callable[[], dict[str, float]]
-    """What the time went to that this process spent in these steps."""
+    """The seconds that this process spent in each phase of these steps."""
 
     def columns(self, num_steps: int, num_samples: int, device: torch.device) -> Mapping[str, float]:
-        """Name what the steps found: for metrics.jsonl, TensorBoard and callbacks. Waits for the device.
+        """Return the numbers by name, for metrics.jsonl, TensorBoard and callbacks. Waits for the device.
 
         Times and memory are those of this process.
 
         Args:
-            num_steps: those of the steps that this process took.
-            num_samples: of all lanes in those.
-            device: of this process.
+            num_steps: the steps of the interval that this process took itself, not before it resumed.
+            num_samples: the samples of all lanes in these steps.
+            device: the device of this process.
         """
         seconds = self.phase_seconds()
         columns = {
@@ -61,13 +62,13 @@ class IntervalReport:
 
 
 class StepMetrics:
-    """Adds up the steps of an interval, and reports on it after its last one.
+    """Adds up the steps of an interval, and makes its report after the last of them.
 
     Args:
         interval: the steps since the last line of metrics.
-        clock: knows what the time went to.
-        model: whose gradients are reported.
-        loss_scale: of fp16; None in other formats.
+        clock: measures the phases of each step.
+        model: the model whose gradients are reported.
+        loss_scale: the loss scale of fp16; None in other formats.
         with_norms: whether to report the norm of each parameter's gradient.
     """
 
@@ -87,12 +88,12 @@ class StepMetrics:
         self._with_norms = with_norms
 
     def needs(self, step: int) -> tuple[bool, bool]:
-        """Tell whether a step is logged, which needs its gradient's norm; and that of each parameter's."""
+        """Tell whether a step needs the norm of its whole gradient, and whether of each parameter's."""
         is_logged = self._interval.ends_with(step)
         return is_logged, is_logged and self._with_norms
 
     def report(self, gradient: StepGradient, learning_rate: float) -> IntervalReport | None:
-        """Add a step; where it is logged, report on the interval and begin the next one."""
+        """Add a step. If it is logged, return the report of the interval and begin the next one."""
         self._interval.add(gradient.totals)
         turn = gradient.turn
         if not self._interval.ends_with(turn.step):
@@ -110,7 +111,7 @@ class StepMetrics:
         )
 
     def _named_norms(self, norms: torch.Tensor | None) -> Callable[[], Mapping[str, float]]:
-        """Return what reads the norms of the parameters' gradients, by name."""
+        """Return a function that waits for the norms of the gradients, and returns them by parameter name."""
         if norms is None:
             return dict
         wait = start_copy_to_host(norms)

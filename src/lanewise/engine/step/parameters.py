@@ -1,4 +1,4 @@
-"""Notices parameters that training cannot work with, and names those that no lane uses."""
+"""Detects misuse of the parameters by the user's code, and names the parameters that no lane uses."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,13 @@ from lanewise.world.world import World
 class ParameterMonitor:
     """Monitors the parameters of the user's module and of its replicas.
 
-    For each round of lanes of a step `check`, `before_backward` and `after_backward`. A backward inside of
-    the forward is noticed in any step in the first lane of each process, and in the first step in all of
-    them; an update inside of the backward in the first step.
+    Call `check` and `begin_step` once in each step, `before_backward` and `after_backward` in each round of
+    lanes. In the first step, all lanes are checked for a backward inside of the forward and for an update
+    inside of the backward. In later steps, only the first round of each process is checked, for a backward
+    inside of the forward.
 
     Args:
-        reducer: has the module.
+        reducer: holds the module.
     """
 
     def __init__(self, reducer: Reducer) -> None:
@@ -45,7 +46,7 @@ class ParameterMonitor:
         self._left = [None] * len(self._trained)
 
     def before_backward(self, turn: LaneTurn) -> None:
-        """Raise TaskError if gradients came from elsewhere than from the backward of lanes."""
+        """Raise TaskError if a gradient did not come from the backward of a lane."""
         if self._left is not None and (now := self._gradient_versions()) != self._left:
             raise TaskError(
                 f"parameter {self._name_of_first(now, self._left)} got a gradient before the backward of "
@@ -56,7 +57,7 @@ class ParameterMonitor:
             self._versions = [parameter._version for parameter in self._trained]
 
     def after_backward(self, turn: LaneTurn) -> None:
-        """Raise TaskError if parameters were updated by the gradient of a part of the global batch."""
+        """Raise TaskError if the backward updated parameters, by the gradient of a part of the batch."""
         self._left = self._gradient_versions() if self._hooks else None
         if self._hooks and (now := [parameter._version for parameter in self._trained]) != self._versions:
             raise TaskError(
@@ -66,7 +67,7 @@ class ParameterMonitor:
             )
 
     def unused(self, world: World) -> list[str]:
-        """Name the trainable parameters that no lane used in the steps so far, and remove the hooks.
+        """Return the names of the trainable parameters that no lane has used so far, and remove the hooks.
 
         Collective: every rank must call this.
         """
@@ -77,7 +78,7 @@ class ParameterMonitor:
         return [name for name, parameter in self._all if parameter.requires_grad and name not in used]
 
     def _note_use(self, name: str, parameter: torch.Tensor) -> None:
-        if parameter.grad is None:  # a lane that contributes nothing came to it
+        if parameter.grad is None:  # the lane contributes nothing
             return
         if parameter.grad.layout != torch.strided:
             raise TaskError(
@@ -90,7 +91,7 @@ class ParameterMonitor:
         return [None if one.grad is None else one.grad._version for one in self._trained]
 
     def _name_of_first(self, now: Sequence[int | None], before: Sequence[int | None]) -> str:
-        """Name the first parameter for which two lists differ."""
+        """Return the name of the first parameter for which two lists differ."""
         number = next(
             number for number, pair in enumerate(zip(now, before, strict=True)) if pair[0] != pair[1]
         )

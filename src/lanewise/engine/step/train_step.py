@@ -23,7 +23,7 @@ from lanewise.random_state import set_random_state
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, and by what."""
+    """The model and what trains it."""
 
     lanes: LaneRunner
     model: nn.Module
@@ -32,7 +32,7 @@ class Training:
     scheduler: LRScheduler | None
     """Stepped once in each optimizer step."""
     average: AveragedModel | None = None
-    """The exponential moving average of the weights, which is what gets evaluated; None: the model itself."""
+    """The exponential moving average of the weights, which is evaluated; None: the model is evaluated."""
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -41,23 +41,23 @@ class Training:
 
 
 class StepReport(NamedTuple):
-    """What a step did."""
+    """The outcome of a step."""
 
     step: int
     totals: StepTotals
     interval: IntervalReport | None
-    """What goes into a line of metrics; None where the step is not logged."""
+    """The numbers of a line of metrics; None where the step is not logged."""
 
 
 class TrainStep:
     """Takes steps: forward and backward of each lane, the reduction, clipping, the update.
 
     Args:
-        training: the task, the module, the optimizer and the scheduler.
-        gradients: makes the gradient.
-        clock: the one that `gradients` has.
-        metrics: knows which steps are logged, and what of them.
-        max_grad_norm: clip the gradient to this norm.
+        training: the lane runner, the module, the optimizer and the scheduler.
+        gradients: computes the gradient.
+        clock: the same clock as that of `gradients`.
+        metrics: decides which steps are logged, and makes their reports.
+        max_grad_norm: the norm to which the gradient is clipped; None: it is not clipped.
     """
 
     def __init__(
@@ -78,9 +78,10 @@ class TrainStep:
         self._update = choose_update(training.optimizer, self.compute_gradient, self._seed_update)
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
-        """Take the next step's batches and update the model, alike on any number of processes.
+        """Take one step: consume its batches and update the model.
 
-        Where the global weight is 0, or an fp16 gradient overflowed, the weights stay.
+        The update is the same on any number of processes. Where the global weight is 0, or an fp16 gradient
+        overflowed, the weights do not change.
 
         Collective: every rank must call this, with the batches of its own lanes.
 
@@ -92,11 +93,12 @@ class TrainStep:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         training = self._training
-        self._clock.skip()  # an evaluation may have come between
+        self._clock.skip()  # time since the last step, perhaps of an evaluation, belongs to no phase
         gradient = self._update(batches)
         learning_rate = float(training.optimizer.param_groups[0]["lr"])
         if training.scheduler is not None:
-            self._seed_update(gradient.turn.step)  # processes with other parameters may have drawn unequally
+            # Processes that updated different parameters may have drawn different random numbers.
+            self._seed_update(gradient.turn.step)
             training.scheduler.step()
         for parameter in self.gradients.reducer.parameters:
             parameter.grad = None
@@ -107,7 +109,7 @@ class TrainStep:
         return StepReport(gradient.turn.step, gradient.totals, self._metrics.report(gradient, learning_rate))
 
     def compute_gradient(self, batches: Iterator[LaneBatch]) -> StepGradient:
-        """Leave the clipped gradient of a step in every `param.grad`, and set the random state of its update.
+        """Write the clipped gradient of a step to every `param.grad`, and seed the step's update.
 
         Collective: every rank must call this, with the batches of its own lanes.
 
@@ -118,12 +120,12 @@ class TrainStep:
             TaskError: if the task breaks its contract.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        for in_round in self.gradients.rounds(batches):  # those that this process carries
+        for in_round in self.gradients.rounds(batches):  # micro-batches of this process
             losses = self.gradients.reducer.losses(list(map(self._training.lanes.lane, in_round)))
             self.gradients.add(losses, self._what)  # backward; the last one overlaps the reduction
         step = in_round[-1].turn.step
         needs_norm, needs_norms = self._metrics.needs(step)
-        gradient = self.gradients.divide(  # one sum over all lanes, one divisor
+        gradient = self.gradients.divide(  # divides the sum over all lanes by the global weight
             needs_norm=needs_norm or self._max_grad_norm is not None, needs_norms=needs_norms
         )
         if self._max_grad_norm is not None:
@@ -135,5 +137,5 @@ class TrainStep:
         return gradient
 
     def _seed_update(self, step: int) -> None:
-        """Set the random state of what follows the lanes, alike on every process."""
+        """Set the random state for everything after the lanes, the same on every process."""
         set_random_state(update_seed(self._training.lanes.seed, step))

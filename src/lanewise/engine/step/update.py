@@ -1,4 +1,4 @@
-"""How an optimizer updates the model: with a gradient that is there, or by asking for it itself."""
+"""How an optimizer updates the model: with a computed gradient, or by a closure that computes it."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +13,7 @@ from lanewise.engine.step.batches import StepBatches
 from lanewise.engine.step.gradient import StepGradient
 
 Update: TypeAlias = Callable[[Iterator[LaneBatch]], StepGradient]
-"""Takes the batches of a step, updates the model, and returns what the first pass over the lanes found.
+"""A function that consumes the batches of a step, and returns the gradient of the first pass over its lanes.
 
 Collective: every rank must call it, with the batches of its own lanes.
 """
@@ -22,12 +22,12 @@ Collective: every rank must call it, with the batches of its own lanes.
 def choose_update(
     optimizer: Optimizer, compute_gradient: Update, seed_update: Callable[[int], None]
 ) -> Update:
-    """Return what updates the model in a step.
+    """Return the function that updates the model in a step.
 
     Args:
-        optimizer: of the model.
-        compute_gradient: leaves the gradient of a step in every `param.grad`, and seeds the update.
-        seed_update: seeds what comes before the optimizer asks for the gradient of a step.
+        optimizer: the optimizer of the model.
+        compute_gradient: writes the gradient of a step to every `param.grad`, and seeds the update.
+        seed_update: seeds the part of an update that comes before the first call of the closure.
     """
     if needs_closure(type(optimizer)):
         return partial(_update_with_closure, optimizer, compute_gradient, seed_update)
@@ -46,9 +46,9 @@ def _update_with_closure(
     seed_update: Callable[[int], None],
     batches: Iterator[LaneBatch],
 ) -> StepGradient:
-    """Let an optimizer ask for the gradient, as LBFGS does it several times: a pass over the lanes each time.
+    """Update with a closure, which LBFGS calls several times; each call makes a pass over the lanes.
 
-    All passes have the same samples and random numbers, so a line search compares values of one function.
+    All passes use the same samples and random numbers, so that a line search evaluates one function.
     """
     step_batches = StepBatches(batches, copies=True)
     seed_update(next(iter(step_batches)).turn.step)

@@ -90,7 +90,7 @@ def test_the_value_of_another_metric_is_forgotten():
 
 @pytest.mark.parametrize("change", [{"best": "1"}, {"num_without": -1}, {"num_without": True}, {"more": 1}])
 def test_what_is_no_state_is_refused(change):
-    with pytest.raises(ValueError, match="early stopping has no state"):
+    with pytest.raises(ValueError, match="not a state of early stopping"):
         stopping().load_state_dict({**stopping().state_dict(), **change})
 
 

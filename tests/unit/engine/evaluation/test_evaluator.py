@@ -242,7 +242,7 @@ def test_a_checkpoint_whose_last_values_are_no_numbers_of_an_evaluation_is_refus
     """Integers beyond every float would end the next save."""
     judged = evaluation(0.5)
     for value in (10**400, 1, None, "0.5"):
-        with pytest.raises(ValueError, match="an evaluation gave"):
+        with pytest.raises(ValueError, match="not the values of an evaluation"):
             judged.load_state_dict({**judged.state_dict(), "last": {"test/loss": value}})
 
 

@@ -163,7 +163,7 @@ def test_the_groups_are_narrowed_while_the_optimizer_steps(caplog):
     optimizer.step()
     assert sizes == [sum(map(shards.updates, model.parameters()))] == [1]
     assert len(optimizer.param_groups[0]["params"]) == 4
-    assert "a process updates 45 % to 55 % of the parameters" in caplog.text
+    assert "each process updates 45 % to 55 % of the parameters" in caplog.text
 
 
 def train_line(world):

@@ -95,6 +95,6 @@ def test_a_run_that_goes_on_adds_up_to_the_same(num_before):
 )
 def test_what_is_no_state_is_refused(change):
     interval = LogInterval(10, 100)
-    with pytest.raises(ValueError, match="the steps since the last line of metrics have no state"):
+    with pytest.raises(ValueError, match="not a state of the steps since the last line of metrics"):
         interval.load_state_dict({**interval.state_dict(), **change})
     assert interval.state_dict() == LogInterval(10, 100).state_dict()
