@@ -21,7 +21,7 @@ from lanewise.engine.run.model import build_task
 from lanewise.nested import copied
 from lanewise.plan.formulas import peak_memory
 from lanewise.plan.measure import largest_batch, measure
-from lanewise.plan.memory import Layout
+from lanewise.plan.memory import Setting
 from lanewise.testing import run_distributed
 from lanewise.world.world import LocalWorld, World
 from tests.distributed.tasks import configure
@@ -74,17 +74,17 @@ def ratios(name: str, reducers: tuple[str, ...], **overrides: Any) -> dict[str, 
     config = load_example(name, **overrides)
     add_search_path(config.search_path)
     batch = largest_batch(config)
-    measured = measure(config, batch, "cpu").measured
+    measured = measure(config, batch, "cpu")
     found = {}
     for reducer in reducers:
         num_devices = 1 if reducer == "single" else 2
         options = {"distributed.reducer": reducer, "distributed.devices": num_devices}
         run = load_example(name, **overrides, **options)
         peaks = run_distributed(train_and_measure, run.distributed.num_processes or 1, run, batch)
-        layout = Layout(
+        setting = Setting(
             reducer=run.distributed.reducer, num_devices=num_devices, num_lanes=run.batch.num_lanes
         )
-        found[reducer] = peak_memory(measured, layout).num_bytes / max(peaks)
+        found[reducer] = peak_memory(measured, setting).num_bytes / max(peaks)
     return found
 
 
@@ -140,10 +140,10 @@ def test_plan_says_what_operators_take_whose_fake_results_are_smaller(task):
     config = configure(task, num_lanes=2, micro_batch_size=8, steps=3)
     config = replace(config, train=replace(config.train, max_grad_norm=None))
     batch = largest_batch(config)
-    subject = measure(config, batch, "cpu")
-    layout = Layout(reducer="single", num_devices=1, num_lanes=2)
-    planned = peak_memory(subject.measured, layout).num_bytes
-    assert subject.why_real == ""
+    measured = measure(config, batch, "cpu")
+    setting = Setting(reducer="single", num_devices=1, num_lanes=2)
+    planned = peak_memory(measured, setting).num_bytes
+    assert measured.why_real == ""
     assert planned == pytest.approx(
         train_and_measure(LocalWorld(torch.device("cpu")), config, batch), rel=0.01
     )

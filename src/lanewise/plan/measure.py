@@ -1,9 +1,8 @@
-"""Measures what the formulas are fed with: one lane of a run, on fake tensors where that is possible."""
+"""Measures one lane of a run for the formulas, on fake tensors where that is possible."""
 
 import warnings
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
 from statistics import median
@@ -42,23 +41,6 @@ _NUM_TIMES = 7
 _CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What was measured of one configuration, with or without activation checkpointing."""
-
-    measured: Measured
-    num_flops: int
-    """Of a lane's forward and backward."""
-    repeats_blocks: bool
-    """Whether the model has blocks that could be checkpointed."""
-    why_no_fsdp: str
-    """Why the model cannot be sharded; empty where it can be."""
-    not_counted: Sequence[str]
-    """Operators of which only the results are counted, but not what they may keep besides."""
-    why_real: str = ""
-    """Why the lane had to run on real tensors; empty where it did not."""
-
-
 def largest_batch(config: RunConfig) -> LaneBatch:
     """Return the micro-batch with most bytes of the first ones of the run, up to 16.
 
@@ -76,7 +58,7 @@ def largest_batch(config: RunConfig) -> LaneBatch:
     return max(batches, key=lambda batch: sum(one.nbytes for one in tensors_in(batch.data)))
 
 
-def measure(config: RunConfig, batch: LaneBatch, device_type: str) -> Subject:
+def measure(config: RunConfig, batch: LaneBatch, device_type: str) -> Measured:
     """Run one lane on fake tensors; on real ones if the user's code needs their values.
 
     Args:
@@ -99,10 +81,10 @@ def measure(config: RunConfig, batch: LaneBatch, device_type: str) -> Subject:
 
 
 class Seconds(NamedTuple):
-    """What a process takes for the parts of a step."""
+    """How long a process takes for the parts of a step."""
 
     lane: float
-    """A forward, loss and backward."""
+    """The forward, loss and backward of a lane."""
     update: float = 0.0
     """The step of an optimizer that has all parameters."""
 
@@ -129,7 +111,7 @@ def time_lane(config: RunConfig, batch: LaneBatch) -> Seconds:
     return Seconds(*map(median, zip(*times[1:], strict=True)))  # the first one makes what others find
 
 
-def _measure(config: RunConfig, batch: LaneBatch, device_type: str, mode: FakeTensorMode | None) -> Subject:
+def _measure(config: RunConfig, batch: LaneBatch, device_type: str, mode: FakeTensorMode | None) -> Measured:
     task = build_task(config)
     model = _build_model(config, task, mode)
     repeats_blocks = bool(repeated_blocks(model))
@@ -144,7 +126,7 @@ def _measure(config: RunConfig, batch: LaneBatch, device_type: str, mode: FakeTe
         with RealSizes() as real_sizes:
             tape = record_tape(model, fresh[0], blocks)
         num_flops = count_flops(model, fresh[1])
-    measured = Measured(
+    return Measured(
         weights=weights_of(model, blocks),
         tape=tape,
         buffer_bytes=sum(one.nbytes for one in model.buffers()),
@@ -157,8 +139,11 @@ def _measure(config: RunConfig, batch: LaneBatch, device_type: str, mode: FakeTe
         shares_memory=device_type == "cpu",
         gathered_itemsize_factor=0.5 if fsdp.param_dtype == "bf16" else 1.0,
         offloads=fsdp.cpu_offload,
+        num_flops=num_flops,
+        repeats_blocks=repeats_blocks,
+        why_no_fsdp=why_no_fsdp,
+        not_counted=sorted(real_sizes.not_counted),
     )
-    return Subject(measured, num_flops, repeats_blocks, why_no_fsdp, sorted(real_sizes.not_counted))
 
 
 def _build_model(config: RunConfig, task: Task, mode: FakeTensorMode | None) -> nn.Module:

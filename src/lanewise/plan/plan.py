@@ -1,4 +1,4 @@
-"""Makes a row for every setting, and says which one is the fastest that fits."""
+"""Makes a row for every setting: what it needs, how fast it is, and whether it fits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -9,8 +9,8 @@ from lanewise.config.classes import check_classes
 from lanewise.device.choice import accelerator_type
 from lanewise.plan.formulas import peak_memory
 from lanewise.plan.measure import Seconds, largest_batch, measure, time_lane
-from lanewise.plan.memory import Layout, updated_parts
-from lanewise.plan.report import Report
+from lanewise.plan.memory import Setting, updated_parts
+from lanewise.plan.result import Plan
 from lanewise.plan.row import FRAGMENTATION, Machine, Row
 from lanewise.plan.traffic import traffic_of
 
@@ -27,7 +27,7 @@ def plan(
     flops_per_second: float | None = None,
     times_lane: bool = False,
     show: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> Plan:
     """Say what a run needs under every reducer, on numbers of devices, with and without checkpointing.
 
     Only one lane is run, on fake tensors if the user's code lets it; the rest are formulas.
@@ -35,11 +35,11 @@ def plan(
     Args:
         config: the run; nothing is written to its run_dir. Its reducer and devices do not matter.
         devices: numbers of devices.
-        machine: what a device has.
+        machine: memory and link of a device.
         untrusted: folders that no code may come from.
-        flops_per_second: what a device reaches in a forward and backward, which gives the time of a lane.
-        times_lane: whether to take that time, and that of an update, on the CPU of this machine instead.
-        show: told what is being done.
+        flops_per_second: of a device in a forward and backward, which gives the time of a lane.
+        times_lane: whether to measure that time, and that of an update, on the CPU of this machine instead.
+        show: called with what is being done.
 
     Raises:
         ConfigError: if a class in the configuration is not what its section needs.
@@ -55,48 +55,44 @@ def plan(
     show("reading the first batches")
     batch = largest_batch(config)
     show("measuring a lane")
-    plain = _with_checkpointing(config, None)
-    subjects = [measure(plain, batch, device_type)]
-    variants = [plain]
-    if config.memory.activation_checkpointing is not None or subjects[0].repeats_blocks:
+    variants = [_with_checkpointing(config, None)]
+    measurements = [measure(variants[0], batch, device_type)]
+    if config.memory.activation_checkpointing is not None or measurements[0].repeats_blocks:
         show("measuring a lane with activation checkpointing")
         section = config.memory.activation_checkpointing or ActivationCheckpointingConfig()
         variants.append(_with_checkpointing(config, replace(section, offload=False)))
-        subjects.append(measure(variants[1], batch, device_type))
+        measurements.append(measure(variants[1], batch, device_type))
+    unused = 0 if device_type == "cpu" else FRAGMENTATION / (1 - FRAGMENTATION)
     rows: list[Row] = []
-    for variant, subject in zip(variants, subjects, strict=True):
-        layouts = [
-            layout
-            for layout in _layouts(config.batch.num_lanes, devices)
-            if layout.reducer != "fsdp" or not subject.why_no_fsdp
-        ]
-        memories = [peak_memory(subject.measured, layout) for layout in layouts]
-        seconds = None if flops_per_second is None else Seconds(subject.num_flops / flops_per_second)
+    for variant, measured in zip(variants, measurements, strict=True):
+        seconds = None if flops_per_second is None else Seconds(measured.num_flops / flops_per_second)
         if times_lane:
             show("timing lanes")
             seconds = time_lane(variant, batch)
-        for layout, memory in zip(layouts, memories, strict=True):
-            unused = 0 if device_type == "cpu" else FRAGMENTATION / (1 - FRAGMENTATION)
-            num_parts, _ = updated_parts(subject.measured, layout)
+        for setting in _settings(config.batch.num_lanes, devices):
+            if setting.reducer == "fsdp" and measured.why_no_fsdp:
+                continue
+            memory = peak_memory(measured, setting)
+            num_parts, _ = updated_parts(measured, setting)
             rows.append(
                 Row(
-                    layout,
-                    is_checkpointed=variant is not plain,
-                    global_batch_size=layout.num_lanes * config.batch.samples_per_lane,
+                    setting,
+                    is_checkpointed=variant is not variants[0],
+                    global_batch_size=setting.num_lanes * config.batch.samples_per_lane,
                     memory=memory,
                     fragmentation_bytes=int(unused * memory.num_bytes),
-                    traffic=traffic_of(subject.measured, layout),
+                    traffic=traffic_of(measured, setting),
                     machine=machine,
                     lane_seconds=seconds and seconds.lane,
                     update_seconds=seconds.update / num_parts if seconds else 0.0,
                 )
             )
-    rows.sort(key=lambda row: row.layout.num_devices)
-    return Report(config, device_type, batch, subjects, rows)
+    rows.sort(key=lambda row: row.setting.num_devices)
+    return Plan(config, device_type, batch, measurements, rows)
 
 
 def _with_checkpointing(config: RunConfig, section: ActivationCheckpointingConfig | None) -> RunConfig:
-    """Return what a lane is measured of: the run in one process, in eager mode."""
+    """Return the run of which a lane is measured: in one process, in eager mode."""
     return replace(
         config,
         memory=replace(config.memory, activation_checkpointing=section),
@@ -105,8 +101,8 @@ def _with_checkpointing(config: RunConfig, section: ActivationCheckpointingConfi
     )
 
 
-def _layouts(num_lanes: int, devices: Sequence[int]) -> Iterator[Layout]:
-    """Yield every reducer on every number of devices, with more lanes where there are too few for these."""
+def _settings(num_lanes: int, devices: Sequence[int]) -> Iterator[Setting]:
+    """Yield every reducer on every number of devices, with more lanes where there are fewer than devices."""
     for count in devices:
         for reducer in _ALONE if count == 1 else _OF_SEVERAL:
-            yield Layout(reducer=reducer, num_devices=count, num_lanes=max(num_lanes, count))
+            yield Setting(reducer=reducer, num_devices=count, num_lanes=max(num_lanes, count))

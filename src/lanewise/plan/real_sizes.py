@@ -6,8 +6,8 @@ only such small results are too small. So an operator with a new result of no or
 tensors, runs once on real ones.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
@@ -17,11 +17,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lanewise.device.free_memory import free_bytes
 from lanewise.device.live_storage import key_of
 
+_CPU = torch.device("cpu")
 _WORKSPACE = 16
 """How many times as large as all that is known of an operator its workspace may be; an LSTM's was up to 15
 times as large."""
 
 
+@final
 class RealSizes(TorchDispatchMode):
     """While it is active, small results of operators on fake tensors get the sizes of real ones.
 
@@ -34,25 +36,20 @@ class RealSizes(TorchDispatchMode):
         """Operators that could not be run, or need more memory than is free."""
         self._sizes: dict[tuple[object, ...], Sequence[int]] = {}
 
-    def __torch_dispatch__(
-        self,
-        function: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and make what is too small as large as it would be."""
         made = function(*args, **(kwargs or {}))
         results = _fakes_in(made)
-        if any(_is_small(one) for one in results):
-            given = _fakes_in((args, kwargs))
-            earlier = {key_of(one.untyped_storage()) for one in given}
-            are_new = [key_of(one.untyped_storage()) not in earlier for one in results]
-            if any(not _is_small(one) for one in given) and any(are_new):
-                sizes = self._sizes_of(function, (args, kwargs or {}), [*given, *results])
-                for one, is_new, size in zip(results, are_new, sizes, strict=False):
-                    if is_new and _is_small(one):
-                        one.untyped_storage().resize_(size)
+        if not any(map(_is_small, results)):
+            return made
+        given = _fakes_in((args, kwargs))
+        earlier = {key_of(one.untyped_storage()) for one in given}
+        are_new = [key_of(one.untyped_storage()) not in earlier for one in results]
+        if any(are_new) and not all(map(_is_small, given)):
+            sizes = self._sizes_of(function, (args, kwargs or {}), [*given, *results])
+            for one, is_new, size in zip(results, are_new, sizes, strict=False):
+                if is_new and _is_small(one):
+                    one.untyped_storage().resize_(size)
         return made
 
     def _sizes_of(self, function: Any, inputs: Any, known: Sequence[torch.Tensor]) -> Sequence[int]:
@@ -61,9 +58,8 @@ class RealSizes(TorchDispatchMode):
         key = (function, torch.is_grad_enabled(), repr(described))
         if key not in self._sizes:
             self._sizes[key] = ()
-            more = 1 if all(one.untyped_storage().nbytes() for one in known) else _WORKSPACE
-            needed = sum(one.untyped_storage().nbytes() for one in known) * (1 + more)
-            free = free_bytes(torch.device("cpu"), 1)
+            sizes = [one.untyped_storage().nbytes() for one in known]
+            needed, free = sum(sizes) * (2 if all(sizes) else 1 + _WORKSPACE), free_bytes(_CPU, 1)
             try:
                 if free is not None and needed > free:
                     raise MemoryError
@@ -82,10 +78,8 @@ def _run_real(function: Any, inputs: Any) -> Sequence[int]:
 
 def _real(fake: torch.Tensor) -> torch.Tensor:
     """Make a real tensor of zeros like a fake one, whose elements may share memory, as expanded ones do."""
-    num_elements = 1 + sum(
-        max(0, size - 1) * stride for size, stride in zip(fake.size(), fake.stride(), strict=True)
-    )
-    return torch.zeros(num_elements, dtype=fake.dtype).as_strided(fake.size(), fake.stride())
+    steps = (max(0, size - 1) * stride for size, stride in zip(fake.size(), fake.stride(), strict=True))
+    return torch.zeros(1 + sum(steps), dtype=fake.dtype).as_strided(fake.size(), fake.stride())
 
 
 def _fakes_in(values: Any) -> list[torch.Tensor]:

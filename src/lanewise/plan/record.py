@@ -1,8 +1,9 @@
 """Runs a lane, on fake tensors or on real ones, and records its tape."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -24,41 +25,33 @@ def record_tape(model: nn.Module, lane: TaskLane, blocks: Sequence[nn.Module]) -
     Args:
         model: fake or real, as the batch of the lane; its buffers are changed as in training.
         lane: what to run.
-        blocks: what is marked, in the order of their numbers.
+        blocks: those whose forward and backward are marked, in the order of their numbers.
 
     Raises:
-        TaskError: if the loss is nothing that can be trained on.
+        TaskError: if the loss cannot be trained on.
     """
     batch_bytes = _bytes_of(lane.data)
-    with LiveStorage() as live:
+    with LiveStorage() as live, ExitStack() as hooks:
         live.count(tensors_in(lane.data))
         recorder = _Recorder(live)
-        recorder.watch(model, blocks)
-        try:
-            outputs = lane.forward(model, lane.data)
-            output_bytes, forward_bytes = _bytes_of(outputs), live.live_bytes
-            loss = _loss_of(lane, outputs)
-            loss_bytes = max(0, live.live_bytes - forward_bytes)
-            del outputs
-            recorder.mark(Mark.BACKWARD)
-            saved_bytes = live.live_bytes
-            loss.backward()
-            recorder.end()
-        finally:
-            recorder.close()
-    return Tape(
-        recorder.stretches,
-        batch_bytes=batch_bytes,
-        output_bytes=output_bytes,
-        loss_bytes=loss_bytes,
-        saved_bytes=saved_bytes,
-    )
+        for handle in recorder.watch(model, blocks):
+            hooks.enter_context(handle)
+        outputs = lane.forward(model, lane.data)
+        output_bytes, forward_bytes = _bytes_of(outputs), live.live_bytes
+        loss = _loss_of(lane, outputs)
+        loss_bytes = max(0, live.live_bytes - forward_bytes)
+        del outputs
+        recorder.mark(Mark.BACKWARD)
+        saved_bytes = live.live_bytes
+        loss.backward()
+        recorder.end()
+    return Tape(recorder.stretches, batch_bytes, output_bytes, loss_bytes, saved_bytes)
 
 
 def count_flops(model: nn.Module, lane: TaskLane) -> int:
     """Count the floating-point operations of a lane's forward and backward, as torch counts them.
 
-    Apart from `record_tape`, since the counter keeps tensors that would be free.
+    `record_tape` cannot do it on the way, since the counter keeps tensors that would be freed.
     """
     with FlopCounterMode(display=False) as counter:
         run_lane(model, lane)
@@ -88,13 +81,13 @@ def _bytes_of(data: Any) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
+@final
 class _Recorder:
     """Cuts what `LiveStorage` sees into stretches."""
 
     def __init__(self, live: LiveStorage) -> None:
         self.stretches: list[Stretch] = []
         self._live = live
-        self._handles: list[RemovableHandle] = []
         self._begin = (Mark.FORWARD, 0, live.live_bytes)
 
     def mark(self, mark: Mark, number: int = 0) -> None:
@@ -107,30 +100,25 @@ class _Recorder:
         self.mark(Mark.END)
         self.stretches.append(Stretch(*self._begin, self._live.live_bytes))
 
-    def watch(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        """Mark what the parameters and the blocks do."""
+    def watch(self, model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[RemovableHandle]:
+        """Mark what the parameters and the blocks do, until the handles are removed."""
         for number, parameter in enumerate(model.parameters()):
             if parameter.requires_grad:
-                take = partial(self._take_gradient, number)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(take))
+                yield parameter.register_post_accumulate_grad_hook(partial(self._take_gradient, number))
         for number, block in enumerate(blocks, 1):
-            self._handles.append(block.register_forward_pre_hook(partial(self._enter, number)))
-            self._handles.append(block.register_forward_hook(partial(self._leave, number)))
-
-    def close(self) -> None:
-        """Watch no longer."""
-        for handle in self._handles:
-            handle.remove()
+            yield block.register_forward_pre_hook(partial(self._begin_block, number))
+            yield block.register_forward_hook(partial(self._end_block, number))
 
     def _take_gradient(self, number: int, parameter: torch.Tensor) -> None:
         self.mark(Mark.GRADIENT, number)
         parameter.grad = None
 
-    def _enter(self, number: int, _module: nn.Module, _inputs: Any) -> None:
+    def _begin_block(self, number: int, _module: nn.Module, _inputs: Any) -> None:
         self.mark(Mark.BLOCK_FORWARD, number)
 
-    def _leave(self, number: int, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
+    def _end_block(self, number: int, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
         self.mark(Mark.BLOCK_END, number)
-        reached = [one for one in tensors_in(outputs) if one.requires_grad]
-        if reached:
-            register_multi_grad_hook(reached, lambda _: self.mark(Mark.BLOCK_BACKWARD, number), mode="any")
+        if with_gradient := [one for one in tensors_in(outputs) if one.requires_grad]:
+            register_multi_grad_hook(
+                with_gradient, lambda _: self.mark(Mark.BLOCK_BACKWARD, number), mode="any"
+            )

@@ -1,8 +1,8 @@
-"""One setting: what it needs, how long its steps take, and whether it fits."""
+"""A row of a plan: what a setting needs, how long its steps take, and whether it fits."""
 
 from dataclasses import dataclass
 
-from lanewise.plan.memory import Layout, Memory
+from lanewise.plan.memory import Memory, Setting
 from lanewise.plan.traffic import Traffic
 
 FRAGMENTATION = 0.15
@@ -36,9 +36,9 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Row:
-    """One setting."""
+    """A setting, with or without activation checkpointing."""
 
-    layout: Layout
+    setting: Setting
     is_checkpointed: bool
     global_batch_size: int
     """The configured one, or the smallest that gives every device a lane."""
@@ -63,7 +63,7 @@ class Row:
     @property
     def sent_bytes(self) -> float:
         """What the process sends in a step."""
-        return self.traffic.num_bytes(self.layout.num_lanes_each)
+        return self.traffic.num_bytes(self.setting.num_lanes_each)
 
     @property
     def link_seconds(self) -> float | None:
@@ -76,7 +76,7 @@ class Row:
         """How long a step takes; None where the lane's time, or the link's speed, is not known."""
         if self.lane_seconds is None or self.link_seconds is None:
             return None
-        num_lanes, speed = self.layout.num_lanes_each, self.machine.link_bytes_per_second or 1.0
+        num_lanes, speed = self.setting.num_lanes_each, self.machine.link_bytes_per_second or 1.0
         exposed = self.traffic.between / speed
         exposed += num_lanes * max(0.0, self.traffic.of_each_lane / speed - self.lane_seconds)
         exposed += max(0.0, self.traffic.of_last_backward / speed - _BACKWARD * self.lane_seconds)

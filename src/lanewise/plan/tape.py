@@ -1,12 +1,13 @@
-"""What one lane holds in the course of its forward and backward, without its gradients.
+"""How much memory one lane has in use in the course of its forward and backward, without its gradients.
 
-It is measured once. Reducers differ in what becomes of a gradient that is complete, and in what they gather
-for a block: their formulas play the tape and add that at its marks.
+The tape is recorded once. Reducers differ in what becomes of a complete gradient and in what they gather for
+a block: their formulas go through the tape and add that at its marks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import repeat
 from typing import NamedTuple
 
 
@@ -16,49 +17,48 @@ class Mark(Enum):
     FORWARD = "the lane begins"
     BLOCK_FORWARD = "a block begins"
     BLOCK_END = "a block has returned"
-    BACKWARD = "the loss is there"
+    BACKWARD = "the loss was computed"
     BLOCK_BACKWARD = "the backward comes to a block"
     GRADIENT = "the gradient of a parameter is complete, and taken away"
     END = "the lane has ended"
 
 
 class Stretch(NamedTuple):
-    """What lies between two marks."""
+    """The time between two marks."""
 
     mark: Mark
     number: int
-    """Of the block (from 1 on) or the parameter that is marked."""
+    """Which block (from 1 on) or which parameter is marked; 0 for the other marks."""
     live_bytes: int
-    """Alive at the mark."""
+    """In use at the mark."""
     peak_bytes: int
-    """The most that is alive until the next mark."""
+    """The most that is in use until the next mark."""
 
 
 @dataclass(frozen=True)
 class Tape:
-    """What a lane holds: its batch, its activations, and what is computed on the way."""
+    """The memory of a lane: its batch, its activations, and what is computed on the way."""
 
     stretches: Sequence[Stretch]
     batch_bytes: int
     output_bytes: int
-    """Of what the forward returned."""
+    """Bytes of what the forward returned."""
     loss_bytes: int
-    """Of what the loss keeps besides for its backward."""
+    """Bytes that the loss keeps for its backward, besides the outputs."""
     saved_bytes: int
-    """Of what is kept from the loss on, with the batch."""
+    """Bytes that are kept when the loss was computed, with the batch."""
 
-    def peak(self, added_bytes: Callable[[Stretch], int] = lambda _: 0) -> "LanePeak":
-        """Play the tape, and return where most is alive.
+    def peak(self, added_bytes: Iterable[int] = repeat(0)) -> "LanePeak":
+        """Return the moment at which most memory is in use.
 
         Args:
-            added_bytes: told each stretch; returns what is alive besides.
+            added_bytes: for each stretch, what is in use besides.
         """
-        peaks = (LanePeak(stretch.peak_bytes, added_bytes(stretch)) for stretch in self.stretches)
-        return max(peaks, key=sum)
+        return max(map(LanePeak, (one.peak_bytes for one in self.stretches), added_bytes), key=sum)
 
 
 class LanePeak(NamedTuple):
-    """The moment at which most is alive."""
+    """The moment at which most memory is in use."""
 
     lane_bytes: int
     added_bytes: int

@@ -6,16 +6,16 @@ A ring sends each byte of a reduction (n - 1) / n times, and as often in the gat
 
 from typing import NamedTuple
 
-from lanewise.plan.memory import Layout, Measured
+from lanewise.plan.memory import Measured, Setting
 from lanewise.plan.model import ROOT
 from lanewise.plan.pending import pending_sums
 
 _TOTALS_BYTES = 16
-"""What a lane tells all processes: its loss sum and its weight, as float64."""
+"""Of what a lane sends to all processes: its loss sum and its weight, as float64."""
 
 
 class Traffic(NamedTuple):
-    """What a process sends in a step, by what of it a computation can hide."""
+    """What a process sends in a step, by the computation that can hide it."""
 
     of_each_lane: float
     """Bytes in each lane, beside its forward and backward."""
@@ -29,28 +29,30 @@ class Traffic(NamedTuple):
         return self.of_each_lane * num_lanes + self.of_last_backward + self.between
 
 
-def traffic_of(measured: Measured, layout: Layout) -> Traffic:
-    """Return what the process that sends most sends in a step; of one that drives all devices, the first."""
-    num_devices, num_lanes = layout.num_devices, layout.num_lanes
+def traffic_of(measured: Measured, setting: Setting) -> Traffic:
+    """Return what the process that sends most sends in a step.
+
+    Of one process that drives all devices, it is what the first device sends.
+    """
+    num_devices, num_lanes = setting.num_devices, setting.num_lanes
     if num_devices == 1:
         return Traffic(0, 0, 0)
     is_exact, size = measured.equality == "exact", measured.gradient_bytes
-    if layout.reducer in ("data_parallel", "balanced_data_parallel"):
-        tape, num_others = measured.tape, num_lanes - layout.num_lanes_each
-        gradients = num_others if is_exact else num_devices - 1
-        batches = tape.batch_bytes
-        if layout.reducer == "data_parallel":
-            batches += 2 * tape.output_bytes  # there, and their gradients back
+    if setting.reducer in ("data_parallel", "balanced_data_parallel"):
+        tape, num_others = measured.tape, num_lanes - setting.num_lanes_each
+        num_gradients = num_others if is_exact else num_devices - 1
+        # The outputs travel to the first device, and their gradients back.
+        batches = tape.batch_bytes + 2 * tape.output_bytes * (setting.reducer == "data_parallel")
         weights = (num_devices - 1) * measured.weight_bytes
-        return Traffic(0, 0, weights + gradients * size + num_others * batches)
+        return Traffic(0, 0, weights + num_gradients * size + num_others * batches)
     part = (num_devices - 1) / num_devices
     num_sums = pending_sums(num_lanes, num_devices).left
     between: float = (num_devices - 1) * (
-        _TOTALS_BYTES * (layout.num_lanes_each + 1)
+        _TOTALS_BYTES * (setting.num_lanes_each + 1)
         + 8 * measured.num_buffers
         + 2 * measured.changed_buffer_bytes * num_sums  # as float64
     )
-    if layout.reducer == "ddp":
+    if setting.reducer == "ddp":
         if measured.shards_optimizer:
             between += part * measured.gradient_bytes  # updated parameters, each from one process to all
         return Traffic(0, part * size * (1 + (num_sums if is_exact else 1)), between)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lanewise.plan.memory import Layout, Measured
+from lanewise.plan.memory import Measured, Setting
 from lanewise.plan.model import ROOT, Weight
 from lanewise.plan.tape import Mark, Stretch, Tape
 from lanewise.plan.update import Update
@@ -51,5 +51,5 @@ def measured(**changes: Any) -> Measured:
     return Measured(**(whole | changes))
 
 
-def layout(reducer: str, num_devices: int, num_lanes: int) -> Layout:
-    return Layout(reducer=reducer, num_devices=num_devices, num_lanes=num_lanes)  # type: ignore[arg-type]
+def setting(reducer: str, num_devices: int, num_lanes: int) -> Setting:
+    return Setting(reducer=reducer, num_devices=num_devices, num_lanes=num_lanes)  # type: ignore[arg-type]

@@ -57,10 +57,10 @@ class FromValues(Plain):
 def test_a_lane_runs_on_fake_tensors_and_real_ones_give_the_same():
     config = config_of("Plain")
     batch = largest_batch(config)
-    subject = measure(config, batch, "cpu")
-    assert subject.why_real == ""
-    assert subject.repeats_blocks
-    assert measure(config_of("FromValues"), batch, "cpu").measured.tape == subject.measured.tape
+    measured = measure(config, batch, "cpu")
+    assert measured.why_real == ""
+    assert measured.repeats_blocks
+    assert measure(config_of("FromValues"), batch, "cpu").tape == measured.tape
 
 
 def test_the_largest_of_the_first_batches_is_taken():
@@ -79,16 +79,14 @@ def batches_of(config: Any) -> Any:
 
 def test_a_forward_that_needs_values_runs_on_real_tensors_and_says_so():
     config = configure("tests.distributed.tasks.Language", num_lanes=4, micro_batch_size=4, steps=1)
-    subject = measure(config, largest_batch(config), "cpu")
-    assert "DataDependent" in subject.why_real
-    assert subject.measured.gradient_bytes == 4 * sum(
-        one.numel() for one in Language().build_model().parameters()
-    )
+    measured = measure(config, largest_batch(config), "cpu")
+    assert "DataDependent" in measured.why_real
+    assert measured.gradient_bytes == 4 * sum(one.numel() for one in Language().build_model().parameters())
 
 
 def test_statistics_count_as_changed_buffers_and_constants_do_not():
     config = config_of("Plain")
-    measured = measure(config, largest_batch(config), "cpu").measured
+    measured = measure(config, largest_batch(config), "cpu")
     assert measured.changed_buffer_bytes == 3 * 4 + 3 * 4 + 8
     assert measured.buffer_bytes == measured.changed_buffer_bytes + 50 * 4
 

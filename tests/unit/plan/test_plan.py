@@ -9,7 +9,7 @@ from lanewise.plan import plan as plan_module
 from lanewise.plan import real_sizes
 from lanewise.plan.measure import Seconds
 from lanewise.plan.plan import plan
-from lanewise.plan.report import Report
+from lanewise.plan.result import Plan
 from lanewise.plan.row import Machine
 from tests.unit.plan.test_measure import config_of
 
@@ -17,7 +17,7 @@ MANY = 100_000
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> Plan:
     machine = Machine(memory_bytes=2**20, link_bytes_per_second=1e9)
     return plan(config_of("Plain"), [1, 2, MANY], machine, flops_per_second=1e6)
 
@@ -27,7 +27,7 @@ def lines_of(config: Any, **options: Any) -> str:
 
 
 def test_each_reducer_has_a_row_with_and_without_checkpointing(report):
-    settings = [(row.layout.num_devices, row.layout.reducer, row.is_checkpointed) for row in report.rows]
+    settings = [(row.setting.num_devices, row.setting.reducer, row.is_checkpointed) for row in report.rows]
     several = ["data_parallel", "balanced_data_parallel", "ddp", "fsdp"]
     assert settings[:2] == [(1, "single", False), (1, "single", True)]
     assert settings[2:10] == [
@@ -37,9 +37,9 @@ def test_each_reducer_has_a_row_with_and_without_checkpointing(report):
 
 
 def test_more_devices_than_lanes_get_the_smallest_batch_that_fills_them(report):
-    assert {row.global_batch_size for row in report.rows if row.layout.num_devices < MANY} == {16}
-    filled = [row for row in report.rows if row.layout.num_devices == MANY]
-    assert {(row.global_batch_size, row.layout.num_lanes_each) for row in filled} == {(4 * MANY, 1)}
+    assert {row.global_batch_size for row in report.rows if row.setting.num_devices < MANY} == {16}
+    filled = [row for row in report.rows if row.setting.num_devices == MANY]
+    assert {(row.global_batch_size, row.setting.num_lanes_each) for row in filled} == {(4 * MANY, 1)}
     assert any("100,000 devices are more than the 4 lanes" in line for line in report.lines())
 
 
@@ -77,7 +77,7 @@ def test_an_update_takes_as_long_as_the_part_of_the_parameters_that_a_process_up
     monkeypatch.setattr(plan_module, "time_lane", lambda *_: Seconds(lane=3.0, update=1.0))
     config = config_of("Plain")
     rows = plan(config, [1, 2], Machine(link_bytes_per_second=1e9), times_lane=True).rows
-    assert {row.layout.reducer: row.update_seconds for row in rows} == {
+    assert {row.setting.reducer: row.update_seconds for row in rows} == {
         "single": 1.0,
         "data_parallel": 1.0,
         "balanced_data_parallel": 1.0,
@@ -86,7 +86,7 @@ def test_an_update_takes_as_long_as_the_part_of_the_parameters_that_a_process_up
     }
     distributed = replace(config.distributed, shard_optimizer=True)
     rows = plan(replace(config, distributed=distributed), [2], Machine(), times_lane=True).rows
-    assert {row.update_seconds for row in rows if row.layout.reducer == "ddp"} == {0.5}
+    assert {row.update_seconds for row in rows if row.setting.reducer == "ddp"} == {0.5}
     assert {row.lane_seconds for row in rows} == {3.0}
 
 
@@ -106,7 +106,7 @@ def test_checkpointing_as_configured_has_the_rows_with_it():
     section = ActivationCheckpointingConfig(blocks=("Linear",))
     config = replace(config_of("Plain"), memory=MemoryConfig(activation_checkpointing=section))
     rows = plan(config, [2], Machine()).rows
-    assert [row.is_checkpointed for row in rows if row.layout.reducer == "ddp"] == [False, True]
+    assert [row.is_checkpointed for row in rows if row.setting.reducer == "ddp"] == [False, True]
 
 
 def test_an_accelerator_has_an_allowance_for_fragmentation():
@@ -122,4 +122,4 @@ def test_a_model_that_cannot_be_sharded_has_no_row_of_fsdp():
     config = replace(config, distributed=replace(config.distributed, fsdp=fsdp))
     report = plan(config, [2], Machine())
     assert "note: no fsdp: distributed.fsdp.blocks names Nowhere" in "\n".join(report.lines())
-    assert "fsdp" not in {row.layout.reducer for row in report.rows}
+    assert "fsdp" not in {row.setting.reducer for row in report.rows}

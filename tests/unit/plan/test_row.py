@@ -5,13 +5,13 @@ import pytest
 from lanewise.plan.memory import Memory
 from lanewise.plan.row import Machine, Row
 from lanewise.plan.traffic import Traffic
-from tests.unit.plan.synthetic import layout
+from tests.unit.plan.synthetic import setting
 
 
 def row(traffic: Traffic, machine: Machine, lane_seconds: float | None = 3.0) -> Row:
     """Two lanes for each of two devices, eight samples each."""
     return Row(
-        layout("ddp", 2, 4),
+        setting("ddp", 2, 4),
         is_checkpointed=False,
         global_batch_size=32,
         memory=Memory(parameters=80),

@@ -1,28 +1,29 @@
-"""What a plan says: a table, a line for each setting, and the fastest one that fits."""
+"""A plan as it is shown: a table, a line for each row, and the fastest one that fits."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any
 
 from rich.table import Table
 
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
-from lanewise.plan.measure import Subject
+from lanewise.plan.memory import Measured
 from lanewise.plan.row import Row
 
 
 @dataclass(frozen=True)
-class Report:
-    """The result of `plan`."""
+class Plan:
+    """What `plan` found."""
 
     config: RunConfig
     device_type: str
     batch: LaneBatch
-    """What the lane was given that was measured."""
-    subjects: Sequence[Subject]
-    """Without and, where there is one, with activation checkpointing."""
+    """The micro-batch with which a lane was measured."""
+    measured: Sequence[Measured]
+    """Without activation checkpointing, and where there are blocks for it, with it."""
     rows: Sequence[Row]
 
     @property
@@ -33,7 +34,7 @@ class Report:
 
     def describe_lane(self) -> str:
         """Say what was measured."""
-        turn, why_real = self.batch.turn, self.subjects[0].why_real
+        turn, why_real = self.batch.turn, self.measured[0].why_real
         tensors = f"real tensors, as the task needs values ({why_real})" if why_real else "fake tensors"
         return (
             f"lane {turn.lane} of step {turn.step}, the largest of the first batches, on {tensors}; "
@@ -57,10 +58,8 @@ class Report:
         """Say what the table does not show; the last line is the choice."""
         yield from (f"note: {note}" for note in self._notes())
         yield from (f"{_name(row)}: {verdict}" for row in self.rows if (verdict := _verdict(row)))
-        fastest = self.fastest
-        if fastest is not None:
-            speed = fastest.samples_per_second or 0.0
-            yield f"fastest that fits: {_name(fastest)}, {speed:,.4g} samples/s"
+        if fastest := self.fastest:
+            yield f"fastest that fits: {_name(fastest)}, {fastest.samples_per_second:,.4g} samples/s"
         elif not any(row.fits for row in self.rows):
             yield "nothing fits: use a smaller batch.micro_batch_size, or more devices with fsdp"
         else:
@@ -79,51 +78,43 @@ class Report:
             "distributed.compression": self.config.distributed.compression,
             "distributed.sync_batch_norm": self.config.distributed.sync_batch_norm,
         }
-        for key, value in left_out.items():
-            if value:
-                yield f"{key} is set, and was left out of all numbers"
+        yield from (f"{key} is set, and was left out of all numbers" for key in left_out if left_out[key])
         if self.device_type != "cpu":
             yield f"activations are those of the CPU's kernels: {self.device_type} may keep more or less"
-        if operators := sorted({name for subject in self.subjects for name in subject.not_counted}):
+        if operators := sorted({name for one in self.measured for name in one.not_counted}):
             yield (
                 f"what {', '.join(operators)} may keep besides the results is not counted: they would "
                 "have to run on real tensors, which failed or needs more memory than is free"
             )
-        if why := self.subjects[0].why_no_fsdp:
+        if why := self.measured[0].why_no_fsdp:
             yield f"no fsdp: {why}"
-        for row in self.rows:
-            if row.global_batch_size > batch.global_batch_size:
-                yield (
-                    f"{row.layout.num_devices:,} devices are more than the {batch.num_lanes:,} lanes of "
-                    f"batch.global_batch_size {batch.global_batch_size:,}: their rows are for the smallest "
-                    "global batch that gives each a lane"
-                )
-                break
+        larger = [row for row in self.rows if row.global_batch_size > batch.global_batch_size]
+        if larger:
+            yield (
+                f"{larger[0].setting.num_devices:,} devices are more than the {batch.num_lanes:,} lanes of "
+                f"batch.global_batch_size {batch.global_batch_size:,}: their rows are for the smallest "
+                "global batch that gives each a lane"
+            )
 
 
 def _cells(row: Row) -> dict[str, str]:
     """Return a line of the table, by column; empty for nothing, and for what is not known."""
-    sizes = {
-        **asdict(row.memory),
-        "allowance": row.fragmentation_bytes,
-        "all": row.num_bytes,
-        "sent": row.sent_bytes,
-    }
+    needed = {"allowance": row.fragmentation_bytes, "all": row.num_bytes, "sent": row.sent_bytes}
     seconds = {"link, s": row.link_seconds, "step, s": row.step and row.step.total}
     return {
-        "devices": f"{row.layout.num_devices:,}",
-        "lanes": f"{row.layout.num_lanes_each:,}",
-        "reducer": row.layout.reducer,
+        "devices": f"{row.setting.num_devices:,}",
+        "lanes": f"{row.setting.num_lanes_each:,}",
+        "reducer": row.setting.reducer,
         "checkpointing": "yes" if row.is_checkpointed else "",
-        **{name: _size(size) if size else "" for name, size in sizes.items()},
+        **{name: _size(size) if size else "" for name, size in (asdict(row.memory) | needed).items()},
         **{name: f"{time:.3g}" if time else "" for name, time in seconds.items()},
     }
 
 
 def _name(row: Row) -> str:
     checkpointed = ", checkpointing" if row.is_checkpointed else ""
-    devices = "device" if row.layout.num_devices == 1 else "devices"
-    return f"{row.layout.num_devices:,} {devices}, {row.layout.reducer}{checkpointed}"
+    devices = "device" if row.setting.num_devices == 1 else "devices"
+    return f"{row.setting.num_devices:,} {devices}, {row.setting.reducer}{checkpointed}"
 
 
 def _verdict(row: Row) -> str:
@@ -132,9 +123,8 @@ def _verdict(row: Row) -> str:
     if limit is not None:
         said = [f"{'fits' if row.fits else 'does not fit'}, {_size(row.num_bytes)} of {_size(limit)}"]
     if not row.fits:
-        parts = asdict(row.memory)
-        largest = max(parts, key=lambda name: parts[name])
-        said.append(f"most of it: {largest}, {_size(parts[largest])}")
+        name, size = max(asdict(row.memory).items(), key=itemgetter(1))
+        said.append(f"most of it: {name}, {_size(size)}")
     elif step is not None and step.exposed > step.compute:
         said.append(f"the link is the limit: {step.exposed:.3g} of {step.total:.3g} s of a step wait for it")
     elif step is not None:
@@ -151,7 +141,7 @@ def _size(num_bytes: float) -> str:
 
 def _row_to_json(row: Row) -> dict[str, Any]:
     return {
-        **asdict(row.layout),
+        **asdict(row.setting),
         "activation_checkpointing": row.is_checkpointed,
         "global_batch_size": row.global_batch_size,
         "memory_bytes": {**asdict(row.memory), "fragmentation": row.fragmentation_bytes},
