@@ -8,7 +8,7 @@ and writes to them is what the first one did, so that gradients are the same byt
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -32,13 +32,13 @@ _TOLERANCE = 1e-2
 
 _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _Look: TypeAlias = Sequence[str | float]
-"""What is remembered of values: digests, and norms."""
+"""What is remembered of values: digests and norms."""
 
 
 @final
 @dataclass(eq=False)
 class Checkpointed:
-    """Stands in place of the `forward` of a block. A copy of the model has copies of it."""
+    """Replaces the `forward` of a block. A copy of the model has copies of it."""
 
     name: str
     module: nn.Module
@@ -62,8 +62,7 @@ class Checkpointed:
                 *leaves,  # of which torch sees whether they were written to; of keywords it would not
                 use_reentrant=False,
                 early_stop=False,  # or what follows the last saved tensor would not run
-                preserve_rng_state=False,  # which torch would put back before it enters our context
-                context_fn=lambda: (call.named_errors(), call),
+                preserve_rng_state=False,  # the second run sets it by itself
             )
 
     def __str__(self) -> str:
@@ -82,8 +81,8 @@ def compare_runs(modules: Iterable[nn.Module], *, is_on: bool) -> None:
 class _Call:
     """A call of a block, and the state of the process in which it was made.
 
-    It is the context of the second run, and entered more than once where a graph is retained, or where the
-    block itself takes a gradient.
+    The second run may come more than once: where a graph is retained, or where the block itself takes a
+    gradient.
 
     Args:
         block: which one.
@@ -98,36 +97,30 @@ class _Call:
         """What the first run gets, which may put something into a list or a dict of the caller's."""
         self._compares = block.compares
         self._looks: dict[str, _Look] = {}
-        """At what the first run got, and left, by what to say where the second run differs."""
+        """Of the arguments and the outputs of the first run, by what to say if the second run's differ."""
         self._set_random_state = take_random_state()
         modules = list(block.module.modules())
-        self._parameters = [
-            (one._parameters, name, parameter)
-            for one in modules
-            for name, parameter in one._parameters.items()
-        ]
+        self._parameters = [(one._parameters, *item) for one in modules for item in one._parameters.items()]
         self._buffers = [
             (one._buffers, name, buffer.detach().clone())
             for one in modules
             for name, buffer in one._buffers.items()
             if buffer is not None
         ]
-        self._open: list[ExitStack] = []
 
     def run(self, *leaves: Any) -> Any:
         """Run the forward, the first time with the caller's own arguments."""
         given, self._given = self._given, None
         args, kwargs = given or tree_unflatten(leaves, self._spec)
-        if given is None:
-            self._require_own_weights()
-        self._compare(_OTHER_INPUTS, given, args, kwargs)
-        returned = self._block.forward(*args, **kwargs)
-        self._compare(_OTHER_OUTPUTS, given, args, kwargs, returned)
+        with self._first_run() if given else self._second_run():
+            self._compare(_OTHER_INPUTS, args, kwargs)
+            returned = self._block.forward(*args, **kwargs)
+            self._compare(_OTHER_OUTPUTS, args, kwargs, returned)
         return returned
 
     @contextmanager
-    def named_errors(self) -> Iterator[None]:
-        """Let torch's errors in the first run, and when it asks for what this saved, name the block."""
+    def _first_run(self) -> Iterator[None]:
+        """Let torch's errors name the block: those of this run, and of asking for what it saved."""
         pack, unpack = _torchs_hooks()
 
         def unpack_or_name(holder: Any) -> torch.Tensor:
@@ -159,35 +152,24 @@ class _Call:
                     f"again. Use torch.autograd.grad(..., create_graph=True), {_REMEDY}."
                 ) from error
 
-    def __enter__(self) -> None:
-        stack = ExitStack()
-        stack.enter_context(self._as_it_was())
-        self._open.append(stack)
-
-    def __exit__(self, *_: object) -> None:
-        self._open.pop().close()
-
     @contextmanager
-    def _as_it_was(self) -> Iterator[None]:
-        with _one_at_a_time, kept_random_state(), self._earlier_buffers(), self._saving_for_the_first_run():
+    def _second_run(self) -> Iterator[None]:
+        """Give the block the buffers and random numbers of the first run, and undo what it does to them."""
+        self._require_own_weights()
+        with _one_at_a_time, kept_random_state(), self._saving_for_the_first_run():
             self._set_random_state()
-            yield
-
-    @contextmanager
-    def _earlier_buffers(self) -> Iterator[None]:
-        """Let the modules have copies of the buffers as they were, and forget what becomes of these."""
-        current = [(buffers, name, buffers[name]) for buffers, name, _ in self._buffers]
-        try:
-            for buffers, name, earlier in self._buffers:
-                buffers[name] = earlier.clone()
-            yield
-        finally:
-            for buffers, name, buffer in current:
-                buffers[name] = buffer
+            current = [(buffers, name, buffers[name]) for buffers, name, _ in self._buffers]
+            try:
+                for buffers, name, earlier in self._buffers:
+                    buffers[name] = earlier.clone()
+                yield
+            finally:
+                for buffers, name, buffer in current:
+                    buffers[name] = buffer
 
     @contextmanager
     def _saving_for_the_first_run(self) -> Iterator[None]:
-        """Let the graph of the second run hold nothing when the run is over: its backward is the first's."""
+        """Save what the backward of the first run needs; the graph of the second run keeps nothing itself."""
         pack, _ = _torchs_hooks()
         saved: list[torch.Tensor] = []
 
@@ -221,14 +203,12 @@ class _Call:
                     f"back when it returns. Write the weights into the module instead, {_REMEDY}."
                 )
 
-    def _compare(self, otherwise: str, given: _Arguments | None, *values: Any) -> None:
-        """Remember values of the first run, and require those of the second one to be equal."""
+    def _compare(self, otherwise: str, *values: Any) -> None:
+        """Require that values look the same in all runs."""
         if not self._compares:
             return
         look = _look_at(values)
-        if given is not None:
-            self._looks[otherwise] = look
-        elif otherwise in self._looks and not _are_equal(self._looks[otherwise], look):
+        if not _are_equal(self._looks.setdefault(otherwise, look), look):
             raise TaskError(f"{self._block} {otherwise}, {_REMEDY}.")
 
 
@@ -245,7 +225,7 @@ _OTHER_OUTPUTS = (
 
 
 def _look_at(values: Any) -> _Look:
-    """Remember values: bytes where the device computes the same ones again, else norms."""
+    """Return digests of values, and norms of those tensors that the device may not compute equally again."""
     tensors: list[torch.Tensor] = []
     look: list[str | float] = [digest(values, tensors=tensors)]
     with torch.no_grad():

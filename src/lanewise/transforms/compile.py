@@ -2,7 +2,7 @@
 
 import logging
 from types import MethodType
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -52,6 +52,7 @@ def compile_forwards(model: nn.Module, config: CompileConfig) -> nn.Module:
     return model
 
 
+@final
 class CompilationLog:
     """Says what keeps torch.compile from making one graph once: each graph break, and recompilations."""
 
