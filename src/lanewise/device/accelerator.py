@@ -1,8 +1,8 @@
 """How a device is used, where that depends on its type: the CPU, or the accelerator that torch was built for.
 
-`torch.accelerator` speaks for the accelerator, whichever it is: cuda (which is also ROCm's name), xpu, mps or
-another. What it lacks, the module of the device type has, such as `torch.mps`. No other module tells one type
-of accelerator from another, unless a fact is true of one of them only.
+`torch.accelerator` stands for the accelerator, whichever it is: cuda (which is also ROCm's name), xpu, mps or
+another. What it lacks is in the module of the device type, such as `torch.mps`. No other module of ours tells
+one type of accelerator from another, unless a fact is true of one of them only.
 """
 
 import resource
@@ -20,20 +20,19 @@ from lanewise.nested import map_leaves
 _WITHOUT_FLOAT64 = {"mps"}
 
 Moment = float | torch.Event
-"""A point in time: of the host in seconds, or of what a device has been given to do."""
+"""A point in time: in seconds of the host's clock, or between two operations that a device runs."""
 
 
 def set_current_device(device: torch.device) -> None:
-    """Make a device the one that this thread uses by default; the CPU always can be used."""
+    """Make a device the default one of this thread; nothing is to be done for the CPU."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
 
 
 def device_name(device: torch.device) -> str:
     """Return the model of an accelerator, or its type where torch does not know the model."""
-    get_name: Callable[[torch.device], str] | None
-    get_name = getattr(torch.get_device_module(device), "get_device_name", None)
-    return device.type if get_name is None else get_name(device)
+    module = torch.get_device_module(device)
+    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
 
 
 def float64_device(device: torch.device) -> torch.device:
@@ -46,17 +45,15 @@ def peak_bytes(device: torch.device) -> int:
 
     On a CPU, and where torch does not count it, the most that the process held of the host's.
     """
-    if device.type != "cpu":
-        get_peak: Callable[[torch.device], int] | None
-        get_peak = getattr(torch.get_device_module(device), "max_memory_allocated", None)
-        if get_peak is not None:
-            return int(get_peak(device))
+    module = torch.get_device_module(device)
+    if device.type != "cpu" and hasattr(module, "max_memory_allocated"):
+        return int(module.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
 def seed_accelerator(seed: int) -> None:
     """Seed the generator of the current accelerator, if this process uses one."""
-    if _module() is not None and (module := _module_in_use()) is not None:
+    if (module := _module_in_use()) is not None:
         module.manual_seed(seed)
 
 
@@ -86,9 +83,8 @@ def move(data: Any, device: torch.device) -> Any:
     """Return data, in whichever containers, whose tensors are on a device; gradients flow back."""
 
     def move_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return leaf.to(device, non_blocking=has_streams(device))
-        return leaf.to(device)
+        options = {"non_blocking": has_streams(device)} if isinstance(leaf, torch.Tensor) else {}
+        return leaf.to(device, **options)
 
     return map_leaves(move_leaf, data)
 
@@ -183,8 +179,8 @@ def _module_in_use() -> ModuleType | None:
     module = _module()
     if module is None:
         return None
-    is_initialized: Callable[[], bool] | None = getattr(module, "is_initialized", None)
-    if is_initialized is not None:
-        return module if is_initialized() else None
-    # mps does not tell: torch.manual_seed asks the same before it seeds it.
-    return module if module.is_available() and not module._is_in_bad_fork() else None  # noqa: SLF001
+    if hasattr(module, "is_initialized"):
+        is_used = module.is_initialized()
+    else:  # as on mps: torch.manual_seed asks the same before it seeds it
+        is_used = module.is_available() and not module._is_in_bad_fork()  # noqa: SLF001
+    return module if is_used else None

@@ -7,15 +7,11 @@ from pathlib import Path
 
 import torch
 
-_CGROUPS = {  # by what /proc/self/cgroup calls version 2 and version 1: folder, limit, use, cache in that
-    "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    "memory": (
-        "sys/fs/cgroup/memory",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
-}
+_V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+_CGROUPS = {"memory": _V1, "": _V2}
+"""Of each version of cgroups, by its name in /proc/self/cgroup: the folder, and where in it the limit, what is
+used, and the cache in that are."""
 
 
 def free_bytes(device: torch.device, num_processes: int, root: Path = Path("/")) -> int | None:
@@ -33,7 +29,7 @@ def free_bytes(device: torch.device, num_processes: int, root: Path = Path("/"))
     if device.type != "cpu":
         try:
             return int(torch.accelerator.get_memory_info(device)[0])
-        except (AttributeError, RuntimeError):  # as on mps, or torch before 2.9
+        except (AttributeError, RuntimeError):  # as on mps
             return None
     return min(_host_bytes(root, num_processes), default=None)
 

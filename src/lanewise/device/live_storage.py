@@ -1,15 +1,15 @@
 """Counts the bytes of tensors that are alive, on real tensors as on fake ones."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
+@final
 class LiveStorage(TorchDispatchMode):
     """While it is active, counts each storage that an operation makes, from then until nobody holds it.
 
@@ -23,7 +23,6 @@ class LiveStorage(TorchDispatchMode):
         self.peak_bytes = 0
         """The most after any operation, since the beginning or since `take_peak`."""
         self._sizes: dict[int, int] = {}
-        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def take_peak(self) -> int:
         """Return the peak, and forget it: the next operation sets it anew."""
@@ -44,14 +43,8 @@ class LiveStorage(TorchDispatchMode):
             self._sizes[key] = size
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
-    def __torch_dispatch__(
-        self,
-        function: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run an operation, and count what it made: what is a view of something uncounted stays uncounted."""
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count what it made, unless that is a view of what is not counted."""
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a DTensor, say: its parts come here
         given = {key_of(one): one for one in _storages_in((args, kwargs))}
@@ -68,16 +61,15 @@ class LiveStorage(TorchDispatchMode):
         key = key_of(storage)
         if key not in self._sizes:
             self._sizes[key] = 0
-            self._references[key] = weakref.ref(storage, partial(self._forget, key))
+            weakref.finalize(storage, self._forget, key).atexit = False
         self.note_size(storage)
 
-    def _forget(self, key: int, _reference: object) -> None:
+    def _forget(self, key: int) -> None:
         self.live_bytes -= self._sizes.pop(key)
-        del self._references[key]
 
 
 def key_of(storage: torch.UntypedStorage) -> int:
-    """Return what all tensors of one storage have in common, and no others that live."""
+    """Return a key that all tensors of one storage share, and no tensors of another living one."""
     return int(storage._cdata)  # noqa: SLF001 - fake storages all have the data pointer 0
 
 

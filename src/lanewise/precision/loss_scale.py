@@ -1,12 +1,13 @@
 """Keeps the gradients of fp16 in its range: a power of two by which every lane's loss sum is multiplied."""
 
 import math
-from typing import Any
+from typing import Any, final
 
 _INITIAL_SCALE = 2.0**16
 _STEPS_BEFORE_GROWTH = 2000
 
 
+@final
 class LossScale:
     """The dynamic loss scale of mixed-precision training (Micikevicius et al., ICLR 2018), for sums of lanes.
 

@@ -1,6 +1,7 @@
 """The number format of forward and loss; weights, gradients and their sums stay in float32."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import final
 
 import torch
 
@@ -10,6 +11,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _AS_IT_IS = nullcontext()
 
 
+@final
 class Precision:
     """Runs forward and loss in a number format.
 

@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, final
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,7 @@ _NUM_SLOTS = 2 * _MAX_OPEN
 _RANK, _TIME = struct.Struct("i"), struct.Struct("ll")
 
 
+@final
 class SharedMemory:
     """One block of memory for each process, and meetings. See [Note: blocks and meetings].
 

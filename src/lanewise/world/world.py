@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import torch
 import torch.distributed as dist
@@ -101,6 +101,7 @@ class World(Protocol):
         ...
 
 
+@final
 class LocalWorld:
     """One process alone: every collective is the identity."""
 
@@ -161,6 +162,7 @@ class LocalWorld:
         """See `World`."""
 
 
+@final
 class GroupWorld:
     """The processes of torch's default process group.
 
