@@ -12,6 +12,11 @@ BENCHMARKS_STAMP := $(BENCHMARKS_VENV)/.installed
 BENCHMARKS_NEED := -r benchmarks/requirements.txt -e '.[examples,parquet]'
 BENCHMARKS := tiny_step speed scaling exact start resume order checkpoint parquet shuffle linear_cross_entropy activation_checkpointing compile
 
+# The oldest torch that pyproject.toml admits; everything else as constraints.txt has it.
+OLDEST_VENV := .venv-oldest
+OLDEST_STAMP := $(OLDEST_VENV)/.installed
+OLDEST_TORCH = $(shell sed -n 's/^    "torch>=\(.*\)",$$/\1/p' pyproject.toml)
+
 # The Python that runs the GPU tests. Give one that already has a CUDA build of torch, and no .venv is needed:
 #     make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
@@ -21,10 +26,10 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all soak check fmt gpu benchmarks docs clean
+.PHONY: help venv demo test test-all test-oldest soak check fmt gpu benchmarks docs clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 venv: $(STAMP) ## build .venv with the development dependencies (done once, and again when they change)
 
@@ -38,7 +43,7 @@ define build
            "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 @echo "building $(1)"
 @test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
-@$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(2)
+@$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(or $(3),constraints.txt) $(2)
 @touch $@
 endef
 
@@ -47,6 +52,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(BENCHMARKS_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt
 	$(call build,$(BENCHMARKS_VENV),$(BENCHMARKS_NEED))
+
+$(OLDEST_STAMP): pyproject.toml constraints.txt
+	@mkdir -p $(OLDEST_VENV)
+	@sed 's/^torch==.*/torch==$(OLDEST_TORCH)/' constraints.txt > $(OLDEST_VENV)/constraints.txt
+	$(call build,$(OLDEST_VENV),-e '.[dev]',$(OLDEST_VENV)/constraints.txt)
 
 demo: $(STAMP) ## train the MNIST example on two processes, printing its accuracy on held-out digits
 	$(BIN)/lanewise train examples/mnist/mnist.yaml --distributed.devices 2 \
@@ -59,6 +69,10 @@ test: $(STAMP) ## run the tests that need no GPU, but for the slow ones
 
 test-all: $(STAMP) ## run every test that needs no GPU
 	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
+
+test-oldest: $(OLDEST_STAMP) ## run the architecture and unit tests with the oldest torch that is supported
+	$(OLDEST_VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" \
+	    tests/architecture tests/unit $(PYTEST_ARGS)
 
 soak: $(STAMP) ## kill a run 20 times at random moments and compare how it ends; load 5,000 damaged configurations
 	PYTHONPATH=. $(BIN)/python -m tests.soak.kill_and_resume
@@ -87,5 +101,5 @@ docs: $(STAMP) ## build the docs as a site in docs/_build; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build
 
 clean: ## remove the environments, caches and built packages; runs/ stays
-	rm -rf $(VENV) $(BENCHMARKS_VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCHMARKS_VENV) $(OLDEST_VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -10,8 +10,8 @@ import torch
 _V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 _CGROUPS = {"memory": _V1, "": _V2}
-"""Of each version of cgroups, by its name in /proc/self/cgroup: the folder, and where in it the limit, what is
-used, and the cache in that are."""
+"""Of each version of cgroups, by its name in /proc/self/cgroup: the folder, and where in it the limit, the
+bytes in use and the cache in them are."""
 
 
 def free_bytes(device: torch.device, num_processes: int, root: Path = Path("/")) -> int | None:
