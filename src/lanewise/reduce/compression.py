@@ -11,7 +11,6 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import GradBucket
 
 from lanewise.config import CompressionName
 from lanewise.errors import TaskError
@@ -19,7 +18,7 @@ from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 
-_Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+_Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 """A hook of torch: from its state and a bucket to a future of the mean over processes, in the bucket's
 buffer."""
 
@@ -80,7 +79,7 @@ class CompressedAllReduce:
                     _NUM_WHOLE_STEPS,
                 )
 
-    def start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Begin to sum a bucket of gradients.
 
         Returns:

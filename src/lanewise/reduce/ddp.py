@@ -17,8 +17,8 @@ from typing import Any, final
 
 import torch
 from torch import nn
-from torch._C._distributed_c10d import GradBucket
 from torch.autograd.graph import get_gradient_edge
+from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from lanewise.config import CompressionName, Equality

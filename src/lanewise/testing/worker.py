@@ -24,8 +24,7 @@ def work(folder: Path, rank: int, world_size: int, device: torch.device, *, one_
         function, args = pickle.loads(call)  # noqa: S301 - likewise
         world: World = LocalWorld(device)
         if world_size > 1:
-            store = f"{folder}/store"
-            meeting = dist.FileStore(store, world_size)  # type: ignore[attr-defined]  # is public
+            meeting = dist.FileStore(f"{folder}/store", world_size)
             dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world_size)
             memory = share_memory(folder) if one_machine and device.type == "cpu" else None
             world = GroupWorld(device, meeting, memory)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
 
 from lanewise.errors import WorldError, text_of
 from lanewise.world.environment import Environment
@@ -48,7 +47,7 @@ def local_rank_zero_first() -> Iterator[None]:
         )
     key = f"lanewise/machine/{environment.machine}/{next(_uses)}"
     # torch has no public name for it.
-    store = PrefixStore(key, dist.distributed_c10d._get_default_store())  # noqa: SLF001
+    store = dist.PrefixStore(key, dist.distributed_c10d._get_default_store())  # noqa: SLF001
     if environment.local_rank:
         _wait(store)
         yield
@@ -62,7 +61,7 @@ def local_rank_zero_first() -> Iterator[None]:
     store.set("outcome", _DONE)
 
 
-def _wait(store: Store) -> None:
+def _wait(store: dist.Store) -> None:
     """Wait until local rank 0 has run its block.
 
     Raises:

@@ -10,7 +10,6 @@ from typing import Any, Protocol, final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, _broadcast_coalesced
 from torch.distributed.rendezvous import rendezvous
 
 from lanewise.device.accelerator import set_current_device, side_stream, start_copy_to_host
@@ -172,13 +171,13 @@ class GroupWorld:
         shared_memory: of its processes, if they have one.
     """
 
-    def __init__(self, device: torch.device, store: Store, shared_memory: SharedMemory | None) -> None:
+    def __init__(self, device: torch.device, store: dist.Store, shared_memory: SharedMemory | None) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.device = device
         self.shared_memory = shared_memory
-        self._first = PrefixStore("lanewise/first", store)
-        self._told = PrefixStore("lanewise/told", store)
+        self._first = dist.PrefixStore("lanewise/first", store)
+        self._told = dist.PrefixStore("lanewise/told", store)
         self._is_on_host = dist.get_backend() == "gloo"
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -228,7 +227,7 @@ class GroupWorld:
         group = dist.group.WORLD
         assert group is not None
         # As DDP sends its initial weights; `dist.broadcast` mistakes a sliced tensor for a contiguous one.
-        _broadcast_coalesced(group, list(tensors), _BROADCAST_BYTES, source)
+        dist._broadcast_coalesced(group, list(tensors), _BROADCAST_BYTES, source)  # noqa: SLF001
 
     def num_collectives(self) -> int:
         """See `World`."""
@@ -301,7 +300,7 @@ def join_world(
     os.environ["MASTER_PORT"] = str(environment.master_port)
     store, rank, world_size = next(rendezvous("env://", environment.rank, environment.world_size))
     # An agent keeps its store when it starts the processes again, with the addresses of those that are gone.
-    store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     memory = share_memory(folder) if is_one_machine and backend == "gloo" and device.type == "cpu" else None
     return GroupWorld(device, store, memory)
