@@ -25,7 +25,7 @@ def named_blocks(model: nn.Module, patterns: Sequence[str], key: str) -> dict[st
     """Return, by name, the modules of a model that the user names.
 
     Args:
-        model: the user's module, which is no block itself.
+        model: the user's module, which is not a block itself.
         patterns: names of classes, or of modules as `named_modules` has them; `*` stands for any text.
         key: of the configuration, for errors.
 
@@ -51,7 +51,7 @@ def named_blocks(model: nn.Module, patterns: Sequence[str], key: str) -> dict[st
 
 
 def _repeated(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    is_list = isinstance(module, nn.ModuleList | nn.Sequential)  # of a dict a forward takes one or the other
+    is_list = isinstance(module, nn.ModuleList | nn.Sequential)  # a forward may use one entry of a dict
     num_of_class = Counter(type(child) for child in module.children())
     for name, child in module.named_children():
         has_parts = any(True for _ in child.children()) and type(child) not in _CONTAINERS

@@ -111,7 +111,7 @@ def on_stream(stream: torch.Stream | None) -> Iterator[None]:
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Enqueue on a stream of its own what needs the work enqueued so far, but not what will follow."""
+    """Enqueue a block on a stream of its own, after the work that was enqueued so far."""
     stream = _side_stream(device)
     if stream is not None:
         stream.wait_stream(torch.accelerator.current_stream(device))
@@ -120,9 +120,9 @@ def side_stream(device: torch.device) -> Iterator[None]:
 
 
 def start_copy_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Begin to copy a tensor to the CPU; one that is there is not copied.
+    """Begin to copy a tensor to the CPU; a tensor of the CPU is not copied.
 
-    A step reads values of the device in no other way, so what waits for the device waits here.
+    A step reads values of the device in no other way, so it waits for the device nowhere else.
 
     Returns:
         A function that waits for the copy, and so for the work that was enqueued before it, and returns it.
@@ -145,7 +145,7 @@ def start_copy_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def moment(device: torch.device) -> Moment:
-    """Return now: of the device where it has streams, else of the host. Does not wait for the device."""
+    """Return the current moment, of the device where it has streams, else of the host, without waiting."""
     if not has_streams(device):
         return time.perf_counter()
     event = torch.Event(device, enable_timing=True)

@@ -1,4 +1,4 @@
-"""Which devices there are, and which ones and which backend a run uses; asks without touching one."""
+"""Finds the devices of the machine, and chooses those of a run and its backend, without using a device."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ def count_accelerators(device_type: str = "auto") -> int:
     """Count the devices of a type that torch can use here.
 
     Args:
-        device_type: `auto` for whichever accelerator there is; of `cpu` there is none.
+        device_type: `auto` for any accelerator; 0 is returned for `cpu`.
     """
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or device_type not in ("auto", accelerator.type):
@@ -27,12 +27,12 @@ def accelerator_type() -> str | None:
 
 
 def choose_devices(device_type: str, num_devices: int, names: Sequence[str] = ()) -> list[str]:
-    """Settle `auto` and make sure that the machine has what is asked for.
+    """Replace `auto`, and make sure that the machine has the devices.
 
     Args:
         device_type: `auto` (the accelerator if there is one), `cpu`, or the type of an accelerator.
         num_devices: how many this machine is to use.
-        names: each of them, such as `xpu:1`; empty: the first ones, or as often the CPU.
+        names: the name of each, such as `xpu:1`; empty: the first ones, or the CPU for each.
 
     Returns:
         The name of each device, in the order of the local ranks.
@@ -71,12 +71,12 @@ def choose_devices(device_type: str, num_devices: int, names: Sequence[str] = ()
 
 
 def choose_backend(backend: str, devices: Sequence[str], world_size: int) -> str:
-    """Settle `auto` and make sure that the backend can connect processes on these devices.
+    """Replace `auto`, and make sure that the backend can connect processes on these devices.
 
     Args:
-        backend: `auto` (torch's own for the type of device), `gloo` or `nccl`.
+        backend: `auto` (torch's choice for the type of device), `gloo` or `nccl`.
         devices: the device of each local rank.
-        world_size: processes of the run; one alone needs no backend.
+        world_size: processes of the run; a single one needs no backend.
 
     Returns:
         The name under which torch knows the backend.

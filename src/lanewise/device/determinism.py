@@ -1,4 +1,4 @@
-"""Process-wide switches that `exact` needs."""
+"""Sets what `exact` needs for a whole process."""
 
 import torch
 
@@ -22,7 +22,7 @@ def set_determinism(equality: Equality, threads: int) -> None:
         # Filling every new tensor with NaN finds reads of uninitialised memory, but costs a write each.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
-        # The fused path of nn.TransformerEncoder in evaluation is taken by modules without hooks only.
+        # In evaluation nn.TransformerEncoder takes a fused path, but not where modules have hooks.
         torch.backends.mha.set_fastpath_enabled(False)
         _fix_compilation()
 
@@ -30,8 +30,8 @@ def set_determinism(equality: Equality, threads: int) -> None:
 def _fix_compilation() -> None:
     """Let a compiled function depend on its code and its shapes, not on what this process compiled before.
 
-    By default the first shapes get a kernel of their own, and the second ones a kernel for any shapes; which
-    ones come first depends on the lanes that a process carries. Decision 0006 has the figures.
+    By default the first shapes get a kernel of their own, and the second ones a kernel for any shapes. Which
+    shapes come first depends on the lanes that a process carries. Decision 0006 has the figures.
     """
     from torch._dynamo import config  # noqa: PLC0415 - takes a second, which every optimizer spends anyway
 
@@ -42,7 +42,7 @@ def _fix_compilation() -> None:
 
 
 def exact_pins(device: torch.device) -> dict[str, str]:
-    """Name what equal bytes depend on besides the configuration: another value may give other bytes."""
+    """Return what the bytes of a run depend on besides its configuration, by name."""
     pins = {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
     if device.type != "cpu":
         pins["gpu"] = device_name(device)

@@ -15,16 +15,18 @@ bytes in use and the cache in them are."""
 
 
 def free_bytes(device: torch.device, num_processes: int, root: Path = Path("/")) -> int | None:
-    """Return how many bytes tensors of this process may take besides those that it has.
+    """Return how many more bytes the tensors of this process may take.
+
+    On an accelerator this is its free memory. On the CPU it is the least of the process's share of the
+    machine's memory, its share of what the cgroups leave, and what RLIMIT_AS leaves.
 
     Args:
-        device: an accelerator: what it has free; the CPU: the least of its share of the machine's memory and
-            of the cgroups', and of what RLIMIT_AS leaves.
+        device: where the tensors will be.
         num_processes: how many share the machine's memory.
         root: of the file system.
 
     Returns:
-        None where nobody tells.
+        None where that is not known.
     """
     if device.type != "cpu":
         try:
@@ -46,9 +48,9 @@ def _host_bytes(root: Path, num_processes: int) -> Iterator[int]:
 
 
 def _bytes_of_cgroups(root: Path) -> Iterator[int]:
-    """Yield what is left in each cgroup that this process is in: its own and those around it.
+    """Yield what is left in each cgroup of this process: its own one and those around it.
 
-    In a container its own may be shown as the outermost one, under another path.
+    In a container its own cgroup may be found as the outermost one, under another path.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -65,7 +67,7 @@ def _bytes_of_cgroups(root: Path) -> Iterator[int]:
 
 
 def _read(path: Path, name: str) -> int | None:
-    """Return a number from a file of the kernel that has lines of names and numbers."""
+    """Return the number after a name in a file of the kernel whose lines have names and numbers."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

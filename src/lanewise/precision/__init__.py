@@ -1,4 +1,4 @@
-"""In which number formats a model computes."""
+"""The number formats in which a model computes."""
 
 from lanewise.precision.loss_scale import LossScale
 from lanewise.precision.precision import Precision

@@ -24,7 +24,7 @@ class LossScale:
         self._good_steps = 0
         self._unit = 0.0
         self.skipped_steps = 0
-        """Steps that updated nothing since a gradient overflowed."""
+        """Steps that were skipped because a gradient overflowed."""
 
     @property
     def has_unit(self) -> bool:
@@ -37,11 +37,11 @@ class LossScale:
 
     @property
     def factor(self) -> float:
-        """What a lane's loss sum is multiplied by, and so what gradients must be divided by."""
+        """The factor of a lane's loss sum, by which gradients must be divided."""
         return self._scale * self._unit
 
     def update(self, *, is_finite: bool) -> None:
-        """Learn whether the gradients of a step were finite."""
+        """Adapt the scale to whether the gradients of a step were finite."""
         self._good_steps = self._good_steps + 1 if is_finite else 0
         if not is_finite:
             self._scale /= 2

@@ -25,12 +25,12 @@ class Precision:
         self._autocast = _AUTOCAST.get(name)
         self._device_type = device_type
         self.loss_scale = LossScale() if name == "fp16" else None
-        """Keeps gradients in range; None where the format has the range of float32."""
+        """None where the format has the range of float32."""
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = name == "tf32"
 
     def forward(self) -> AbstractContextManager[object]:
-        """Enter the format, for a forward or a loss, or both: weights are cast once in it."""
+        """Return the context of a forward, a loss, or both; weights are cast once in it."""
         if self._autocast is not None:
             return torch.autocast(self._device_type, self._autocast)
         return _AS_IT_IS

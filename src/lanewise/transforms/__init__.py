@@ -1,4 +1,4 @@
-"""What is done to a user's model before the reducer gets it."""
+"""Changes to a user's model before the reducer gets it."""
 
 from lanewise.transforms.activation_checkpointing import checkpoint_activations
 from lanewise.transforms.checkpointed import compare_runs

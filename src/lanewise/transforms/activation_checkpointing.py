@@ -1,4 +1,4 @@
-"""Trades time for memory: keeps of each block its inputs alone, and runs it again for its backward."""
+"""Trades time for memory: keeps only the inputs of each block, and runs the block again for its backward."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -18,14 +18,15 @@ def checkpoint_activations(
     *,
     offload: bool = False,
 ) -> nn.Module:
-    """Let a model keep less for the backward: of each of its blocks the inputs alone.
+    """Let a model keep less for the backward: only the inputs of each of its blocks.
 
-    The backward runs the block again, with the same random numbers and the buffers of that time, so that
-    gradients are the same bytes; of what the second run makes of buffers nothing remains. Until the first
-    step of `Lanes` is over, what both runs got and returned is compared; later the shapes, dtypes and devices
-    of what they saved.
+    The backward runs the block again, with the random numbers and buffers of its first run, so that gradients
+    are the same bytes. What the second run changes in buffers is undone. Until the first step of `Lanes` is
+    over, the inputs and outputs of both runs are compared; later only the shapes, dtypes and devices of what
+    they saved.
 
-    For the trainer this is `memory.activation_checkpointing`; in an own loop call it before `Lanes.prepare`.
+    The trainer does this for `memory.activation_checkpointing`. In an own loop, call it before
+    `Lanes.prepare`.
 
     Args:
         model: changed in place; names of parameters and buffers stay.

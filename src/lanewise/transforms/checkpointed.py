@@ -1,8 +1,8 @@
-"""A block of which only the inputs are kept: its forward runs again when the backward comes to it.
+"""A block that keeps only its inputs: its forward runs again when the backward comes to it.
 
-That is activation checkpointing (Chen et al., "Training Deep Nets with Sublinear Memory Cost",
-https://arxiv.org/abs/1604.06174), by torch's own `checkpoint`. What the second run draws, reads from buffers
-and writes to them is what the first one did, so that gradients are the same bytes.
+This is activation checkpointing (Chen et al., "Training Deep Nets with Sublinear Memory Cost",
+https://arxiv.org/abs/1604.06174), by torch's own `checkpoint`. The second run has the random numbers and the
+buffers of the first one, so that gradients are the same bytes.
 """
 
 import math
@@ -23,12 +23,12 @@ from lanewise.data.digest import digest
 from lanewise.errors import TaskError, text_of
 from lanewise.random_state import kept_random_state, take_random_state
 
-# Backwards of replicas on several devices run in threads, and swap the process's generators.
+# The backwards of replicas run in threads, one for each device, and the generators are the process's.
 _one_at_a_time = threading.RLock()
 
 _REMEDY = "or name other blocks in memory.activation_checkpointing.blocks"
 _TOLERANCE = 1e-2
-"""By which norms of both runs may differ where the device adds in any order: some roundings of 16 bits."""
+"""How much norms of both runs may differ where the device adds in any order: some roundings of 16 bits."""
 
 _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _Look: TypeAlias = Sequence[str | float]
@@ -51,7 +51,7 @@ class Checkpointed:
 
     @_disable_dynamo  # is torch.compiler.disable, which would take seconds here, at its first call
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block; where there is a gradient to come, keep its inputs alone."""
+        """Run the block; where gradients are recorded, keep only its inputs."""
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
         leaves, spec = tree_flatten((args, kwargs))
@@ -59,9 +59,9 @@ class Checkpointed:
         with saved_tensors_hooks(_to_host, _to_device) if self.offload else nullcontext():
             return checkpoint(
                 call.run,
-                *leaves,  # of which torch sees whether they were written to; of keywords it would not
+                *leaves,  # torch notices if these are changed in place; it would not with keywords
                 use_reentrant=False,
-                early_stop=False,  # or what follows the last saved tensor would not run
+                early_stop=False,  # else what follows the last saved tensor would not run
                 preserve_rng_state=False,  # the second run sets it by itself
             )
 
@@ -70,7 +70,7 @@ class Checkpointed:
 
 
 def compare_runs(modules: Iterable[nn.Module], *, is_on: bool) -> None:
-    """Let all blocks in some modules compare their two runs, which takes time, or no longer."""
+    """Say whether all blocks in some modules compare their two runs, which takes time."""
     for root in modules:
         for module in root.modules():
             if isinstance(module.forward, Checkpointed):

@@ -1,4 +1,4 @@
-"""Compiles the user's modules before a reducer wraps them, so that nothing of it is in their graphs."""
+"""Compiles the user's modules before a reducer wraps them, so that no graph contains the reducer."""
 
 import logging
 from types import MethodType
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def compile_forwards(model: nn.Module, config: CompileConfig) -> nn.Module:
-    """Let torch.compile make the forwards of a model, or of its blocks, when they are first called.
+    """Let torch.compile compile the forwards of a model, or of its blocks, when they are first called.
 
     Compiled and eager modules draw the same random numbers: inductor calls torch's own generator. Blocks of
     one class are compiled together, once for each shape.
@@ -54,7 +54,7 @@ def compile_forwards(model: nn.Module, config: CompileConfig) -> nn.Module:
 
 @final
 class CompilationLog:
-    """Says what keeps torch.compile from making one graph once: each graph break, and recompilations."""
+    """Logs graph breaks and recompilations of torch.compile."""
 
     def __init__(self) -> None:
         self._breaks: set[str] = set()
@@ -85,5 +85,5 @@ class CompilationLog:
 
 
 def _first_lines(text: str) -> str:
-    """Return the begin of a long explanation on one line."""
+    """Return the beginning of a long explanation, on one line."""
     return " ".join(text.split("Developer debug context", maxsplit=1)[0].split())

@@ -1,4 +1,4 @@
-"""Makes the BatchNorm of a model take its statistics over the lanes that processes run at once."""
+"""Lets the BatchNorm of a model take its statistics over the lanes that processes run at the same time."""
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm

@@ -1,1 +1,1 @@
-"""Who this process is among all, and how it communicates with the others. Import from the submodules."""
+"""Which process of the run this is, and how it communicates with the others. Import from the submodules."""

@@ -1,4 +1,4 @@
-"""Reads from torchrun's or Slurm's variables who this process is and where it meets the others; no torch."""
+"""Reads torchrun's or Slurm's variables: which process this is, and where it meets the others. No torch."""
 
 import re
 from collections.abc import Mapping
@@ -6,19 +6,13 @@ from dataclasses import dataclass
 
 from lanewise.errors import WorldError
 
-_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_SLURM = (
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_NODEID",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_STEP_TASKS_PER_NODE",
-    "SLURM_STEP_NODELIST",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-)
+_TORCHRUN_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_TORCHRUN = (*_TORCHRUN_NUMBERS, "MASTER_ADDR", "MASTER_PORT")
+_SLURM_NUMBERS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS")
+_SLURM_PLACES = (*_SLURM_NUMBERS, "SLURM_STEP_TASKS_PER_NODE")
+_SLURM = (*_SLURM_PLACES, "SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
-# Below Linux's ephemeral ports, which begin at 32768: no outgoing connection may hold the port by chance.
+# Below Linux's ephemeral ports, which begin at 32768: no outgoing connection can hold the port by chance.
 _FIRST_PORT, _NUM_PORTS = 10_000, 20_000
 
 
@@ -46,16 +40,16 @@ class Environment:
 
     @classmethod
     def from_env(cls, variables: Mapping[str, str]) -> "Environment | None":
-        """Read what torchrun (or anyone who speaks its language) has set, else what srun has.
+        """Read the variables of torchrun (or of whatever sets the same ones), else those of srun.
 
-        Slurm counts only inside a step of several tasks: its batch script has a SLURM_PROCID as well, and
-        would wait for ever for the others.
+        Slurm's count only inside a step of several tasks: its batch script has a SLURM_PROCID as well, and
+        would wait for the others for ever.
 
         Args:
             variables: usually `os.environ`.
 
         Returns:
-            The place of this process, or None where no world was prepared for it.
+            The place of this process, or None where the variables describe no world.
 
         Raises:
             WorldError: if only some of the variables are set, or they contradict each other.
@@ -74,16 +68,17 @@ class Environment:
                 f"the environment describes a world only in part, without {', '.join(missing)}. "
                 "Start through torchrun, or unset RANK and WORLD_SIZE."
             )
-        rank, local_rank, world_size, local_world_size = (_integer(variables, name) for name in _TORCHRUN[:4])
+        rank, local_rank, world_size, local_world_size = (
+            _integer(variables, name) for name in _TORCHRUN_NUMBERS
+        )
         if not (0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size):
             raise WorldError(
                 f"the environment contradicts itself: got RANK={rank} of WORLD_SIZE={world_size} and "
                 f"LOCAL_RANK={local_rank} of LOCAL_WORLD_SIZE={local_world_size}."
             )
-        port = _port(variables)
+        address, port = variables["MASTER_ADDR"], _port(variables)
         # torchrun numbers the processes of a machine one after the other.
-        machine = rank - local_rank
-        return cls(rank, local_rank, world_size, local_world_size, variables["MASTER_ADDR"], port, machine)
+        return cls(rank, local_rank, world_size, local_world_size, address, port, machine=rank - local_rank)
 
     @classmethod
     def _from_slurm(cls, variables: Mapping[str, str]) -> "Environment":
@@ -93,15 +88,11 @@ class Environment:
                 f"the environment describes a step of Slurm only in part, without {', '.join(missing)}. "
                 "Start through srun, or unset SLURM_STEP_NUM_TASKS to train in one process."
             )
-        rank, local_rank, node, world_size = (_integer(variables, name) for name in _SLURM[:4])
+        rank, local_rank, node, world_size = (_integer(variables, name) for name in _SLURM_NUMBERS)
         sizes = _tasks_per_node(variables["SLURM_STEP_TASKS_PER_NODE"])
-        if not (
-            sum(sizes) == world_size
-            and 0 <= rank < world_size
-            and 0 <= node < len(sizes)
-            and 0 <= local_rank < sizes[node]
-        ):
-            got = ", ".join(f"{name}={variables[name]}" for name in _SLURM[:5])
+        is_in_step = sum(sizes) == world_size and 0 <= rank < world_size
+        if not (is_in_step and 0 <= node < len(sizes) and 0 <= local_rank < sizes[node]):
+            got = ", ".join(f"{name}={variables[name]}" for name in _SLURM_PLACES)
             raise WorldError(
                 f"the environment contradicts itself: got {got}. "
                 "Start through srun, and set none of these variables."
@@ -116,7 +107,7 @@ class Environment:
                     f"SLURM_PROCID=0 with SLURM_NODEID={node}. Set MASTER_ADDR to the host of task 0, or "
                     "use another --distribution."
                 )
-        port = _port(variables, _step_port(variables))
+        port = _port(variables) if "MASTER_PORT" in variables else _step_port(variables)
         return cls(rank, local_rank, world_size, sizes[node], address, port, node)
 
 
@@ -128,18 +119,18 @@ def _integer(variables: Mapping[str, str], name: str) -> int:
         raise WorldError(f"{name} must be an integer: got '{variables[name]}'.") from None
 
 
-def _port(variables: Mapping[str, str], default: int = 0) -> int:
+def _port(variables: Mapping[str, str]) -> int:
     """Read MASTER_PORT."""
-    port = _integer(variables, "MASTER_PORT") if "MASTER_PORT" in variables else default
+    port = _integer(variables, "MASTER_PORT")
     if not 0 < port < 65536:
         raise WorldError(f"MASTER_PORT must be a port: got {port}. Use 1 to 65535.")
     return port
 
 
 def _step_port(variables: Mapping[str, str]) -> int:
-    """Derive a port that every task of a step finds by itself, and that other steps do not.
+    """Derive a port that is the same for all tasks of a step, and usually another one for other steps.
 
-    Steps share a port only if they are 20,000 apart in one job, or their jobs are about 200 apart.
+    Two steps have the same port only if they are 20,000 apart in one job, or their jobs about 200 apart.
     """
     job, step = _integer(variables, "SLURM_JOB_ID"), _integer(variables, "SLURM_STEP_ID")
     return _FIRST_PORT + (101 * job + step) % _NUM_PORTS

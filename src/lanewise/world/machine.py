@@ -1,4 +1,4 @@
-"""What the processes of one machine do in turn: one of them downloads, and the others find the files."""
+"""Lets one process of each machine run first: it downloads files, and the others find them."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ from lanewise.world.environment import Environment
 _DONE = "done"
 _SECONDS_BETWEEN_QUESTIONS = 0.1
 _SECONDS_AFTER_A_FAILURE = 2.0
-"""So that the process whose block failed says so first: of several failures the first one is shown."""
+"""Of several failures the first one is shown, so the process whose block failed is to be the first."""
 _uses = itertools.count()
 
 
@@ -26,8 +26,8 @@ def local_rank_zero_first() -> Iterator[None]:
             dataset = load_dataset("squad")     # the first one downloads, the others find it in the cache
 
     Each process runs the block once, and a process alone just runs it. The processes meet at the store of
-    torch's process group, so that nothing is left on a disk: call it in the methods of a `Task`, or after
-    `Lanes` was made. There is no limit to how long the first one may take.
+    torch's process group, and nothing is left on a disk: call it in the methods of a `Task`, or after
+    `Lanes` was made. The first one may take any time.
 
     Collective on each machine: all processes of a machine must enter it, equally often. Blocks must not
     contain collectives, nor each other.
@@ -46,7 +46,7 @@ def local_rank_zero_first() -> Iterator[None]:
             "method of the Task."
         )
     key = f"lanewise/machine/{environment.machine}/{next(_uses)}"
-    # torch has no public name for it.
+    # torch has no public name for its store.
     store = dist.PrefixStore(key, dist.distributed_c10d._get_default_store())  # noqa: SLF001
     if environment.local_rank:
         _wait(store)
@@ -55,7 +55,7 @@ def local_rank_zero_first() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with suppress(RuntimeError):  # the store may be gone; what failed first is to be said
+        with suppress(RuntimeError):  # the store may be gone, and the block's own error matters more
             store.set("outcome", f"{type(error).__name__}: {text_of(error)}")
         raise
     store.set("outcome", _DONE)

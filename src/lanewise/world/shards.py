@@ -1,9 +1,9 @@
 """Tensors that are shared out among the processes.
 
-Of a sharded tensor every process has a part: the reducer fsdp makes such ones of parameters. They are torch's
-DTensors, cut along the first dimension. Whoever saves, compares or restores tensors asks here, and needs to
-know no more about them. torch's own module is imported where there is such a tensor only: it takes half a
-second.
+Every process has a part of a sharded tensor. The reducer fsdp shards the parameters: they are torch's
+DTensors, cut along the first dimension. What saves, compares or restores tensors knows nothing of DTensors
+but the functions of this module. torch's module for them takes half a second to import, and is imported only
+where there is such a tensor.
 
 A held tensor is whole, and one process has it.
 """
@@ -17,10 +17,10 @@ import torch
 
 @dataclass(frozen=True)
 class HeldTensor:
-    """A tensor that one process has, as a part of a state that all ranks describe alike."""
+    """A tensor that one process has, in a state that has the same structure on all ranks."""
 
     tensor: torch.Tensor
-    """On the other ranks one of the same shape and dtype, on torch's meta device."""
+    """On the other ranks, a tensor of the same shape and dtype on torch's meta device."""
 
 
 def is_sharded(value: object) -> bool:
@@ -29,7 +29,7 @@ def is_sharded(value: object) -> bool:
 
 
 def is_cut_by_rows(tensor: Any) -> bool:
-    """Tell whether a sharded tensor is cut along its first dimension, and no other way."""
+    """Tell whether a sharded tensor is cut along its first dimension alone."""
     return [getattr(placement, "dim", None) for placement in tensor.placements] == [0]
 
 
@@ -42,24 +42,24 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     sharded: Any = tensor
     with torch.no_grad():
-        # Parts in host memory travel by way of the GPU, as its backend knows no other.
+        # Parts in host memory travel through the GPU, as its backend sends nothing else.
         gathered: torch.Tensor = sharded.to(sharded.device_mesh.device_type).full_tensor()
     return gathered
 
 
 def laid_out_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a whole tensor's elements where and how another one has its own; each process keeps its part.
+    """Return a copy of a whole tensor with the device, strides and sharding of another one.
 
     Args:
-        value: equal on every rank.
-        like: of the same shape; gives device, order in memory and sharding, but not the dtype.
+        value: equal on every rank; each process keeps its part.
+        like: has the same shape, and may have another dtype.
     """
     sharded: Any = like
     if not is_sharded(like):
         return torch.empty_like(like, dtype=value.dtype, requires_grad=False).copy_(value)
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - takes half a second
 
-    # Without a source rank nothing travels: each process cuts its part out of its own copy.
+    # Without a source rank nothing is sent: each process cuts its part out of its own copy.
     parts = distribute_tensor(value, sharded.device_mesh, sharded.placements, src_data_rank=None)
     return parts.to(like.device)
 

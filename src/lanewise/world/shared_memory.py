@@ -3,17 +3,17 @@
 [Note: blocks and meetings]
 Each process writes into a block of its own and reads those of all others. A meeting lies between: every
 process sends a byte to every other one and waits for theirs, through a socket for each pair. So a process
-that waits sleeps; the system calls order what was written before what is read after, on any CPU; and a
-process that ends closes its sockets, which the others see at once.
+that waits sleeps; the system calls order the writes before a meeting and the reads after it, on any CPU; and
+a process that ends closes its sockets, which the others see at once.
 
-There are two sets of blocks, used in turn. Whoever writes into a set again has come through the meeting of
-the other one, to which no process came before it had read the first:
+There are two sets of blocks, used in turn. A process that writes into a set again has come through the
+meeting of the other set, and no process comes to that meeting before it has read the first set:
 
     process 0    write a   meet   read a   write b   meet   read b   write a ...
     process 1    write a   meet     read a ........ write b   meet   read b ...
 
-The memory has no name (`memfd_create`): it counts for no file system, such as a container's /dev/shm of
-64 MiB, and is gone with the last process.
+The memory has no name (`memfd_create`): it takes no room in a file system, such as a container's /dev/shm of
+64 MiB, and is freed with the last process.
 """
 
 import logging
@@ -52,7 +52,7 @@ class SharedMemory:
 
     Args:
         rank: of this process.
-        sockets: for each other rank one that leads there.
+        sockets: one for each other rank, connected to it.
         memory: the same on all ranks, of `size(world_size)` bytes.
     """
 
@@ -130,7 +130,7 @@ class SharedMemory:
         return wait
 
     def close(self) -> None:
-        """Hang up. The others need not do so at the same time."""
+        """Close the sockets. The others need not do so at the same time."""
         for peer in self._sockets.values():
             peer.close()
 
@@ -141,11 +141,11 @@ def share_memory(folder: Path | None = None) -> SharedMemory | None:
     Collective: every rank must call this.
 
     Args:
-        folder: of rank 0, for the sockets at which the ranks call each other, which are there for a moment
-            only; None: that of temporary files.
+        folder: where rank 0 makes a folder for the sockets, for the time of this call; None: where temporary
+            files are.
 
     Returns:
-        None where the system refuses it on some rank, after a line that says why.
+        None where the system refuses it on some rank; a line of the log says why.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     sockets: dict[int, socket.socket] = {}
@@ -154,7 +154,7 @@ def share_memory(folder: Path | None = None) -> SharedMemory | None:
         def make_folder() -> str:
             if rank > 0:
                 return ""
-            # No other user may enter it: whoever can call could keep the ranks waiting.
+            # No other user may enter it: one who could connect could keep the ranks waiting.
             return stack.enter_context(tempfile.TemporaryDirectory(prefix="lanewise-", dir=folder))
 
         def listen() -> tuple[socket.socket, str, int]:
@@ -171,7 +171,7 @@ def share_memory(folder: Path | None = None) -> SharedMemory | None:
             return listener, short, file
 
         def share() -> mmap.mmap:
-            _answer(sockets, listener, world_size)
+            _accept(sockets, listener, world_size)
             shared = file
             if rank == 0:
                 for peer in sockets.values():
@@ -184,8 +184,8 @@ def share_memory(folder: Path | None = None) -> SharedMemory | None:
         try:
             place = _all_gather(_agree(make_folder))[0]
             listener, short, file = _agree(listen)
-            # Everybody has called before anybody answers, so no answer waits for one who could not call.
-            _agree(lambda: _call(sockets, short, rank))
+            # All have connected before any accepts, so none waits for a rank that could not connect.
+            _agree(lambda: _connect(sockets, short, rank))
             return SharedMemory(rank, sockets, _agree(share))
         except _RefusedError as refused:
             for peer in sockets.values():
@@ -200,10 +200,10 @@ class _RefusedError(Exception):
 
 
 def _agree(function: Callable[[], T]) -> T:
-    """Return what a function makes, if it succeeds on every rank. Collective.
+    """Return what a function returns, if it succeeds on every rank. Collective.
 
     Raises:
-        _RefusedError: if the system refuses it on some rank; on all of them.
+        _RefusedError: on all ranks, if the system refuses it on some.
     """
     made, error = None, ""
     try:
@@ -215,8 +215,8 @@ def _agree(function: Callable[[], T]) -> T:
     return cast("T", made)
 
 
-def _call(sockets: dict[int, socket.socket], folder: str, rank: int) -> None:
-    """Open a socket to each rank before this one, and say who calls."""
+def _connect(sockets: dict[int, socket.socket], folder: str, rank: int) -> None:
+    """Connect a socket to each rank before this one, and send this rank's number."""
     for other in range(rank):
         peer = sockets[other] = socket.socket(socket.AF_UNIX)
         peer.setblocking(False)  # a queue that is full is refused, and not waited for
@@ -225,13 +225,13 @@ def _call(sockets: dict[int, socket.socket], folder: str, rank: int) -> None:
         peer.sendall(_RANK.pack(rank))
 
 
-def _answer(sockets: dict[int, socket.socket], listener: socket.socket, world_size: int) -> None:
-    """Open a socket to each rank after this one, all of which have called."""
+def _accept(sockets: dict[int, socket.socket], listener: socket.socket, world_size: int) -> None:
+    """Accept the sockets of all ranks after this one, which have connected."""
     while len(sockets) < world_size - 1:
         caller, _ = listener.accept()
         sockets[_RANK.unpack(caller.recv(_RANK.size))[0]] = caller
     for peer in sockets.values():
-        # A time limit of the kernel's: python's own would take a further system call for each byte.
+        # The kernel's time limit: python's own would take another system call for each byte.
         seconds = int(default_pg_timeout.total_seconds())
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(seconds, 0))
 

@@ -42,34 +42,27 @@ class World(Protocol):
         Returns:
             A function that waits and returns the ranks' tensors, stacked: [world_size, *tensor.shape].
         """
-        ...
 
     def start_all_gather_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Send a small tensor to every rank's CPU. Collective, as `start_all_gather`.
 
         Waiting for the result waits for what was enqueued on the device before, not for what comes after.
         """
-        ...
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order. Collective: every rank must call this. For start-up."""
-        ...
 
     def gather_object(self, value: Any) -> list[Any] | None:
         """Return every rank's value on rank 0, None elsewhere. Collective: every rank must call this."""
-        ...
 
     def broadcast_object(self, value: Any) -> Any:
         """Return rank 0's value on every rank. Collective: every rank must call this."""
-        ...
 
     def broadcast(self, tensors: Sequence[torch.Tensor], source: int) -> None:
-        """Overwrite tensors of any strides by those of a rank. Collective: every rank must call this."""
-        ...
+        """Overwrite tensors, of any strides, by those of a rank. Collective: every rank must call this."""
 
     def num_collectives(self) -> int:
         """Count the collectives that this process has begun so far, of all groups. No collective."""
-        ...
 
     def new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """Open a second channel between some ranks. Collective: every rank must call this.
@@ -77,27 +70,22 @@ class World(Protocol):
         Returns:
             None on the other ranks.
         """
-        ...
 
     def is_first(self, key: str) -> bool:
         """Tell whether this is the first call with this key, of all ranks. No collective."""
-        ...
 
     def tell(self, key: str, text: str) -> None:
-        """Leave a text for `hear`. No collective; may be called in any thread."""
-        ...
+        """Leave a text for `hear`. No collective; any thread may call this."""
 
     def hear(self, key: str, ranks: Sequence[int], timeout_seconds: float) -> list[str]:
-        """Wait for what some ranks told under a key. No collective; in any thread.
+        """Wait for the texts that some ranks left under a key. No collective; any thread may call this.
 
         Raises:
-            WorldError: if not all of them told it in time; names those that did not.
+            WorldError: if some of the ranks left none in time; names those ranks.
         """
-        ...
 
     def close(self) -> None:
         """Leave the world. The others need not do so at the same time."""
-        ...
 
 
 @final
@@ -247,7 +235,7 @@ class GroupWorld:
         """See `World`."""
         try:
             return self._first.add(hashlib.sha256(key.encode()).hexdigest(), 1) == 1
-        except RuntimeError:  # the process that keeps the store is gone: what failed first was said
+        except RuntimeError:  # the process that keeps the store is gone: its own error was shown
             return False
 
     def tell(self, key: str, text: str) -> None:
@@ -271,7 +259,7 @@ class GroupWorld:
         if self.shared_memory is not None:
             self.shared_memory.close()
         dist.destroy_process_group()
-        gc.collect()  # what belongs to a process group must not be left to the end of the interpreter
+        gc.collect()  # what belongs to a process group must be gone before the interpreter ends
 
 
 def join_world(
