@@ -163,9 +163,7 @@ def seconds_between(start: Moment, end: Moment) -> float:
     return start.elapsed_time(end) / 1e3
 
 
-@cache
-def _side_stream(device: torch.device) -> torch.Stream | None:
-    return new_stream(device)
+_side_stream = cache(new_stream)
 
 
 @cache

@@ -53,15 +53,9 @@ def checkpoint_activations(
             "of one class with parts. Name classes or modules to checkpoint, such as [Block] or [layers.*]."
         )
     for name, block in found.items():
-        if not _parents(name) & found.keys():
+        if not any(name.startswith(f"{outer}.") for outer in found):
             block.forward = Checkpointed(name, block, block.forward, offload)
     return model
-
-
-def _parents(name: str) -> set[str]:
-    """Return the names of the modules that a module is in."""
-    parts = name.split(".")
-    return {".".join(parts[:length]) for length in range(1, len(parts))}
 
 
 def _is_compiled(module: nn.Module) -> bool:

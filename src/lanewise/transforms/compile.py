@@ -45,7 +45,7 @@ def compile_forwards(model: nn.Module, config: CompileConfig) -> nn.Module:
                 f"a {type(module).__name__} has a forward that was set on the object, which compile would "
                 "leave out. Let its class have it, or call torch.compile in build_model."
             )
-    kinds: dict[type[Any], None] = dict.fromkeys(map(type, modules))
+    kinds: set[type[Any]] = set(map(type, modules))
     compiled = {kind: torch.compile(kind.forward, dynamic=config.dynamic) for kind in kinds}
     for module in modules:
         module.forward = MethodType(compiled[type(module)], module)  # so that a copy calls itself
