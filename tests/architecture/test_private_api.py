@@ -388,6 +388,12 @@ PRIVATE = {
         *FSDP,
         lambda: resolve("torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"),
     ),
+    "._register_pre_backward_hook": Private(
+        "reduce/fsdp_group.py",
+        "torch gathers a block again for outputs in a dataclass from 2.13 on; before, it is asked to by this",
+        "with torch before 2.13 AttributeError under fsdp; later it is not asked for",
+        lambda: resolve("torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState"),
+    ),
     "._remaining_restarts": Private(
         "launch/agent.py",
         *AGENT,

@@ -31,7 +31,7 @@ from lanewise.nested import copied, tensors_in
 from lanewise.reduce.blocks import find_blocks, require_no_batch_norm
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.connect import connect
-from lanewise.reduce.fsdp_group import param_group_of, send_zeros_for_unused
+from lanewise.reduce.fsdp_group import gather_before_backward, param_group_of, send_zeros_for_unused
 from lanewise.reduce.reducer import Lane, LaneWork, T, divide_gradients, run_backward, trained_parameters
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
 from lanewise.world.shards import is_sharded, whole
@@ -314,6 +314,7 @@ class FSDPReducer:
 
     def _note_outputs(self, block: nn.Module, _inputs: Any, outputs: Any) -> None:
         differentiable = [one for one in tensors_in(outputs) if one.requires_grad]
+        gather_before_backward(block, differentiable)
         if self._is_in_forward:
             self._order.append(self._names[block])
             self._outputs += differentiable

@@ -1,5 +1,6 @@
 """Access to torch's private FSDP object for the parameters that are gathered together."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,6 +9,12 @@ import torch
 def param_group_of(sharded: Any) -> Any:
     """Return the FSDP parameter group of a module; None if the module has no parameter of its own."""
     return sharded._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
+
+
+def gather_before_backward(sharded: Any, outputs: Sequence[torch.Tensor]) -> None:
+    """Have a backward gather the weights of a module again when it comes to one of the module's outputs."""
+    if not hasattr(sharded, "set_reduce_scatter_unused_params"):  # torch before 2.13 looks into no dataclass
+        sharded._get_fsdp_state()._register_pre_backward_hook(list(outputs))  # noqa: SLF001
 
 
 def send_zeros_for_unused(module: Any) -> None:
