@@ -65,11 +65,6 @@ class Measured:
     """Why the lane had to run on real tensors; empty where it did not."""
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of all parameters."""
-        return sum(weight.num_bytes for weight in self.weights)
-
-    @property
     def gradient_bytes(self) -> int:
         """Bytes of one gradient."""
         return sum(weight.num_bytes for weight in self.weights if weight.is_trained)

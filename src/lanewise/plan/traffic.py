@@ -43,7 +43,7 @@ def traffic_of(measured: Measured, setting: Setting) -> Traffic:
         num_gradients = num_others if is_exact else num_devices - 1
         # The outputs travel to the first device, and their gradients back.
         batches = tape.batch_bytes + 2 * tape.output_bytes * (setting.reducer == "data_parallel")
-        weights = (num_devices - 1) * measured.weight_bytes
+        weights = (num_devices - 1) * sum(weight.num_bytes for weight in measured.weights)
         return Traffic(0, 0, weights + num_gradients * size + num_others * batches)
     part = (num_devices - 1) / num_devices
     num_sums = pending_sums(num_lanes, num_devices).left
