@@ -210,10 +210,6 @@ FSDP = (
     "what torch's FSDP2 keeps of the parameters that it gathers together",
     "AttributeError under fsdp, at the start or in an evaluation",
 )
-AGENT = (
-    "torch's elastic agent lets a subclass say how workers start and end by these methods alone",
-    "workers start as torch starts them, in new interpreters, or the launch fails",
-)
 MESSAGE = (
     "is how torch calls the error whose remedy is shown",
     "the error is shown without the remedy",
@@ -323,7 +319,7 @@ PRIVATE = {
         lambda: torch.Tensor,
     ),
     "._buffers": Private(
-        "checkpoint/growth.py engine/buffers/pack.py transforms/checkpointed.py", *TABLES, nn.Module
+        "checkpoint/model_file.py engine/buffers/pack.py transforms/checkpointed.py", *TABLES, nn.Module
     ),
     "._cdata": Private(
         "device/live_storage.py",
@@ -394,11 +390,6 @@ PRIVATE = {
         "with torch before 2.13 AttributeError under fsdp; later it is not asked for",
         lambda: resolve("torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState"),
     ),
-    "._remaining_restarts": Private(
-        "launch/agent.py",
-        *AGENT,
-        lambda: resolve("torch.distributed.elastic.agent.server.api.SimpleElasticAgent"),
-    ),
     "._schema": Private(
         "verify/operators.py",
         "tells whether an operator changes its arguments",
@@ -420,16 +411,6 @@ PRIVATE = {
     "._version": Private(
         "engine/buffers/pack.py engine/step/parameters.py plan/measure.py", *VERSION, lambda: torch.Tensor
     ),
-    # torch, of base classes
-    "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent:_pcontext": Private(
-        "launch/agent.py", *AGENT
-    ),
-    "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent:_start_workers": Private(
-        "launch/agent.py", *AGENT
-    ),
-    "torch.distributed.elastic.multiprocessing.PContext:_close": Private("launch/agent.py", *AGENT),
-    "torch.distributed.elastic.multiprocessing.PContext:_poll": Private("launch/agent.py", *AGENT),
-    "torch.distributed.elastic.multiprocessing.PContext:_start": Private("launch/agent.py", *AGENT),
     # torchmetrics and jsonargparse
     "._defaults": Private("metrics/merge.py", *METRICS, lambda: resolve("torchmetrics.Metric")),
     "._reductions": Private("metrics/merge.py", *METRICS, lambda: resolve("torchmetrics.Metric")),
@@ -460,7 +441,7 @@ PRIVATE = {
         lambda: ctypes,
     ),
     "sys._getframe": Private(
-        "jobs/leave.py verify/operators.py",
+        "jobs/exit.py verify/operators.py",
         "looks up the stack without reading files, which inspect.stack does; CPython documents it",
         "AttributeError: another python than CPython may lack it",
     ),

@@ -34,7 +34,7 @@ class LocalLauncher:
         listener = socket.create_server((_ADDRESS, 0))  # torch's own would listen on every address
         port = listener.getsockname()[1]
         # The workers meet here, as they do at the store of torchrun's agent.
-        store = dist.TCPStore(  # type: ignore[attr-defined]  # is public, but not marked so
+        store = dist.TCPStore(
             _ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         variables = {
