@@ -441,7 +441,7 @@ PRIVATE = {
         lambda: ctypes,
     ),
     "sys._getframe": Private(
-        "jobs/exit.py verify/operators.py",
+        "jobs/exit.py",
         "looks up the stack without reading files, which inspect.stack does; CPython documents it",
         "AttributeError: another python than CPython may lack it",
     ),

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -55,6 +56,34 @@ def test_no_word_is_defined_twice():
     words = words_of(GLOSSARY.read_text())
     assert len(words) > 40
     assert len(words) == len(set(words))
+
+
+def names_of(source: str) -> Iterable[str]:
+    """Yield what a module itself names: its classes, functions and arguments."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+
+
+def test_the_code_has_no_word_that_is_not_used():
+    _, _, table = GLOSSARY.read_text().partition("## Words that are not used")
+    retired = re.findall(r"^\| (\w+) \|", table, flags=re.MULTILINE)
+    assert len(retired) >= 3
+    names = [name for path in (ROOT / "src").rglob("*.py") for name in names_of(path.read_text())]
+    pattern = re.compile(rf"\b({'|'.join(retired)})(s|es)?\b")
+    assert [name for name in names if pattern.search(plain(name))] == []
+
+
+def test_no_two_classes_share_a_name():
+    names = Counter(
+        node.name
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(

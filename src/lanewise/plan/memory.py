@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from lanewise.config import Equality, ReducerName
 from lanewise.plan.model import Weight
-from lanewise.plan.tape import Mark, Tape
+from lanewise.plan.tape import Tape, TapeMark
 from lanewise.plan.update import Cut, Update
 
 
@@ -74,7 +74,7 @@ class Measured:
         """Bytes of the gradients that are complete, in each stretch of the tape."""
         return list(
             accumulate(
-                self.weights[one.number].num_bytes if one.mark is Mark.GRADIENT else 0
+                self.weights[one.number].num_bytes if one.mark is TapeMark.GRADIENT else 0
                 for one in self.tape.stretches
             )
         )

@@ -15,7 +15,7 @@ from lanewise.device.live_storage import LiveStorage, key_of
 from lanewise.engine.step.lane import TaskLane
 from lanewise.errors import TaskError
 from lanewise.nested import tensors_in
-from lanewise.plan.tape import Mark, Stretch, Tape
+from lanewise.plan.tape import Stretch, Tape, TapeMark
 from lanewise.task import Loss
 
 
@@ -41,7 +41,7 @@ def record_tape(model: nn.Module, lane: TaskLane, blocks: Sequence[nn.Module]) -
         loss = _loss_of(lane, outputs)
         loss_bytes = max(0, live.live_bytes - forward_bytes)
         del outputs
-        recorder.mark(Mark.BACKWARD)
+        recorder.mark(TapeMark.BACKWARD)
         saved_bytes = live.live_bytes
         loss.backward()
         recorder.end()
@@ -88,20 +88,20 @@ class _Recorder:
     def __init__(self, live: LiveStorage) -> None:
         self.stretches: list[Stretch] = []
         self._live = live
-        self._begin = (Mark.FORWARD, 0, live.live_bytes)
+        self._begin = (TapeMark.FORWARD, 0, live.live_bytes)
 
-    def mark(self, mark: Mark, number: int = 0) -> None:
+    def mark(self, mark: TapeMark, number: int = 0) -> None:
         """End a stretch and begin another one."""
         self.stretches.append(Stretch(*self._begin, self._live.take_peak()))
         self._begin = (mark, number, self._live.live_bytes)
 
     def end(self) -> None:
         """End the last stretch, and the tape."""
-        self.mark(Mark.END)
+        self.mark(TapeMark.END)
         self.stretches.append(Stretch(*self._begin, self._live.live_bytes))
 
     def watch(self, model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[RemovableHandle]:
-        """Mark what the parameters and the blocks do, until the handles are removed."""
+        """TapeMark what the parameters and the blocks do, until the handles are removed."""
         for number, parameter in enumerate(model.parameters()):
             if parameter.requires_grad:
                 yield parameter.register_post_accumulate_grad_hook(partial(self._take_gradient, number))
@@ -110,15 +110,15 @@ class _Recorder:
             yield block.register_forward_hook(partial(self._end_block, number))
 
     def _take_gradient(self, number: int, parameter: torch.Tensor) -> None:
-        self.mark(Mark.GRADIENT, number)
+        self.mark(TapeMark.GRADIENT, number)
         parameter.grad = None
 
     def _begin_block(self, number: int, _module: nn.Module, _inputs: Any) -> None:
-        self.mark(Mark.BLOCK_FORWARD, number)
+        self.mark(TapeMark.BLOCK_FORWARD, number)
 
     def _end_block(self, number: int, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
-        self.mark(Mark.BLOCK_END, number)
+        self.mark(TapeMark.BLOCK_END, number)
         if with_gradient := [one for one in tensors_in(outputs) if one.requires_grad]:
             register_multi_grad_hook(
-                with_gradient, lambda _: self.mark(Mark.BLOCK_BACKWARD, number), mode="any"
+                with_gradient, lambda _: self.mark(TapeMark.BLOCK_BACKWARD, number), mode="any"
             )

@@ -14,7 +14,7 @@ from typing import final
 from lanewise.plan.memory import Measured, Memory, Moments, Setting
 from lanewise.plan.model import ROOT
 from lanewise.plan.pending import pending_sums
-from lanewise.plan.tape import Mark, Stretch
+from lanewise.plan.tape import Stretch, TapeMark
 
 
 def moments_of_fsdp(measured: Measured, setting: Setting, throughout: Memory) -> Moments:
@@ -43,7 +43,7 @@ class _Lane:
             self.gathered[weight.group] += int(part * num_shards * measured.gathered_itemsize_factor)
             self.part[weight.group] += part * weight.is_trained
         self.num_missing = Counter(
-            weights[one.number].group for one in measured.tape.stretches if one.mark is Mark.GRADIENT
+            weights[one.number].group for one in measured.tape.stretches if one.mark is TapeMark.GRADIENT
         )
         """Gradients that are not complete, by group."""
         has_earlier_lanes, size = setting.num_lanes_each > 1, self.part.total()
@@ -71,22 +71,22 @@ class _Lane:
         """Do what a mark asks for, and yield what is in use then and until the next mark."""
         number, live = stretch.number, stretch.live_bytes
         match stretch.mark:
-            case Mark.FORWARD | Mark.BLOCK_FORWARD:
+            case TapeMark.FORWARD | TapeMark.BLOCK_FORWARD:
                 yield from self._gather(number, live, in_forward=True)
-            case Mark.BLOCK_END:
+            case TapeMark.BLOCK_END:
                 self.whole.discard(number)
                 self.order.append(number)
-            case Mark.BACKWARD:
+            case TapeMark.BACKWARD:
                 self._prefetch(len(self.order))
-            case Mark.BLOCK_BACKWARD:
+            case TapeMark.BLOCK_BACKWARD:
                 yield from self._gather(number, live, in_forward=False)
-            case Mark.GRADIENT:
+            case TapeMark.GRADIENT:
                 weight = self.weights[number]
                 self.unsent[weight.group] += weight.num_bytes
                 self.num_missing[weight.group] -= 1
                 if not self.num_missing[weight.group] and weight.group != ROOT:
                     yield from self._send(weight.group, live)
-            case Mark.END:
+            case TapeMark.END:
                 yield from self._send(ROOT, live)
         yield self._moment(stretch.peak_bytes)
 

@@ -11,7 +11,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 
-class Mark(Enum):
+class TapeMark(Enum):
     """What begins a stretch of the tape."""
 
     FORWARD = "the lane begins"
@@ -26,7 +26,7 @@ class Mark(Enum):
 class Stretch(NamedTuple):
     """The time between two marks."""
 
-    mark: Mark
+    mark: TapeMark
     number: int
     """Which block (from 1 on) or which parameter is marked; 0 for the other marks."""
     live_bytes: int

@@ -10,7 +10,7 @@ from lanewise.engine.step.lane import LaneRunner, TaskLane
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.plan.record import count_flops, record_tape
-from lanewise.plan.tape import Mark
+from lanewise.plan.tape import TapeMark
 from lanewise.precision import Precision
 
 
@@ -37,19 +37,19 @@ def test_the_tape_has_the_lane_in_its_order_and_no_gradients():
     model = network()
     tape = record_tape(model, lane(Sums()), [model[0], model[2]])
     assert [(one.mark, one.number) for one in tape.stretches] == [
-        (Mark.FORWARD, 0),
-        (Mark.BLOCK_FORWARD, 1),
-        (Mark.BLOCK_END, 1),
-        (Mark.BLOCK_FORWARD, 2),
-        (Mark.BLOCK_END, 2),
-        (Mark.BACKWARD, 0),
-        (Mark.BLOCK_BACKWARD, 2),
-        (Mark.GRADIENT, 3),
-        (Mark.GRADIENT, 2),
-        (Mark.BLOCK_BACKWARD, 1),
-        (Mark.GRADIENT, 1),
-        (Mark.GRADIENT, 0),
-        (Mark.END, 0),
+        (TapeMark.FORWARD, 0),
+        (TapeMark.BLOCK_FORWARD, 1),
+        (TapeMark.BLOCK_END, 1),
+        (TapeMark.BLOCK_FORWARD, 2),
+        (TapeMark.BLOCK_END, 2),
+        (TapeMark.BACKWARD, 0),
+        (TapeMark.BLOCK_BACKWARD, 2),
+        (TapeMark.GRADIENT, 3),
+        (TapeMark.GRADIENT, 2),
+        (TapeMark.BLOCK_BACKWARD, 1),
+        (TapeMark.GRADIENT, 1),
+        (TapeMark.GRADIENT, 0),
+        (TapeMark.END, 0),
     ]
     assert all(parameter.grad is None for parameter in model.parameters())
     assert tape.batch_bytes == 4 * 8 * 4
@@ -61,7 +61,7 @@ def test_the_tape_has_the_lane_in_its_order_and_no_gradients():
 def test_what_is_added_decides_where_most_is_alive():
     tape = record_tape(network(), lane(Sums()), [])
     assert tape.peak().lane_bytes == max(one.peak_bytes for one in tape.stretches)
-    at_end = tape.peak(10**6 if one.mark is Mark.END else 0 for one in tape.stretches)
+    at_end = tape.peak(10**6 if one.mark is TapeMark.END else 0 for one in tape.stretches)
     assert at_end.added_bytes == 10**6
 
 
