@@ -16,7 +16,7 @@ from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.saving import Saving
-from lanewise.loggers import JsonlLogger
+from lanewise.loggers.jsonl import JsonlLogger
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, TinyTransformer, configure

@@ -1,6 +1,7 @@
 """Which process carries which lanes."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Protocol, final
 
@@ -37,7 +38,7 @@ class Placement:
         """Place the lanes of a run by `lane_ranges`, as one of its processes sees it."""
         return cls(lane_ranges(num_lanes, process.world_size), process.rank)
 
-    @property
+    @cached_property
     def num_lanes(self) -> int:
         """Lanes of the run."""
         return self.ranges[-1].stop
@@ -47,7 +48,7 @@ class Placement:
         """The lanes of this process."""
         return self.ranges[self.rank]
 
-    @property
+    @cached_property
     def most(self) -> int:
         """The most lanes that a process carries."""
         return max(map(len, self.ranges))

@@ -12,14 +12,13 @@ forward count. Changes in its backward do not, since activation checkpointing ru
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 from torch import nn
 
 from lanewise.device.accelerator import float64_device, start_copy_to_host
-from lanewise.engine.buffers.merge import BufferMerge, Kind, is_averaged
-from lanewise.engine.buffers.pack import RESHAPED, BufferPack, Form, Look, pack_buffers
+from lanewise.engine.buffers.merge import BufferMerge, is_averaged
+from lanewise.engine.buffers.pack import RESHAPED, BufferPack, Form, Look, kind_of, pack_buffers
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.world.world import World
@@ -155,16 +154,16 @@ class LaneBuffers:
         lanes = [lane for lane in self._lanes if lane.turn.positions]
         for lane in lanes:
             lane.drop_unchanged()
-        packs = self._packs
-        changed = [number for number, change in enumerate(changes) if change]
-        forms = {number: packs[number][0].forms for number in changed}
+        forms = {number: self._packs[number][0].forms for number, change in enumerate(changes) if change}
         if reshaped := [number for number, change in enumerate(changes) if change == RESHAPED]:
             forms |= self._agree_on_forms(reshaped, lanes)
         if forms:
             values = [{number: self._value(lane, number) for number in forms} for lane in lanes]
             num_samples = [(lane.turn.lane, lane.num_samples) for lane in lanes]
             num_present = self._lanes[0].turn.num_present_lanes
-            kinds = {number: _kind_of(form) for number, form in forms.items()}
+            kinds = {number: self._packs[number][0].kind for number in forms}
+            for number in reshaped:
+                kinds[number] = kind_of(forms[number])
             merged = self._buffer_merge.run(num_present, num_samples, values, kinds)
             self._check = self._start_comparison(lanes, values, merged)
             for number, value in merged.items():
@@ -251,12 +250,12 @@ class LaneBuffers:
         )
 
         assert self._packs is not None
-        packs = {number: self._packs[number][0] for number, *_ in compared}
+        packs = self._packs  # `merge` may let go of them
 
         def check() -> None:
             for differs, (number, lane, value, expected) in zip(wait().tolist(), compared, strict=True):
                 if differs:
-                    _refuse(packs[number], lane.turn, value, expected)
+                    _refuse(packs[number][0], lane.turn, value, expected)
 
         return check
 
@@ -270,13 +269,6 @@ def _refuse(pack: BufferPack, turn: LaneTurn, value: torch.Tensor, expected: tor
                 f"lane {turn.lane} made {made.tolist()} of it, and the first {other.tolist()}. "
                 "Make it a float buffer, or equal in all lanes."
             )
-
-
-def _kind_of(forms: Sequence[Form | None]) -> Kind:
-    present = [form for form in forms if form is not None]
-    return sum(shape.numel() for shape, _ in present), reduce(
-        torch.promote_types, (one for _, one in present)
-    )
 
 
 def _stack(changes: Sequence[float | torch.Tensor], device: torch.device) -> torch.Tensor:

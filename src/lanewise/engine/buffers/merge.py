@@ -6,14 +6,12 @@ from typing import TypeAlias
 import torch
 
 from lanewise.device.accelerator import float64_device
+from lanewise.engine.buffers.pack import Kind
 from lanewise.lanes import Placement, TreeSum
 from lanewise.reduce.pending import add_into_right
 from lanewise.world.world import World
 
 _TreeSum: TypeAlias = TreeSum[list[torch.Tensor]]
-
-Kind: TypeAlias = tuple[int, torch.dtype]
-"""The number of elements of a pack, and their dtype."""
 
 
 class BufferMerge:

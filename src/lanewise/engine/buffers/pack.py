@@ -11,7 +11,8 @@ their own.
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import reduce
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -28,6 +29,10 @@ Form = tuple[torch.Size, torch.dtype]
 _MOST_ELEMENTS = 2**14
 """The most elements that a buffer in a shared pack may have."""
 _WIDE_DTYPES = (torch.float64, torch.complex64, torch.complex128)
+
+
+Kind: TypeAlias = tuple[int, torch.dtype]
+"""The number of elements of a pack, and their dtype."""
 
 
 class Look(NamedTuple):
@@ -120,8 +125,8 @@ class BufferPack:
     def look(self) -> Look:
         """Compare the buffers with the start of the step; return a copy too, unless surely none changed."""
         now = self._now()
-        forms, tensors = _forms_of(now), [one.detach() for one in now if one is not None]
-        flat = _flatten(tensors) if tensors else None
+        forms, tensors = _forms_of(now), [one for one in now if one is not None]
+        flat = _flatten(tensors).detach() if tensors else None
         change: float | torch.Tensor = RESHAPED
         if forms == self.forms:
             if flat is None or self.start is None or (flat.is_cpu and torch.equal(flat, self.start)):
@@ -142,6 +147,7 @@ class BufferPack:
     def _set_start(self, start: torch.Tensor | None, forms: Sequence[Form | None]) -> None:
         self.start = start
         self.forms = forms
+        self.kind = kind_of(forms)
         self._starts = [] if start is None else self.split(start)
 
 
@@ -152,6 +158,13 @@ def _writable(tensor: torch.Tensor | None) -> torch.Tensor | None:
     ):
         return tensor.contiguous()
     return tensor
+
+
+def kind_of(forms: Sequence[Form | None]) -> Kind:
+    """Return how many elements buffers with such forms have, and their common dtype."""
+    present = [form for form in forms if form is not None]
+    dtypes = [dtype for _, dtype in present] or [torch.bool]
+    return sum(shape.numel() for shape, _ in present), reduce(torch.promote_types, dtypes)
 
 
 def _forms_of(tensors: Sequence[torch.Tensor | None]) -> list[Form | None]:

@@ -157,10 +157,9 @@ class LaneGradients:
         first = in_round[0].turn
         if self._is_first_step:
             self._collectives.after_forward(first)
-        checked = [
-            LaneLoss.of(batch, loss, what) if batch.turn.positions else None
-            for batch, loss in zip(in_round, losses, strict=True)
-        ]
+        checked: list[LaneLoss | None] = []
+        for batch, loss in zip(in_round, losses, strict=True):
+            checked.append(LaneLoss.of(batch, loss, what) if batch.turn.positions else None)
         self._clock.lap("forward")
         for replica, batch in enumerate(in_round):
             self._buffers.end(batch.turn, batch.num_samples, replica)

@@ -63,7 +63,8 @@ class StepLosses:
             return None, None
         known = value.item() if value.is_cpu else value.detach()
         self._rows.append(LaneRow(batch.turn.lane, (Term(known, loss.weight, loss.factor),)))
-        return value, loss.backward_factor(batch.turn, self.factor)
+        scale = 1.0 if self._loss_scale is None else self._loss_scale.factor
+        return value, loss.backward_factor(batch.turn, scale)
 
     @property
     def factor(self) -> float:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
+from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -62,9 +62,10 @@ class StepTotals:
         self.wants_save = wants_save
         self.wants_stop = wants_stop
         self.buffer_changes = buffer_changes
-        self.loss_sum = _sum([lane.loss_sum for lane in lanes])
+        losses = [terms[0] for _, terms in lanes]
+        self.loss_sum = _sum([float(value * factor) for value, _, factor in losses])
         """NaN where some lane's loss is not finite."""
-        self.weight = _sum([lane.weight for lane in lanes])
+        self.weight = _sum([weight for _, weight, _ in losses])
         """Weight of the global batch."""
 
     @property
@@ -127,11 +128,18 @@ class StepMessage:
 
         def finish() -> StepTotals:
             messages = wait().tolist()
-            rows = [numbers[begin : begin + size] for numbers in messages for begin in range(0, end, size)]
             lanes = [
-                LaneRow(int(lane), tuple(map(Term, pairs[::2], pairs[1::2])))
-                for lane, *pairs in rows
-                if lane >= 0
+                LaneRow(
+                    int(numbers[begin]),
+                    tuple(
+                        map(
+                            Term, numbers[begin + 1 : begin + size : 2], numbers[begin + 2 : begin + size : 2]
+                        )
+                    ),
+                )
+                for numbers in messages
+                for begin in range(0, end, size)
+                if numbers[begin] >= 0
             ]
             saves, stops, *changes = map(max, *(numbers[end:] for numbers in messages), repeat(-math.inf))
             lanes.sort(key=itemgetter(0))
@@ -144,13 +152,14 @@ class StepMessage:
 
         A row is the lane, and the sum and the weight of each term.
         """
-        rows = [
-            [row.lane, *(one for term in row.terms for one in (float(term.value * term.factor), term.weight))]
-            for row in self.rows
-        ]
-        rows += [[-1] + [0.0] * 2 * self.num_terms] * (most_lanes - len(rows))
-        votes = self.wants_save, self.wants_stop
-        return torch.tensor([*chain.from_iterable(rows), *votes, *self.buffer_changes], dtype=torch.float64)
+        numbers: list[float] = []
+        for lane, terms in self.rows:
+            numbers.append(lane)
+            for value, weight, factor in terms:
+                numbers += float(value * factor), weight
+        numbers += [-1, *[0.0] * 2 * self.num_terms] * (most_lanes - len(self.rows))
+        numbers += self.wants_save, self.wants_stop
+        return torch.tensor([*numbers, *self.buffer_changes], dtype=torch.float64)
 
     def _numbers_on(self, device: torch.device, most_lanes: int) -> torch.Tensor:
         """Return the same message on an accelerator, without waiting for a loss."""

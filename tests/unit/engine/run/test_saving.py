@@ -16,7 +16,7 @@ from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.saving import Saving
 from lanewise.errors import PreemptedError
-from lanewise.loggers import JsonlLogger
+from lanewise.loggers.jsonl import JsonlLogger
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
 from lanewise.world.world import World
