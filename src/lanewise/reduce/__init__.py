@@ -1,13 +1,7 @@
-"""Sums the gradients of all lanes; every difference between the reducers is in this package."""
+"""How the gradients of all lanes become one; owns every difference between the modes."""
 
-from lanewise.reduce.blocks import find_blocks
-from lanewise.reduce.build import build_reducer
-from lanewise.reduce.reducer import LaneWork, Reducer, evaluate_lanes
-
-__all__ = [
-    "LaneWork",
-    "Reducer",
-    "build_reducer",
-    "evaluate_lanes",
-    "find_blocks",
-]
+from lanewise.reduce.blocks import find_blocks as find_blocks
+from lanewise.reduce.build import build_reducer as build_reducer
+from lanewise.reduce.reducer import LaneWork as LaneWork
+from lanewise.reduce.reducer import Reducer as Reducer
+from lanewise.reduce.reducer import evaluate_lanes as evaluate_lanes

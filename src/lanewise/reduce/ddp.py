@@ -22,11 +22,11 @@ from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from lanewise.config import CompressionName, Equality
-from lanewise.lanes import LaneTurn, Node, Placement, TreeSum
+from lanewise.lanes import LaneTurn, Node, Placement
 from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.compression import CompressedAllReduce
-from lanewise.reduce.pending import PendingGradients, add_into_right, is_dense
+from lanewise.reduce.pending import is_dense, new_tree_sum
 from lanewise.reduce.reducer import WholeModel, divide_gradients, run_backward, without_loss
 from lanewise.world.world import World
 
@@ -59,8 +59,8 @@ class DDPReducer(WholeModel):
         *,
         on_bucket: Callable[[], None],
     ) -> None:
-        super().__init__(model)
-        self._num_lanes = num_lanes = placement.num_lanes
+        super().__init__(model, placement.num_lanes, equality)
+        self._num_lanes = placement.num_lanes
         self._world_size = world.world_size
         self._on_bucket = on_bucket
         self._turn: LaneTurn | None = None
@@ -82,7 +82,6 @@ class DDPReducer(WholeModel):
         ]
         self._all_reduce = open_all_reduce(world, placement, equality)
         self._compressed = None if compression is None else CompressedAllReduce(model, world, compression)
-        self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
         self._ddp.register_comm_hook(None, self._sum_lanes if equality == "exact" else self._sum_processes)
 
     def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
@@ -156,9 +155,7 @@ class DDPReducer(WholeModel):
         self._on_bucket()
         assert self._turn is not None
         turn, flat, parameters = self._turn, bucket.buffer(), bucket.parameters()
-        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(
-            self._num_lanes, turn.num_present_lanes, add_into_right
-        )
+        tree_sum = new_tree_sum(self._num_lanes, turn.num_present_lanes)
         for node, sums in self._earlier:
             tree_sum.push(node, [sums.pop(parameter) for parameter in parameters])
         if not turn.positions:
@@ -180,22 +177,9 @@ class DDPReducer(WholeModel):
 
 def _call_in_backward(loss_sum: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:
     """Return the loss, with a backward that first calls a function."""
-    connected: torch.Tensor = _CallInBackward.apply(loss_sum, function)  # type: ignore[no-untyped-call]
-    return connected
-
-
-class _CallInBackward(torch.autograd.Function):
-    """The identity on its first argument."""
-
-    @staticmethod
-    def forward(ctx: Any, loss_sum: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:
-        ctx.function = function
-        return loss_sum.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ctx.function()
-        return gradients[0], None
+    loss_sum = loss_sum.clone()  # the user may use the given tensor again, which must get no hook
+    loss_sum.register_hook(lambda _: function())
+    return loss_sum
 
 
 def _flatten(gradients: list[torch.Tensor], bucket: GradBucket) -> torch.Tensor:

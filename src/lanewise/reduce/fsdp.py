@@ -99,13 +99,12 @@ class FSDPReducer:
         self.adopt(model)
         self.replicas: Sequence[nn.Module] = [model]
         self.parameters: Sequence[nn.Parameter] = trained_parameters(model)  # sharded by `adopt`
-        self._sums: list[TreeReduceScatter] | None = None
-        if equality == "exact":
-            self._sums = [TreeReduceScatter(placement) for _ in self._sharded(model)]
-            for module, sums in zip(self._sharded(model), self._sums, strict=True):
-                module.set_custom_reduce_scatter(sums)
+        self._sums: list[TreeReduceScatter] = []
         for module in self._sharded(model):
             self._hook_gathered(module)
+            if equality == "exact":
+                self._sums.append(TreeReduceScatter(placement))
+                module.set_custom_reduce_scatter(self._sums[-1])
         self._on_backward = on_backward
         if world.rank == 0:
             self._describe_blocks(model)
@@ -180,7 +179,7 @@ class FSDPReducer:
             self._wait_for_checksums = self._world.start_all_gather_to_host(checksum.to(self._world.device))
         self._contributes = loss is not None
         run_backward(connect(loss, [anchor]), factor)
-        for sums in self._sums or ():
+        for sums in self._sums:
             sums.push(turn.num_present_lanes)
         self._on_backward()
 
@@ -191,14 +190,13 @@ class FSDPReducer:
             TaskError: if ranks ran different blocks, and so gathered the weights of other blocks.
         """
         order, self._order = self._order, []
-        self._num_passes = 0
         if len(set(self._wait_for_checksums().flatten().tolist())) > 1:
             raise TaskError(
                 f"lanes ran different blocks of the model, rank {self._world.rank} {', '.join(order)}: under "
                 "fsdp all lanes must run the same ones in the same order. Name larger blocks, which contain "
                 "the choice: distributed.fsdp.blocks."
             )
-        for sums in self._sums or ():
+        for sums in self._sums:
             sums.finish()
         divide_gradients(self.parameters, weight)
 
@@ -221,15 +219,10 @@ class FSDPReducer:
         for _ in range(max(counts) - num_lanes):
             self._call(module, partial(compute, first, copied(spare)))
 
-    def grad_norm(self) -> torch.Tensor:
-        """See `Reducer`. In `exact` it equals the norm on one device."""
-        norm: torch.Tensor = torch.linalg.vector_norm(self.gradient_norms())
-        return norm
-
     def gradient_norms(self) -> torch.Tensor:
         """See `Reducer`. In `exact` each gradient is gathered, so that its norm equals that on one device."""
         gradients: list[Any] = [p.grad for p in self.parameters if p.grad is not None]
-        if self._sums is not None:  # like `get_total_norm`, but one gradient at a time
+        if self._sums:  # like `get_total_norm`, but one gradient at a time
             return torch.stack([torch._foreach_norm([whole(one)])[0] for one in gradients])  # noqa: SLF001
         local = torch.stack(torch._foreach_norm([one.to_local() for one in gradients]))  # noqa: SLF001
         norms = self._world.start_all_gather(local.to(self._world.device))()

@@ -33,7 +33,7 @@ class PendingGradients:
             gradients.append(gradient.to(own.device))
             parameter.grad = None
         if self._sum is None:
-            self._sum = TreeSum(self._num_lanes, turn.num_present_lanes, add_into_right)
+            self._sum = new_tree_sum(self._num_lanes, turn.num_present_lanes)
         self._sum.push((turn.lane, turn.lane + 1), gradients)
 
     def restore_root(self) -> None:
@@ -67,6 +67,11 @@ def zero_gradient(parameter: torch.Tensor) -> torch.Tensor:
     """Return zeros with the strides that autograd would give a parameter's gradient."""
     order = torch.preserve_format if is_dense(parameter) else torch.contiguous_format
     return torch.zeros_like(parameter, memory_format=order)
+
+
+def new_tree_sum(num_lanes: int, num_present_lanes: int) -> TreeSum[list[torch.Tensor]]:
+    """Return an empty sum of lists of tensors; each addition is done in place, in its right operand."""
+    return TreeSum(num_lanes, num_present_lanes, add_into_right)
 
 
 def add_into_right(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:

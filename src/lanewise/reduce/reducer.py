@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from lanewise.config import Equality
 from lanewise.lanes import LaneTurn
-from lanewise.reduce.pending import zero_gradient
+from lanewise.reduce.pending import PendingGradients, zero_gradient
 
 T = TypeVar("T")
 
@@ -102,12 +103,11 @@ class Reducer(Protocol):
         """Set every `param.grad` to the sum over all lanes, divided by `weight`. Collective."""
         ...
 
-    def grad_norm(self) -> torch.Tensor:
-        """Return the L2 norm of the whole gradient, a scalar. Collective: every rank must call this."""
-        ...
-
     def gradient_norms(self) -> torch.Tensor:
-        """Return the L2 norm of each parameter's gradient, [num_parameters]. Collective, as `grad_norm`."""
+        """Return the L2 norm of each parameter's gradient, [num_parameters].
+
+        Collective: every rank must call this.
+        """
         ...
 
     def evaluate(
@@ -186,12 +186,15 @@ class WholeModel:
 
     Args:
         model: the user's module.
+        num_lanes: lanes of the run.
+        equality: in `exact`, gradients are kept lane by lane until they are added in the tree.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, num_lanes: int, equality: Equality) -> None:
         self.replicas: Sequence[nn.Module] = [model]
         self.parameters: Sequence[nn.Parameter] = trained_parameters(model)
         self.forward_is_collective = False
+        self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
 
     def adopt(self, module: nn.Module) -> None:
         """See `Reducer`."""
@@ -217,11 +220,6 @@ class WholeModel:
             return [None]
         data = lane.data
         return [lane.loss(lane.forward(model, data), data)]
-
-    def grad_norm(self) -> torch.Tensor:
-        """See `Reducer`."""
-        norm: torch.Tensor = torch.linalg.vector_norm(self.gradient_norms())
-        return norm
 
     def gradient_norms(self) -> torch.Tensor:
         """See `Reducer`."""

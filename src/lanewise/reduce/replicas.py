@@ -29,7 +29,6 @@ from lanewise.config import Equality
 from lanewise.device.accelerator import move, set_current_device
 from lanewise.lanes import LaneTurn
 from lanewise.random_state import take_random_state
-from lanewise.reduce.pending import PendingGradients
 from lanewise.reduce.reducer import LaneWork, WholeModel, divide_gradients, trained_parameters, without_loss
 
 
@@ -58,11 +57,10 @@ class ReplicaReducer(WholeModel):
         *,
         balanced: bool,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, num_lanes, equality)
         self.replicas = [model, *(_copy(model, device) for device in devices[1:])]
         self._devices = devices
         self._trained = [self.parameters, *map(trained_parameters, self.replicas[1:])]
-        self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
         self._balanced = balanced
         self._is_stale = True
         self._round: list[tuple[LaneTurn, torch.Tensor, torch.Tensor | None]] = []

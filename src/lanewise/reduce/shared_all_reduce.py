@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lanewise.lanes import Node, Placement, TreeSum
-from lanewise.reduce.pending import add_into_right
+from lanewise.lanes import Node, Placement
+from lanewise.reduce.pending import new_tree_sum
 from lanewise.world.shared_memory import SharedMemory
 
 _SMALL_BYTES = 2**14
@@ -66,9 +66,7 @@ class SharedAllReduce:
         memory.meet()
         is_small = piece.nbytes <= _SMALL_BYTES
         start, stop = (size * rank // memory.world_size for rank in (memory.rank, memory.rank + 1))
-        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(
-            self._placement.num_lanes, num_present, add_into_right
-        )
+        tree_sum = new_tree_sum(self._placement.num_lanes, num_present)
         last = piece
         for block, rank_nodes in zip(blocks, nodes, strict=True):
             for index, node in enumerate(rank_nodes):

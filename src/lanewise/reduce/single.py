@@ -3,11 +3,8 @@
 from typing import final
 
 import torch
-from torch import nn
 
-from lanewise.config import Equality
 from lanewise.lanes import LaneTurn
-from lanewise.reduce.pending import PendingGradients
 from lanewise.reduce.reducer import WholeModel, divide_gradients, run_backward, without_loss
 
 
@@ -21,10 +18,6 @@ class SingleReducer(WholeModel):
         equality: `exact` adds in the tree, at the price of ceil(log2(num_lanes)) further copies of the
             gradients; in `close` autograd adds lane after lane.
     """
-
-    def __init__(self, model: nn.Module, num_lanes: int, equality: Equality) -> None:
-        super().__init__(model)
-        self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
 
     def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
         """See `Reducer`."""

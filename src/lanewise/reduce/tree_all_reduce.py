@@ -29,8 +29,8 @@ import torch
 import torch.distributed as dist
 
 from lanewise.device.accelerator import new_stream, on_stream
-from lanewise.lanes import Placement, TreeSum
-from lanewise.reduce.pending import add_into_right
+from lanewise.lanes import Placement
+from lanewise.reduce.pending import new_tree_sum
 from lanewise.world.world import World, all_gather_single
 
 
@@ -99,10 +99,8 @@ class TreeAllReduce:
                 if self._stream is not None and ready is not None:
                     self._stream.wait_event(ready)
                 if self._thread is not None:  # gloo's all_to_all and all_gather need CPU tensors
-                    subtree_sums = [subtree_sum.cpu() for subtree_sum in subtree_sums]
-                summed = self._reduce(
-                    subtree_sums, num_present_lanes, bucket if self._thread is None else bucket.cpu()
-                )
+                    subtree_sums, bucket = [one.cpu() for one in subtree_sums], bucket.cpu()
+                summed = self._reduce(subtree_sums, num_present_lanes, bucket)
                 future.set_result(summed.to(self._device))
         except Exception as error:  # noqa: BLE001 - raised where DDP waits for the future
             future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
@@ -134,9 +132,7 @@ class TreeAllReduce:
             group=self._group,
         )
 
-        tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(
-            placement.num_lanes, num_present_lanes, add_into_right
-        )
+        tree_sum = new_tree_sum(placement.num_lanes, num_present_lanes)
         all_nodes = [node for rank_nodes in nodes for node in rank_nodes]
         for index, node in enumerate(all_nodes):
             tree_sum.push(node, [received[index * local_size : (index + 1) * local_size]])

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from lanewise.lanes import Placement, TreeSum
-from lanewise.reduce.pending import add_into_right
+from lanewise.reduce.pending import new_tree_sum
 
 
 class TreeReduceScatter:
@@ -108,4 +108,4 @@ class TreeReduceScatter:
         self._num_passes = self._num_added = 0
 
     def _new_sum(self) -> TreeSum[list[torch.Tensor]]:
-        return TreeSum(self._placement.num_lanes, self._num_present_lanes, add_into_right)
+        return new_tree_sum(self._placement.num_lanes, self._num_present_lanes)

@@ -104,7 +104,7 @@ def reduce_unlike(world, equality):
         reducer.backward(turn, loss, None)
         if turn.is_last:
             reducer.finish(1.0)
-            norm = reducer.grad_norm()
+            norm = torch.linalg.vector_norm(reducer.gradient_norms())
             gradients = [parameter.grad.clone() for parameter in model]
             model.zero_grad()
     reducer.close()

@@ -180,7 +180,7 @@ def reduce_with_an_infinite_lane(world, reducer_name, equality):
     reducer.register_hooks(lambda name, one: used.add(name) if one.grad is not None else None)
     take_step(world, reducer, value=lambda lane: math.inf if lane == 1 else lane + 1.0, void={1})
     gradients = [whole(one.grad).clone() for one in model.parameters() if one.grad is not None]
-    norm = float(reducer.grad_norm())
+    norm = float(torch.linalg.vector_norm(reducer.gradient_norms()))
     reducer.close()
     return gradients, norm, len(used)
 

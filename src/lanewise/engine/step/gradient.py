@@ -200,7 +200,9 @@ class LaneGradients:
         """
         totals = self._losses.finish()
         self.reducer.finish(self._losses.divisor(totals, self._turn))
-        norm = self.reducer.grad_norm() if needs_norm or self.loss_scale is not None else None
+        norm = None
+        if needs_norm or self.loss_scale is not None:
+            norm = torch.linalg.vector_norm(self.reducer.gradient_norms())
         norms = self.reducer.gradient_norms() if needs_norms else None
         allows_update = totals.allow_update
         if allows_update:
