@@ -1,4 +1,7 @@
-"""Saves checkpoints while training goes on: the loop waits for a copy into memory, a thread writes it."""
+"""Saves checkpoints while training goes on, and reads them again.
+
+The loop waits for a copy into memory, which a thread writes.
+"""
 
 import json
 import logging
@@ -12,12 +15,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, final
 
-from lanewise.checkpoint.encode import TensorTable, encode
+import torch
+from safetensors import safe_open
+
+from lanewise.checkpoint.encode import TensorTable, decode, encode
 from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import FileEntry, Manifest, sync_folder, write_json
+from lanewise.checkpoint.manifest import FileEntry, Manifest, read_json, sync_folder, write_json
 from lanewise.checkpoint.part import Staging, part_name, share_out
 from lanewise.errors import LanewiseError, StorageError
-from lanewise.run_file import reason
+from lanewise.run_file import reading, reason
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -172,3 +178,29 @@ def _reason(error: BaseException, folder: Path) -> str:
         path = Path(error.filename or folder)
         return f"{reason(error, path)} ({path})"
     return str(error) if isinstance(error, LanewiseError) else repr(error)
+
+
+def load_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return the state that was saved, with its tensors on the CPU.
+
+    Args:
+        folder: of the checkpoint.
+        manifest: its manifest, which was verified.
+
+    Raises:
+        CheckpointError: if a file cannot be read after all, or holds something that no save writes.
+    """
+    with reading(folder):
+        tensors: dict[str, torch.Tensor] = {}
+        for entry in manifest.files:
+            if entry.name == STATE:
+                continue
+            with safe_open(folder / entry.name, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - not a mapping
+                    if name in tensors:
+                        raise ValueError(f"{entry.name} holds a tensor that another file holds too")
+                    tensors[name] = file.get_tensor(name).clone()  # the file may be removed
+        state = decode(read_json(folder / STATE, MAX_STATE_BYTES), tensors)
+        if not isinstance(state, dict):
+            raise TypeError(f"{STATE} is not a mapping")
+        return state

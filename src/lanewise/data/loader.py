@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import TypeAlias, final
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lanewise.data.reader import LaneBatch, LaneReader
 from lanewise.errors import DataError, text_of
-from lanewise.lanes import LaneTurn, SampleOrder
+from lanewise.lanes import LaneTurn, SampleOrder, Schedule
 from lanewise.lifeline import die_with_parent
 
 _Request: TypeAlias = tuple[LaneTurn, tuple[int, ...]]
@@ -23,46 +24,41 @@ _GAP: _Request = LaneTurn(0, -1, 0, range(0), 0, is_last=False), ()
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class LaneLoader:
     """The micro-batches that a process works through, in order, over all epochs.
 
     Since one iterator serves the whole run, workers never start again and prefetching never pauses between
     epochs. The step number is the only position: it takes no longer to start in the middle of an epoch than
     at its beginning.
-
-    Args:
-        reader: reads and collates the samples of a turn.
-        order: gives the samples of a turn, and cuts epochs into steps and steps into lanes.
-        lanes: the lanes to serve.
-        num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
-        pin_memory: whether batches lie in page-locked memory, for a GPU.
     """
 
-    def __init__(
-        self,
-        reader: LaneReader,
-        order: SampleOrder,
-        lanes: range,
-        *,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-    ) -> None:
-        self.reader = reader
-        self.schedule = order.schedule
-        self.order = order
-        self._lanes = lanes
-        self._num_workers = num_workers
-        self._pin_memory = pin_memory
+    reader: LaneReader
+    """Reads and collates the samples of a turn."""
+    order: SampleOrder
+    """Gives the samples of a turn, and cuts epochs into steps and steps into lanes."""
+    lanes: range
+    """The lanes to serve."""
+    _: KW_ONLY
+    num_workers: int = 0
+    """Processes that read ahead; 0 reads in this one. The batches are the same."""
+    pin_memory: bool = False
+    """Whether batches lie in page-locked memory, for a GPU."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """How an epoch is cut into steps, and a step into lanes."""
+        return self.order.schedule
 
     def batches(self, first_step: int, last_step: int) -> Iterator[LaneBatch]:
         """Yield the batches of steps `first_step` to `last_step - 1`; at least one, maybe empty, a step."""
-        turns = self.schedule.turns(self._lanes, first_step, last_step)
+        turns = self.schedule.turns(self.lanes, first_step, last_step)
         requests = ((turn, self.order.samples(turn)) for turn in turns)
-        if not self.order.reads_blocks or self._num_workers < 2:
-            return read_turns(self.reader, requests, self._num_workers, pin_memory=self._pin_memory)
-        num_workers = min(self._num_workers, len(self._lanes))
+        if not self.order.reads_blocks or self.num_workers < 2:
+            return read_turns(self.reader, requests, self.num_workers, pin_memory=self.pin_memory)
+        num_workers = min(self.num_workers, len(self.lanes))
         dealt = _deal(requests, num_workers)
-        batches = read_turns(self.reader, dealt, num_workers, pin_memory=self._pin_memory)
+        batches = read_turns(self.reader, dealt, num_workers, pin_memory=self.pin_memory)
         return (batch for batch in batches if batch.turn.step >= 0)
 
 

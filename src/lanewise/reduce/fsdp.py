@@ -201,11 +201,7 @@ class FSDPReducer:
         divide_gradients(self.parameters, weight)
 
     def evaluate(
-        self,
-        module: nn.Module,
-        lanes: Iterable[Lane],
-        num_lanes: int,
-        compute: Callable[[Lane, Any], T],
+        self, module: nn.Module, lanes: Iterable[Lane], num_lanes: int, compute: Callable[[Lane, Any], T]
     ) -> Iterator[tuple[Lane, T]]:
         """See `Reducer`. Collective: every rank must iterate to the end."""
         counts = self._world.all_gather_object(num_lanes)

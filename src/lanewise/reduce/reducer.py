@@ -111,11 +111,7 @@ class Reducer(Protocol):
         ...
 
     def evaluate(
-        self,
-        module: nn.Module,
-        lanes: Iterable[Lane],
-        num_lanes: int,
-        compute: Callable[[Lane, Any], T],
+        self, module: nn.Module, lanes: Iterable[Lane], num_lanes: int, compute: Callable[[Lane, Any], T]
     ) -> Iterator[tuple[Lane, T]]:
         """Yield each lane that has samples, with the result of `compute` for it.
 
@@ -170,10 +166,7 @@ def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:
 
 
 def evaluate_lanes(
-    _module: nn.Module,
-    lanes: Iterable[Lane],
-    _num_lanes: int,
-    compute: Callable[[Lane, Any], T],
+    _module: nn.Module, lanes: Iterable[Lane], _num_lanes: int, compute: Callable[[Lane, Any], T]
 ) -> Iterator[tuple[Lane, T]]:
     """The `Reducer.evaluate` of reducers whose forwards are not collective."""
     for lane in lanes:
