@@ -464,13 +464,14 @@ def save_while_one_fails(world, path: str, failing: int) -> str:
     target = Saver(CheckpointFolder(Path(path)), world, keep_last=2, keep_best=0, sign=1)
     save(target, LAST)
     world.all_gather_object(None)
-    if world.rank == failing:
-        Faults(pytest.MonkeyPatch(), 1, fill, stays=True)
-    target.save(state_of(NEW), Manifest(NEW, None, {}, ()))
-    try:
-        is_written = target.finish(10)
-    except StorageError as error:
-        return str(error)
+    with pytest.MonkeyPatch.context() as patch:  # undone at the end: what is returned is a file, too
+        if world.rank == failing:
+            Faults(patch, 1, fill, stays=True)
+        target.save(state_of(NEW), Manifest(NEW, None, {}, ()))
+        try:
+            is_written = target.finish(10)
+        except StorageError as error:
+            return str(error)
     return "written" if is_written else "still waiting"
 
 
