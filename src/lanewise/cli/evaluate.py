@@ -19,13 +19,10 @@ TRUST = flag(
 
 def evaluate(arguments: Arguments) -> int:
     """Evaluate a trained model and print every value."""
-    from lanewise.jobs.evaluate import EvaluateJob, find_model
+    from lanewise.jobs.evaluate import evaluate_job
     from lanewise.jobs.start import run_command
 
-    config, model_file, untrusted = find_model(
-        arguments[_RUN_OR_MODEL], arguments.overrides, trust=arguments[TRUST]
-    )
-    run_command(EvaluateJob(config, model_file=model_file, untrusted=untrusted), _show)
+    run_command(evaluate_job(arguments[_RUN_OR_MODEL], arguments.overrides, trust=arguments[TRUST]), _show)
     return 0
 
 

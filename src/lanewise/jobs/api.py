@@ -13,7 +13,7 @@ from lanewise.config import RunConfig
 from lanewise.config.check import read_section
 from lanewise.config.load import Override
 from lanewise.errors import ConfigError
-from lanewise.jobs.evaluate import OBJECT, EvaluateJob, PredictJob, find_model
+from lanewise.jobs.evaluate import OBJECT, evaluate_job
 from lanewise.jobs.start import start
 from lanewise.jobs.train import TrainJob
 from lanewise.run_dir import RunDir
@@ -141,12 +141,7 @@ def evaluate(
         ConfigError: if code that came with the run would run, and `trust` is not set.
         LaunchError: what the first failing process said.
     """
-    config, model_file, untrusted = find_model(
-        Path(run_or_model), _device_override(devices), has_task=task is not None, trust=trust
-    )
-    values: dict[str, float] = start(
-        EvaluateJob(config, task, model_file=model_file, untrusted=untrusted), is_fresh=True
-    )
+    values: dict[str, float] = _run_model(run_or_model, task, devices, trust=trust)
     return values
 
 
@@ -177,19 +172,24 @@ def predict(
         ConfigError: if code that came with the run would run, and `trust` is not set.
         LaunchError: what the first failing process said.
     """
-    config, model_file, untrusted = find_model(
-        Path(run_or_model), _device_override(devices), has_task=task is not None, trust=trust
-    )
-    job = PredictJob(config, task, model_file=model_file, untrusted=untrusted, dataset=dataset)
-    outputs: list[Any] = start(job, is_fresh=True)
+    outputs: list[Any] = _run_model(run_or_model, task, devices, trust=trust, dataset=dataset)
     return outputs
 
 
-def _device_override(devices: int | Sequence[str] | None) -> list[Override]:
-    if devices is None:
-        return []
-    value = str(devices) if isinstance(devices, int) else f"[{', '.join(devices)}]"
-    return [Override("distributed.devices", value)]
+def _run_model(
+    run_or_model: str | Path,
+    task: "Task | None",
+    devices: int | Sequence[str] | None,
+    *,
+    trust: bool,
+    dataset: str | None = None,
+) -> Any:
+    overrides = []
+    if devices is not None:
+        value = str(devices) if isinstance(devices, int) else f"[{', '.join(devices)}]"
+        overrides = [Override("distributed.devices", value)]
+    job = evaluate_job(Path(run_or_model), overrides, task=task, trust=trust, dataset=dataset)
+    return start(job, is_fresh=True)
 
 
 def _on_all_devices(config: RunConfig) -> RunConfig:
@@ -233,7 +233,7 @@ def _describe_task(task: "Task") -> tuple[dict[str, Any], str | None]:
 
 
 def _plain(value: Any) -> Any:
-    """Write a value as a configuration file would; else a text that `find_model` knows."""
+    """Write a value as a configuration file would; else a text that `evaluate_job` knows."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):

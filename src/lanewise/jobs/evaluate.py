@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from lanewise.config import RunConfig
 from lanewise.config.check import expand_user
 from lanewise.config.load import Override, load_config
 from lanewise.config.trust import distrust
@@ -15,67 +14,58 @@ from lanewise.jobs.job import Job
 from lanewise.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from lanewise.engine.evaluation.evaluator import Evaluator
+    from lanewise.task import Task
     from lanewise.world.world import World
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class EvaluateJob(Job):
-    """Evaluates a model on the task's eval datasets; the result is every value by `set/metric`."""
+    """Evaluates a model on the task's eval datasets, or computes its outputs on one of them.
+
+    The result is every value by `set/metric`, or a list of one output for each sample, in dataset order.
+    """
 
     model_file: Path
+    dataset: str | None = None
+    """Name of the eval dataset whose outputs are computed; None: all of them are evaluated."""
 
-    def run(self, world: "World") -> dict[str, float]:
+    def run(self, world: "World") -> Any:
         """See `Job`."""
-        return _build_evaluator(self, self.model_file, world).run()
+        from lanewise.checkpoint import load_model
+        from lanewise.engine.evaluation.evaluation import build_evaluator
+        from lanewise.engine.run.model import build_model, build_task
+        from lanewise.engine.run.model_transforms import transform
+        from lanewise.engine.step.lane import LaneRunner
+        from lanewise.errors import TaskError
+        from lanewise.lanes import Placement
+        from lanewise.precision import Precision
 
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class PredictJob(Job):
-    """Computes the outputs of a model; the result is one for each sample, in dataset order."""
-
-    model_file: Path
-    dataset: str
-    """Name of the eval dataset."""
-
-    def run(self, world: "World") -> list[Any]:
-        """See `Job`."""
-        return _build_evaluator(self, self.model_file, world).predict(self.dataset)
-
-
-def _build_evaluator(job: Job, model_file: Path, world: "World") -> "Evaluator":
-    """Build what evaluates the model in a file. Collective: every rank must call this."""
-    from lanewise.checkpoint import load_model
-    from lanewise.engine.evaluation.evaluation import build_evaluator
-    from lanewise.engine.run.model import build_model, build_task
-    from lanewise.engine.run.model_transforms import transform
-    from lanewise.engine.step.lane import LaneRunner
-    from lanewise.errors import TaskError
-    from lanewise.lanes import Placement
-    from lanewise.precision import Precision
-
-    config = job.config
-    task = job.task or build_task(config)
-    model = transform(build_model(task, config.train.seed), config, world.device)
-    load_model(model, model_file)
-    lanes = LaneRunner(task, Precision(config.precision, world.device.type), config.train.seed)
-    placement = Placement.of(config.batch.num_lanes, world)
-    evaluator = build_evaluator(config, lanes, model.to(world.device), world, placement)
-    if evaluator is None:
-        raise TaskError(f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on.")
-    return evaluator
+        config = self.config
+        task = self.task or build_task(config)
+        model = transform(build_model(task, config.train.seed), config, world.device)
+        load_model(model, self.model_file)
+        lanes = LaneRunner(task, Precision(config.precision, world.device.type), config.train.seed)
+        placement = Placement.of(config.batch.num_lanes, world)
+        evaluator = build_evaluator(config, lanes, model.to(world.device), world, placement)
+        if evaluator is None:
+            raise TaskError(f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on.")
+        return evaluator.run() if self.dataset is None else evaluator.predict(self.dataset)
 
 
 OBJECT = "an object of "
 """How the text begins that stands in a run's configuration for an argument that was no plain value."""
 
 
-def find_model(
-    run_or_model: Path, overrides: Sequence[Override] = (), *, has_task: bool = False, trust: bool = False
-) -> tuple[RunConfig, Path, tuple[str, ...]]:
-    """Find a model, and the configuration that it was trained with.
+def evaluate_job(
+    run_or_model: Path,
+    overrides: Sequence[Override] = (),
+    *,
+    task: "Task | None" = None,
+    trust: bool = False,
+    dataset: str | None = None,
+) -> EvaluateJob:
+    """Find a model, and evaluate it with the configuration that it was trained with.
 
     A run may be somebody else's, so that code which came with it runs only if the user trusts it: what lies
     in the run directory, and what a search_path leads to that is relative or has links in it, or is a folder
@@ -85,14 +75,12 @@ def find_model(
         run_or_model: a run directory, for its trained model, of which training evaluates the moving average
             if there is one; or a file of weights in one, such as its `best.safetensors`.
         overrides: of the configuration; without one of the devices, one process evaluates.
-        has_task: the task is there already as an object.
+        task: the user's task, where it was given as an object; None: built from the configuration.
         trust: whether code that came with the run may run.
-
-    Returns:
-        The configuration; the file of weights; folders that no code may come from.
+        dataset: as in `EvaluateJob`.
 
     Raises:
-        CheckpointError: if there is none.
+        CheckpointError: if there is no such model.
         ConfigError: if the configuration has a mistake.
     """
     run_or_model = Path(expand_user(str(run_or_model)))
@@ -105,7 +93,7 @@ def find_model(
     trained = run_dir.model if config.train.ema_decay is None else run_dir.averaged_model
     model_file = run_or_model if is_file else trained
     _require(model_file, run_or_model)
-    if not has_task and (found := _find_object(config.task.init_args)):
+    if task is None and (found := _find_object(config.task.init_args)):
         raise CheckpointError(
             f"the task of {run_dir.path} cannot be built again: {found[0]} was {found[1]}. "
             "From Python, give evaluate or predict the task."
@@ -113,7 +101,7 @@ def find_model(
     untrusted: tuple[str, ...] = ()
     if not trust:
         config, untrusted = distrust(run_dir.config, config, overrides)
-    return config, model_file, untrusted
+    return EvaluateJob(config, task, untrusted=untrusted, model_file=model_file, dataset=dataset)
 
 
 def _require(file: Path, run_or_model: Path) -> None:

@@ -57,7 +57,7 @@ def pass_on(stop_file: Path) -> None:
 def watch_as_worker() -> None:
     """Begin to take the signals in a thread; call it before any other thread exists.
 
-    A handler of python's would wait for the main thread, which may be in a collective with a rank that is
+    A handler of python's would wait for the main thread, which may be in a collective with a rank that
     has ended.
     """
     global _is_watched  # noqa: PLW0603 - signals are the process's

@@ -18,7 +18,7 @@ from lanewise.jobs import signals
 from lanewise.jobs.exit import exit_after, refusing_exit
 from lanewise.jobs.job import Job
 from lanewise.jobs.scratch import folder_until_exit, keep_sockets_in, scratch_folder
-from lanewise.launch import Launcher, LocalLauncher, Streams, Workers, fork_server
+from lanewise.launch import Streams, Workers, fork_server, launch_workers
 from lanewise.lifeline import name_process
 from lanewise.world.environment import Environment
 
@@ -179,8 +179,7 @@ def launch(
             stop_file = file.with_suffix(".stop")
             signals.pass_on(stop_file)
             variables[signals.STOP_FILE_VARIABLE] = str(stop_file)
-        launcher: Launcher = LocalLauncher()
-        launcher.launch(
+        launch_workers(
             Workers(
                 num_processes=num_processes,
                 module="lanewise.jobs",

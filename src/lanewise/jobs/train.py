@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, final
 
+from lanewise.config import RunConfig
 from lanewise.config.load import dump_config, load_config
+from lanewise.errors import LaunchError
 from lanewise.jobs.job import Job
 from lanewise.jobs.signals import training, wants_stop
-from lanewise.jobs.trial import has_room
+from lanewise.jobs.start import launch
 from lanewise.run_dir import RunDir
 from lanewise.run_file import replace_text
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from lanewise.callback import Callback
     from lanewise.engine.run.run import Run
     from lanewise.loggers import AuditLog
+    from lanewise.task import Task
     from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -60,7 +63,7 @@ class TrainJob(Job):
         from lanewise.engine.run.build import build_callbacks, build_run
         from lanewise.engine.run.resume import resume_run
         from lanewise.engine.run.saving import Saving
-        from lanewise.loggers import build_loggers
+        from lanewise.loggers import JsonlLogger, ProgressLogger, TensorBoardLogger
 
         if self.config.batch.micro_batch_size == "auto":
             batch = replace(self.config.batch, micro_batch_size=self._micro_batch_size(world))
@@ -77,8 +80,13 @@ class TrainJob(Job):
             pins = "".join(f"# {name}: {value}\n" for name, value in exact_pins(world.device).items())
             replace_text(self.run_dir.config, f"{pins}{dump_config(self.config)}")
             evaluates_first = run.evaluation is not None and run.evaluation.is_due
-            loggers = build_loggers(self.run_dir, first_step, evaluates_first=evaluates_first)
-            callbacks = [*loggers, *build_callbacks(self.config), *self.callbacks]
+            callbacks = [
+                JsonlLogger(self.run_dir.metrics, first_step, evaluates_first=evaluates_first),
+                TensorBoardLogger(self.run_dir.tensorboard, first_step),
+                ProgressLogger(),
+                *build_callbacks(self.config),
+                *self.callbacks,
+            ]
         saving = Saving(run, folder, wants_stop)
         record = (lambda batches: batches) if audit is None else audit.record
         engine = Engine(run, first_step=first_step, saving=saving, record=record)
@@ -102,7 +110,7 @@ class TrainJob(Job):
         of_run = world.broadcast_object(of_run)
         if isinstance(of_run, int):
             return of_run
-        return find_micro_batch_size(self.config, world, self.task, partial(has_room, task=self.task))
+        return find_micro_batch_size(self.config, world, self.task, partial(_has_room, task=self.task))
 
     def _audit(self, run: "Run", first_step: int) -> "AuditLog":
         """Begin the audit, or go on with it."""
@@ -117,3 +125,30 @@ class TrainJob(Job):
         }
         world = run.world
         return AuditLog(self.run_dir.audit, world.rank, world.world_size, first_step, plan, order.inputs.used)
+
+
+@final
+@dataclass(frozen=True)
+class TrialJob(Job):
+    """Takes the steps of its configuration; the result is whether there was memory for them."""
+
+    def run(self, world: "World") -> bool:
+        """See `Job`."""
+        from lanewise.engine.engine import build_engine
+        from lanewise.engine.step.lane import is_out_of_memory
+
+        try:
+            for _ in build_engine(self.config, world, self.task).steps():
+                pass
+        except Exception as error:  # noqa: BLE001 - the run itself will raise it, unless it is about memory
+            return not is_out_of_memory(error)
+        return True
+
+
+def _has_room(config: RunConfig, task: "Task | None") -> bool:
+    """Tell whether a process of its own, which may be killed, has the memory for a run on one device."""
+    with Path(os.devnull).open("r+b") as nowhere:
+        try:
+            return bool(launch(TrialJob(config, task), 1, streams=(nowhere.fileno(),) * 3))
+        except LaunchError:
+            return False

@@ -11,7 +11,7 @@ from lanewise.config import ClassConfig, DataConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.load import Override, dump_config, load_config
 from lanewise.errors import CheckpointError, ConfigError
-from lanewise.jobs.evaluate import EvaluateJob, find_model
+from lanewise.jobs.evaluate import evaluate_job
 from lanewise.world.environment import Environment
 from tests.distributed.tasks import Smooth, configure
 
@@ -56,28 +56,28 @@ def write_run(project: Path, class_path: str, search_path: str | Path | None) ->
 
 def check(run_dir: Path, *overrides: Override, trust: bool = False) -> None:
     """Do what `lanewise.jobs.start.start` does before any worker starts."""
-    config, model_file, untrusted = find_model(run_dir, overrides, trust=trust)
-    add_search_path(config.search_path)
-    EvaluateJob(config, model_file=model_file, untrusted=untrusted).check(Environment())
+    job = evaluate_job(run_dir, overrides, trust=trust)
+    add_search_path(job.config.search_path)
+    job.check(Environment())
 
 
 def test_the_weights_are_those_that_training_evaluated(project):
     """With a moving average, `lanewise evaluate RUN` gave other values than the training's last line."""
     run_dir = write_run(project, "tests.distributed.tasks.Smooth", None)
-    assert find_model(run_dir)[1] == run_dir / "model.safetensors"
+    assert evaluate_job(run_dir).model_file == run_dir / "model.safetensors"
     text = (run_dir / "config.yaml").read_text()
     (run_dir / "config.yaml").write_text(text.replace("ema_decay: null", "ema_decay: 0.9"))
     with pytest.raises(CheckpointError, match=r"is no finished run: there is no .*averaged\.safetensors"):
-        find_model(run_dir)
+        evaluate_job(run_dir)
     (run_dir / "averaged.safetensors").touch()
-    assert find_model(run_dir)[1] == run_dir / "averaged.safetensors"
-    assert find_model(run_dir / "model.safetensors")[1] == run_dir / "model.safetensors"
+    assert evaluate_job(run_dir).model_file == run_dir / "averaged.safetensors"
+    assert evaluate_job(run_dir / "model.safetensors").model_file == run_dir / "model.safetensors"
 
 
 def test_a_name_that_no_file_can_have_is_no_run(tmp_path):
     for name in ("n" * 300, "a\0b"):
         with pytest.raises(CheckpointError, match="is no finished run"):
-            find_model(tmp_path / name)
+            evaluate_job(tmp_path / name)
 
 
 def test_code_of_the_project_runs_though_the_run_lies_in_it(project):
@@ -183,7 +183,7 @@ def test_a_run_on_two_devices_is_evaluated_on_one_unless_the_user_says_otherwise
         (run_dir / "config.yaml").read_text().replace("devices: null", "devices: 2")
     )
     assert load_config(str(run_dir / "config.yaml")).distributed.devices == 2
-    config, _, _ = find_model(run_dir, overrides)
+    config = evaluate_job(run_dir, overrides).config
     assert config.distributed.devices == devices
 
 
@@ -194,5 +194,5 @@ def test_a_run_with_sync_batch_norm_is_evaluated_on_a_cpu_and_on_any_number_of_d
     config = dataclasses.replace(config, distributed=distributed, data=DataConfig(drop_last=True))
     (run_dir / "config.yaml").write_text(dump_config(config))
     check(run_dir, Override("distributed.device_type", "cpu"))
-    three, _, _ = find_model(run_dir, [Override("distributed.devices", "3")])  # of eight lanes
+    three = evaluate_job(run_dir, [Override("distributed.devices", "3")]).config  # of eight lanes
     assert not three.distributed.sync_batch_norm
