@@ -48,8 +48,6 @@ _KINDS = {
     "data": _Kind("lanewise.lanes.SampleOrder", num_runtime_args=1),
 }
 _OBJECT = _Kind("builtins.object")  # inside an argument, whose type hint says what it must be
-# Stands for a parameter of a parent class that `**kwargs` hides from the signature.
-_UNSEEN = inspect.Parameter("unseen", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
 def check_classes(config: RunConfig, *, has_task: bool = False, untrusted: Sequence[str] = ()) -> None:
@@ -96,10 +94,12 @@ def describe_classes(config: RunConfig) -> str:
         constructor = _Constructor(section, key, _kind_of(key))
         lines.append(f"{key}: {section.class_path}")
         for argument in constructor.arguments.values():
-            default = "required" if argument.is_required else f"default {argument.default!r}"
-            lines.append(f"  --{key}.init_args.{argument.name}  {_type_name(argument.hint)}, {default}")
+            required = argument.default is argument.empty
+            default = "required" if required else f"default {argument.default!r}"
+            lines.append(f"  --{key}.init_args.{argument.name}  {_type_name(argument.annotation)}, {default}")
+            description = constructor.descriptions.get(argument.name, "")
             lines += textwrap.wrap(
-                argument.description, _HELP_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+                description, _HELP_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
             )
         lines.append("")
     return "\n".join(lines)
@@ -126,19 +126,6 @@ def _build(key: str, config: ClassConfig, kind: _Kind, *runtime_args: object) ->
     return constructor.cls(*runtime_args, **{name: make() for name, make in values.items()})
 
 
-@dataclass(frozen=True)
-class _Argument:
-    """One argument of a constructor."""
-
-    name: str
-    hint: Any
-    """Its type."""
-    is_required: bool
-    default: object
-    description: str
-    """What the docstring says about it."""
-
-
 @final
 class _Constructor:
     """A class and the arguments that it takes from a configuration.
@@ -157,30 +144,31 @@ class _Constructor:
         try:
             parameters = inspect.signature(self.cls).parameters
         except ValueError as error:  # some classes written in C
-            mistake = (
+            raise ConfigError(
                 f"{key}.class_path: {config.class_path} does not declare its arguments. "
                 "Derive a class that does."
-            )
-            raise ConfigError(mistake) from error
+            ) from error
         self.runtime_names = list(parameters)[: kind.num_runtime_args]
         self.takes_any_name = any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
         )
-        self.arguments: dict[str, _Argument] = {}
+        self.arguments: dict[str, inspect.Parameter] = {}
+        self.descriptions: dict[str, str] = {}  # what the docstring says about each
         # argparse has no public list of its options, nor jsonargparse one of their types.
         for action in self._parser()._actions:  # noqa: SLF001
             # A dot is in the help of a class and in the fields of a dataclass.
             if action.dest == "help" or "." in action.dest:
                 continue
-            parameter = parameters.get(action.dest, _UNSEEN)
-            self.arguments[action.dest] = _Argument(
-                name=action.dest,
-                hint=getattr(action, "_typehint", parameter.annotation),
-                # jsonargparse takes a parameter without a type, or with an optional one, for optional.
-                is_required=action.required or parameter.default is parameter.empty,
-                default=action.default if parameter is _UNSEEN else parameter.default,
-                description=" ".join((action.help or "").split()) if hasattr(action, "_typehint") else "",
+            # The default is the signature's: jsonargparse takes a parameter without a type for optional. Of a
+            # parent's parameter, which `**kwargs` hides from the signature, jsonargparse knows it.
+            default = inspect.Parameter.empty if action.required else action.default
+            parameter = parameters.get(
+                action.dest, inspect.Parameter(action.dest, inspect.Parameter.KEYWORD_ONLY, default=default)
             )
+            hint = getattr(action, "_typehint", parameter.annotation)
+            self.arguments[action.dest] = parameter.replace(annotation=hint)
+            if hasattr(action, "_typehint"):
+                self.descriptions[action.dest] = " ".join((action.help or "").split())
 
     def convert(self, name: str, value: object) -> Callable[[], object]:
         """Check one value, and return a function that makes the argument from it.
@@ -188,7 +176,7 @@ class _Constructor:
         Raises:
             ValueError: the type hint does not accept the value.
         """
-        if value is None and _refuses_none(self.arguments[name].hint):
+        if value is None and _refuses_none(self.arguments[name].annotation):
             raise ValueError("this is null")
         parser = self._parser(only=name)
         try:
@@ -275,10 +263,10 @@ def _bind(
     mistakes += [
         (
             f"{prefix}{argument.name} is missing: "
-            f"{config.class_path} needs it ({_type_name(argument.hint)}). Add it."
+            f"{config.class_path} needs it ({_type_name(argument.annotation)}). Add it."
         )
         for argument in constructor.arguments.values()
-        if argument.is_required and argument.name not in config.init_args
+        if argument.default is argument.empty and argument.name not in config.init_args
     ]
     if mistakes:
         raise ConfigError(*mistakes)
@@ -308,11 +296,10 @@ def _bind_argument(
         if is_object:
             _bind(read_section(ClassConfig, value, key), key, inner, inner)
         text = ", which is text" if isinstance(value, str) else ""
-        needed = _type_name(constructor.arguments[name].hint)
-        mistake = (
+        needed = _type_name(constructor.arguments[name].annotation)
+        raise ConfigError(
             f"{key} must be {needed}: got {show(value)}{text}. lanewise train CONFIG --help describes it."
-        )
-        raise ConfigError(mistake) from error
+        ) from error
     for named in constructor.named_freely(name, value) if inner is not _OBJECT else ():
         if why := inner.refuse(named):
             raise ConfigError(f"{key}: {named.__module__}.{named.__qualname__} cannot be used. {why}")

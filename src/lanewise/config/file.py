@@ -31,7 +31,10 @@ def read_file(path: Path) -> dict[str, object]:
         endings = ", ".join(_READERS)
         raise ConfigError(f"{path} has an unknown ending: need one of {endings}. Rename the file.")
     source = str(path)
-    tree = read(_read_text(path), source)
+    try:
+        tree = read(_read_text(path), source)
+    except RecursionError:
+        raise too_deep(source) from None
     check_tree(tree, source)
     if not isinstance(tree, dict):
         raise ConfigError(
@@ -84,8 +87,6 @@ def _read_json(text: str, source: str) -> object:
         raise ConfigError(
             f"{source}, line {error.lineno}, column {error.colno} is not valid JSON: {error.msg}."
         ) from error
-    except RecursionError:
-        raise too_deep(source) from None
     if repeated:
         raise ConfigError(
             *(f"{source} has the key {name} twice in one mapping. Remove one of them." for name in repeated)
@@ -102,8 +103,6 @@ def _read_toml(text: str, source: str) -> object:
         raise ConfigError(f"{source} is not valid TOML: {error}.") from error
     except ValueError:  # Python reads no integer of thousands of digits
         raise too_long(source) from None
-    except RecursionError:
-        raise too_deep(source) from None
 
 
 def _read_jsonnet(text: str, source: str) -> object:

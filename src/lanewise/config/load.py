@@ -55,16 +55,13 @@ def apply_overrides(
     mistakes: list[str] = []
     for key, text in overrides:
         keys, option = key.split("."), f"--{key}"
-        if text is None:
-            mistakes.append(f"{option} has no value. Write {option} VALUE, or {option}=VALUE.")
-            continue
-        if not all(keys):
-            mistakes.append(f"{option} has an empty part in its dotted key. Write --a.b.c {text}.")
-            continue
-        if len(keys) > MOST_LEVELS:
-            mistakes.append(f"{option} is a key of {len(keys)} parts. Write at most {MOST_LEVELS}.")
-            continue
         with collecting(mistakes):
+            if text is None:
+                raise ConfigError(f"{option} has no value. Write {option} VALUE, or {option}=VALUE.")
+            if not all(keys):
+                raise ConfigError(f"{option} has an empty part in its dotted key. Write --a.b.c {text}.")
+            if len(keys) > MOST_LEVELS:
+                raise ConfigError(f"{option} is a key of {len(keys)} parts. Write at most {MOST_LEVELS}.")
             value = read_yaml(text, source=f"the value of {option}")
             check_tree(value, source=f"the value of {option}")
             tree = _with_value(tree, keys, value)
@@ -85,10 +82,9 @@ def _with_value(tree: object, keys: Sequence[str], value: object, above: str = "
         return [*tree[:index], _with_value(tree[index], below, value, f"{above}.{key}"), *tree[index + 1 :]]
     section = {} if tree is None else tree
     if not isinstance(section, Mapping):
-        mistake = (
+        raise ConfigError(
             f"--{above}.{'.'.join(keys)} is below {above}, which is {show(section)}, not a section. "
             f"Override {above} itself."
         )
-        raise ConfigError(mistake)
     dotted = f"{above}.{key}" if above else key
     return {**section, key: _with_value(section.get(key), below, value, dotted)}

@@ -47,7 +47,7 @@ def check_optimizer(config: RunConfig, devices: Sequence[str]) -> None:
         )
     mistakes += _closure_mistakes(config)
     if config.scheduler is not None and follows_evaluation(config.scheduler):
-        mistakes += filter(None, [_plateau_mistake(config, config.scheduler)])
+        mistakes += _plateau_mistakes(config, config.scheduler)
     if mistakes:
         raise ConfigError(*mistakes)
 
@@ -83,10 +83,8 @@ def _closure_mistakes(config: RunConfig) -> Iterator[str]:
 
 def follows_evaluation(scheduler: SchedulerConfig) -> bool:
     """Tell whether a scheduler is stepped by what an evaluation gave, instead of after each step."""
-    section = scheduler.of_class
-    if section is None:
-        return False
-    return _is_a(resolve_class("scheduler", section), "torch.optim.lr_scheduler.ReduceLROnPlateau")
+    section, plateau = scheduler.of_class, "torch.optim.lr_scheduler.ReduceLROnPlateau"
+    return section is not None and _is_a(resolve_class("scheduler", section), plateau)
 
 
 def choose_implementation(
@@ -113,20 +111,19 @@ def choose_implementation(
     return replace(section, init_args={**section.init_args, chosen: True})
 
 
-def _plateau_mistake(config: RunConfig, scheduler: SchedulerConfig) -> str | None:
+def _plateau_mistakes(config: RunConfig, scheduler: SchedulerConfig) -> Iterator[str]:
     best, best_mode = config.evaluate.best, config.evaluate.best_mode
+    mode = scheduler.init_args.get("mode", best_mode)
     if best is None:
-        return (
+        yield (
             f"scheduler.class_path: {scheduler.class_path} follows the value of evaluate.best, which is "
             "unset. Set it, for example to held_out/loss, and evaluate.best_mode."
         )
-    mode = scheduler.init_args.get("mode", best_mode)
-    if mode != best_mode:
-        return (
+    elif mode != best_mode:
+        yield (
             f"scheduler.init_args.mode contradicts evaluate.best_mode: got {mode} and {best_mode} for "
             f"{best}. Leave mode out: it is that of evaluate.best_mode."
         )
-    return None
 
 
 def _is_a(cls: type, class_path: str) -> bool:

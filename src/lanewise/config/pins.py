@@ -38,12 +38,11 @@ def pin_environment(threads: int, equality: Equality) -> None:
     """
     os.environ.update(pinned_variables(threads, equality))
     if equality == "exact" and not _mkl_is_pinned():
-        mistake = (
+        raise ConfigError(
             "equality exact needs MKL_CBWR=AUTO to be set before MKL is first used, and this process has "
             "used it already. Ask for exact earlier in the program, or start the program with MKL_CBWR=AUTO "
             "in its environment."
         )
-        raise ConfigError(mistake)
 
 
 def _mkl_is_pinned() -> bool:

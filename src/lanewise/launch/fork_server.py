@@ -197,10 +197,8 @@ class Fork:
     def poll(self) -> int | None:
         """Return the exit code, negative after a signal; None while the process runs."""
         if self._returncode is None and wait([self.connection], 0):
-            code = self._receive()
-            self._returncode = (
-                -signal.SIGKILL if code is None else code
-            )  # the server ended, and the fork with it
+            code = self._receive()  # None: the server has ended, and the fork with it
+            self._returncode = -signal.SIGKILL if code is None else code
             self.connection.close()
         return self._returncode
 

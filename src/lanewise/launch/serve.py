@@ -28,7 +28,6 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from types import FrameType
 from typing import Any, NamedTuple, NoReturn, final
 
 from lanewise.lifeline import die_with_parent
@@ -105,12 +104,14 @@ class _Server:
 
     def serve(self) -> Program:
         """Serve for ever; returns in a fork only."""
-        signal.signal(signal.SIGCHLD, _do_nothing)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler it would not wake up poll()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         while True:
             ready = dict(self._poll.poll(_SECONDS_BETWEEN_LOOKS * 1000 if self._parent is None else None))
             if self._parent in ready or os.getppid() != self._parent_pid:
-                self._leave()
+                for pid in self._forks:
+                    os.kill(pid, signal.SIGKILL)
+                os._exit(0)
             if self._wake_read in ready:
                 with suppress(BlockingIOError):
                     while os.read(self._wake_read, 4096):
@@ -187,11 +188,6 @@ class _Server:
             if number is not None:
                 os.close(number)
 
-    def _leave(self) -> NoReturn:
-        for pid in self._forks:
-            os.kill(pid, signal.SIGKILL)
-        os._exit(0)
-
 
 def _exit_code_of(program: Program) -> int:
     """Run a program, and say with which code python would end."""
@@ -230,10 +226,6 @@ def _import(names: Iterable[str]) -> None:
             import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a fork would write to every object, and so copy all of the memory
-
-
-def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Handle SIGCHLD; without a handler the signal would not wake up the server."""
 
 
 def _take_streams(numbers: list[int]) -> None:
