@@ -23,11 +23,9 @@ def write_help(command: Command, arguments: Arguments) -> str:
         )
     lines.append(("--help", "shows this"))
     width = max(len(spelling) for spelling, _ in lines) + 4
-    described = [
-        line
-        for spelling, meaning in lines
-        for line in _wrap(meaning, indent=width, first=f"  {spelling}".ljust(width))
-    ]
+    described: list[str] = []
+    for spelling, meaning in lines:
+        described += _wrap(meaning, indent=width, first=f"  {spelling}".ljust(width))
     first = _wrap(" ".join(usage), indent=6, first="")
     more = command.more_help(arguments)
     return "\n".join([*first, "", command.text.strip(), "", *described, "", more]).rstrip() + "\n"

@@ -98,9 +98,7 @@ def describe_classes(config: RunConfig) -> str:
             default = "required" if required else f"default {argument.default!r}"
             lines.append(f"  --{key}.init_args.{argument.name}  {_type_name(argument.annotation)}, {default}")
             description = constructor.descriptions.get(argument.name, "")
-            lines += textwrap.wrap(
-                description, _HELP_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
-            )
+            lines += [f"      {line}" for line in textwrap.wrap(description, _HELP_WIDTH - 6)]
         lines.append("")
     return "\n".join(lines)
 

@@ -66,16 +66,11 @@ class Job(ABC):
                 f"{environment.local_world_size} processes were started on this machine. "
                 "Leave the key out under a launcher."
             )
-        num_workplaces = (
-            distributed.num_devices if distributed.is_one_process else None
-        ) or environment.world_size
+        num_devices = distributed.num_devices or environment.local_world_size
+        num_workplaces = num_devices if distributed.is_one_process else environment.world_size
         lane_ranges(self.config.batch.num_lanes, num_workplaces)  # raises where one would have no lane
         check_classes(self.config, has_task=self.task is not None, untrusted=self.untrusted)
-        devices = choose_devices(
-            distributed.device_type,
-            distributed.num_devices or environment.local_world_size,
-            distributed.device_names,
-        )
+        devices = choose_devices(distributed.device_type, num_devices, distributed.device_names)
         if distributed.sync_batch_norm and "cpu" in devices:
             raise ConfigError(
                 "distributed.sync_batch_norm needs accelerators, as torch's SyncBatchNorm does: got the CPU. "

@@ -179,18 +179,17 @@ def launch(
             stop_file = file.with_suffix(".stop")
             signals.pass_on(stop_file)
             variables[signals.STOP_FILE_VARIABLE] = str(stop_file)
-        launch_workers(
-            Workers(
-                num_processes=num_processes,
-                module="lanewise.jobs",
-                arguments=[str(file)],
-                variables=variables,
-                streams=streams,
-                folder=folder,
-                max_restarts=distributed.max_restarts,
-                signals=signals_to_end,
-            )
+        workers = Workers(
+            num_processes=num_processes,
+            module="lanewise.jobs",
+            arguments=[str(file)],
+            variables=variables,
+            streams=streams,
+            folder=folder,
+            max_restarts=distributed.max_restarts,
+            signals=signals_to_end,
         )
+        launch_workers(workers)
         if job.can_stop:
             signals.begin()  # and ended: the result is there
         if not _result_of(file).exists():

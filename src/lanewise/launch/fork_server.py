@@ -91,14 +91,10 @@ class ForkServer:
     def start(cls, environment: Mapping[str, str], preload: Sequence[str]) -> "ForkServer":
         """Start a server, and let it import modules."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        numbers = (theirs.fileno(), ours.fileno(), os.getpid())
         with theirs:
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    *("-P", "-m", "lanewise.launch"),
-                    *map(str, (theirs.fileno(), ours.fileno(), os.getpid())),
-                    *preload,
-                ],
+                [sys.executable, "-P", "-m", "lanewise.launch", *map(str, numbers), *preload],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

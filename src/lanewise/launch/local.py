@@ -98,14 +98,10 @@ def _run(workers: Workers, variables: dict[str, str]) -> None:
     try:
         for rank, file in enumerate(files):
             of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE_VARIABLE: str(file)}
-            forks.append(
-                server.run(
-                    workers.module,
-                    workers.arguments,
-                    environment={**environment, **of_rank},
-                    streams=workers.streams,
-                )
+            fork = server.run(
+                workers.module, workers.arguments, environment=environment | of_rank, streams=workers.streams
             )
+            forks.append(fork)
         while None in (codes := [fork.poll() for fork in forks]) and not any(codes):
             wait([fork.connection for fork, code in zip(forks, codes, strict=True) if code is None])
         if any(codes):

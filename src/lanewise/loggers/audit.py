@@ -66,20 +66,16 @@ class AuditLog:
         with closing(JsonLines(self._path)) as lines:
             for batch in batches:
                 if batch.turn.positions:
-                    lines.write(_columns(batch))
+                    columns = {
+                        "step": batch.turn.step,
+                        "lane": batch.turn.lane,
+                        "indices": list(batch.indices),
+                        "tensors": digest(batch.data),
+                        "rows": _num_rows(batch.data),
+                        "skipped": len(batch.indices) - batch.num_samples,
+                    }
+                    lines.write(columns)
                 yield batch
-
-
-def _columns(batch: LaneBatch) -> dict[str, Any]:
-    turn = batch.turn
-    return {
-        "step": turn.step,
-        "lane": turn.lane,
-        "indices": list(batch.indices),
-        "tensors": digest(batch.data),
-        "rows": _num_rows(batch.data),
-        "skipped": len(batch.indices) - batch.num_samples,
-    }
 
 
 def _num_rows(data: Any) -> int | None:

@@ -44,14 +44,14 @@ def run_distributed(
         TimeoutError: if some rank did not end in time.
     """
     # A function of a script that is running travels as a whole: the workers run another script.
-    call = pickle.dumps((sys.path, cloudpickle.dumps((function, args))))
+    call = pickle.dumps((sys.path, cloudpickle.dumps((function, args)), world_size, device, one_machine))
     server = fork_server({})
     with scratch_folder() as folder:
         (folder / "call").write_bytes(call)
         forks: list[Fork] = []
         try:
             for rank in range(world_size):
-                arguments = [str(folder), str(rank), str(world_size), device, str(int(one_machine))]
+                arguments = [str(folder), str(rank)]
                 forks.append(server.run("lanewise.testing.worker", arguments, environment=os.environ))
             return _collect(forks, folder, timeout_seconds)
         finally:

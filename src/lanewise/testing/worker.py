@@ -1,4 +1,4 @@
-"""`python -m lanewise.testing.worker FOLDER RANK WORLD_SIZE DEVICE ONE_MACHINE`: one of `run_distributed`."""
+"""`python -m lanewise.testing.worker FOLDER RANK`: one of `run_distributed`."""
 
 import os
 import pickle
@@ -14,13 +14,14 @@ from lanewise.world.shared_memory import share_memory
 from lanewise.world.world import GroupWorld, LocalWorld, World
 
 
-def work(folder: Path, rank: int, world_size: int, device: torch.device, *, one_machine: bool) -> None:
+def work(folder: Path, rank: int) -> None:
     """Join the world, call the function, and write what it returned or why it failed."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # which no other machine can reach
     try:
-        path, call = pickle.loads((folder / "call").read_bytes())  # noqa: S301 - from our own parent
-        sys.path[:] = path
+        written = pickle.loads((folder / "call").read_bytes())  # noqa: S301 - from our own parent
+        sys.path[:], call, world_size, device_name, one_machine = written
+        device = torch.device(device_name)
         function, args = pickle.loads(call)  # noqa: S301 - likewise
         world: World = LocalWorld(device)
         if world_size > 1:
@@ -39,10 +40,4 @@ def work(folder: Path, rank: int, world_size: int, device: torch.device, *, one_
 
 
 if __name__ == "__main__":
-    work(
-        Path(sys.argv[1]),
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        torch.device(sys.argv[4]),
-        one_machine=sys.argv[5] == "1",
-    )
+    work(Path(sys.argv[1]), int(sys.argv[2]))
