@@ -19,17 +19,15 @@ def checkpoints(arguments: Arguments) -> int:
     if not found:
         raise CheckpointError(f"there is no checkpoint in {folder.path}. Name the run_dir of a run.")
     table = Table("step", "MiB", "metric", Column("verified", overflow="fold"), box=None)
-    num_bad = 0
     for path, manifest in reversed(found):
         if isinstance(manifest, CheckpointError):
-            num_bad += 1
             table.add_row(str(int(path.name.removeprefix("step-"))), "", "", f"no: {manifest}")
             continue
         size = sum(entry.num_bytes for entry in manifest.files) / 2**20
         metric = "" if manifest.metric is None else f"{manifest.metric:.6g}"
         table.add_row(str(manifest.step), f"{size:,.1f}", metric, "yes")
     Console(soft_wrap=True, markup=False).print(table)
-    return 1 if num_bad else 0
+    return 1 if any(isinstance(manifest, CheckpointError) for _, manifest in found) else 0
 
 
 COMMAND = Command(

@@ -145,7 +145,8 @@ class _Server:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self._close()
             _take_streams(streams)
-            _draw_new_seeds()
+            if numpy := sys.modules.get("numpy.random"):  # which drew its seed when it was imported
+                numpy.seed()
             return client
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number in streams:
@@ -244,9 +245,3 @@ def _take_streams(numbers: list[int]) -> None:
         )
         setattr(sys, name, opened)
         setattr(sys, f"__{name}__", opened)
-
-
-def _draw_new_seeds() -> None:
-    """Let libraries that draw a seed when they are imported draw another one in each process."""
-    if numpy := sys.modules.get("numpy.random"):
-        numpy.seed()

@@ -99,25 +99,24 @@ def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
     """
     if not os.path.lexists(path):
         return
-    num_damaged, first_damaged = 0, 0
+    damaged: list[int] = []
     with replacing(path) as new, open_regular(path) as lines, new.open("wb") as kept:
         for number, line in enumerate(iter(lambda: lines.readline(_MAX_LINE), b""), start=1):
             columns = _columns_of(line)
-            if columns is None and line.endswith(b"\n"):
-                num_damaged += 1
-                first_damaged = first_damaged or number
             if columns is None:
+                if line.endswith(b"\n"):
+                    damaged.append(number)
                 continue
             is_evaluation = not columns.keys() & {"train/learning_rate", "data/read_bytes"}
             is_repeated = evaluates_first and is_evaluation and columns["step"] == first_step - 1
             if columns["step"] < first_step and not is_repeated:
                 kept.write(line if line.endswith(b"\n") else line + b"\n")
-    if num_damaged:
+    if damaged:
         logger.warning(
             "%s was damaged: %d lines that cannot be read are left out, the first of them was line %d",
             path,
-            num_damaged,
-            first_damaged,
+            len(damaged),
+            damaged[0],
         )
 
 
