@@ -53,7 +53,7 @@ def file_header(
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [start, stop]}
         places[name] = slice(start, stop)
         start = stop
-    text = json.dumps(header).encode()
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()  # as the library writes it
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text, places
 

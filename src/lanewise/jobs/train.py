@@ -63,7 +63,7 @@ class TrainJob(Job):
         from lanewise.engine.run.build import build_callbacks, build_run
         from lanewise.engine.run.resume import resume_run
         from lanewise.engine.run.saving import Saving
-        from lanewise.loggers import JsonlLogger, ProgressLogger, TensorBoardLogger
+        from lanewise.loggers import build_loggers
 
         if self.config.batch.micro_batch_size == "auto":
             batch = replace(self.config.batch, micro_batch_size=self._micro_batch_size(world))
@@ -80,13 +80,8 @@ class TrainJob(Job):
             pins = "".join(f"# {name}: {value}\n" for name, value in exact_pins(world.device).items())
             replace_text(self.run_dir.config, f"{pins}{dump_config(self.config)}")
             evaluates_first = run.evaluation is not None and run.evaluation.is_due
-            callbacks = [
-                JsonlLogger(self.run_dir.metrics, first_step, evaluates_first=evaluates_first),
-                TensorBoardLogger(self.run_dir.tensorboard, first_step),
-                ProgressLogger(),
-                *build_callbacks(self.config),
-                *self.callbacks,
-            ]
+            loggers = build_loggers(self.run_dir, first_step, evaluates_first=evaluates_first)
+            callbacks = [*loggers, *build_callbacks(self.config), *self.callbacks]
         saving = Saving(run, folder, wants_stop)
         record = (lambda batches: batches) if audit is None else audit.record
         engine = Engine(run, first_step=first_step, saving=saving, record=record)

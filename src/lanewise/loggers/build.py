@@ -1,0 +1,22 @@
+"""The loggers of a run; another one, such as for W&B, is a `Callback` in a file here and a line below."""
+
+from lanewise.callback import Callback
+from lanewise.loggers.jsonl import JsonlLogger
+from lanewise.loggers.progress import ProgressLogger
+from lanewise.loggers.tensorboard import TensorBoardLogger
+from lanewise.run_dir import RunDir
+
+
+def build_loggers(run_dir: RunDir, first_step: int, *, evaluates_first: bool) -> list[Callback]:
+    """Build what writes the numbers of a run, on rank 0.
+
+    Args:
+        run_dir: where they are written.
+        first_step: the first step of this start of the run, which may go on from a checkpoint.
+        evaluates_first: whether the run evaluates before it.
+    """
+    return [
+        JsonlLogger(run_dir.metrics, first_step, evaluates_first=evaluates_first),
+        TensorBoardLogger(run_dir.tensorboard, first_step),
+        ProgressLogger(),
+    ]
