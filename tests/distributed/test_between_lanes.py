@@ -183,7 +183,7 @@ def go_on(world, config: RunConfig, folder: str, steps: int) -> Any:
         pass
     training = engine.training
     saver = Saver(CheckpointFolder(Path(folder)), world, keep_last=9, keep_best=0, sign=1)
-    saver.save(engine.state.take(), Manifest(first + steps, None, engine.identity, ()))
+    saver.save(engine.run.state.take(), Manifest(first + steps, None, engine.run.identity, ()))
     saver.finish()
     save_model(training.evaluated_model, Path(folder).with_suffix(".safetensors"), world.rank)
     world.all_gather_object(None)

@@ -46,7 +46,7 @@ def watch(world: World, config: RunConfig) -> tuple[dict[str, Any], bytes, dict[
     model, task = engine.training.model, engine.training.lanes.task
     losses: list[torch.Tensor] = []
     gradients: dict[str, bytes] = {}
-    turns = [(one.turn.step, one.turn.lane) for one in engine.loader.batches(0, engine.last_step)]
+    turns = [(one.turn.step, one.turn.lane) for one in engine.run.loader.batches(0, engine.run.last_step)]
     num_losses = 0
     compute = task.loss
 
@@ -84,7 +84,7 @@ def test_a_lane_depends_on_its_step_s_start_and_its_batch_alone(world_size: int,
     set_determinism("exact", 1)
     engine = build_engine(config, LocalWorld(torch.device("cpu")))
     model = engine.training.model
-    (batch,) = [one for one in engine.loader.batches(STEP, STEP + 1) if one.turn.lane == LANE]
+    (batch,) = [one for one in engine.run.loader.batches(STEP, STEP + 1) if one.turn.lane == LANE]
     for _ in range(2):
         model.load_state_dict(start)
         model.zero_grad()

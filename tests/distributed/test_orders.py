@@ -92,7 +92,7 @@ def test_the_bytes_are_those_of_one_process():
 
 def test_a_dataset_in_blocks_is_read_blocked_unless_something_else_is_asked_for():
     orders = [
-        type(build_engine(config_for(order), LocalWorld(torch.device("cpu"))).loader.order).__name__
+        type(build_engine(config_for(order), LocalWorld(torch.device("cpu"))).run.loader.order).__name__
         for order in (None, "shuffled")
     ]
     assert orders == ["BlockedOrder", "ShuffledOrder"]
@@ -100,7 +100,7 @@ def test_a_dataset_in_blocks_is_read_blocked_unless_something_else_is_asked_for(
 
 def read_from(world: World, first_step: int) -> list[dict[tuple[int, int], tuple[int, ...]]]:
     """Return for each order what this process reads from a step on, by step and lane."""
-    loaders = [build_engine(config_for(order), world).loader for order in ORDERS]
+    loaders = [build_engine(config_for(order), world).run.loader for order in ORDERS]
     return [
         {(one.turn.step, one.turn.lane): one.indices for one in loader.batches(first_step, 9) if one.indices}
         for loader in loaders

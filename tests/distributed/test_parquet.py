@@ -108,7 +108,7 @@ def config_for(folder: Path, num_workers: int = 0, **options: Any) -> RunConfig:
 
 def rows_of(world: World, config: RunConfig, first_step: int = 0, last_step: int | None = None) -> Any:
     """Return by (step, lane) the numbers of the rows that this process reads, and the bytes that it reads."""
-    run = build_engine(config, world)
+    run = build_engine(config, world).run
     batches = list(run.loader.batches(first_step, last_step or run.last_step))
     read_bytes = sum(batch.read_bytes for batch in batches)
     rows = {

@@ -157,7 +157,7 @@ def train_part(world: Any, config: RunConfig, folder: str, last_step: int) -> An
     for _ in engine.steps():
         pass
     saver = Saver(checkpoints, world, keep_last=9, keep_best=0, sign=1)
-    saver.save(engine.state.take(), Manifest(last_step, None, engine.identity, ()))
+    saver.save(engine.run.state.take(), Manifest(last_step, None, engine.run.identity, ()))
     saver.finish()
     return state_bytes(engine.training.model)
 

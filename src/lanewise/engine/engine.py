@@ -47,21 +47,15 @@ class Engine:
         saving: Saving | None = None,
         record: Callable[[Iterator[LaneBatch]], Iterator[LaneBatch]] = lambda batches: batches,
     ) -> None:
+        self.run = run
         self.training = run.training
-        self.loader = run.loader
-        self.schedule = run.schedule
         self.evaluation = run.evaluation
-        self.state = run.state
-        self.identity = run.identity
-        self.first_step = first_step
-        self.last_step = run.last_step
         self.reducer = run.reducer
-        self._plateau = run.plateau
-        self._world = run.world
+        self.first_step = first_step
         self._saving = saving
         self._record = record
         self._reads = EpochReads(run.world, run.loader.reader.total_bytes)
-        config = run.config
+        config, loss_scale = run.config, run.training.lanes.precision.loss_scale
         self._compilations = None if config.compile is None else CompilationLog()
         self._gradients = LaneGradients(
             run.reducer,
@@ -69,22 +63,17 @@ class Engine:
             run.clock,
             placement=run.placement,
             equality=config.distributed.equality,
-            loss_scale=run.training.lanes.precision.loss_scale,
+            loss_scale=loss_scale,
             modules=[[replica] for replica in run.reducer.replicas],
             vote=(lambda: (False, False)) if saving is None else saving.vote,
         )
         self.train_step = TrainStep(
             run.training,
             self._gradients,
-            run.clock,
             StepMetrics(
-                run.log_interval,
-                run.clock,
-                run.training.model,
-                run.training.lanes.precision.loss_scale,
-                with_norms=config.log.gradients,
+                run.log_interval, run.clock, run.training.model, loss_scale, with_norms=config.log.gradients
             ),
-            max_grad_norm=config.train.max_grad_norm,
+            config.train.max_grad_norm,
         )
 
     def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = ()) -> dict[str, float]:
@@ -103,16 +92,17 @@ class Engine:
             CheckpointError: if a checkpoint could not be saved.
             PreemptedError: if a signal stopped the run.
         """
-        num_behind = 1 if has_streams(self._world.device) else 0
-        observers = Observers(callbacks if self._world.rank == 0 else (), self._name_metrics, num_behind)
+        num_behind = 1 if has_streams(self.run.world.device) else 0
+        observers = Observers(callbacks if self.run.world.rank == 0 else (), self._name_metrics, num_behind)
         start, end = time.perf_counter(), self.first_step
-        with observers.observing(run_dir.path, self.first_step, self.last_step):
+        with observers.observing(run_dir.path, self.first_step, self.run.last_step):
             if self.evaluation is not None and self.evaluation.is_due:  # a signal came before this evaluation
                 self._evaluate(self.first_step - 1, run_dir, observers)
             for report in self.steps():
                 end = report.step + 1
                 stops = report.totals.wants_stop
-                saves = self._saves_after(report)
+                saves = self._saving is not None and self._saving.is_due_after(report.step)
+                saves = saves or report.totals.wants_save
                 observers.show(report.interval)
                 if self._compilations is not None and report.interval is not None:
                     self._compilations.tell()
@@ -126,7 +116,7 @@ class Engine:
             if self._ends_early and self._saving is not None:
                 self._saving.finish()
             self._write_models(run_dir)
-        if self._world.rank == 0:
+        if self.run.world.rank == 0:
             self._describe_end(end, time.perf_counter() - start)
             logger.info("model: %s", run_dir.model)
             if self.training.average is not None:
@@ -138,10 +128,10 @@ class Engine:
 
         Collective: every rank must take every step.
         """
-        batches = self._reads.count(self.loader.batches(self.first_step, self.last_step))
-        batches = self._record(to_device(batches, self._world.device))
+        batches = self._reads.count(self.run.loader.batches(self.first_step, self.run.last_step))
+        batches = self._record(to_device(batches, self.run.world.device))
         try:
-            for _ in range(self.first_step, self.last_step):
+            for _ in range(self.first_step, self.run.last_step):
                 if self._ends_early:
                     break
                 yield self.train_step.run(batches)
@@ -159,11 +149,11 @@ class Engine:
         return self.evaluation is not None and self.evaluation.ends_run
 
     def _ends_epoch(self, step: int) -> bool:
-        return (step + 1) % self.schedule.steps_per_epoch == 0 or step + 1 == self.last_step
+        return (step + 1) % self.run.schedule.steps_per_epoch == 0 or step + 1 == self.run.last_step
 
     def _show_epoch(self, step: int, observers: Observers) -> None:
         """Show how much the epoch read. Collective where the dataset counts its bytes."""
-        epoch = step // self.schedule.steps_per_epoch
+        epoch = step // self.run.schedule.steps_per_epoch
         if values := self._reads.take(epoch):
             observers.catch_up()
             observers.show_epoch(epoch, step, values)
@@ -199,18 +189,14 @@ class Engine:
         with noting(lambda: f"in the evaluation after step {step}"):
             wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False
             values, is_best = self.evaluation.run(wants_stop)
-        plateau, value = self._plateau, self.evaluation.last_value
+        plateau, value = self.run.plateau, self.evaluation.last_value
         if plateau is not None and value is not None:
             plateau.after_evaluation(step, value)
-        epoch = step // self.schedule.steps_per_epoch
+        epoch = step // self.run.schedule.steps_per_epoch
         observers.show_evaluation(epoch, step, values)
         if is_best:
-            save_model(self.training.evaluated_model, run_dir.best_model, self._world.rank)
+            save_model(self.training.evaluated_model, run_dir.best_model, self.run.world.rank)
             observers.show_best(epoch, step, run_dir.best_model)
-
-    def _saves_after(self, report: StepReport) -> bool:
-        is_due = self._saving is not None and self._saving.is_due_after(report.step)
-        return is_due or report.totals.wants_save
 
     def _save(self, step: int, observers: Observers, *, stops: bool) -> None:
         """Save a checkpoint, and raise PreemptedError where a signal stops the run. Collective."""
@@ -221,26 +207,26 @@ class Engine:
         is_evaluated = self.evaluation is None or not self.evaluation.is_due
         metric = None if self.evaluation is None else self.evaluation.last_value
         # After the last step only an evaluation can be left to do; without one the run is done, not stopped.
-        is_done = is_evaluated and (step + 1 == self.last_step or self._ends_early)
+        is_done = is_evaluated and (step + 1 == self.run.last_step or self._ends_early)
         self._saving.save(step, metric, stops=stops and not is_done)
 
     def _write_models(self, run_dir: RunDir) -> None:
         """Write the model, and its average if there is one. Collective."""
-        save_model(self.training.model, run_dir.model, self._world.rank)
+        save_model(self.training.model, run_dir.model, self.run.world.rank)
         if self.training.average is not None:
-            save_model(self.training.average.module, run_dir.averaged_model, self._world.rank)
+            save_model(self.training.average.module, run_dir.averaged_model, self.run.world.rank)
 
     def _describe_end(self, end: int, seconds: float) -> None:
         """Log how many steps and samples were trained before step `end`, in how many seconds."""
-        if end < self.last_step:
+        if end < self.run.last_step:
             assert self.evaluation is not None
             why = self.evaluation.describe_end()
-            logger.info("%s, so the run ends after %d of %d steps", why, end, self.last_step)
+            logger.info("%s, so the run ends after %d of %d steps", why, end, self.run.last_step)
         num_steps = end - self.first_step
         if not num_steps:
             logger.info("nothing was left to train: all %d steps were taken before", end)
             return
-        before = self.schedule.num_samples_before
+        before = self.run.schedule.num_samples_before
         num_samples = before(end) - before(self.first_step) - self._reads.num_skipped_by_all
         logger.info(
             "trained %d steps on %d samples in %.1f s: %.0f samples/s over all processes",
@@ -254,8 +240,8 @@ class Engine:
         stop = report.step + 1
         # The run from which this one resumed may have begun the interval.
         start = max(stop - report.totals.num_steps, self.first_step)
-        before = self.schedule.num_samples_before
-        return report.columns(stop - start, before(stop) - before(start), self._world.device)
+        before = self.run.schedule.num_samples_before
+        return report.columns(stop - start, before(stop) - before(start), self.run.world.device)
 
 
 def build_engine(config: RunConfig, world: World, task: Task | None = None) -> Engine:

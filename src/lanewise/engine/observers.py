@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -11,41 +12,33 @@ from lanewise.engine.step.metrics import IntervalReport
 from lanewise.errors import noting
 
 
+@dataclass(frozen=True)
 class Observers:
-    """The callbacks, and the reports that they have not been shown yet.
+    """The callbacks, and the reports that they have not been shown yet."""
 
-    Args:
-        callbacks: none on ranks other than 0.
-        name_metrics: returns the metrics of a report by name; may wait for the device.
-        num_behind: how many steps later a report is shown. The numbers of a step are known only when an
-            accelerator has completed it, so they are read while the next step runs.
-    """
-
-    def __init__(
-        self,
-        callbacks: Sequence[Callback],
-        name_metrics: Callable[[IntervalReport], Mapping[str, float]],
-        num_behind: int,
-    ) -> None:
-        self._callbacks = callbacks
-        self._name_metrics = name_metrics
-        self._num_behind = num_behind
-        self._unseen: deque[IntervalReport | None] = deque()
+    callbacks: Sequence[Callback]
+    """None on ranks other than 0."""
+    name_metrics: Callable[[IntervalReport], Mapping[str, float]]
+    """Returns the metrics of a report by name; may wait for the device."""
+    num_behind: int
+    """How many steps later a report is shown. The numbers of a step are known only when an accelerator has
+    completed it, so they are read while the next step runs."""
+    _unseen: deque[IntervalReport | None] = field(default_factory=deque, init=False)
 
     @contextmanager
     def observing(self, run_dir: Path, first_step: int, last_step: int) -> Iterator[None]:
         """Call `on_start` of each callback now, and `on_end` at the end of the block, even after an error."""
         with ExitStack() as stack:
-            for callback in self._callbacks:
+            for callback in self.callbacks:
                 stack.push(partial(_end, callback))
                 callback.on_start(run_dir, first_step, last_step)
             yield
 
     def show(self, report: IntervalReport | None) -> None:
         """Show the report of a step, now or `num_behind` steps later; None where the step is not logged."""
-        if self._callbacks:
+        if self.callbacks:
             self._unseen.append(report)
-            self._show_all_but(self._num_behind)
+            self._show_all_but(self.num_behind)
 
     def catch_up(self) -> None:
         """Show the reports that were not shown yet."""
@@ -53,17 +46,17 @@ class Observers:
 
     def show_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Show how much an epoch read."""
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback.on_epoch(epoch, step, values)
 
     def show_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Show the values of an evaluation."""
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback.on_evaluation(epoch, step, values)
 
     def show_best(self, epoch: int, step: int, model: Path) -> None:
         """Show that the best model so far was written."""
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback.on_best(epoch, step, model)
 
     def _show_all_but(self, num_behind: int) -> None:
@@ -71,9 +64,9 @@ class Observers:
             report = self._unseen.popleft()
             if report is None:
                 continue
-            metrics = self._name_metrics(report)
+            metrics = self.name_metrics(report)
             with noting(lambda step=report.step: f"in a callback after step {step}"):  # type: ignore[misc]
-                for callback in self._callbacks:
+                for callback in self.callbacks:
                     callback.on_step(report.epoch, report.step, metrics)
 
 

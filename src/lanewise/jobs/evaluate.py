@@ -34,8 +34,7 @@ class EvaluateJob(Job):
         """See `Job`."""
         from lanewise.checkpoint import load_model
         from lanewise.engine.evaluation.evaluation import build_evaluator
-        from lanewise.engine.run.model import build_model, build_task
-        from lanewise.engine.run.model_transforms import transform
+        from lanewise.engine.run.model import build_model, build_task, transform
         from lanewise.engine.step.lane import LaneRunner
         from lanewise.errors import TaskError
         from lanewise.lanes import Placement

@@ -18,8 +18,7 @@ from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
 from lanewise.device.allocator import set_malloc
 from lanewise.engine.run.build import build_run_loader
-from lanewise.engine.run.model import build_model, build_task
-from lanewise.engine.run.model_transforms import transform
+from lanewise.engine.run.model import build_model, build_task, transform
 from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.engine.step.lane import LaneRunner, TaskLane
 from lanewise.errors import ConfigError, LanewiseError, text_of

@@ -85,7 +85,7 @@ def _gradients(engine: Engine, world: World, step: int) -> dict[str, torch.Tenso
     """Return the gradients of a step from the present weights, on the CPU; buffers do not change."""
     model = engine.training.model
     with kept_buffers([model]):
-        engine.train_step.compute_gradient(to_device(engine.loader.batches(step, step + 1), world.device))
+        engine.train_step.compute_gradient(to_device(engine.run.loader.batches(step, step + 1), world.device))
     return _on_cpu((name, one.grad) for name, one in model.named_parameters() if one.grad is not None)
 
 

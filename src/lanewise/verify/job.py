@@ -121,7 +121,7 @@ class VerifyJob(Job):
                     # A run evaluates between its steps, which may depend on what that changes.
                     self._evaluate(task.eval_datasets(), engine, world)
                     saver = Saver(self._checkpoints(self.name), world, keep_last=1, keep_best=0, sign=1)
-                    saver.save(engine.state.take(), Manifest(steps[half], None, engine.identity, ()))
+                    saver.save(engine.run.state.take(), Manifest(steps[half], None, engine.run.identity, ()))
                     saver.finish()
             self._finish_trace(trace, engine, world)
             trace.changed = changed(hidden, hidden_state(training.model, task=task))
@@ -141,7 +141,8 @@ class VerifyJob(Job):
             trace.evaluation = self._evaluate(task.eval_datasets(), engine, world)
         elif not no_loss.exists():
             try:
-                sets = {"training data": engine.loader.reader.dataset}  # whose batches metrics may not take
+                # Metrics may not take its batches.
+                sets = {"training data": engine.run.loader.reader.dataset}
                 trace.evaluation = self._evaluate(sets, engine, world, has_metrics=False)
             except Exception:  # a task need not have a loss in evaluation mode if it never evaluates
                 if not self.is_reference:
@@ -163,7 +164,7 @@ class VerifyJob(Job):
         train = replace(self.config.train, max_grad_norm=None)  # the bound is that of a gradient as it is
         config = replace(self.config, distributed=distributed, train=train)
         with closing(build_engine(config, world)) as engine:
-            steps = choose_steps(engine.schedule, self.num_steps, engine.last_step)
+            steps = choose_steps(engine.run.schedule, self.num_steps, engine.run.last_step)
             if self.is_reference:
                 write_reference(self.folder, engine, world, steps)
                 return CloseResult()

@@ -143,7 +143,7 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
         for step in steps:
             trace = StepTrace(step)
             compare_runs(engine.reducer.replicas, is_on=True)  # a run does it in its first step
-            batches = to_device(engine.loader.batches(step, step + 1), world.device)
+            batches = to_device(engine.run.loader.batches(step, step + 1), world.device)
             noted: _Noted = {}
             report = engine.train_step.run(_noting(batches, noted))
             trace.loss = {lane.lane: (lane.loss_sum, lane.weight) for lane in report.totals.lanes}

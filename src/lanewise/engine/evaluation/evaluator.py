@@ -1,11 +1,11 @@
 """Evaluates a model on each sample exactly once, with the same result on any number of processes."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -43,50 +43,36 @@ class EvalSet:
     """Whether the task's metrics accept the batches of this set; if not, only the loss is evaluated."""
 
 
-@dataclass
-class _LaneResult:
+class _LaneResult(NamedTuple):
     """Results of one lane."""
 
-    loss_sums: list[float] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    states: MetricStates = field(default_factory=dict)
+    losses: list[tuple[float, float]]
+    """The loss sum and the weight of each micro-batch."""
+    states: MetricStates
 
 
+@dataclass
 class Evaluator:
-    """Evaluates the task's eval datasets, each of which is cut into one range of samples for each lane.
+    """Evaluates the task's eval datasets, each of which is cut into one range of samples for each lane."""
 
-    Args:
-        lanes: runs the lanes of the user's task.
-        model: the user's module, on the world's device.
-        sets: the datasets to evaluate on.
-        world: the processes.
-        placement: which process carries which lanes.
-        num_workers: number of loader processes.
-        reducer: the reducer that holds the model during training, whose forwards may be collective; None
-            outside of training.
-    """
+    lanes: LaneRunner
+    """Runs the lanes of the user's task."""
+    model: nn.Module
+    """The user's module, on the world's device."""
+    sets: Sequence[EvalSet]
+    """The datasets to evaluate on."""
+    world: World
+    """The processes."""
+    placement: Placement
+    """Which process carries which lanes."""
+    num_workers: int = 0
+    """Number of loader processes."""
+    reducer: Reducer | None = None
+    """The reducer that holds the model during training, whose forwards may be collective; None outside of
+    training."""
 
-    def __init__(
-        self,
-        lanes: LaneRunner,
-        model: nn.Module,
-        sets: list[EvalSet],
-        world: World,
-        placement: Placement,
-        *,
-        num_workers: int = 0,
-        reducer: Reducer | None = None,
-    ) -> None:
-        self._lanes = lanes
-        self._task = lanes.task
-        self._evaluate = evaluate_lanes if reducer is None else reducer.evaluate
-        self._may_stop_alone = reducer is None or not reducer.forward_is_collective
-        self._model = model
-        self._world = world
-        self._placement = placement
-        self._num_workers = num_workers
-        self._sets = sets
-        metrics = {eval_set.name: self._metrics_for(eval_set) for eval_set in sets}
+    def __post_init__(self) -> None:
+        metrics = {eval_set.name: self._metrics_for(eval_set) for eval_set in self.sets}
         for of_set in metrics.values():
             check_metrics(of_set)
         self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
@@ -107,14 +93,14 @@ class Evaluator:
         """
         values: dict[str, float] = {}
         stops = False
-        for eval_set in self._sets:
+        for eval_set in self.sets:
             if stops:
                 raise PreemptedError(_STOPPED.format(eval_set.name))
             local: dict[int, _LaneResult] | None = None
-            with suppress(PreemptedError), _eval_mode(self._model), torch.no_grad():
+            with suppress(PreemptedError), _eval_mode(self.model), torch.no_grad():
                 local = self._run_lanes(eval_set, wants_stop)
             lanes: dict[int, _LaneResult] = {}
-            for rank_lanes, rank_stops in self._world.all_gather_object((local, wants_stop())):
+            for rank_lanes, rank_stops in self.world.all_gather_object((local, wants_stop())):
                 if rank_lanes is None:
                     raise PreemptedError(_STOPPED.format(eval_set.name))
                 lanes |= rank_lanes
@@ -133,11 +119,11 @@ class Evaluator:
             TaskError: if there is no such dataset, or an output does not have one entry for each sample.
             DataError: if a sample cannot be read.
         """
-        sets = {eval_set.name: eval_set for eval_set in self._sets}
+        sets = {one.name: one for one in self.sets}
         if name not in sets:
             raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
         local: list[Any] = []
-        with _eval_mode(self._model), torch.no_grad():
+        with _eval_mode(self.model), torch.no_grad():
             for lane, outputs in self._compute(sets[name], self._outputs):
                 with named_lane(lane.batch):
                     local += _split(outputs, lane.batch.num_samples)
@@ -147,7 +133,7 @@ class Evaluator:
                 f"{due - len(local)} of {due} samples of the eval dataset {name} cannot be read, and a "
                 "prediction is for every sample. Mend the files."
             )
-        gathered = self._world.gather_object(local)
+        gathered = self.world.gather_object(local)
         # The samples of a lane are contiguous, and so are the lanes of a process.
         return [] if gathered is None else [output for outputs in gathered for output in outputs]
 
@@ -160,16 +146,15 @@ class Evaluator:
         results: dict[int, _LaneResult] = {}
         computed = self._compute(eval_set, self._outputs_and_loss, wants_stop)
         for number, micro_batches in groupby(computed, lambda pair: pair[0].turn.lane):
-            metrics = {key: m.to(self._world.device) for key, m in self._metrics_for(eval_set).items()}
-            result = results[number] = _LaneResult()
+            metrics = {key: m.to(self.world.device) for key, m in self._metrics_for(eval_set).items()}
+            losses = []
             for lane, (outputs, returned) in micro_batches:
                 with named_lane(lane.batch):
                     loss = lane.check(returned)
                     if eval_set.has_metrics:
-                        self._task.update_metrics(metrics, outputs, lane.data)
-                    result.loss_sums.append(0.0 if loss.sum is None else loss.sum.item())
-                    result.weights.append(loss.weight)
-            result.states = take_states(metrics)
+                        self.lanes.task.update_metrics(metrics, outputs, lane.data)
+                    losses.append((0.0 if loss.sum is None else loss.sum.item(), loss.weight))
+            results[number] = _LaneResult(losses, take_states(metrics))
         return results
 
     def _compute(
@@ -182,42 +167,45 @@ class Evaluator:
         batches = read_in_order(
             eval_set.reader,
             eval_set.schedule,
-            self._placement.own,
-            self._world.device,
-            num_workers=self._num_workers,
+            self.placement.own,
+            self.world.device,
+            num_workers=self.num_workers,
         )
 
+        may_stop_alone = self.reducer is None or not self.reducer.forward_is_collective
+
         def lane_of(batch: LaneBatch) -> TaskLane:
-            if self._may_stop_alone and wants_stop():
+            if may_stop_alone and wants_stop():
                 raise PreemptedError(_STOPPED.format(eval_set.name))
-            return self._lanes.evaluation_lane(batch)
+            return self.lanes.evaluation_lane(batch)
 
         num_lanes = sum(1 for turn in self._turns(eval_set) if turn.positions)
-        return self._evaluate(self._model, map(lane_of, batches), num_lanes, compute)
+        evaluate = evaluate_lanes if self.reducer is None else self.reducer.evaluate
+        return evaluate(self.model, map(lane_of, batches), num_lanes, compute)
 
     def _metrics_for(self, eval_set: EvalSet) -> Mapping[str, "Metric"]:
-        return self._task.build_metrics() if eval_set.has_metrics else {}
+        return self.lanes.task.build_metrics() if eval_set.has_metrics else {}
 
     def _turns(self, eval_set: EvalSet) -> Iterator[LaneTurn]:
         """Yield the turns of this process's lanes."""
-        return eval_set.schedule.turns(self._placement.own)
+        return eval_set.schedule.turns(self.placement.own)
 
     def _outputs(self, lane: TaskLane, data: Any) -> Any:
-        return lane.forward(self._model, data)
+        return lane.forward(self.model, data)
 
     def _outputs_and_loss(self, lane: TaskLane, data: Any) -> tuple[Any, Any]:
-        outputs = lane.forward(self._model, data)
+        outputs = lane.forward(self.model, data)
         return outputs, lane.loss(outputs, data)
 
     def _merge(self, eval_set: EvalSet, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
         """Merge the results of all lanes, in lane order."""
         in_order = [lanes[lane] for lane in sorted(lanes)]
-        loss_sums = [loss_sum for lane in in_order for loss_sum in lane.loss_sums]
-        weight = math.fsum(weight for lane in in_order for weight in lane.weights)
+        losses = [loss for lane in in_order for loss in lane.losses]
+        loss_sums, weight = [loss_sum for loss_sum, _ in losses], math.fsum(weight for _, weight in losses)
         is_finite = all(map(math.isfinite, loss_sums)) and weight > 0
         loss = math.fsum(loss_sums) / weight if is_finite else math.nan
         # The lanes drew different random numbers on each process.
-        set_random_state(metric_seed(self._lanes.seed, eval_set.name))
+        set_random_state(metric_seed(self.lanes.seed, eval_set.name))
         with noting(lambda: f"when the metrics of eval dataset {eval_set.name} were computed"):
             metrics = merge_metrics(self._metrics_for(eval_set), [lane.states for lane in in_order])
         return {"loss": loss, **metrics}
@@ -251,19 +239,21 @@ def read_in_order(
 def _split(outputs: Any, num_samples: int) -> list[Any]:
     """Split the outputs of a micro-batch, in any nested containers, into one for each sample."""
 
-    def take(sample: int) -> Callable[[Any], Any]:
-        def take_from(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (num_samples,):
-                got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-                raise TaskError(
-                    f"an output of the model does not have one entry for each of the {num_samples} samples: "
-                    f"got {got}. Return from forward tensors whose first dimension is the samples."
-                )
-            return leaf[sample].cpu()
+    def on_cpu(leaf: Any) -> torch.Tensor:
+        if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (num_samples,):
+            got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+            raise TaskError(
+                f"an output of the model does not have one entry for each of the {num_samples} samples: "
+                f"got {got}. Return from forward tensors whose first dimension is the samples."
+            )
+        return leaf.cpu()
 
-        return take_from
+    def of_sample(number: int) -> Any:
+        # A copy, as a view is sent to the other processes with the whole micro-batch.
+        return map_leaves(lambda leaf: leaf[number].clone(), of_all)
 
-    return [map_leaves(take(sample), outputs) for sample in range(num_samples)]
+    of_all = map_leaves(on_cpu, outputs)
+    return list(map(of_sample, range(num_samples)))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
@@ -33,8 +34,13 @@ from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.evaluation.evaluator import read_in_order
 from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
 from lanewise.engine.own_loop.steps import Prepared, Steps
-from lanewise.engine.samples.dataset import Collate, build_loader, compare_datasets, count_samples
-from lanewise.engine.samples.order import OrderChoice
+from lanewise.engine.samples.dataset import (
+    Collate,
+    OrderChoice,
+    build_loader,
+    compare_datasets,
+    count_samples,
+)
 from lanewise.engine.state.identity import identify_exact
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.gradient import LaneGradients
@@ -264,9 +270,7 @@ class Lanes:
                     yield batch.data
                 if turn.is_last:
                     local[turn.lane] = take_states(named)
-        states: dict[int, MetricStates] = {}
-        for rank_states in self._world.all_gather_object(local):
-            states |= rank_states
+        states = ChainMap(*self._world.all_gather_object(local))
         load_merged(named, [states[lane] for lane in sorted(states)])
 
     def checkpoints(self, folder: str | Path, *, keep_last: int = 2, **objects: Any) -> OwnCheckpoints:
@@ -323,7 +327,7 @@ class Lanes:
         self._is_closed = True
         atexit.unregister(self.close)
         for gradients in self._prepared.gradients.values():
-            gradients.close()
+            gradients.reducer.close()
         for gradients in self._prepared.gradients.values():
             gradients.check()
         self._prepared.gradients.clear()

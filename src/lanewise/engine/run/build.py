@@ -8,18 +8,16 @@ from lanewise.config import RunConfig
 from lanewise.config.classes import build
 from lanewise.data import LaneLoader, LaneReader
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
-from lanewise.engine.run.model import build_average, build_model, build_task
-from lanewise.engine.run.model_transforms import transform
+from lanewise.engine.run.model import build_average, build_model, build_task, transform
 from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import build_scheduler
-from lanewise.engine.samples.dataset import build_loader
-from lanewise.engine.samples.order import OrderChoice
+from lanewise.engine.samples.dataset import OrderChoice, build_loader
 from lanewise.engine.state.identity import identify, plain
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.lane import LaneRunner
-from lanewise.engine.step.log_interval import LogInterval
+from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.train_step import Training
 from lanewise.lanes import Placement, Schedule
 from lanewise.precision import Precision
@@ -68,8 +66,6 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     evaluation: Evaluation | None = None
     if evaluator is not None:
         evaluation = Evaluation(config.evaluate, evaluator, loader.schedule.steps_per_epoch, last_step)
-    interval = LogInterval(config.log.every_steps, last_step)
-    identity = identify(config, dataset, world, last_step)
     run = Run(
         config=config,
         world=world,
@@ -81,9 +77,9 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
         clock=clock,
         loader=loader,
         evaluation=evaluation,
-        log_interval=interval,
+        log_interval=LogInterval(config.log.every_steps, last_step),
         last_step=last_step,
-        identity=identity,
+        identity=identify(config, dataset, world, last_step),
     )
     if world.rank == 0:
         run.describe()

@@ -12,7 +12,7 @@ from lanewise.engine.run.scheduler import Plateau
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.run_state import RunState
 from lanewise.engine.step.clock import StepClock
-from lanewise.engine.step.log_interval import LogInterval
+from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.train_step import Training
 from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.reduce import Reducer

@@ -23,7 +23,8 @@ class Saving:
     def __init__(
         self, run: Run, folder: CheckpointFolder, wants_stop: Callable[[], bool] = lambda: False
     ) -> None:
-        config = run.config.checkpoint
+        self._run = run
+        self._config = config = run.config.checkpoint
         self._state = run.state
         self._state.require_savable()
         self._saver = Saver(
@@ -33,20 +34,14 @@ class Saving:
             keep_best=config.keep_best,
             sign=1 if run.evaluation is None else run.evaluation.sign,
         )
-        self._every = config.every
-        self._preempt_seconds = config.preempt_seconds
-        self._schedule = run.schedule
-        self._identity = run.identity
-        self._rank = run.world.rank
-        self._last_step = run.last_step
         self._last_save = time.monotonic()
         self.wants_stop = wants_stop
 
     def vote(self) -> tuple[bool, bool]:
         """Tell whether this process wants to save after the current step, and whether it wants to stop."""
-        seconds = self._every.seconds
+        seconds = self._config.every.seconds
         is_late = seconds is not None and time.monotonic() - self._last_save >= seconds
-        return self._rank == 0 and is_late, self.wants_stop()
+        return self._run.world.rank == 0 and is_late, self.wants_stop()
 
     def is_due_after(self, step: int) -> bool:
         """Tell whether to save after a step even if no rank votes for it; the same on every rank.
@@ -59,11 +54,11 @@ class Saving:
         """
         self._saver.check()
         done = step + 1
-        every_steps, every_epochs = self._every.steps, self._every.epochs
+        every_steps, every_epochs = self._config.every.steps, self._config.every.epochs
         return (
-            done == self._last_step
+            done == self._run.last_step
             or (every_steps is not None and done % every_steps == 0)
-            or (every_epochs is not None and done % (every_epochs * self._schedule.steps_per_epoch) == 0)
+            or (every_epochs is not None and done % (every_epochs * self._run.schedule.steps_per_epoch) == 0)
         )
 
     def save(self, step: int, metric: float | None, *, stops: bool) -> None:
@@ -78,10 +73,10 @@ class Saving:
             CheckpointError: if this save, or the one before, failed.
             PreemptedError: if the run stops here.
         """
-        deadline = time.monotonic() + self._preempt_seconds
+        deadline = time.monotonic() + self._config.preempt_seconds
         if stops:  # the previous save may still be in progress
             self._finish_before(deadline, step)
-        manifest = Manifest(step=step + 1, metric=metric, identity=self._identity, files=())
+        manifest = Manifest(step=step + 1, metric=metric, identity=self._run.identity, files=())
         self._saver.save(self._state.take(), manifest)
         self._last_save = time.monotonic()
         if stops:
@@ -90,7 +85,7 @@ class Saving:
                 f"a signal stopped the run after {step + 1} steps, and a checkpoint was saved. "
                 "Go on with --resume."
             )
-        if step + 1 == self._last_step:
+        if step + 1 == self._run.last_step:
             self._saver.finish()
 
     def finish(self) -> None:
@@ -106,5 +101,5 @@ class Saving:
         if not self._saver.finish(max(0.0, deadline - time.monotonic())):
             raise CheckpointError(
                 f"a signal stopped the run, and the checkpoint after {step + 1} steps was not written within "
-                f"checkpoint.preempt_seconds={self._preempt_seconds:g}. Earlier ones are as they were."
+                f"checkpoint.preempt_seconds={self._config.preempt_seconds:g}. Earlier ones are as they were."
             )

@@ -1,15 +1,18 @@
 """Builds the loader of a process's lanes, after counting the dataset and comparing it between ranks."""
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass
+from functools import partial
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
 
-from lanewise.config import BatchConfig, DataConfig
+from lanewise.config import ORDERS, BatchConfig, DataConfig
 from lanewise.data import FileDataset, Fingerprint, LaneLoader, LaneReader, digest, fingerprint
 from lanewise.device.accelerator import has_streams
-from lanewise.engine.samples.order import OrderChoice, require_block_sizes
-from lanewise.errors import DataError, TaskError
+from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import BlockedOrder, OrderInputs, Placement, SampleOrder, Schedule
 from lanewise.world.world import World
 
@@ -21,6 +24,40 @@ Tables = Mapping[str, Callable[[], Any]]
 _READ_FACTOR = 1.15
 """Warn where the bytes read exceed this multiple of the files. Lanes read their first and last block in part,
 so a multiple of slightly more than 1 is normal."""
+
+
+@dataclass(frozen=True)
+class OrderChoice:
+    """The choice of an order, made before the samples are known."""
+
+    make: Callable[[OrderInputs], SampleOrder]
+    spec: Mapping[str, Any]
+    """The class of the order and its arguments except the inputs, as read back from JSON: part of the run's
+    identity."""
+
+    @classmethod
+    def of(cls, make: "str | Callable[[OrderInputs], SampleOrder]") -> "OrderChoice":
+        """Choose an order by name, by class, or by a `functools.partial` of a class with further arguments.
+
+        Raises:
+            ConfigError: if there is no order of that name.
+        """
+        chosen: Any = make
+        if isinstance(make, str):
+            if make not in ORDERS:
+                raise ConfigError(f"order must be one of {', '.join(ORDERS)}, or a SampleOrder: got {make}.")
+            chosen = resolve_name(ORDERS[make])
+        named = chosen.func if isinstance(chosen, partial) else chosen
+        known = {resolve_name(class_path): class_path for class_path in ORDERS.values()}
+        class_path = known.get(named, f"{named.__module__}.{named.__qualname__}")
+        arguments = chosen.keywords if isinstance(chosen, partial) else {}
+        spec = json.loads(json.dumps({"class_path": class_path, "init_args": arguments}, default=str))
+        return cls(chosen, spec)
+
+    @classmethod
+    def default(cls, dataset: Any) -> "OrderChoice":
+        """Choose the default order for a dataset: blocked if it has blocks, else shuffled."""
+        return cls.of("blocked" if hasattr(dataset, "block_sizes") else "shuffled")
 
 
 def build_loader(
@@ -62,7 +99,7 @@ def build_loader(
             f"the training dataset is too small for one step: it has {num_samples} samples, a step takes "
             f"{batch.global_batch_size}" + (" and drop_last is set." if num_samples else ". Check its path.")
         )
-    inputs = OrderInputs(schedule, reader.seed, {"block_sizes": require_block_sizes(dataset), **tables})
+    inputs = OrderInputs(schedule, reader.seed, {"block_sizes": _require_block_sizes(dataset), **tables})
     loader = LaneLoader(
         reader,
         choice.make(inputs),
@@ -137,3 +174,18 @@ def compare_datasets(
 
 def _digests(one: Fingerprint) -> str:
     return f"{one.samples_digest} {one.tables_digest}".strip()
+
+
+def _require_block_sizes(dataset: Any) -> Callable[[], Any]:
+    """Return a function that returns how many samples each block of a dataset has.
+
+    If the dataset has no blocks, calling the function raises DataError.
+    """
+
+    def raise_error() -> Any:
+        raise DataError(
+            f"data.order blocked needs a dataset in blocks: {type(dataset).__name__} has no block_sizes(), "
+            "which returns how many consecutive samples each block holds. Use the order shuffled."
+        )
+
+    return getattr(dataset, "block_sizes", raise_error)

@@ -232,10 +232,6 @@ class LaneGradients:
         """
         self._buffers.check()
 
-    def close(self) -> None:
-        """Stop the background work of the reducer."""
-        self.reducer.close()
-
     def _describe_first_step(self, totals: StepTotals) -> None:
         """Log the unit of the weights and the unused parameters, which the first step shows. Collective."""
         self._is_first_step = False

@@ -1,7 +1,8 @@
 """The losses of a step's lanes: scales them for the backward, exchanges them, refuses non-finite ones."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -102,9 +103,7 @@ class StepLosses:
         """
         if math.isfinite(totals.loss_sum):
             return
-        samples: dict[int, Sequence[int]] = {}
-        for rank_samples in self._world.all_gather_object(self._samples):
-            samples |= rank_samples
+        samples: Mapping[int, Sequence[int]] = ChainMap(*self._world.all_gather_object(self._samples))
         bad = [lane for lane in totals.lanes if not math.isfinite(lane.loss_sum)]
         described = [
             f"  lane {lane.lane}: loss {lane.loss_sum}, samples {_shorten(samples[lane.lane])}"

@@ -40,29 +40,21 @@ class LaneRow(NamedTuple):
         return self.terms[0].weight
 
 
+@dataclass
 class StepTotals:
-    """Totals of a step over all lanes; the same on every rank, for any number of processes.
+    """Totals of a step over all lanes; the same on every rank, for any number of processes."""
 
-    Args:
-        lanes: the lanes that had a turn, in order.
-        wants_save: whether some rank votes to save a checkpoint after this step.
-        wants_stop: whether some rank votes to stop the run after this step.
-        buffer_changes: for each pack of buffers, the largest change of any lane; for `LaneBuffers.merge`.
-    """
+    lanes: Sequence[LaneRow]
+    """The lanes that had a turn, in order."""
+    wants_save: bool = False
+    """Whether some rank votes to save a checkpoint after this step."""
+    wants_stop: bool = False
+    """Whether some rank votes to stop the run after this step."""
+    buffer_changes: Sequence[float] = ()
+    """For each pack of buffers, the largest change of any lane; for `LaneBuffers.merge`."""
 
-    def __init__(
-        self,
-        lanes: Sequence[LaneRow],
-        *,
-        wants_save: bool = False,
-        wants_stop: bool = False,
-        buffer_changes: Sequence[float] = (),
-    ) -> None:
-        self.lanes = lanes
-        self.wants_save = wants_save
-        self.wants_stop = wants_stop
-        self.buffer_changes = buffer_changes
-        losses = [terms[0] for _, terms in lanes]
+    def __post_init__(self) -> None:
+        losses = [terms[0] for _, terms in self.lanes]
         self.loss_sum = _sum([float(value * factor) for value, _, factor in losses])
         """NaN where some lane's loss is not finite."""
         self.weight = _sum([weight for _, weight, _ in losses])
@@ -143,7 +135,7 @@ class StepMessage:
             ]
             saves, stops, *changes = map(max, *(numbers[end:] for numbers in messages), repeat(-math.inf))
             lanes.sort(key=itemgetter(0))
-            return StepTotals(lanes, wants_save=bool(saves), wants_stop=bool(stops), buffer_changes=changes)
+            return StepTotals(lanes, bool(saves), bool(stops), changes)
 
         return finish
 
@@ -178,9 +170,4 @@ class StepMessage:
     def _totals(self) -> StepTotals:
         """Return the totals of a run with one process."""
         assert not isinstance(self.buffer_changes, torch.Tensor), "on a CPU the changes are numbers"
-        return StepTotals(
-            self.rows,
-            wants_save=self.wants_save,
-            wants_stop=self.wants_stop,
-            buffer_changes=self.buffer_changes,
-        )
+        return StepTotals(self.rows, self.wants_save, self.wants_stop, self.buffer_changes)

@@ -1,7 +1,9 @@
 """The contents of a line of metrics, and the names of its columns."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,8 +11,73 @@ from torch import nn
 from lanewise.device.accelerator import peak_bytes, start_copy_to_host
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.gradient import StepGradient
-from lanewise.engine.step.log_interval import IntervalTotals, LogInterval
+from lanewise.engine.step.message import StepTotals
 from lanewise.precision import LossScale
+
+
+@dataclass(frozen=True)
+class IntervalTotals:
+    """Totals over the steps of an interval."""
+
+    num_steps: int
+    loss: float
+    """Sum of all losses divided by the sum of all weights; NaN where that sum is 0."""
+    mean_weight: float
+    """Mean weight of a step."""
+
+
+class LogInterval:
+    """The steps since the last line of metrics, the same on every rank.
+
+    A line is written after the first step, after each multiple of `every_steps` and after the last step.
+
+    Args:
+        every_steps: steps from one line to the next.
+        last_step: the step before which training ends.
+    """
+
+    def __init__(self, every_steps: int, last_step: int) -> None:
+        self._every_steps = every_steps
+        self._last_step = last_step
+        self._begin()
+
+    def ends_with(self, step: int) -> bool:
+        """Tell whether a line is written after a step."""
+        return step % self._every_steps == 0 or step + 1 == self._last_step
+
+    def add(self, totals: StepTotals) -> None:
+        """Add a step."""
+        self._num_steps += 1
+        self._loss_sum += totals.loss_sum
+        self._weight += totals.weight
+
+    def take(self) -> IntervalTotals:
+        """Return the totals, and begin the next interval."""
+        loss = self._loss_sum / self._weight if self._weight else math.nan
+        totals = IntervalTotals(self._num_steps, loss, self._weight / self._num_steps)
+        self._begin()
+        return totals
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums for a checkpoint, so that a run that resumes from it writes the same line."""
+        return {"num_steps": self._num_steps, "loss_sum": self._loss_sum, "weight": self._weight}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the sums.
+
+        Raises:
+            ValueError: if `state` is not what `state_dict` returns.
+        """
+        num_steps, loss_sum, weight = state["num_steps"], state["loss_sum"], state["weight"]
+        types = [type(num_steps), type(loss_sum), type(weight)]
+        if len(state) > 3 or types != [int, float, float] or num_steps < 0 or not weight >= 0:
+            raise ValueError(f"not a state of the steps since the last line of metrics: {state!r:.100}")
+        self._num_steps, self._loss_sum, self._weight = num_steps, loss_sum, weight
+
+    def _begin(self) -> None:
+        self._num_steps = 0
+        self._loss_sum = 0.0
+        self._weight = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,53 +128,42 @@ class IntervalReport:
         return columns
 
 
+@dataclass(frozen=True)
 class StepMetrics:
-    """Adds up the steps of an interval, and makes its report after the last of them.
+    """Adds up the steps of an interval, and makes its report after the last of them."""
 
-    Args:
-        interval: the steps since the last line of metrics.
-        clock: measures the phases of each step.
-        model: the model whose gradients are reported.
-        loss_scale: the loss scale of fp16; None in other formats.
-        with_norms: whether to report the norm of each parameter's gradient.
-    """
-
-    def __init__(
-        self,
-        interval: LogInterval,
-        clock: StepClock,
-        model: nn.Module,
-        loss_scale: LossScale | None,
-        *,
-        with_norms: bool,
-    ) -> None:
-        self._interval = interval
-        self._clock = clock
-        self._model = model
-        self._loss_scale = loss_scale
-        self._with_norms = with_norms
+    interval: LogInterval
+    """The steps since the last line of metrics."""
+    clock: StepClock
+    """Measures the phases of each step."""
+    model: nn.Module
+    """The model whose gradients are reported."""
+    loss_scale: LossScale | None
+    """The loss scale of fp16; None in other formats."""
+    with_norms: bool
+    """Whether to report the norm of each parameter's gradient."""
 
     def needs(self, step: int) -> tuple[bool, bool]:
         """Tell whether a step needs the norm of its whole gradient, and whether of each parameter's."""
-        is_logged = self._interval.ends_with(step)
-        return is_logged, is_logged and self._with_norms
+        is_logged = self.interval.ends_with(step)
+        return is_logged, is_logged and self.with_norms
 
     def report(self, gradient: StepGradient, learning_rate: float) -> IntervalReport | None:
         """Add a step. If it is logged, return the report of the interval and begin the next one."""
-        self._interval.add(gradient.totals)
+        self.interval.add(gradient.totals)
         turn = gradient.turn
-        if not self._interval.ends_with(turn.step):
+        if not self.interval.ends_with(turn.step):
             return None
         assert gradient.norm is not None
         return IntervalReport(
             epoch=turn.epoch,
             step=turn.step,
-            totals=self._interval.take(),
+            totals=self.interval.take(),
             learning_rate=learning_rate,
             grad_norm=start_copy_to_host(gradient.norm),
             gradient_norms=self._named_norms(gradient.norms),
-            skipped_steps=None if self._loss_scale is None else self._loss_scale.skipped_steps,
-            phase_seconds=self._clock.take(),
+            skipped_steps=None if self.loss_scale is None else self.loss_scale.skipped_steps,
+            phase_seconds=self.clock.take(),
         )
 
     def _named_norms(self, norms: torch.Tensor | None) -> Callable[[], Mapping[str, float]]:
@@ -115,5 +171,5 @@ class StepMetrics:
         if norms is None:
             return dict
         wait = start_copy_to_host(norms)
-        names = [name for name, one in self._model.named_parameters() if one.requires_grad]
+        names = [name for name, one in self.model.named_parameters() if one.requires_grad]
         return lambda: dict(zip(names, wait().tolist(), strict=True))

@@ -11,7 +11,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from lanewise.checkpoint import grow_buffers
 from lanewise.data import LaneBatch
-from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.gradient import LaneGradients, StepGradient
 from lanewise.engine.step.lane import LaneRunner
 from lanewise.engine.step.message import StepTotals
@@ -49,33 +48,22 @@ class StepReport(NamedTuple):
     """The numbers of a line of metrics; None where the step is not logged."""
 
 
+@dataclass
 class TrainStep:
-    """Takes steps: forward and backward of each lane, the reduction, clipping, the update.
+    """Takes steps: forward and backward of each lane, the reduction, clipping, the update."""
 
-    Args:
-        training: the lane runner, the module, the optimizer and the scheduler.
-        gradients: computes the gradient.
-        clock: the same clock as that of `gradients`.
-        metrics: decides which steps are logged, and makes their reports.
-        max_grad_norm: the norm to which the gradient is clipped; None: it is not clipped.
-    """
+    training: Training
+    """The lane runner, the module, the optimizer and the scheduler."""
+    gradients: LaneGradients
+    """Computes the gradient."""
+    metrics: StepMetrics
+    """Decides which steps are logged, and makes their reports."""
+    max_grad_norm: float | None
+    """The norm to which the gradient is clipped; None: it is not clipped."""
 
-    def __init__(
-        self,
-        training: Training,
-        gradients: LaneGradients,
-        clock: StepClock,
-        metrics: StepMetrics,
-        *,
-        max_grad_norm: float | None = None,
-    ) -> None:
-        self.gradients = gradients
-        self._training = training
-        self._clock = clock
-        self._metrics = metrics
-        self._max_grad_norm = max_grad_norm
-        self._what = f"the loss of {type(training.lanes.task).__name__}"
-        self._update = choose_update(training.optimizer, self.compute_gradient, self._seed_update)
+    def __post_init__(self) -> None:
+        self._what = f"the loss of {type(self.training.lanes.task).__name__}"
+        self._update = choose_update(self.training.optimizer, self.compute_gradient, self._seed_update)
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
         """Take one step: consume its batches and update the model.
@@ -92,8 +80,8 @@ class TrainStep:
             TaskError: if the task breaks its contract.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        training = self._training
-        self._clock.skip()  # time since the last step, perhaps of an evaluation, belongs to no phase
+        training, clock = self.training, self.metrics.clock
+        clock.skip()  # time since the last step, perhaps of an evaluation, belongs to no phase
         gradient = self._update(batches)
         learning_rate = float(training.optimizer.param_groups[0]["lr"])
         if training.scheduler is not None:
@@ -105,8 +93,8 @@ class TrainStep:
         if training.average is not None and gradient.allows_update:
             grow_buffers(training.average.module, dict(training.model.named_buffers()))
             training.average.update_parameters(training.model)
-        self._clock.lap("optimizer")
-        return StepReport(gradient.turn.step, gradient.totals, self._metrics.report(gradient, learning_rate))
+        clock.lap("optimizer")
+        return StepReport(gradient.turn.step, gradient.totals, self.metrics.report(gradient, learning_rate))
 
     def compute_gradient(self, batches: Iterator[LaneBatch]) -> StepGradient:
         """Write the clipped gradient of a step to every `param.grad`, and seed the step's update.
@@ -121,21 +109,21 @@ class TrainStep:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         for in_round in self.gradients.rounds(batches):  # micro-batches of this process
-            losses = self.gradients.reducer.losses(list(map(self._training.lanes.lane, in_round)))
+            losses = self.gradients.reducer.losses(list(map(self.training.lanes.lane, in_round)))
             self.gradients.add(losses, self._what)  # backward; the last one overlaps the reduction
         step = in_round[-1].turn.step
-        needs_norm, needs_norms = self._metrics.needs(step)
+        needs_norm, needs_norms = self.metrics.needs(step)
         gradient = self.gradients.divide(  # divides the sum over all lanes by the global weight
-            needs_norm=needs_norm or self._max_grad_norm is not None, needs_norms=needs_norms
+            needs_norm=needs_norm or self.max_grad_norm is not None, needs_norms=needs_norms
         )
-        if self._max_grad_norm is not None:
+        if self.max_grad_norm is not None:
             assert gradient.norm is not None
             nn.utils.clip_grads_with_norm_(
-                self._training.model.parameters(), self._max_grad_norm, gradient.norm
+                self.training.model.parameters(), self.max_grad_norm, gradient.norm
             )
         self._seed_update(step)
         return gradient
 
     def _seed_update(self, step: int) -> None:
         """Set the random state for everything after the lanes, the same on every process."""
-        set_random_state(update_seed(self._training.lanes.seed, step))
+        set_random_state(update_seed(self.training.lanes.seed, step))

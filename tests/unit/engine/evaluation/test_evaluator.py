@@ -155,6 +155,19 @@ def test_values_are_those_of_torchmetrics_on_the_whole_set(alone):
         np.testing.assert_allclose(per_class, metrics["f1"].compute().numpy(), rtol=1e-6)
 
 
+def test_a_prediction_is_sent_without_the_rest_of_its_micro_batch():
+    """As views, on several processes on the CPU each was sent with the bytes of the whole micro-batch."""
+    world = LocalWorld(torch.device("cpu"))
+    engine = build_engine(CONFIG, world)
+    task = engine.training.lanes.task
+    placement = Placement.of(CONFIG.batch.num_lanes, world)
+    evaluator = build_evaluator(CONFIG, engine.training.lanes, engine.training.model, world, placement)
+    for name, dataset in task.eval_datasets().items():
+        outputs = evaluator.predict(name)
+        assert len(outputs) == len(dataset)
+        assert all(one.untyped_storage().nbytes() == one.nbytes for one in outputs)
+
+
 class Remember(Callback):
     def __init__(self) -> None:
         self.seen: list[tuple[int, dict[str, float]]] = []

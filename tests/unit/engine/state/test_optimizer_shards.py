@@ -60,7 +60,7 @@ def take_steps(run: Run, folder: Path, steps: range) -> list[float]:
     engine = Engine(replace(run, last_step=steps.stop), first_step=steps.start)
     norms = [float(report.interval.grad_norm()) for report in engine.steps()]
     saver = Saver(CheckpointFolder(folder), run.world, keep_last=9, keep_best=0, sign=1)
-    saver.save(engine.state.take(), Manifest(steps.stop, None, engine.identity, ()))
+    saver.save(engine.run.state.take(), Manifest(steps.stop, None, engine.run.identity, ()))
     saver.finish()
     return norms[-1:]
 

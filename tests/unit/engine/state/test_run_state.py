@@ -145,8 +145,8 @@ def save(engine: Engine, path: Path, step: int = SAVED) -> Any:
     """Save through files; return what they give back."""
     world = LocalWorld(torch.device("cpu"))
     saver = Saver(CheckpointFolder(path), world, keep_last=1, keep_best=0, sign=1)
-    state = engine.state.take()
-    saver.save(state, Manifest(step, None, engine.identity, ()))
+    state = engine.run.state.take()
+    saver.save(state, Manifest(step, None, engine.run.identity, ()))
     assert saver.finish()
     found = CheckpointFolder(path).newest_good(pytest.fail)
     assert found is not None
@@ -165,7 +165,7 @@ def freeze(value: Any) -> Any:
 
 
 def everything(engine: Engine) -> Any:
-    return freeze(engine.state.take())
+    return freeze(engine.run.state.take())
 
 
 MULTI_STEP = {
@@ -218,7 +218,7 @@ def test_a_run_that_goes_on_ends_as_if_it_had_never_stopped(tmp_path, options):
     first = build(config)
     assert run(first, SAVED) == expected[:SAVED]
     second = build(config, SAVED)
-    second.state.restore(save(first, tmp_path))
+    second.run.state.restore(save(first, tmp_path))
     assert everything(second) == everything(first)
     assert run(second) == expected[SAVED:]
     assert everything(second) == everything(whole)
@@ -229,7 +229,7 @@ def test_a_state_saved_before_any_step_is_the_beginning(tmp_path):
     whole = build(config)
     expected = run(whole)
     second = build(config)
-    second.state.restore(save(build(config), tmp_path, 0))
+    second.run.state.restore(save(build(config), tmp_path, 0))
     assert run(second) == expected
     assert everything(second) == everything(whole)
 
@@ -243,7 +243,7 @@ def test_going_on_twice_is_the_same_again(tmp_path):
         run(engine, step)
         state = save(engine, tmp_path / str(step), step)
         engine = build(config, step)
-        engine.state.restore(state)
+        engine.run.state.restore(state)
     run(engine)
     assert everything(engine) == everything(whole)
 
@@ -251,7 +251,7 @@ def test_going_on_twice_is_the_same_again(tmp_path):
 def test_the_state_has_the_names_of_parameters():
     engine = build(plan(num_groups=2))
     run(engine, 1)
-    state = engine.state.take()
+    state = engine.run.state.take()
     assert state["model"].keys() == engine.training.model.state_dict().keys()
     assert {"model.first.weight", "model.transposed", "model.norm.bias"} <= state["optimizer"]["state"].keys()
     assert [group["params"] for group in state["optimizer"]["groups"]] == [
@@ -265,7 +265,7 @@ def test_restoring_keeps_the_storage_of_the_model(tmp_path):
     run(first, SAVED)
     model = second.training.model
     pointers = [value.data_ptr() for value in model.state_dict().values()]
-    second.state.restore(save(first, tmp_path))
+    second.run.state.restore(save(first, tmp_path))
     assert [value.data_ptr() for value in model.state_dict().values()] == pointers
     assert model.second.weight is model.first.weight
     assert not model.transposed.is_contiguous()
@@ -275,7 +275,7 @@ def test_a_checkpoint_loads_into_an_optimizer_of_another_implementation(tmp_path
     first = build(plan(options={"fused": True}))
     run(first, SAVED)
     second = build(plan(options={"foreach": True}), SAVED)
-    second.state.restore(save(first, tmp_path))
+    second.run.state.restore(save(first, tmp_path))
     run(second)
 
 
@@ -290,7 +290,7 @@ def test_the_best_value_goes_on(tmp_path):
     assert save(first, tmp_path / "a")["best"] == {"best": -math.inf, "last": {}, "is_due": False}
     run(first, SAVED)
     first.evaluation.run()
-    second.state.restore(save(first, tmp_path / "b"))
+    second.run.state.restore(save(first, tmp_path / "b"))
     assert second.evaluation.best_value == first.evaluation.best_value > -math.inf
 
 
@@ -300,14 +300,14 @@ def test_the_last_value_goes_on(tmp_path):
 
     first, second = build(with_best()), build(with_best())
     first.evaluation.run()
-    second.state.restore(save(first, tmp_path))
+    second.run.state.restore(save(first, tmp_path))
     assert second.evaluation.last_value == first.evaluation.last_value
 
 
 def state_of(config: RunConfig, num_steps: int = 2) -> Any:
     engine = build(config)
     run(engine, num_steps)
-    return copy.deepcopy(engine.state.take())
+    return copy.deepcopy(engine.run.state.take())
 
 
 def refuse(config: RunConfig, state: Any) -> str:
@@ -315,7 +315,7 @@ def refuse(config: RunConfig, state: Any) -> str:
     engine = build(config)
     run(engine, 1)
     before = everything(engine)
-    mistakes = engine.state.compare(state)
+    mistakes = engine.run.state.compare(state)
     assert everything(engine) == before
     return "; ".join(mistakes)
 
@@ -427,7 +427,7 @@ def test_extra_state_goes_on(tmp_path, is_tensor):
     config = plan(Counted, is_tensor=is_tensor)
     first, second = build(config), build(config)
     run(first, SAVED)
-    second.state.restore(save(first, tmp_path))
+    second.run.state.restore(save(first, tmp_path))
     assert second.training.model.calls == first.training.model.calls > 0
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lanewise import lanes
 from lanewise.config import ORDERS, OrderConfig
-from lanewise.engine.samples.order import OrderChoice
+from lanewise.engine.samples.dataset import OrderChoice
 from lanewise.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from lanewise.checkpoint import CheckpointFolder
 from lanewise.config import CheckpointConfig, EarlyStoppingConfig, EvaluateConfig, EveryConfig, RunConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine
-from lanewise.engine.evaluation.early_stopping import EarlyStopping
+from lanewise.engine.evaluation.evaluation import EarlyStopping
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.saving import Saving

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.engine.run import model_transforms
+from lanewise.engine.run import model
 from lanewise.engine.run.build import build_run
 from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import Smooth, configure
@@ -43,7 +43,7 @@ def build():
 
 
 def test_the_reducer_and_the_average_get_what_the_last_one_returned(monkeypatch):
-    monkeypatch.setattr(model_transforms, "TRANSFORMS", (replace, freeze_the_first))
+    monkeypatch.setattr(model, "TRANSFORMS", (replace, freeze_the_first))
     run = build()
     assert isinstance(run.training.model, Outer)
     assert isinstance(run.training.average.module, Outer)
@@ -53,6 +53,6 @@ def test_the_reducer_and_the_average_get_what_the_last_one_returned(monkeypatch)
 
 
 def test_one_that_renames_is_our_mistake(monkeypatch):
-    monkeypatch.setattr(model_transforms, "TRANSFORMS", (rename,))
+    monkeypatch.setattr(model, "TRANSFORMS", (rename,))
     with pytest.raises(AssertionError, match="rename renamed parameters or buffers"):
         build()
