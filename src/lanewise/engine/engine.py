@@ -220,7 +220,8 @@ class Engine:
         """Log how many steps and samples were trained before step `end`, in how many seconds."""
         if end < self.run.last_step:
             assert self.evaluation is not None
-            why = self.evaluation.describe_end()
+            assert self.evaluation.early_stopping is not None
+            why = self.evaluation.early_stopping.describe()
             logger.info("%s, so the run ends after %d of %d steps", why, end, self.run.last_step)
         num_steps = end - self.first_step
         if not num_steps:

@@ -98,7 +98,7 @@ class Evaluation:
         self.is_due = False
         """Whether an evaluation must follow the last step that was taken, and is not done yet."""
         early_stopping = config.early_stopping
-        self._early_stopping = None if early_stopping is None else EarlyStopping(early_stopping)
+        self.early_stopping = None if early_stopping is None else EarlyStopping(early_stopping)
         self._needed = _needed_values(config)
         # A metric may have several values, whose names are known after the first evaluation only.
         for name, value in self._needed.items():
@@ -111,9 +111,9 @@ class Evaluation:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         state = {"best": self.best_value, "last": self.last_values, "is_due": self.is_due}
-        if self._early_stopping is None:
+        if self.early_stopping is None:
             return state
-        return {**state, "early_stopping": self._early_stopping.state_dict()}
+        return {**state, "early_stopping": self.early_stopping.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state.
@@ -128,8 +128,8 @@ class Evaluation:
         num_known = 3 if early_stopping is None else 4
         if not isinstance(best, float) or not isinstance(is_due, bool) or len(state) > num_known:
             raise ValueError(f"not a state of the evaluation: {state!r:.100}")
-        if self._early_stopping is not None and early_stopping is not None:
-            self._early_stopping.load_state_dict(early_stopping)
+        if self.early_stopping is not None and early_stopping is not None:
+            self.early_stopping.load_state_dict(early_stopping)
         self.best_value = -math.inf if math.isnan(best) else best
         self.last_values, self.is_due = dict(last), is_due
 
@@ -140,12 +140,7 @@ class Evaluation:
     @property
     def ends_run(self) -> bool:
         """Whether the evaluations so far end the run before its last step."""
-        return self._early_stopping is not None and self._early_stopping.is_over
-
-    def describe_end(self) -> str:
-        """Return why the run ends before its last step; call it only if early stopping is configured."""
-        assert self._early_stopping is not None
-        return self._early_stopping.describe()
+        return self.early_stopping is not None and self.early_stopping.is_over
 
     @property
     def last_value(self) -> float | None:
@@ -175,8 +170,8 @@ class Evaluation:
             if value not in values:
                 raise _no_such_value(name, value, values)
         self.is_due = False
-        if self._early_stopping is not None:
-            self._early_stopping.note(values[self._early_stopping.config.metric])
+        if self.early_stopping is not None:
+            self.early_stopping.note(values[self.early_stopping.config.metric])
         self.last_values = values
         if self._best is None:
             return values, False

@@ -15,7 +15,7 @@ from lanewise.device.accelerator import has_streams
 from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.step.lane import LaneRunner, TaskLane, named_lane, to_device
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
-from lanewise.lanes import LaneTurn, Placement, SequentialSchedule, metric_seed
+from lanewise.lanes import Placement, SequentialSchedule, metric_seed
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.nested import map_leaves
 from lanewise.random_state import set_random_state
@@ -124,10 +124,10 @@ class Evaluator:
             raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
         local: list[Any] = []
         with _eval_mode(self.model), torch.no_grad():
-            for lane, outputs in self._compute(sets[name], self._outputs):
+            for lane, outputs in self._compute(sets[name], lambda lane, data: lane.forward(self.model, data)):
                 with named_lane(lane.batch):
                     local += _split(outputs, lane.batch.num_samples)
-        due = sum(len(turn.positions) for turn in self._turns(sets[name]))
+        due = sum(len(turn.positions) for turn in sets[name].schedule.turns(self.placement.own))
         if len(local) != due:
             raise DataError(
                 f"{due - len(local)} of {due} samples of the eval dataset {name} cannot be read, and a "
@@ -143,8 +143,13 @@ class Evaluator:
         Raises:
             PreemptedError: if this process was asked to stop, and may stop without the others.
         """
+
+        def outputs_and_loss(lane: TaskLane, data: Any) -> tuple[Any, Any]:
+            outputs = lane.forward(self.model, data)
+            return outputs, lane.loss(outputs, data)
+
         results: dict[int, _LaneResult] = {}
-        computed = self._compute(eval_set, self._outputs_and_loss, wants_stop)
+        computed = self._compute(eval_set, outputs_and_loss, wants_stop)
         for number, micro_batches in groupby(computed, lambda pair: pair[0].turn.lane):
             metrics = {key: m.to(self.world.device) for key, m in self._metrics_for(eval_set).items()}
             losses = []
@@ -179,23 +184,12 @@ class Evaluator:
                 raise PreemptedError(_STOPPED.format(eval_set.name))
             return self.lanes.evaluation_lane(batch)
 
-        num_lanes = sum(1 for turn in self._turns(eval_set) if turn.positions)
+        num_lanes = sum(1 for turn in eval_set.schedule.turns(self.placement.own) if turn.positions)
         evaluate = evaluate_lanes if self.reducer is None else self.reducer.evaluate
         return evaluate(self.model, map(lane_of, batches), num_lanes, compute)
 
     def _metrics_for(self, eval_set: EvalSet) -> Mapping[str, "Metric"]:
         return self.lanes.task.build_metrics() if eval_set.has_metrics else {}
-
-    def _turns(self, eval_set: EvalSet) -> Iterator[LaneTurn]:
-        """Yield the turns of this process's lanes."""
-        return eval_set.schedule.turns(self.placement.own)
-
-    def _outputs(self, lane: TaskLane, data: Any) -> Any:
-        return lane.forward(self.model, data)
-
-    def _outputs_and_loss(self, lane: TaskLane, data: Any) -> tuple[Any, Any]:
-        outputs = lane.forward(self.model, data)
-        return outputs, lane.loss(outputs, data)
 
     def _merge(self, eval_set: EvalSet, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
         """Merge the results of all lanes, in lane order."""
