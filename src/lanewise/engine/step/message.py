@@ -120,19 +120,12 @@ class StepMessage:
 
         def finish() -> StepTotals:
             messages = wait().tolist()
-            lanes = [
-                LaneRow(
-                    int(numbers[begin]),
-                    tuple(
-                        map(
-                            Term, numbers[begin + 1 : begin + size : 2], numbers[begin + 2 : begin + size : 2]
-                        )
-                    ),
-                )
-                for numbers in messages
-                for begin in range(0, end, size)
-                if numbers[begin] >= 0
-            ]
+            lanes: list[LaneRow] = []
+            for numbers in messages:
+                for begin in range(0, end, size):
+                    lane, *terms = numbers[begin : begin + size]
+                    if lane >= 0:
+                        lanes.append(LaneRow(int(lane), tuple(map(Term, terms[::2], terms[1::2]))))
             saves, stops, *changes = map(max, *(numbers[end:] for numbers in messages), repeat(-math.inf))
             lanes.sort(key=itemgetter(0))
             return StepTotals(lanes, bool(saves), bool(stops), changes)
