@@ -9,7 +9,7 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src"
 ROWS = (
-    {"errors", "lifeline"},
+    {"errors", "die_with_parent"},
     {"collate", "config", "lanes", "nested", "run_file"},
     {"device"},
     {"blocks", "world", "task", "callback", "run_dir"},
@@ -40,11 +40,11 @@ ENGINE_OFFERS = {
 }
 """What verify may use of engine: it compares runs that are built and taken as the trainer does."""
 ROW_OF = {package: row for row, packages in enumerate(ROWS) for package in packages}
-LAUNCH_MAY_IMPORT = {"errors", "config", "lifeline"}
+LAUNCH_MAY_IMPORT = {"errors", "config", "die_with_parent"}
 MAY_IMPORT_LAUNCH = {"jobs", "verify", "bench", "plan", "testing", "cli"}
 FORBIDDEN = {("data", "world"): "data is told which lanes to serve and never sees a rank"}
 MAY_IMPORT_LATE = {"", "cli", "jobs", "launch", "__main__"}
-NO_TORCH_AT_IMPORT = {"", "errors", "lifeline", "config", "lanes", "launch", "jobs", "cli", "__main__"}
+NO_TORCH_AT_IMPORT = {"", "errors", "die_with_parent", "config", "lanes", "launch", "jobs", "cli", "__main__"}
 NO_TORCH_EVER = {"lanewise.config.classes"}
 
 

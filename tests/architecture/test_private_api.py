@@ -435,7 +435,7 @@ PRIVATE = {
         "AttributeError when a worker ends; what programs register with atexit would not run",
     ),
     "ctypes.CDLL": Private(
-        "config/pins.py device/allocator.py lifeline.py",
+        "config/pins.py device/allocator.py die_with_parent.py",
         "python has no mallopt and no prctl, and torch no way to ask MKL for its mode",
         "memory is kept as glibc likes, and MKL is taken to be pinned; every Linux has prctl",
         lambda: ctypes,

@@ -126,7 +126,7 @@ class Remember(Callback):
     def on_step(self, epoch, step, metrics):
         self.skipped_steps.append(metrics["train/skipped_steps"])
         self.losses.append(metrics["train/loss"])
-        self.factors.append(self.training.lanes.precision.loss_scale.factor)
+        self.factors.append(self.training.runner.precision.loss_scale.factor)
         self.states.append(self.state())
 
 

@@ -151,13 +151,13 @@ def gradient_norms(world, config) -> tuple[list[int], list[dict[str, float]], li
     """Train; return the steps in which these were computed, and what lines say of them and of the whole."""
     set_determinism("exact", 1)
     engine = build_engine(config, world)
-    divide, gradients = engine.train_step.gradients.divide, []
+    finish, gradients = engine.train_step.gradients.finish, []
 
     def note(**needs: bool) -> Any:
-        gradients.append(divide(**needs))
+        gradients.append(finish(**needs))
         return gradients[-1]
 
-    engine.train_step.gradients.divide = note
+    engine.train_step.gradients.finish = note
     computed, each, together = [], [], []
     for report in engine.steps():
         if gradients.pop().norms is not None:

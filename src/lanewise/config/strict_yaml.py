@@ -70,6 +70,7 @@ def write_yaml(tree: object) -> str:
         raise ConfigError(f"{mistake} Write it as one of these.") from error
 
 
+@final
 class _Refused(yaml.MarkedYAMLError):
     """The error for what YAML allows and a configuration does not."""
 

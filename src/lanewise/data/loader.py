@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from lanewise.data.reader import LaneBatch, LaneReader
+from lanewise.die_with_parent import die_with_parent
 from lanewise.errors import DataError, text_of
 from lanewise.lanes import LaneTurn, SampleOrder, Schedule
-from lanewise.lifeline import die_with_parent
 
 _Request: TypeAlias = tuple[LaneTurn, tuple[int, ...]]
 """A turn with its sample indices."""

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import final
 
 from lanewise.callback import Callback
 from lanewise.checkpoint import save_model
@@ -16,7 +17,7 @@ from lanewise.engine.run.saving import Saving
 from lanewise.engine.samples.epoch_reads import EpochReads
 from lanewise.engine.step.gradient import LaneGradients
 from lanewise.engine.step.lane import to_device
-from lanewise.engine.step.metrics import IntervalReport, StepMetrics
+from lanewise.engine.step.logged_metrics import IntervalReport, StepMetrics
 from lanewise.engine.step.train_step import StepReport, TrainStep
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.run_dir import RunDir
@@ -27,6 +28,7 @@ from lanewise.world.world import World
 logger = logging.getLogger(__name__)
 
 
+@final
 class Engine:
     """Trains a model over a fixed number of steps.
 
@@ -55,7 +57,7 @@ class Engine:
         self._saving = saving
         self._record = record
         self._reads = EpochReads(run.world, run.loader.reader.total_bytes)
-        config, loss_scale = run.config, run.training.lanes.precision.loss_scale
+        config, loss_scale = run.config, run.training.runner.precision.loss_scale
         self._compilations = None if config.compile is None else CompilationLog()
         self._gradients = LaneGradients(
             run.reducer,

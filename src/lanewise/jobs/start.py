@@ -13,13 +13,13 @@ import cloudpickle
 
 from lanewise.config import Equality, pin_environment, pinned_variables
 from lanewise.config.class_path import add_search_path
+from lanewise.die_with_parent import name_process
 from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
 from lanewise.jobs import signals
 from lanewise.jobs.exit import exit_after, refusing_exit
 from lanewise.jobs.job import Job
 from lanewise.jobs.scratch import folder_until_exit, keep_sockets_in, scratch_folder
 from lanewise.launch import Streams, Workers, fork_server, launch_workers
-from lanewise.lifeline import name_process
 from lanewise.world.environment import Environment
 
 _HANGUPS = (Signals.SIGHUP, Signals.SIGQUIT)

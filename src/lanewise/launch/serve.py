@@ -30,7 +30,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, final
 
-from lanewise.lifeline import die_with_parent
+from lanewise.die_with_parent import die_with_parent
 
 RUN, IMPORT = b"run", b"import"
 NUMBER = struct.Struct("!i")

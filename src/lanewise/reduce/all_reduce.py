@@ -1,6 +1,6 @@
 """Sums the gradients of one bucket over the processes, and chooses the algorithm."""
 
-from typing import Protocol
+from typing import Protocol, final
 
 import torch
 import torch.distributed as dist
@@ -51,6 +51,7 @@ def open_all_reduce(world: World, placement: Placement, equality: Equality) -> A
     return BackendAllReduce()
 
 
+@final
 class BackendAllReduce:
     """Sums over processes with the backend's own all_reduce, in any order; an `AllReduce`."""
 

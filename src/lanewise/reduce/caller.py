@@ -1,11 +1,13 @@
 """The module that torch's DDP and FSDP wrap in place of the user's own, so that the task sees no wrapper."""
 
 from collections.abc import Callable
+from typing import final
 
 import torch
 from torch import nn
 
 
+@final
 class Caller(nn.Module):
     """Holds the user's module, so that a wrapper finds its parameters; its forward calls a given function.
 

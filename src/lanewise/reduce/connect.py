@@ -1,7 +1,7 @@
 """Connects tensors to a loss that did not use them, so that its backward passes through them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -21,6 +21,7 @@ def connect(loss_sum: torch.Tensor | None, tensors: Sequence[torch.Tensor]) -> t
     return connected
 
 
+@final
 class _Connect(torch.autograd.Function):
     """The identity on its first argument; the others receive undefined gradients."""
 

@@ -1,6 +1,7 @@
 """The gradients of the lanes that a process has completed in a step, added up in the tree."""
 
 from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import nn
@@ -8,6 +9,7 @@ from torch import nn
 from lanewise.lanes import LaneTurn, Node, TreeSum
 
 
+@final
 class PendingGradients:
     """Moves each lane's gradients away from the parameters, and adds them as far as the tree allows.
 

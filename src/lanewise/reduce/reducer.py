@@ -1,5 +1,6 @@
 """The interface of all reducers, and the code that several of them share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -174,7 +175,7 @@ def evaluate_lanes(
             yield lane, compute(lane, lane.data)
 
 
-class WholeModel:
+class WholeModel(ABC):
     """The code that reducers share which hold the whole model on each device.
 
     Args:
@@ -219,7 +220,15 @@ class WholeModel:
         gradients = [one.grad for one in self.parameters if one.grad is not None]
         return torch.stack(torch._foreach_norm(gradients))  # noqa: SLF001 - like `get_total_norm`
 
+    @abstractmethod
+    def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
+        """See `Reducer`."""
+
+    @abstractmethod
+    def finish(self, weight: float) -> None:
+        """See `Reducer`."""
+
     evaluate = staticmethod(evaluate_lanes)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to stop
         """See `Reducer`."""

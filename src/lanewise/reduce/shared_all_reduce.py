@@ -8,6 +8,7 @@ whole by every process. A bucket larger than a block is summed in pieces.
 """
 
 from collections.abc import Sequence
+from typing import final
 
 import torch
 
@@ -19,6 +20,7 @@ _SMALL_BYTES = 2**14
 """The largest piece that every process adds as a whole."""
 
 
+@final
 class SharedAllReduce:
     """Sums flat CPU tensors over all lanes; an `AllReduce`. See [Note: two barriers].
 

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ from lanewise.reduce.pending import new_tree_sum
 from lanewise.world.world import World, all_gather_single
 
 
+@final
 class TreeAllReduce:
     """Sums flat tensors over all lanes, on any number of machines; an `AllReduce`."""
 

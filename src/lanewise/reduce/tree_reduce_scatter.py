@@ -15,7 +15,7 @@ gradient, and several times as much if a rank has several partial sums.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from lanewise.lanes import Placement, TreeSum
 from lanewise.reduce.pending import new_tree_sum
 
 
+@final
 class TreeReduceScatter:
     """Replaces FSDP's reduce-scatter for one block: exchanges the gradients, and adds them afterwards.
 

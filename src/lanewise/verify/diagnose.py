@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lanewise.verify.diagnoses import forward, micro_batch, samples, saved_state, unexplained, weights
-from lanewise.verify.diagnoses.diagnosis import Diagnosis, listed
+from lanewise.verify.diagnoses.base import Diagnosis, listed
 from lanewise.verify.evidence import Evidence
 
 DIAGNOSES: tuple[Diagnosis, ...] = (

@@ -103,7 +103,7 @@ class VerifyJob(Job):
     def _trace(self, world: World, result: RankResult) -> None:
         """Take the steps, or their second half from the checkpoint that another layout saved half-way."""
         run = build_run(self.config, world)
-        training, task = run.training, run.training.lanes.task
+        training, task = run.training, run.training.runner.task
         steps = choose_steps(run.schedule, self.num_steps, run.last_step)
         half = len(steps) // 2
         trace = Trace()
@@ -135,7 +135,7 @@ class VerifyJob(Job):
     def _finish_trace(self, trace: Trace, engine: Engine, world: World) -> None:
         """Evaluate, and note the values outside of parameters and buffers."""
         training = engine.training
-        task = training.lanes.task
+        task = training.runner.task
         no_loss = self.folder / "no-loss"
         if task.eval_datasets():
             trace.evaluation = self._evaluate(task.eval_datasets(), engine, world)
@@ -155,7 +155,7 @@ class VerifyJob(Job):
     def _evaluate(
         self, datasets: Mapping[str, Any], engine: Engine, world: World, *, has_metrics: bool = True
     ) -> dict[str, float]:
-        lanes, model, batch = engine.training.lanes, engine.training.evaluated_model, self.config.batch
+        lanes, model, batch = engine.training.runner, engine.training.evaluated_model, self.config.batch
         return evaluate_batch(lanes, model, datasets, world, batch, engine.reducer, has_metrics=has_metrics)
 
     def _judge_close(self, world: World) -> CloseResult:

@@ -12,6 +12,7 @@ forward count. Changes in its backward do not, since activation checkpointing ru
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import nn
@@ -42,6 +43,7 @@ class _Lane:
             self.looks = {number: look for number, look in self.looks.items() if changes[number]}
 
 
+@final
 class LaneBuffers:
     """Gives every lane the same buffers at its start, and merges the buffers of all lanes after the step.
 

@@ -1,7 +1,7 @@
 """Merges the values that the lanes of a step gave to packs of buffers."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import torch
 
@@ -14,6 +14,7 @@ from lanewise.world.world import World
 _TreeSum: TypeAlias = TreeSum[list[torch.Tensor]]
 
 
+@final
 class BufferMerge:
     """Averages float buffers over the lanes, and takes integer buffers from the first lane.
 

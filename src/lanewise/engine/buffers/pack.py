@@ -12,7 +12,7 @@ their own.
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, final
 
 import torch
 from torch import nn
@@ -54,6 +54,7 @@ class _Place(NamedTuple):
     key: str
 
 
+@final
 class BufferPack:
     """Several buffers that are handled as one flat tensor. See [Note: packs of buffers].
 

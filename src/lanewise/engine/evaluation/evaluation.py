@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, final
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from lanewise.reduce import Reducer
 from lanewise.world.world import World
 
 
+@final
 class EarlyStopping:
     """Counts the evaluations since the best one. All ranks get the same values, so they count alike.
 
@@ -70,6 +71,7 @@ class EarlyStopping:
         self._num_without = num_without if is_same else 0
 
 
+@final
 class Evaluation:
     """Decides when to evaluate while training, and which result is the best so far.
 

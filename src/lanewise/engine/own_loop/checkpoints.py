@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
 from lanewise.engine.state.restore import find_newest, restore
@@ -19,6 +19,7 @@ _DATASETS = "datasets"
 """The key of an identity for all datasets that were given to `use_dataset`: a loop may have several."""
 
 
+@final
 class OwnCheckpoints:
     """Restores the objects of a loop from the newest good checkpoint, and saves further checkpoints.
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from torch import nn
@@ -41,7 +41,7 @@ from lanewise.engine.samples.dataset import (
     compare_datasets,
     count_samples,
 )
-from lanewise.engine.state.identity import identify_exact
+from lanewise.engine.state.resume_check import identify_exact
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.gradient import LaneGradients
 from lanewise.errors import ConfigError, DataError, TaskError
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
+@final
 class Lanes:
     """The lanes of a run, for your own training loop.
 

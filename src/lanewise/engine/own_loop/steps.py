@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ class Prepared:
     """For each model, the object that computes its gradients."""
 
 
+@final
 class Steps:
     """The optimizer steps of a run. Each iteration yields the steps of one epoch, or the rest of an epoch."""
 
@@ -63,6 +64,7 @@ class Steps:
             yield step
 
 
+@final
 class Step:
     """One optimizer step: an iterator over the micro-batches of the lanes that this process carries."""
 
@@ -124,8 +126,8 @@ class Step:
                 set_random_state(lane_seed(seed, turn.step, turn.lane, self._num_passes))
                 yield batch.data
             else:
-                gradients.add([None])
-        self._gradient = gradients.divide()
+                gradients.backward([None])
+        self._gradient = gradients.finish()
         set_random_state(update_seed(seed, self._gradient.turn.step, self._num_passes))
         self._num_passes += 1
         self._running = None
@@ -143,7 +145,7 @@ class Step:
         """
         if self._running is None:
             raise TaskError("backward was called outside of the loop over a step's micro-batches.")
-        self._running.add([loss])
+        self._running.backward([loss])
 
     @property
     def loss(self) -> float:

@@ -13,11 +13,11 @@ from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import build_scheduler
 from lanewise.engine.samples.dataset import OrderChoice, build_loader
-from lanewise.engine.state.identity import identify, plain
 from lanewise.engine.state.optimizer_shards import OptimizerShards
+from lanewise.engine.state.resume_check import identify, plain
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.lane import LaneRunner
-from lanewise.engine.step.metrics import LogInterval
+from lanewise.engine.step.logged_metrics import LogInterval
 from lanewise.engine.step.train_step import Training
 from lanewise.lanes import Placement, Schedule
 from lanewise.precision import Precision

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from lanewise.checkpoint import CheckpointFolder
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import follow_new_length
-from lanewise.engine.state.identity import compare
 from lanewise.engine.state.restore import find_newest, restore
+from lanewise.engine.state.resume_check import compare
 from lanewise.errors import CheckpointError
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from lanewise.engine.run.scheduler import Plateau
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.run_state import RunState
 from lanewise.engine.step.clock import StepClock
-from lanewise.engine.step.metrics import LogInterval
+from lanewise.engine.step.logged_metrics import LogInterval
 from lanewise.engine.step.train_step import Training
 from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.reduce import Reducer
@@ -64,7 +64,7 @@ class Run:
                 "optimizer": training.optimizer,
                 "scheduler": training.scheduler,
                 "plateau": None if self.plateau is None else self.plateau.scheduler,
-                "loss_scale": training.lanes.precision.loss_scale,
+                "loss_scale": training.runner.precision.loss_scale,
                 "average": training.average,
                 "best": self.evaluation,
                 "log": self.log_interval,

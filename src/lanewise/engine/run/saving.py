@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable
+from typing import final
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
 from lanewise.engine.run.run import Run
 from lanewise.errors import CheckpointError, PreemptedError
 
 
+@final
 class Saving:
     """Saves checkpoints after steps on which all ranks agree, and always after the last step.
 

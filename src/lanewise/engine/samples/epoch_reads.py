@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
+from typing import final
 
 from lanewise.data import LaneBatch
 from lanewise.world.world import World
@@ -9,6 +10,7 @@ from lanewise.world.world import World
 logger = logging.getLogger(__name__)
 
 
+@final
 class EpochReads:
     """Counts the bytes read for the batches of this process; once an epoch, adds them up over all processes.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, load_state
 from lanewise.config import MAY_DIFFER
-from lanewise.engine.state.identity import compare
+from lanewise.engine.state.resume_check import compare
 from lanewise.engine.state.run_state import RunState
 from lanewise.errors import CheckpointError
 from lanewise.world.world import World

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ _Load = tuple[str, Callable[[Any], object], Mapping[str, Any], Mapping[str, Any]
 """Key of an object, the function that loads a state into it, its present state, and the saved one."""
 
 
+@final
 class RunState:
     """The objects that change with the steps, each under a name: the model, its optimizer and others.
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import final
 
 from lanewise.data import LaneBatch
 from lanewise.nested import copied
 
 
+@final
 class StepBatches:
     """Reads the batches of a step once, and yields them each time it is iterated over.
 

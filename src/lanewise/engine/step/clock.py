@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import final
 
 import torch
 
@@ -16,6 +17,7 @@ _MOST_LAPS = 1000
 """The most laps to keep: of more, the older half is added up, which a device has mostly completed by then."""
 
 
+@final
 class StepClock:
     """Attributes the time since the last lap to a phase; on a device with streams this is the device's time.
 

@@ -1,6 +1,7 @@
 """Detects forwards that communicate with other processes, as SyncBatchNorm does."""
 
 import logging
+from typing import final
 
 from torch import nn
 
@@ -18,6 +19,7 @@ _REMEDY = (
 )
 
 
+@final
 class CollectiveDetector:
     """Detects collectives in a forward or a loss in the first step.
 

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from torch import nn
@@ -44,13 +44,14 @@ class StepGradient(NamedTuple):
     `grad` is None."""
 
 
+@final
 class LaneGradients:
     """Makes the gradient of one model over the global batch, in a pass over the lanes of a step.
 
         for lanes in gradients.rounds(batches):      # micro-batches of this process; one for each replica
             losses = ...                             # under the random state of each lane
-            gradients.add(losses)                    # backward; the last one overlaps the reduction
-        gradient = gradients.divide()                # divides the sum over all lanes by the global weight
+            gradients.backward(losses)                    # backward; the last one overlaps the reduction
+        gradient = gradients.finish()                # divides the sum over all lanes by the global weight
 
     Args:
         reducer: has the model, and sums the gradients.
@@ -93,11 +94,11 @@ class LaneGradients:
     def rounds(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
         """Yield the micro-batches of a step: as many at once as the reducer has replicas.
 
-        Each round needs one `add` before the next round begins. A process without samples in the step gets
-        one empty micro-batch.
+        Each round needs one `backward` before the next round begins. A process without samples in the step
+        gets one empty micro-batch.
 
         Collective: every rank must iterate to the end, with the batches of its own lanes, and then call
-        `divide`.
+        `finish`.
 
         Args:
             batches: on the device; consumed for one step.
@@ -136,7 +137,7 @@ class LaneGradients:
                     "to learn from it."
                 )
 
-    def add(self, losses: Sequence[object], what: str = "the loss given to backward") -> None:
+    def backward(self, losses: Sequence[object], what: str = "the loss given to backward") -> None:
         """Run the backward of a round. Collective for the last lane of a step.
 
         Args:
@@ -186,7 +187,7 @@ class LaneGradients:
             self._losses.start_exchange(self._vote(), self._buffers.changes())
         self.reducer.backward(turn, value, factor)
 
-    def divide(self, *, needs_norm: bool = True, needs_norms: bool = False) -> StepGradient:
+    def finish(self, *, needs_norm: bool = True, needs_norms: bool = False) -> StepGradient:
         """Complete the gradient of the step: the weighted mean over the global batch.
 
         Collective: every rank must call this, with the same arguments.

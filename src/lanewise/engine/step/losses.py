@@ -3,6 +3,7 @@
 import math
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from typing import final
 
 import torch
 
@@ -18,6 +19,7 @@ _MOST_SHOWN = 16
 """The most lanes, and the most samples of each, that an error names."""
 
 
+@final
 class StepLosses:
     """Collects the losses and weights of this process's lanes, and exchanges them with the other processes.
 

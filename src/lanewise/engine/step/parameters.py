@@ -1,6 +1,7 @@
 """Detects misuse of the parameters by the user's code, and names the parameters that no lane uses."""
 
 from collections.abc import Sequence
+from typing import final
 
 import torch
 
@@ -10,6 +11,7 @@ from lanewise.reduce.reducer import Reducer, trained_parameters
 from lanewise.world.world import World
 
 
+@final
 class ParameterMonitor:
     """Monitors the parameters of the user's module and of its replicas.
 

@@ -13,8 +13,8 @@ from lanewise.checkpoint import grow_buffers
 from lanewise.data import LaneBatch
 from lanewise.engine.step.gradient import LaneGradients, StepGradient
 from lanewise.engine.step.lane import LaneRunner
+from lanewise.engine.step.logged_metrics import IntervalReport, StepMetrics
 from lanewise.engine.step.message import StepTotals
-from lanewise.engine.step.metrics import IntervalReport, StepMetrics
 from lanewise.engine.step.update import choose_update
 from lanewise.lanes import update_seed
 from lanewise.random_state import set_random_state
@@ -24,7 +24,7 @@ from lanewise.random_state import set_random_state
 class Training:
     """The model and what trains it."""
 
-    lanes: LaneRunner
+    runner: LaneRunner
     model: nn.Module
     """The user's module, on the device of this process."""
     optimizer: Optimizer
@@ -62,7 +62,7 @@ class TrainStep:
     """The norm to which the gradient is clipped; None: it is not clipped."""
 
     def __post_init__(self) -> None:
-        self._what = f"the loss of {type(self.training.lanes.task).__name__}"
+        self._what = f"the loss of {type(self.training.runner.task).__name__}"
         self._update = choose_update(self.training.optimizer, self.compute_gradient, self._seed_update)
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
@@ -109,11 +109,11 @@ class TrainStep:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         for in_round in self.gradients.rounds(batches):  # micro-batches of this process
-            losses = self.gradients.reducer.losses(list(map(self.training.lanes.lane, in_round)))
-            self.gradients.add(losses, self._what)  # backward; the last one overlaps the reduction
+            losses = self.gradients.reducer.losses(list(map(self.training.runner.lane, in_round)))
+            self.gradients.backward(losses, self._what)  # backward; the last one overlaps the reduction
         step = in_round[-1].turn.step
         needs_norm, needs_norms = self.metrics.needs(step)
-        gradient = self.gradients.divide(  # divides the sum over all lanes by the global weight
+        gradient = self.gradients.finish(  # divides the sum over all lanes by the global weight
             needs_norm=needs_norm or self.max_grad_norm is not None, needs_norms=needs_norms
         )
         if self.max_grad_norm is not None:
@@ -126,4 +126,4 @@ class TrainStep:
 
     def _seed_update(self, step: int) -> None:
         """Set the random state for everything after the lanes, the same on every process."""
-        set_random_state(update_seed(self.training.lanes.seed, step))
+        set_random_state(update_seed(self.training.runner.seed, step))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lanewise.verify.diagnoses.diagnosis import also_changed, diagnosis, first_in
+from lanewise.verify.diagnoses.base import also_changed, diagnosis, first_in
 from lanewise.verify.evidence import Evidence, Probes
 from lanewise.verify.hidden import generators
 from lanewise.verify.operators import first_divergence

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from lanewise.verify.cut import Influence
-from lanewise.verify.diagnoses.diagnosis import Diagnosis, diagnosis, listed
+from lanewise.verify.diagnoses.base import Diagnosis, diagnosis, listed
 from lanewise.verify.evidence import Evidence
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lanewise.verify.diagnoses.diagnosis import also_changed, diagnosis, listed
+from lanewise.verify.diagnoses.base import also_changed, diagnosis, listed
 from lanewise.verify.evidence import Evidence
 
 _USE_THE_INDEX = (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lanewise.verify.diagnoses.diagnosis import also_changed, diagnosis
+from lanewise.verify.diagnoses.base import also_changed, diagnosis
 from lanewise.verify.diagnoses.forward import SEED_THEM, UNSEEDED
 from lanewise.verify.evidence import Evidence
 from lanewise.verify.hidden import generators

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lanewise.verify.diagnoses.diagnosis import also_changed, diagnosis, listed
+from lanewise.verify.diagnoses.base import also_changed, diagnosis, listed
 from lanewise.verify.diagnoses.forward import HIDDEN_STATE, MAKE_IT_A_BUFFER
 from lanewise.verify.evidence import Evidence, LayoutResult
 from lanewise.verify.hidden import changed

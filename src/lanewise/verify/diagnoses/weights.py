@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lanewise.verify.diagnoses.diagnosis import diagnosis, listed
+from lanewise.verify.diagnoses.base import diagnosis, listed
 from lanewise.verify.evidence import Evidence, Probes
 from lanewise.verify.hidden import changed
 

@@ -102,9 +102,9 @@ class Ranking(Task):
 def evaluate(world, config) -> tuple[dict[str, float], list[int]]:
     set_determinism("exact", 1)
     engine = build_engine(config, world)
-    task = engine.training.lanes.task
+    task = engine.training.runner.task
     placement = Placement.of(config.batch.num_lanes, world)
-    evaluator = build_evaluator(config, engine.training.lanes, engine.training.model, world, placement)
+    evaluator = build_evaluator(config, engine.training.runner, engine.training.model, world, placement)
     assert evaluator is not None
     values = evaluator.run()
     assert engine.training.model.training
@@ -140,7 +140,7 @@ def test_values_are_those_of_torchmetrics_on_the_whole_set(alone):
     values, evaluated = alone
     assert evaluated == list(range(NUM_SAMPLES + NUM_FEW))
     engine = build_engine(CONFIG, LocalWorld(torch.device("cpu")))
-    task, model = engine.training.lanes.task, engine.training.model.eval()
+    task, model = engine.training.runner.task, engine.training.model.eval()
     for name, dataset in task.eval_datasets().items():
         batch = task.collate([dataset[index] for index in range(len(dataset))])
         with torch.no_grad():
@@ -159,9 +159,9 @@ def test_a_prediction_is_sent_without_the_rest_of_its_micro_batch():
     """As views, on several processes on the CPU each was sent with the bytes of the whole micro-batch."""
     world = LocalWorld(torch.device("cpu"))
     engine = build_engine(CONFIG, world)
-    task = engine.training.lanes.task
+    task = engine.training.runner.task
     placement = Placement.of(CONFIG.batch.num_lanes, world)
-    evaluator = build_evaluator(CONFIG, engine.training.lanes, engine.training.model, world, placement)
+    evaluator = build_evaluator(CONFIG, engine.training.runner, engine.training.model, world, placement)
     for name, dataset in task.eval_datasets().items():
         outputs = evaluator.predict(name)
         assert len(outputs) == len(dataset)

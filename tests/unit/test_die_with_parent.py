@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's he
 
 TIE = """
 import sys
-from lanewise.lifeline import die_with_parent
+from lanewise.die_with_parent import die_with_parent
 die_with_parent(*map(int, sys.argv[1:]))
 print('alive', flush=True)
 """
@@ -80,7 +80,7 @@ def test_a_child_dies_with_its_parent():
 
 FORKING = """
 import multiprocessing
-from lanewise.lifeline import die_with_parent
+from lanewise.die_with_parent import die_with_parent
 
 child = multiprocessing.get_context("fork").Process(target=die_with_parent)
 child.start()
@@ -95,7 +95,7 @@ def test_a_child_of_multiprocessing_knows_its_parent():
 
 ORPHANING = """
 import multiprocessing, os, time
-from lanewise.lifeline import die_with_parent
+from lanewise.die_with_parent import die_with_parent
 
 def outlive(parent):
     print(os.getpid(), flush=True)
@@ -118,7 +118,7 @@ def test_a_child_of_multiprocessing_whose_parent_is_gone_ends_itself():
 
 def test_a_process_is_shown_under_its_name():
     script = (
-        "from lanewise.lifeline import name_process; name_process('lanewise-1');"
+        "from lanewise.die_with_parent import name_process; name_process('lanewise-1');"
         "print(open('/proc/self/stat').read())"
     )
     assert run(script, None).stdout.split()[1] == "(lanewise-1)"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
-from lanewise.engine.state.identity import compare, identify
+from lanewise.engine.state.resume_check import compare, identify
 from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import Language, configure
 

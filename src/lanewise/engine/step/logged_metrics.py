@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ class IntervalTotals:
     """Mean weight of a step."""
 
 
+@final
 class LogInterval:
     """The steps since the last line of metrics, the same on every rank.
 
