@@ -99,13 +99,13 @@ def norms(world, config) -> tuple[list[int], dict[int, float]]:
     """Train; return the steps in which the norm was computed, and what the lines say."""
     set_determinism("exact", 1)
     engine = build_engine(config, world)
-    compute, calls = engine.reducer.grad_norm, []
+    compute, calls = engine.reducer.gradient_norms, []
 
     def count() -> Any:
         calls.append(None)
         return compute()
 
-    engine.reducer.grad_norm = count
+    engine.reducer.gradient_norms = count
     computed, written = [], {}
     for report in engine.steps():
         computed += [report.step] * len(calls)
@@ -220,9 +220,9 @@ def test_in_close_they_are_close(norms_of_parameters, reducer):
 
 
 @pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
-def test_without_being_asked_for_none_is_computed(reducer):
+def test_without_being_asked_for_no_line_has_them_and_only_the_norm_of_a_line_computes_them(reducer):
     for computed, each, _ in run_distributed(gradient_norms, 2, logged(10, reducer=reducer)):
-        assert (computed, each) == ([], [{}] * 4)
+        assert (computed, each) == ([0, 10, 20, 22], [{}] * 4)
 
 
 def test_they_are_columns_of_the_metrics(tmp_path):

@@ -38,7 +38,7 @@ class StepGradient(NamedTuple):
     norm: torch.Tensor | None
     """L2 norm of the gradient, a scalar on the device; None where nothing needs it."""
     norms: torch.Tensor | None
-    """L2 norm of each parameter's gradient, [num_parameters]; None where nothing needs them."""
+    """L2 norm of each parameter's gradient, [num_parameters], of which `norm` is made; None likewise."""
     allows_update: bool
     """Whether the weights may be updated: the step has weight, and fp16 did not overflow. If not, every
     `grad` is None."""
@@ -187,24 +187,23 @@ class LaneGradients:
             self._losses.start_exchange(self._vote(), self._buffers.changes())
         self.reducer.backward(turn, value, factor)
 
-    def finish(self, *, needs_norm: bool = True, needs_norms: bool = False) -> StepGradient:
+    def finish(self, *, needs_norm: bool = True) -> StepGradient:
         """Complete the gradient of the step: the weighted mean over the global batch.
 
         Collective: every rank must call this, with the same arguments.
 
         Args:
             needs_norm: whether to compute the norm of the gradient even if no loss scale needs it.
-            needs_norms: whether to compute the norm of each parameter's gradient.
 
         Raises:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         totals = self._losses.finish()
         self.reducer.finish(self._losses.divisor(totals, self._turn))
-        norm = None
+        norm = norms = None
         if needs_norm or self.loss_scale is not None:
-            norm = torch.linalg.vector_norm(self.reducer.gradient_norms())
-        norms = self.reducer.gradient_norms() if needs_norms else None
+            norms = self.reducer.gradient_norms()
+            norm = torch.linalg.vector_norm(norms)
         allows_update = totals.allow_update
         if allows_update:
             self._buffers.merge(totals.buffer_changes)

@@ -144,11 +144,6 @@ class StepMetrics:
     with_norms: bool
     """Whether to report the norm of each parameter's gradient."""
 
-    def needs(self, step: int) -> tuple[bool, bool]:
-        """Tell whether a step needs the norm of its whole gradient, and whether of each parameter's."""
-        is_logged = self.interval.ends_with(step)
-        return is_logged, is_logged and self.with_norms
-
     def report(self, gradient: StepGradient, learning_rate: float) -> IntervalReport | None:
         """Add a step. If it is logged, return the report of the interval and begin the next one."""
         self.interval.add(gradient.totals)
@@ -162,7 +157,7 @@ class StepMetrics:
             totals=self.interval.take(),
             learning_rate=learning_rate,
             grad_norm=start_copy_to_host(gradient.norm),
-            gradient_norms=self._named_norms(gradient.norms),
+            gradient_norms=self._named_norms(gradient.norms if self.with_norms else None),
             skipped_steps=None if self.loss_scale is None else self.loss_scale.skipped_steps,
             phase_seconds=self.clock.take(),
         )

@@ -112,10 +112,8 @@ class TrainStep:
             losses = self.gradients.reducer.losses(list(map(self.training.runner.lane, in_round)))
             self.gradients.backward(losses, self._what)  # backward; the last one overlaps the reduction
         step = in_round[-1].turn.step
-        needs_norm, needs_norms = self.metrics.needs(step)
-        gradient = self.gradients.finish(  # divides the sum over all lanes by the global weight
-            needs_norm=needs_norm or self.max_grad_norm is not None, needs_norms=needs_norms
-        )
+        needs_norm = self.max_grad_norm is not None or self.metrics.interval.ends_with(step)
+        gradient = self.gradients.finish(needs_norm=needs_norm)  # one division by the global weight
         if self.max_grad_norm is not None:
             assert gradient.norm is not None
             nn.utils.clip_grads_with_norm_(
