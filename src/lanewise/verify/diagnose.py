@@ -20,59 +20,22 @@ No cause is recognized by the name of a class. It shows in what differs, and in 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from lanewise.verify.diagnoses import forward, micro_batch, samples, saved_state, unexplained, weights
-from lanewise.verify.diagnoses.base import Diagnosis, listed
+from lanewise.verify.diagnoses.base import Diagnosis, Kind, listed
 from lanewise.verify.evidence import Evidence
 
-DIAGNOSES: tuple[Diagnosis, ...] = (
-    # Differences within one process come before those between two, and precise causes before general ones.
-    samples.sample_changes,
-    samples.micro_batch_changes,
-    samples.of_the_loader_process,
-    samples.of_an_earlier_epoch,
-    samples.of_the_process,
-    samples.sharded_dataset,
-    samples.of_the_rank,
-    samples.collate_of_the_process,
-    weights.initial_of_the_process,
-    weights.initial_of_the_rank,
-    forward.communicates,
-    forward.unseeded_generator,
-    forward.sets_the_random_state,
-    forward.operator_is_not_deterministic,
-    forward.state_between_passes,
-    forward.value_from_outside,
-    forward.state_of_the_first,
-    forward.of_the_process,
-    forward.of_the_rank,
-    forward.state_after_others,
-    forward.evaluation_changes_a_buffer,
-    weights.changed_parameter,
-    weights.options_of_the_world_size,
-    micro_batch.collate_leaves_out,
-    micro_batch.mean_of_means,
-    micro_batch.term_that_counts_once,
-    micro_batch.mean_of_terms,
-    micro_batch.unmerged_metric,
-    micro_batch.metric_of_means,
-    weights.beyond_the_bound,
-    saved_state.generator_of_the_optimizer,
-    saved_state.state_of_the_optimizer,
-    # These are looked for only where nothing above was found.
-    unexplained.failed_layout,
-    unexplained.unequal_ranks,
-    unexplained.state_in_steps,
-    unexplained.of_the_rank,
-    unexplained.of_unknown_cause,
-    # A resumed run shows nothing new where an update already depends on state that is not saved.
-    saved_state.failed_resume,
-    saved_state.state_of_the_run,
-    # Settings that were not run explain no difference.
-    unexplained.left_out,
+DIAGNOSES = sorted(
+    (
+        one
+        for file in (samples, weights, forward, micro_batch, saved_state, unexplained)
+        for one in vars(file).values()
+        if isinstance(one, Diagnosis)
+    ),
+    key=lambda one: get_args(Kind).index(one.kind),
 )
-"""In the order in which they are tried."""
-
+"""In the order in which they are tried: that of their kinds, and within a kind that of its file."""
 
 _INFLUENCES = {
     "forward": (
@@ -100,19 +63,20 @@ class Finding:
 def diagnose(evidence: Evidence) -> list[Finding]:
     """Name the causes of what differs.
 
-    Of each kind the first one that is found is named, since later ones are mostly its consequences.
-    `unexplained` ones are looked for only where no diagnosis before them was found.
+    Of each kind the first one that is found is named, since later ones are mostly its consequences. So are
+    `unexplained` ones where anything was found before them, and what a resumed run shows where an update
+    already depends on state that is not saved.
     """
-    findings: list[Finding] = []
-    kinds = set()
+    findings: dict[Kind, Finding] = {}
     for diagnosis in DIAGNOSES:
-        if diagnosis.kind in kinds or (diagnosis.kind == "unexplained" and findings):
+        kind = diagnosis.kind
+        is_explained = (kind == "unexplained" and findings) or (kind == "resumed" and "saved state" in findings)
+        if kind in findings or is_explained:
             continue
         found = next(diagnosis.find(evidence), None)
         if found is not None:
-            findings.append(Finding(diagnosis.cause, found, diagnosis.remedy))
-            kinds.add(diagnosis.kind)
-    return findings
+            findings[kind] = Finding(diagnosis.cause, found, diagnosis.remedy)
+    return list(findings.values())
 
 
 def notes(evidence: Evidence, findings: Sequence[Finding]) -> list[str]:

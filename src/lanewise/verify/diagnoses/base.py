@@ -17,10 +17,12 @@ Kind = Literal[
     "metrics",
     "close",
     "saved state",
-    "configuration",
     "unexplained",
+    "resumed",
+    "configuration",
 ]
-"""What a cause acts on."""
+"""What a cause acts on, in the order in which causes are looked for: what differs within one process comes
+before what differs between two, and precise causes before general ones."""
 Find = Callable[[Evidence], Iterator[str]]
 """Yields sentences that show a cause, of which the first one is used; nothing where the cause is absent."""
 

@@ -30,13 +30,13 @@ def state_of_the_optimizer(evidence: Evidence) -> Iterator[str]:
         yield f"{updates}{also_changed(updates.changed)}."
 
 
-@diagnosis("saved state", "a run cannot go on from a checkpoint", "See what the error says.")
+@diagnosis("resumed", "a run cannot go on from a checkpoint", "See what the error says.")
 def failed_resume(evidence: Evidence) -> Iterator[str]:
     """Find runs that fail when they go on."""
     return (f"{resumed.name}: {resumed.failure}" for resumed in evidence.resumed() if resumed.failure)
 
 
-@diagnosis("saved state", _NOT_SAVED, _SAVE_IT)
+@diagnosis("resumed", _NOT_SAVED, _SAVE_IT)
 def state_of_the_run(evidence: Evidence) -> Iterator[str]:
     """Find runs that go on otherwise than without a stop."""
     for resumed in evidence.resumed():
