@@ -70,8 +70,9 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     findings: dict[Kind, Finding] = {}
     for diagnosis in DIAGNOSES:
         kind = diagnosis.kind
-        is_explained = (kind == "unexplained" and findings) or (kind == "resumed" and "saved state" in findings)
-        if kind in findings or is_explained:
+        if kind in findings or (kind == "unexplained" and findings):
+            continue
+        if kind == "resumed" and "saved state" in findings:
             continue
         found = next(diagnosis.find(evidence), None)
         if found is not None:

@@ -8,7 +8,7 @@ returns, under other weights than those of the start, which may be zeros.
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
@@ -17,7 +17,8 @@ from lanewise.engine.step.lane import TaskLane
 from lanewise.random_state import set_random_state
 from lanewise.verify.probed_run import ProbedRun
 
-Meeting = Literal["forward", "loss", "factor", "neither", "unknown"]
+Meeting = Literal["unknown", "forward", "loss", "factor", "neither"]
+"""Of several findings, the first one in this order counts."""
 
 _SCALES = (1.0, 4.0)
 """Factors of the weights, for small and for large outputs: a loss may be linear in one of the two ranges."""
@@ -35,8 +36,7 @@ def where_samples_meet(probed: ProbedRun, samples: Sequence[Any]) -> Meeting:
         found = {_meeting(probed, samples, scale) for scale in _SCALES}
     except Exception:  # noqa: BLE001 - a loss need not take outputs of mixed weights
         return "unknown"
-    order: tuple[Meeting, ...] = ("unknown", "forward", "loss", "factor", "neither")
-    return next(one for one in order if one in found)
+    return min(found, key=get_args(Meeting).index)
 
 
 def _meeting(probed: ProbedRun, samples: Sequence[Any], scale: float) -> Meeting:

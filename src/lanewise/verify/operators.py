@@ -3,7 +3,7 @@
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -84,21 +84,17 @@ def recording(model: nn.Module) -> Iterator[list[Call]]:
     def leave(*_: object) -> None:
         modules.pop()
 
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: modules.append(name)))
-        handles.append(module.register_forward_hook(leave, always_call=True))
     switches: Any = torch.utils.deterministic  # its attributes are properties, unknown to type checkers
     filled = switches.fill_uninitialized_memory
     # Otherwise the digest of a new tensor would depend on what lay in memory. Takes effect in `exact` only.
     switches.fill_uninitialized_memory = True
-    try:
-        with _Recorder(calls, modules):
-            yield calls
-    finally:
-        switches.fill_uninitialized_memory = filled
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack:
+        stack.callback(setattr, switches, "fill_uninitialized_memory", filled)
+        for name, module in model.named_modules():
+            stack.enter_context(module.register_forward_pre_hook(lambda *_, name=name: modules.append(name)))
+            stack.enter_context(module.register_forward_hook(leave, always_call=True))
+        stack.enter_context(_Recorder(calls, modules))
+        yield calls
 
 
 @final

@@ -1,7 +1,7 @@
 """Reads torchrun's or Slurm's variables: which process this is, and where it meets the others. No torch."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lanewise.errors import WorldError
@@ -62,12 +62,8 @@ class Environment:
 
     @classmethod
     def _from_torchrun(cls, variables: Mapping[str, str]) -> "Environment":
-        missing = [name for name in _TORCHRUN if name not in variables]
-        if missing:
-            raise WorldError(
-                f"the environment describes a world only in part, without {', '.join(missing)}. "
-                "Start through torchrun, or unset RANK and WORLD_SIZE."
-            )
+        remedy = "Start through torchrun, or unset RANK and WORLD_SIZE."
+        _require(_TORCHRUN, variables, "a world", remedy)
         rank, local_rank, world_size, local_world_size = (
             _integer(variables, name) for name in _TORCHRUN_NUMBERS
         )
@@ -82,12 +78,8 @@ class Environment:
 
     @classmethod
     def _from_slurm(cls, variables: Mapping[str, str]) -> "Environment":
-        missing = [name for name in _SLURM if name not in variables]
-        if missing:
-            raise WorldError(
-                f"the environment describes a step of Slurm only in part, without {', '.join(missing)}. "
-                "Start through srun, or unset SLURM_STEP_NUM_TASKS to train in one process."
-            )
+        remedy = "Start through srun, or unset SLURM_STEP_NUM_TASKS to train in one process."
+        _require(_SLURM, variables, "a step of Slurm", remedy)
         rank, local_rank, node, world_size = (_integer(variables, name) for name in _SLURM_NUMBERS)
         sizes = _tasks_per_node(variables["SLURM_STEP_TASKS_PER_NODE"])
         is_in_step = sum(sizes) == world_size and 0 <= rank < world_size
@@ -109,6 +101,13 @@ class Environment:
                 )
         port = _port(variables) if "MASTER_PORT" in variables else _step_port(variables)
         return cls(rank, local_rank, world_size, sizes[node], address, port, node)
+
+
+def _require(names: Sequence[str], variables: Mapping[str, str], described: str, remedy: str) -> None:
+    if missing := [name for name in names if name not in variables]:
+        raise WorldError(
+            f"the environment describes {described} only in part, without {', '.join(missing)}. {remedy}"
+        )
 
 
 def _integer(variables: Mapping[str, str], name: str) -> int:
