@@ -11,7 +11,7 @@ SRC = Path(__file__).parents[2] / "src"
 ROWS = (
     {"errors", "die_with_parent"},
     {"collate", "config", "lanes", "nested", "run_file"},
-    {"device"},
+    {"device", "watch"},
     {"blocks", "world", "task", "callback", "run_dir"},
     {"precision", "metrics", "nn", "random_state"},
     {"data", "reduce", "checkpoint"},

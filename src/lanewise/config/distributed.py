@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, Literal
 
-from lanewise.config.check import Section, at_least
+from lanewise.config.check import Section, above, at_least
 
 ReducerName = Literal["ddp", "fsdp", "single", "data_parallel", "balanced_data_parallel"]
 Equality = Literal["close", "exact"]
@@ -180,6 +180,11 @@ class DistributedConfig(Section):
     It depends on the layout, and needs the reducer ddp in close, accelerators, and data.drop_last."""
     max_restarts: Annotated[int, at_least(0)] = 0
     """How often the processes are started again when one fails; they go on from the newest checkpoint."""
+    stall_seconds: Annotated[float, above(0)] | None = 300.0
+    """After how many seconds without progress of any process the run ends, with a report of who waits for
+    whom; a lane, a micro-batch of an evaluation and a saved file are progress. Unset: never."""
+    start_seconds: Annotated[float, above(0)] | None = 1800.0
+    """The same until the first step has ended: data may be prepared, and the model compiled. Unset: never."""
 
     @property
     def num_devices(self) -> int | None:

@@ -23,6 +23,7 @@ from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.run_dir import RunDir
 from lanewise.task import Task
 from lanewise.transforms import CompilationLog
+from lanewise.watch.heartbeat import CALLBACK, DATA, EVALUATION, SAVE, heartbeat
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -133,9 +134,10 @@ class Engine:
         batches = self._reads.count(self.run.loader.batches(self.first_step, self.run.last_step))
         batches = self._record(to_device(batches, self.run.world.device))
         try:
-            for _ in range(self.first_step, self.run.last_step):
+            for step in range(self.first_step, self.run.last_step):
                 if self._ends_early:
                     break
+                heartbeat.note = (DATA, step, None)
                 yield self.train_step.run(batches)
             self._gradients.check()
         finally:
@@ -188,15 +190,18 @@ class Engine:
         """Evaluate, and keep the best model. Collective."""
         assert self.evaluation is not None
         observers.catch_up()
+        heartbeat.note = (EVALUATION, step, None)
         with noting(lambda: f"in the evaluation after step {step}"):
             wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False
             values, is_best = self.evaluation.run(wants_stop)
         plateau, value = self.run.plateau, self.evaluation.last_value
         if plateau is not None and value is not None:
             plateau.after_evaluation(step, value)
+        heartbeat.note = (CALLBACK, step, None)
         epoch = step // self.run.schedule.steps_per_epoch
         observers.show_evaluation(epoch, step, values)
         if is_best:
+            heartbeat.note = (SAVE, step, None)
             save_model(self.training.evaluated_model, run_dir.best_model, self.run.world.rank)
             observers.show_best(epoch, step, run_dir.best_model)
 
@@ -205,6 +210,7 @@ class Engine:
         observers.catch_up()
         if self._saving is None:
             return
+        heartbeat.note = (SAVE, step, None)
         self._gradients.check()
         is_evaluated = self.evaluation is None or not self.evaluation.is_due
         metric = None if self.evaluation is None else self.evaluation.last_value
@@ -214,6 +220,7 @@ class Engine:
 
     def _write_models(self, run_dir: RunDir) -> None:
         """Write the model, and its average if there is one. Collective."""
+        heartbeat.note = (SAVE, heartbeat.step, None)
         save_model(self.training.model, run_dir.model, self.run.world.rank)
         if self.training.average is not None:
             save_model(self.training.average.module, run_dir.averaged_model, self.run.world.rank)

@@ -20,6 +20,7 @@ from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_st
 from lanewise.nested import map_leaves
 from lanewise.random_state import set_random_state
 from lanewise.reduce import Reducer, evaluate_lanes
+from lanewise.watch.heartbeat import EVALUATION, heartbeat
 from lanewise.world.world import World
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ class Evaluator:
         may_stop_alone = self.reducer is None or not self.reducer.forward_is_collective
 
         def lane_of(batch: LaneBatch) -> TaskLane:
+            heartbeat.note = (EVALUATION, heartbeat.step, batch.turn.lane)
             if may_stop_alone and wants_stop():
                 raise PreemptedError(_STOPPED.format(eval_set.name))
             return self.lanes.evaluation_lane(batch)

@@ -15,6 +15,7 @@ from lanewise.engine.step.lane import to_device
 from lanewise.errors import TaskError
 from lanewise.lanes import lane_seed, update_seed
 from lanewise.random_state import set_random_state
+from lanewise.watch.heartbeat import DATA, OWN_CODE, heartbeat
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Step:
             )
         self._running, self._gradient = gradients, None
         self._prepared.clock.begin()
+        heartbeat.note = (DATA, self.number, None)
         for (batch,) in gradients.rounds(to_device(self._batches, self._prepared.device)):
             turn = batch.turn
             if batch.has_samples:
@@ -128,6 +130,8 @@ class Step:
             else:
                 gradients.backward([None])
         self._gradient = gradients.finish()
+        heartbeat.note = (OWN_CODE, self.number, None)
+        heartbeat.has_trained = True
         set_random_state(update_seed(seed, self._gradient.turn.step, self._num_passes))
         self._num_passes += 1
         self._running = None

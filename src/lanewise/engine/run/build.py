@@ -23,6 +23,7 @@ from lanewise.lanes import Placement, Schedule
 from lanewise.precision import Precision
 from lanewise.reduce import build_reducer
 from lanewise.task import Task
+from lanewise.watch.heartbeat import BACKWARD, COMMUNICATION
 from lanewise.world.world import World
 
 
@@ -49,9 +50,8 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     model = transform(build_model(lanes.task, lanes.seed), config, world.device)
     average = build_average(model, config.train.ema_decay)
     clock = StepClock(world.device)
-    reducer = build_reducer(
-        model, placement, world, config.distributed, on_bucket=lambda: clock.lap("backward")
-    )
+    on_bucket = partial(clock.lap, BACKWARD, begins=COMMUNICATION)
+    reducer = build_reducer(model, placement, world, config.distributed, on_bucket=on_bucket)
     if average is not None:
         reducer.adopt(average.module)
     optimizer = build_optimizer(config, lanes.task, model)

@@ -9,8 +9,9 @@ from typing import final
 import torch
 
 from lanewise.device.accelerator import Moment, has_streams, moment, seconds_between
+from lanewise.watch.heartbeat import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, heartbeat
 
-PHASES = ("data", "forward", "backward", "communication", "optimizer")
+PHASES = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER)
 """The phases of a step; `communication` is the time of communication that no computation overlaps."""
 
 _MOST_LAPS = 1000
@@ -42,11 +43,13 @@ class StepClock:
             half = len(self._laps) // 2
             _add_up(self._laps[: half + 1], self._seconds)
             del self._laps[:half]
-        self.lap("")
+        self._laps.append(("", self._now()))
 
-    def lap(self, phase: str) -> None:
-        """Attribute the time since the last lap to a phase."""
+    def lap(self, phase: str, begins: str) -> None:
+        """Attribute the time since the last lap to a phase, and note which one begins."""
         self._laps.append((phase, self._now()))
+        _, step, lane = heartbeat.note
+        heartbeat.note = (begins, step, lane)
 
     def take(self) -> Callable[[], dict[str, float]]:
         """Begin a new measurement, and return the reader of the one that ends now.

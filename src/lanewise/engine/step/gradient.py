@@ -23,6 +23,7 @@ from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import LossScale
 from lanewise.reduce import Reducer
 from lanewise.transforms import compare_runs
+from lanewise.watch.heartbeat import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, heartbeat
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -117,9 +118,10 @@ class LaneGradients:
             in_round: list[LaneBatch] = []
             while len(in_round) < len(self.reducer.replicas) and not is_last:
                 in_round.append(next(batches))
-                self._clock.lap("data")
+                self._clock.lap(DATA, begins=FORWARD)
                 is_last = in_round[-1].turn.is_last
             turn = in_round[-1].turn
+            heartbeat.note = (FORWARD, turn.step, turn.lane)
             if is_first:
                 self._monitor.check(turn.step)
                 self._collectives.begin_step(turn)
@@ -161,7 +163,7 @@ class LaneGradients:
         checked: list[LaneLoss | None] = []
         for batch, loss in zip(in_round, losses, strict=True):
             checked.append(LaneLoss.of(batch, loss, what) if batch.turn.positions else None)
-        self._clock.lap("forward")
+        self._clock.lap(FORWARD, begins=BACKWARD)
         for replica, batch in enumerate(in_round):
             self._buffers.end(batch.turn, batch.num_samples, replica)
         self._monitor.before_backward(first)
@@ -174,7 +176,7 @@ class LaneGradients:
         self._monitor.after_backward(first)
         self._turn = in_round[-1].turn
         is_reduced = self._turn.is_last and self._world.world_size > 1
-        self._clock.lap("communication" if is_reduced else "backward")
+        self._clock.lap(COMMUNICATION if is_reduced else BACKWARD, begins=DATA)
 
     def _backward(self, batch: LaneBatch, loss: LaneLoss | None) -> None:
         turn = batch.turn
@@ -198,6 +200,7 @@ class LaneGradients:
         Raises:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
+        heartbeat.note = (COMMUNICATION, self._turn.step, None)
         totals = self._losses.finish()
         self.reducer.finish(self._losses.divisor(totals, self._turn))
         norm = norms = None
@@ -216,7 +219,7 @@ class LaneGradients:
         if not allows_update:
             for parameter in self.reducer.parameters:
                 parameter.grad = None
-        self._clock.lap("communication" if self._world.world_size > 1 else "backward")
+        self._clock.lap(COMMUNICATION if self._world.world_size > 1 else BACKWARD, begins=OPTIMIZER)
         if self._is_first_step:
             self._describe_first_step(totals)
         self._losses.require_finite(totals, self._turn)

@@ -18,6 +18,7 @@ from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.update import choose_update
 from lanewise.lanes import update_seed
 from lanewise.random_state import set_random_state
+from lanewise.watch.heartbeat import CALLBACK, OPTIMIZER, heartbeat
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class TrainStep:
         if training.average is not None and gradient.allows_update:
             grow_buffers(training.average.module, dict(training.model.named_buffers()))
             training.average.update_parameters(training.model)
-        clock.lap("optimizer")
+        clock.lap(OPTIMIZER, begins=CALLBACK)
+        heartbeat.has_trained = True
         return StepReport(gradient.turn.step, gradient.totals, self.metrics.report(gradient, learning_rate))
 
     def compute_gradient(self, batches: Iterator[LaneBatch]) -> StepGradient:

@@ -20,7 +20,7 @@ def now(monkeypatch):
 def run(clock: StepClock, now: list[float], *laps: tuple[str, float]) -> None:
     for phase, seconds in laps:
         now[0] += seconds
-        clock.lap(phase)
+        clock.lap(phase, begins="data")
 
 
 def seconds(**phases: float) -> dict[str, float]:

@@ -1,0 +1,1 @@
+"""Failure: where each process is, what went wrong first, and who keeps the others waiting."""
