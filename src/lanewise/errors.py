@@ -9,6 +9,7 @@
     +-- StorageError            1   a file of the run cannot be written: the disk is full, or out of order
     +-- NonFiniteLossError      1   a lane's loss is NaN or infinite
     +-- WorldError              1   the processes cannot form a world, or disagree with each other
+    |   +-- LostRankError       1   another process has ended, whose own error says why
     +-- LaunchError             1   a worker process failed
     +-- PreemptedError         75   a signal stopped the run, after a checkpoint was saved: start it again
 
@@ -93,6 +94,10 @@ class WorldError(LanewiseError):
     """The processes cannot form one world, or one of them disagrees with the others."""
 
 
+class LostRankError(WorldError):
+    """Another process of the world has ended, or cannot be reached: its own error comes first."""
+
+
 class LaunchError(LanewiseError):
     """A worker process failed.
 
@@ -128,14 +133,19 @@ def describe(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """Write a traceback from the first frame of the user's code that lanewise called, if there is one."""
     written = traceback.TracebackException.from_exception(error)
+    begin_with_users_code(written.stack)
+    return "".join(written.format()).rstrip()
+
+
+def begin_with_users_code(stack: traceback.StackSummary) -> None:
+    """Remove what is above the first frame of the user's code that lanewise called, if there is one."""
     is_called = False
-    for number, frame in enumerate(written.stack):
+    for number, frame in enumerate(stack):
         if frame.filename.startswith(_OURS):
             is_called = True
         elif is_called and _is_users(frame.filename):
-            del written.stack[:number]
+            del stack[:number]
             break
-    return "".join(written.format()).rstrip()
 
 
 _OURS, _PYTHONS = (f"{Path(file).parent}{os.sep}" for file in (__file__, os.__file__))

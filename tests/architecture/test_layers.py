@@ -11,9 +11,9 @@ SRC = Path(__file__).parents[2] / "src"
 ROWS = (
     {"errors", "die_with_parent"},
     {"collate", "config", "lanes", "nested", "run_file"},
-    {"device", "watch"},
+    {"device"},
     {"blocks", "world", "task", "callback", "run_dir"},
-    {"precision", "metrics", "nn", "random_state"},
+    {"precision", "metrics", "nn", "random_state", "watch"},
     {"data", "reduce", "checkpoint"},
     {"loggers", "transforms"},
     {"engine"},
@@ -40,7 +40,7 @@ ENGINE_OFFERS = {
 }
 """What verify may use of engine: it compares runs that are built and taken as the trainer does."""
 ROW_OF = {package: row for row, packages in enumerate(ROWS) for package in packages}
-LAUNCH_MAY_IMPORT = {"errors", "config", "die_with_parent"}
+LAUNCH_MAY_IMPORT = {"errors", "config", "die_with_parent", "watch"}
 MAY_IMPORT_LAUNCH = {"jobs", "verify", "bench", "plan", "testing", "cli"}
 FORBIDDEN = {("data", "world"): "data is told which lanes to serve and never sees a rank"}
 MAY_IMPORT_LATE = {"", "cli", "jobs", "launch", "__main__"}

@@ -187,6 +187,17 @@ class DistributedConfig(Section):
     """The same until the first step has ended: data may be prepared, and the model compiled. Unset: never."""
 
     @property
+    def collective_seconds(self) -> float | None:
+        """How long a collective may take; None: for ever.
+
+        That is longer than the run may make no progress: it is the watch that ends the run, as it names the
+        rank for which the others wait.
+        """
+        if self.stall_seconds is None or self.start_seconds is None:
+            return None
+        return max(self.stall_seconds, self.start_seconds) + 60
+
+    @property
     def num_devices(self) -> int | None:
         """Devices of each machine; None where `devices` is unset."""
         return None if self.devices is None else _count(self.devices)

@@ -33,8 +33,12 @@ class Job(ABC):
     def run(self, world: "World") -> Any:
         """Do it. Collective: every rank must call this. What rank 0 returns is the result."""
 
-    def claim(self) -> AbstractContextManager[object]:
-        """Keep others from writing what this job writes, while it runs."""
+    def claim(self, *, is_restarted: bool = False) -> AbstractContextManager[object]:
+        """Keep others from writing what this job writes, while it runs.
+
+        Args:
+            is_restarted: whether an earlier start of the same launch may have begun it.
+        """
         return nullcontext()
 
     def log_file(self, rank: int) -> Path:

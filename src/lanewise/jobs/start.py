@@ -7,26 +7,31 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from signal import Signals
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from lanewise.config import Equality, pin_environment, pinned_variables
 from lanewise.config.class_path import add_search_path
-from lanewise.die_with_parent import name_process
+from lanewise.die_with_parent import die_with_parent, name_process
 from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
 from lanewise.jobs import signals
-from lanewise.jobs.exit import exit_after, refusing_exit
+from lanewise.jobs.exit import refusing_exit
 from lanewise.jobs.job import Job
-from lanewise.jobs.scratch import folder_until_exit, keep_sockets_in, scratch_folder
+from lanewise.jobs.scratch import folder_until_exit, keep_sockets_in, remove_all, scratch_folder
 from lanewise.launch import Streams, Workers, fork_server, launch_workers
 from lanewise.world.environment import Environment
+
+if TYPE_CHECKING:
+    from lanewise.watch.watch import Watch
 
 _HANGUPS = (Signals.SIGHUP, Signals.SIGQUIT)
 
 
 def start(job: Job, *, is_fresh: bool) -> Any:
     """Run a job on as many processes as its configuration says, or in the world that was prepared.
+
+    In a prepared world an error ends this process, and with it all others.
 
     Args:
         job: what to run.
@@ -40,26 +45,56 @@ def start(job: Job, *, is_fresh: bool) -> Any:
         LaunchError: what the first failing worker said.
     """
     distributed = job.config.distributed
+    environment = Environment.from_env(os.environ)
+    if environment is not None:
+        return _start_in_prepared_world(job, environment)
     num_processes = distributed.num_processes or 1
-    prepared = Environment.from_env(os.environ)
-    environment = prepared or Environment(world_size=num_processes, local_world_size=num_processes)
-    starts_workers = prepared is None and (num_processes > 1 or is_fresh)
-    if prepared is not None or not is_fresh:
+    starts_workers = num_processes > 1 or is_fresh
+    if not is_fresh:
         pin_environment(distributed.threads, distributed.equality)
     add_search_path(job.config.search_path)
     if starts_workers:
         prepare_workers(distributed.threads, distributed.equality)
-    with refusing_exit(environment.rank):  # it imports the user's modules
+    environment = Environment(world_size=num_processes, local_world_size=num_processes)
+    with refusing_exit():  # it imports the user's modules
         job.check(environment)
-    if starts_workers and "torchmetrics" in sys.modules:  # which takes seconds to import
+    if not starts_workers:
+        from lanewise.watch.watch import Watch
+
+        watch = Watch(at_end=lambda _: remove_all())
+        watch.begin(stall_seconds=distributed.stall_seconds, start_seconds=distributed.start_seconds)
+        with job.claim():
+            return run_in_world(job, environment, folder_until_exit(), watch)
+    if "torchmetrics" in sys.modules:  # which takes seconds to import
         prepare_workers(distributed.threads, distributed.equality, "torchmetrics")
-    with job.claim() if environment.rank == 0 else nullcontext():
-        if not starts_workers:
-            return run_in_world(job, environment, folder_until_exit())
+    with job.claim():
         if not job.can_stop:
             return launch(job, num_processes, signals_to_end=(*_HANGUPS, Signals.SIGTERM))
         with signals.watching():
             return launch(job, num_processes, signals_to_end=_HANGUPS)
+
+
+def _start_in_prepared_world(job: Job, environment: Environment) -> Any:
+    """Be a process that torchrun or srun started."""
+    distributed = job.config.distributed
+    die_with_parent(os.getppid())
+    pin_environment(distributed.threads, distributed.equality)
+    from lanewise.watch.meeting import Meeting
+    from lanewise.watch.watch import Watch
+
+    watch = Watch(Meeting(environment, distributed.start_seconds), at_end=lambda _: remove_all())
+    try:
+        watch.begin(stall_seconds=distributed.stall_seconds, start_seconds=distributed.start_seconds)
+        add_search_path(job.config.search_path)
+        with refusing_exit(watch):  # it imports the user's modules
+            job.check(environment)
+        watch.meet()
+        with job.claim(is_restarted=watch.is_restarted) if environment.rank == 0 else nullcontext():
+            return run_in_world(job, environment, folder_until_exit(), watch)
+    except PreemptedError:  # on every rank, in good order
+        raise
+    except BaseException as error:  # noqa: BLE001 - this process ends here
+        watch.fail(error)
 
 
 def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:
@@ -71,7 +106,7 @@ def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:
 
 
 def run_command(job: Job, show: Callable[[Any], None]) -> None:
-    """Start a job for the command line, and show its result once; exit from a prepared world on an error."""
+    """Start a job for the command line, and show its result once."""
     environment = Environment.from_env(os.environ)
     if environment is None:
         if job.can_stop:
@@ -80,21 +115,19 @@ def run_command(job: Job, show: Callable[[Any], None]) -> None:
         return
     if job.can_stop:
         signals.ignore_at_exit()
-    try:
-        result = start(job, is_fresh=False)
-        if environment.rank == 0:
-            show(result)
-    except BaseException as error:  # noqa: BLE001 - this process ends here
-        exit_after(error, environment.rank)
+    result = start(job, is_fresh=False)
+    if environment.rank == 0:
+        show(result)
 
 
-def run_in_world(job: Job, environment: Environment, folder: Path) -> Any:
+def run_in_world(job: Job, environment: Environment, folder: Path, watch: "Watch") -> Any:
     """Be one process of the world in which a job runs. Collective: every rank must call this.
 
     Args:
         job: what to run.
         environment: the place of this process.
         folder: a temporary one, which the caller removes.
+        watch: of this process; all have met there.
     """
     from lanewise.device.allocator import set_malloc
     from lanewise.device.choice import choose_backend, choose_devices
@@ -109,14 +142,24 @@ def run_in_world(job: Job, environment: Environment, folder: Path) -> Any:
     if devices[environment.local_rank] == "cpu":
         set_malloc(keeps_freed=job.config.memory.activation_checkpointing is None)
     backend = choose_backend(distributed.backend, devices, environment.world_size)
-    world = join_world(environment, devices, backend, folder)
+    world = join_world(
+        environment,
+        devices,
+        backend,
+        None if watch.meeting is None else watch.meeting.store,
+        folder=folder,
+        timeout_seconds=distributed.collective_seconds,
+        is_restarted=watch.is_restarted,
+    )
     log.share_warnings(world.is_first)
     try:
-        with refusing_exit(environment.rank):
+        with refusing_exit(watch):
             result = job.run(world)
     except PreemptedError:  # on every rank, in good order
+        watch.close()
         world.close()
         raise
+    watch.close()
     world.close()
     return result
 
@@ -127,22 +170,29 @@ def work(file: Path) -> None:
     Args:
         file: what `launch` wrote; rank 0 writes the result beside it.
     """
+    from lanewise.watch.meeting import Meeting
+    from lanewise.watch.watch import Watch
+
     environment = Environment.from_env(os.environ)
     assert environment is not None
     name_process(f"lanewise-{environment.rank}")
+    watch = Watch(Meeting(environment, timeout_seconds=None), at_end=lambda _: remove_all())
     try:
         written = pickle.loads(file.read_bytes())  # noqa: S301 - from our own parent
         sys.path[:] = written["sys.path"]
         keep_sockets_in(file.parent)
         job = pickle.loads(written["job"])  # noqa: S301 - likewise
+        distributed = job.config.distributed
+        watch.begin(stall_seconds=distributed.stall_seconds, start_seconds=distributed.start_seconds)
+        watch.meet()
         try:
-            result = run_in_world(job, environment, file.parent)
+            result = run_in_world(job, environment, file.parent, watch)
         except PreemptedError as error:  # no failure: the agent must not start the processes again
             result = error
         if environment.rank == 0:
             _result_of(file).write_bytes(pickle.dumps(result))
     except BaseException as error:  # noqa: BLE001 - this process ends here
-        exit_after(error, environment.rank)
+        watch.fail(error)
 
 
 def launch(
@@ -185,7 +235,6 @@ def launch(
             arguments=[str(file)],
             variables=variables,
             streams=streams,
-            folder=folder,
             max_restarts=distributed.max_restarts,
             signals=signals_to_end,
         )

@@ -47,9 +47,9 @@ class TrainJob(Job):
         """Where the run writes."""
         return RunDir(Path(self.config.train.run_dir))
 
-    def claim(self) -> AbstractContextManager[object]:
+    def claim(self, *, is_restarted: bool = False) -> AbstractContextManager[object]:
         """See `Job`."""
-        return self.run_dir.claim(may_hold_run=self.is_resumed)
+        return self.run_dir.claim(may_hold_run=self.is_resumed or is_restarted)
 
     def log_file(self, rank: int) -> Path:
         """See `Job`."""
@@ -70,7 +70,8 @@ class TrainJob(Job):
             return replace(self, config=replace(self.config, batch=batch)).run(world)
         run = build_run(self.config, world, self.task)
         folder = CheckpointFolder(self.run_dir.checkpoints)
-        first_step = resume_run(run, folder, self.allow) if self._goes_on else 0
+        goes_on = self.is_resumed or world.is_restarted
+        first_step = resume_run(run, folder, self.allow) if goes_on else 0
         audit = None
         if self.is_audited or self.run_dir.audit.exists():  # one with gaps would be worth nothing
             audit = self._audit(run, first_step)
@@ -90,17 +91,13 @@ class TrainJob(Job):
         world.all_gather_object(None)  # no rank goes on before the model is on disk
         return values
 
-    @property
-    def _goes_on(self) -> bool:
-        """Whether to look for a checkpoint: an agent that starts the processes again wants them to go on."""
-        return self.is_resumed or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
     def _micro_batch_size(self, world: "World") -> int:
         """Return what `auto` stands for: what it stood for when the run began. Collective."""
         from lanewise.engine.micro_batch import find_micro_batch_size
 
         of_run: object = None
-        if world.rank == 0 and self._goes_on and self.run_dir.config.exists():
+        goes_on = self.is_resumed or world.is_restarted
+        if world.rank == 0 and goes_on and self.run_dir.config.exists():
             of_run = load_config(str(self.run_dir.config)).batch.micro_batch_size
         of_run = world.broadcast_object(of_run)
         if isinstance(of_run, int):

@@ -1,7 +1,5 @@
 """Starts processes; the contract with those it starts is torchrun's environment."""
 
-from lanewise.launch.failure import has_agent as has_agent
-from lanewise.launch.failure import record_failure as record_failure
 from lanewise.launch.fork_server import Fork as Fork
 from lanewise.launch.fork_server import fork_server as fork_server
 from lanewise.launch.local import Streams as Streams

@@ -16,8 +16,8 @@ from lanewise.run_file import open_log, writing
 class RankLog:
     """Sends python's logging and warnings to a file; on rank 0 also to the console.
 
-    A record with `extra={"is_for_file_only": True}` stays off the console. Where several have the
-    same `shown_once_as` in `extra`, the console shows the first.
+    A record with `extra={"is_for_file_only": True}` stays off the console, and one with
+    `is_for_console_only` out of the file; that is written as it is, by any rank.
 
     On other ranks everything that is printed goes to the file, by the file descriptors, so that native code
     is included: otherwise each line of the user's code would appear once for each process. On rank 0 it goes
@@ -34,6 +34,7 @@ class RankLog:
             # A job that keeps no log names the null device.
             file: TextIO = path.open("a", encoding="utf-8") if path == Path(os.devnull) else open_log(path)
         to_file = _File(file)
+        to_file.addFilter(lambda record: not getattr(record, "is_for_console_only", False))
         to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         keeps_log = path != Path(os.devnull)
         if rank == 0:
@@ -128,13 +129,16 @@ class _Console(logging.Handler):
         if getattr(record, "is_for_file_only", False):
             return
         text = self.format(record)
+        if getattr(record, "is_for_console_only", False):
+            self._write(text)
+            return
         # A process that was forked, to load data, must not ask the other ranks.
         is_first = self.is_first if os.getpid() == self._pid else None
         if self._rank == 0 and (record.levelno < logging.WARNING or is_first is None):
             self._write(text)
         elif record.levelno >= logging.WARNING and is_first is not None:
             self._said[text] += 1  # what one rank says twice, all ranks may say twice
-            if is_first(getattr(record, "shown_once_as", f"{self._said[text]} {text}")):
+            if is_first(f"{self._said[text]} {text}"):
                 self._write(text if self._rank == 0 else f"[rank {self._rank}] {text}")
 
     def _write(self, text: str) -> None:

@@ -37,6 +37,10 @@ class Environment:
     """The host where the processes meet, that of rank 0; empty for a process alone."""
     master_port: int = 0
     machine: int = 0
+    keeps_store: bool = False
+    """Whether this process keeps the store at which all meet; else rank 0 or torchrun's agent does."""
+    is_restarted: bool = False
+    """Whether torchrun says that the processes are started again; it says so on some machines only."""
 
     @classmethod
     def from_env(cls, variables: Mapping[str, str]) -> "Environment | None":
@@ -74,7 +78,17 @@ class Environment:
             )
         address, port = variables["MASTER_ADDR"], _port(variables)
         # torchrun numbers the processes of a machine one after the other.
-        return cls(rank, local_rank, world_size, local_world_size, address, port, machine=rank - local_rank)
+        return cls(
+            rank,
+            local_rank,
+            world_size,
+            local_world_size,
+            address,
+            port,
+            machine=rank - local_rank,
+            keeps_store=rank == 0 and variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            is_restarted=variables.get("TORCHELASTIC_RESTART_COUNT", "0") != "0",
+        )
 
     @classmethod
     def _from_slurm(cls, variables: Mapping[str, str]) -> "Environment":
@@ -100,7 +114,7 @@ class Environment:
                     "use another --distribution."
                 )
         port = _port(variables) if "MASTER_PORT" in variables else _step_port(variables)
-        return cls(rank, local_rank, world_size, sizes[node], address, port, node)
+        return cls(rank, local_rank, world_size, sizes[node], address, port, node, keeps_store=rank == 0)
 
 
 def _require(names: Sequence[str], variables: Mapping[str, str], described: str, remedy: str) -> None:

@@ -29,9 +29,8 @@ from typing import Any, TypeVar, cast, final
 
 import torch
 import torch.distributed as dist
-from torch.distributed.constants import default_pg_timeout
 
-from lanewise.errors import WorldError, text_of
+from lanewise.errors import LostRankError, WorldError, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +53,20 @@ class SharedMemory:
         rank: of this process.
         sockets: one for each other rank, connected to it.
         memory: the same on all ranks, of `size(world_size)` bytes.
+        timeout_seconds: how long a meeting waits for a rank; None: for ever.
     """
 
-    def __init__(self, rank: int, sockets: dict[int, socket.socket], memory: mmap.mmap) -> None:
+    def __init__(
+        self,
+        rank: int,
+        sockets: dict[int, socket.socket],
+        memory: mmap.mmap,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        # The kernel's time limit: python's own would take another system call for each byte.
+        for peer in sockets.values():
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(int(timeout_seconds or 0), 0))
+        self._timeout_seconds = timeout_seconds
         self.rank = rank
         self.world_size = len(sockets) + 1
         self.block_bytes = _BLOCK_BYTES
@@ -84,7 +94,8 @@ class SharedMemory:
         """Wait until every rank is here.
 
         Raises:
-            WorldError: if a rank has ended.
+            LostRankError: if a rank has ended.
+            WorldError: if one does not come in time.
         """
         self._num_meetings += 1
         for peer in self._sockets.values():
@@ -94,14 +105,15 @@ class SharedMemory:
             try:
                 is_here = peer.recv(1)
             except BlockingIOError:
-                limit = f"{default_pg_timeout.total_seconds():.0f} s"
                 raise WorldError(
-                    f"rank {rank} did not come to an exchange of gradients within {limit}."
+                    f"rank {rank} did not come to an exchange within {self._timeout_seconds:.0f} s."
                 ) from None
             except ConnectionError:
                 is_here = b""
             if not is_here:
-                raise WorldError(f"rank {rank} ended while this one waited for it. Its own error says why.")
+                raise LostRankError(
+                    f"rank {rank} ended while this one waited for it. Its own error says why."
+                )
 
     def can_gather(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is small enough for `start_all_gather`. No collective."""
@@ -135,7 +147,7 @@ class SharedMemory:
             peer.close()
 
 
-def share_memory(folder: Path | None = None) -> SharedMemory | None:
+def share_memory(folder: Path | None = None, timeout_seconds: float | None = None) -> SharedMemory | None:
     """Share memory among the processes of torch's default process group, which are all on this machine.
 
     Collective: every rank must call this.
@@ -143,6 +155,7 @@ def share_memory(folder: Path | None = None) -> SharedMemory | None:
     Args:
         folder: where rank 0 makes a folder for the sockets, for the time of this call; None: where temporary
             files are.
+        timeout_seconds: how long a meeting waits for a rank; None: for ever.
 
     Returns:
         None where the system refuses it on some rank; a line of the log says why.
@@ -186,7 +199,7 @@ def share_memory(folder: Path | None = None) -> SharedMemory | None:
             listener, short, file = _agree(listen)
             # All have connected before any accepts, so none waits for a rank that could not connect.
             _agree(lambda: _connect(sockets, short, rank))
-            return SharedMemory(rank, sockets, _agree(share))
+            return SharedMemory(rank, sockets, _agree(share), timeout_seconds)
         except _RefusedError as refused:
             for peer in sockets.values():
                 peer.close()
@@ -230,10 +243,6 @@ def _accept(sockets: dict[int, socket.socket], listener: socket.socket, world_si
     while len(sockets) < world_size - 1:
         caller, _ = listener.accept()
         sockets[_RANK.unpack(caller.recv(_RANK.size))[0]] = caller
-    for peer in sockets.values():
-        # The kernel's time limit: python's own would take another system call for each byte.
-        seconds = int(default_pg_timeout.total_seconds())
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(seconds, 0))
 
 
 def _all_gather(value: Any) -> list[Any]:

@@ -5,12 +5,12 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, final
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from lanewise.device.accelerator import set_current_device, side_stream, start_copy_to_host
 from lanewise.errors import WorldError
@@ -23,6 +23,7 @@ all_gather_single: Callable[..., dist.Work | None] = getattr(
 )
 
 _SECONDS_BETWEEN_QUESTIONS = 0.02
+_FOR_EVER = timedelta(days=1000)
 _BROADCAST_BYTES = 2**25
 """How much of several tensors travels at once."""
 
@@ -35,6 +36,8 @@ class World(Protocol):
     device: torch.device
     shared_memory: SharedMemory | None
     """Of CPU processes that are all on one machine; None elsewhere, and where the system refuses it."""
+    is_restarted: bool
+    """Whether an earlier start of the same launch may have begun the run; the same on every rank."""
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Send a tensor to every rank. Collective: every rank must call this, with equal shapes and dtypes.
@@ -96,8 +99,9 @@ class LocalWorld:
     world_size = 1
     shared_memory: SharedMemory | None = None
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, is_restarted: bool = False) -> None:
         self.device = device
+        self.is_restarted = is_restarted
         self._keys: set[str] = set()
         self._told: dict[str, str] = {}
 
@@ -157,13 +161,22 @@ class GroupWorld:
         device: of this process.
         store: the one that the group was initialised with.
         shared_memory: of its processes, if they have one.
+        is_restarted: see `World`.
     """
 
-    def __init__(self, device: torch.device, store: dist.Store, shared_memory: SharedMemory | None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        store: dist.Store,
+        shared_memory: SharedMemory | None,
+        *,
+        is_restarted: bool = False,
+    ) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.device = device
         self.shared_memory = shared_memory
+        self.is_restarted = is_restarted
         self._first = dist.PrefixStore("lanewise/first", store)
         self._told = dist.PrefixStore("lanewise/told", store)
         self._is_on_host = dist.get_backend() == "gloo"
@@ -263,32 +276,45 @@ class GroupWorld:
 
 
 def join_world(
-    environment: Environment, devices: Sequence[str], backend: str, folder: Path | None = None
+    environment: Environment,
+    devices: Sequence[str],
+    backend: str,
+    store: dist.Store | None,
+    *,
+    folder: Path | None = None,
+    timeout_seconds: float | None = None,
+    is_restarted: bool = False,
 ) -> World:
     """Meet the other processes.
 
-    Collective: blocks until every rank has called it, for at most torch's default timeout.
+    Collective: blocks until every rank has called it.
 
     Args:
         environment: the place of this process.
         devices: the device of each local rank.
         backend: as torch names it.
+        store: where the processes meet; None for a process alone.
         folder: for sockets, see `share_memory`.
+        timeout_seconds: how long a collective waits for a rank; None: for ever.
+        is_restarted: see `World`.
     """
     device = torch.device(devices[environment.local_rank])
     set_current_device(device)
     if environment.world_size == 1:
-        return LocalWorld(device)
+        return LocalWorld(device, is_restarted=is_restarted)
+    assert store is not None
     is_one_machine = environment.world_size == environment.local_world_size
     if is_one_machine:
         # All on one machine: gloo need not look up a host name that may not resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # torch reads from there where the processes meet, and Slurm does not tell it.
-    os.environ["MASTER_ADDR"] = environment.master_address
-    os.environ["MASTER_PORT"] = str(environment.master_port)
-    store, rank, world_size = next(rendezvous("env://", environment.rank, environment.world_size))
-    # An agent keeps its store when it starts the processes again, with the addresses of those that are gone.
-    store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
-    memory = share_memory(folder) if is_one_machine and backend == "gloo" and device.type == "cpu" else None
-    return GroupWorld(device, store, memory)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        timeout=_FOR_EVER if timeout_seconds is None else timedelta(seconds=timeout_seconds),
+    )
+    memory = None
+    if is_one_machine and backend == "gloo" and device.type == "cpu":
+        memory = share_memory(folder, timeout_seconds)
+    return GroupWorld(device, store, memory, is_restarted=is_restarted)

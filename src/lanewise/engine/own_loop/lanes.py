@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -30,6 +31,7 @@ from lanewise.config import (
 from lanewise.data import LaneReader
 from lanewise.device.choice import choose_backend, choose_devices
 from lanewise.device.determinism import set_determinism
+from lanewise.die_with_parent import die_with_parent
 from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.evaluation.evaluator import read_in_order
 from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
@@ -57,6 +59,9 @@ from lanewise.metrics import MetricStates, check_metrics, load_merged, take_stat
 from lanewise.precision import LossScale, Precision
 from lanewise.random_state import kept_random_state, set_random_state
 from lanewise.reduce import build_reducer
+from lanewise.watch.heartbeat import OWN_CODE, heartbeat
+from lanewise.watch.meeting import Meeting
+from lanewise.watch.watch import Watch
 from lanewise.world.environment import Environment
 from lanewise.world.world import join_world
 
@@ -90,13 +95,15 @@ class Lanes:
         device_type: `auto`, `cpu`, or the type of accelerator that torch finds, such as `cuda` or `mps`.
         backend: `auto`, `gloo` or `nccl`.
         threads: intra-op CPU threads of each process.
+        stall_seconds: after how many seconds without progress within the steps several processes end, with a
+            report of who waits for whom; None: never. What runs between the steps may take any time.
 
     Raises:
         ConfigError: lists the errors in the arguments.
         WorldError: if the environment describes a world only partly.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a configuration, as arguments
         self,
         *,
         global_batch_size: int,
@@ -107,11 +114,16 @@ class Lanes:
         device_type: str = "auto",
         backend: Backend = "auto",
         threads: int = 1,
+        stall_seconds: float | None = 300.0,
     ) -> None:
         self._batch = BatchConfig(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size)
         self._batch.require_number("Lanes")
         distributed = DistributedConfig(
-            equality=equality, device_type=device_type, backend=backend, threads=threads
+            equality=equality,
+            device_type=device_type,
+            backend=backend,
+            threads=threads,
+            stall_seconds=stall_seconds,
         )
         pin_environment(threads, equality)
         set_determinism(equality, threads)
@@ -119,7 +131,18 @@ class Lanes:
         self._placement = Placement.of(self._batch.num_lanes, environment)  # raises before anybody waits
         devices = choose_devices(device_type, environment.local_world_size)
         backend_name = choose_backend(backend, devices, environment.world_size)
-        self._world = join_world(environment, devices, backend_name)
+        self._watch, store = Watch(), None
+        if environment.world_size > 1:
+            die_with_parent(os.getppid())
+            meeting = Meeting(environment, distributed.start_seconds)
+            self._watch, store = Watch(meeting), meeting.store
+            self._watch.begin(stall_seconds=stall_seconds, start_seconds=distributed.start_seconds)
+            sys.excepthook = self._watch.show_and_end
+            self._watch.meet()
+        self._world = join_world(
+            environment, devices, backend_name, store, timeout_seconds=distributed.collective_seconds
+        )
+        heartbeat.note = (OWN_CODE, None, None)
         atexit.register(self.close)
         self.rank = self._world.rank
         self.world_size = self._world.world_size
@@ -332,4 +355,5 @@ class Lanes:
         for gradients in self._prepared.gradients.values():
             gradients.check()
         self._prepared.gradients.clear()
+        self._watch.close()
         self._world.close()

@@ -1,0 +1,121 @@
+"""What a process says of the error that ends a run, and which errors only follow from another process's."""
+
+import json
+import os
+import re
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from lanewise.errors import ConfigError, LanewiseError, LostRankError, describe, text_of, traceback_of
+from lanewise.watch.heartbeat import Note, heartbeat
+
+_ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_MISTAKE = ConfigError.exit_code
+_LOST = re.compile(r"third_party/gloo/|Connection (closed|reset) by peer|Broken pipe")
+"""What gloo, whose errors are RuntimeErrors, says when a process that it communicates with has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An error that ends the run, and where it arose. It travels as JSON."""
+
+    rank: int
+    host: str
+    note: Note
+    """What the process did: phase, step, lane."""
+    kind: str
+    """The class of the error, or the signal that ended the process."""
+    text: str
+    """What the error says."""
+    shown: str
+    """What a user is shown: for an error of ours its text, for any other its traceback."""
+    is_ours: bool
+    exit_code: int
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> "Failure":
+        """Describe an error of this process."""
+        is_ours = isinstance(error, LanewiseError)
+        return cls(
+            rank=rank,
+            host=socket.gethostname(),
+            note=heartbeat.note,
+            kind=type(error).__name__,
+            text=text_of(error),
+            shown=describe(error) if is_ours else traceback_of(error),
+            is_ours=is_ours,
+            exit_code=error.exit_code if isinstance(error, LanewiseError) else 1,
+        )
+
+    @classmethod
+    def from_json(cls, written: bytes) -> "Failure":
+        """Undo `to_json`.
+
+        Raises:
+            ValueError: if it was written by something else.
+        """
+        try:
+            fields = json.loads(written)
+            return cls(**{**fields, "note": tuple(fields["note"])})
+        except (ValueError, TypeError, LookupError) as error:
+            raise ValueError(f"the store holds no failure of ours: {written!r:.80}") from error
+
+    def to_json(self) -> str:
+        """Write it for the store."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        where = f"rank {self.rank} on {self.host}"
+        if self.is_ours:
+            return f"{self.shown}\n({where})"
+        return f"{where} failed in {described(self.note)}:\n{self.shown}"
+
+    @property
+    def summary(self) -> str:
+        """One line that says what happened."""
+        text = self.text.partition("\n")[0]
+        return text if self.is_ours else f"{self.kind}: {text} (rank {self.rank} on {self.host})"
+
+    def is_final(self, before: "Failure | None") -> bool:
+        """Tell whether another start would come to the same end.
+
+        So it would after a user's mistake, and where the start before ended at the same step with the same
+        error.
+        """
+        if before is not None and (self.kind, self.text) == (before.kind, before.text):
+            return self.note[1] == before.note[1]
+        return self.exit_code == _MISTAKE
+
+
+def described(note: Note) -> str:
+    """Write a note of a heartbeat as words."""
+    phase, step, lane = note
+    if step is None:
+        return phase
+    return f"{phase} of step {step}" + ("" if lane is None else f", lane {lane}")
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Tell whether an error says only that another process, or the way to it, is lost."""
+    if isinstance(error, LostRankError | dist.DistError):
+        return True
+    return type(error) is RuntimeError and _LOST.search(text_of(error)) is not None
+
+
+def record_failure(failure: Failure) -> None:
+    """Write a failure where torchrun looks for that of this process; does nothing under other launchers."""
+    path = os.environ.get(_ERROR_FILE_VARIABLE)
+    if not path:
+        return
+    message = {
+        "message": f"{failure.kind}: {failure.text}",
+        # What torchrun shows as the traceback.
+        "extraInfo": {"py_callstack": str(failure), "timestamp": str(int(time.time()))},
+    }
+    temporary = Path(f"{path}.tmp")
+    temporary.write_text(json.dumps({"message": message}), encoding="utf-8")
+    temporary.replace(path)  # the agent may look, or end this process, at any moment

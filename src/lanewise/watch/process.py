@@ -1,0 +1,57 @@
+"""What can be seen of a process from outside, and of this one's threads from within."""
+
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from lanewise.errors import begin_with_users_code
+
+ENDED = "which has ended"
+_STATES = {"T": "which is stopped (SIGSTOP)", "t": "which a debugger holds", "D": "which waits for a disk"}
+_DEBUGGERS = {"bdb", "pdb", "pydevd", "debugpy", "_pydevd_bundle"}
+_LONGEST_STACK = 12
+
+
+def state_of(pid: int, host: str) -> str:
+    """Say what state a process is in; empty where it runs, is on another host, or cannot be looked at."""
+    if host != socket.gethostname() or sys.platform != "linux":
+        return ""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ENDED
+    letter = stat.rpartition(")")[2].split()[0]
+    return ENDED if letter in "ZX" else _STATES.get(letter, "")
+
+
+def main_stack() -> str:
+    """Write the python stack of the main thread: the user's code, or the innermost frames of ours."""
+    frame = _main_frame()
+    if frame is None:
+        return ""
+    stack = traceback.extract_stack(frame)
+    begin_with_users_code(stack)
+    return "".join(traceback.format_list(stack[-_LONGEST_STACK:]))
+
+
+def innermost_module() -> str:
+    """Return the name of the module whose code the main thread runs."""
+    frame = _main_frame()
+    return "" if frame is None else str(frame.f_globals.get("__name__"))
+
+
+def is_debugged() -> bool:
+    """Tell whether the user looks at the main thread in a debugger, and so has stopped it."""
+    frame = _main_frame()
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _main_frame() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented

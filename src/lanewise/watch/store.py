@@ -1,0 +1,81 @@
+"""Calls of torch's store that never wait for long."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar, final
+
+import torch.distributed as dist
+
+from lanewise.errors import LostRankError
+
+T = TypeVar("T")
+
+_SECONDS_FOR_AN_ANSWER = 3.0
+
+
+class StoreLostError(LostRankError):
+    """The store does not answer.
+
+    Args:
+        message: what is wrong.
+        has_ended: whether its process has ended; else that is stopped, or the way to it is cut.
+    """
+
+    def __init__(self, message: str, *, has_ended: bool) -> None:
+        super().__init__(message)
+        self.has_ended = has_ended
+
+
+@final
+class TimedStore:
+    """A client of a store. Where the store does not answer, torch's own would wait for ever.
+
+    Any thread may call every method. Each raises StoreLostError.
+
+    Args:
+        store: not used by anybody else.
+        place: its host and port.
+    """
+
+    def __init__(self, store: dist.Store, place: str) -> None:
+        self._store = store
+        self._place = place
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        threading.Thread(target=self._make_calls, name="store", daemon=True).start()
+
+    def has(self, *keys: str) -> bool:
+        """Tell whether all these keys are there."""
+        return self._call(lambda: self._store.check(list(keys)))
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key that is there."""
+        return self._call(lambda: self._store.get(key))
+
+    def set(self, key: str, text: str) -> None:
+        """Write a value."""
+        self._call(lambda: self._store.set(key, text))
+
+    def add(self, key: str, number: int = 1) -> int:
+        """Add to a number, which is 0 at first, and return the sum."""
+        return self._call(lambda: self._store.add(key, number))
+
+    def _call(self, function: Callable[[], T]) -> T:
+        answer: Future[T] = Future()
+        self._calls.put((answer, function))
+        try:
+            return answer.result(_SECONDS_FOR_AN_ANSWER)
+        except TimeoutError:
+            why, has_ended = "does not answer: its process is stopped, or the way to it is cut", False
+        except dist.DistError:
+            why, has_ended = "is lost: the process that keeps it has ended, or its host", True
+        raise StoreLostError(f"the store at {self._place} {why}.", has_ended=has_ended)
+
+    def _make_calls(self) -> None:
+        while True:
+            answer, function = self._calls.get()
+            try:
+                answer.set_result(function())
+            except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
+                answer.set_exception(error)

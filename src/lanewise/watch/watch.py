@@ -1,0 +1,213 @@
+"""Watches this process and, with a channel, the others; and ends it when the run has failed."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import NoReturn, final
+
+from lanewise.errors import LanewiseError
+from lanewise.watch.channel import Beat, Channel, silent
+from lanewise.watch.failure import Failure, is_consequence, record_failure
+from lanewise.watch.heartbeat import DONE, OWN_CODE, heartbeat
+from lanewise.watch.meeting import Meeting
+from lanewise.watch.process import is_debugged
+from lanewise.watch.stall import describe_stall, gather_evidence
+from lanewise.watch.store import StoreLostError
+
+logger = logging.getLogger(__name__)
+
+LAUNCHER_SHOWS_VARIABLE = "LANEWISE_LAUNCHER_SHOWS"
+"""Environment variable which says that the launcher shows the first failure on the terminal."""
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+_LOOKS_TO_BE_SILENT = 5
+_LOOKS_TO_REPORT = 30
+"""After which another rank reports a stall, if the one that began to has ended."""
+
+
+@final
+class Watch:
+    """The watch of one process.
+
+    Args:
+        meeting: with the other processes; None for a process alone.
+        at_end: called with the first failure, before the process ends; removes what it must not leave.
+    """
+
+    def __init__(
+        self, meeting: Meeting | None = None, at_end: Callable[[Failure], object] = lambda _: None
+    ) -> None:
+        self.meeting = meeting
+        self.is_restarted = False
+        """See `World`; known after `meet`."""
+        self._channel = None if meeting is None else meeting.channel
+        self._rank = 0 if self._channel is None or self._channel.rank is None else self._channel.rank
+        self._at_end = at_end
+        self._ending = threading.Lock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._note: object = None
+        self._num_files = 0
+        self._age_seconds = 0.0
+        self._looks_since_stall = 0
+        self._num_beats = 0
+        self._recent: deque[dict[int, Beat]] = deque(maxlen=_LOOKS_TO_BE_SILENT)
+        """What all ranks said at the last looks, of those at which this rank was late."""
+
+    def begin(self, *, stall_seconds: float | None, start_seconds: float | None) -> None:
+        """Begin to look, in a thread.
+
+        Args:
+            stall_seconds: how long the run may make no progress; None: for ever.
+            start_seconds: the same before the first step has ended.
+        """
+        self._limits = {"stall_seconds": stall_seconds, "start_seconds": start_seconds}
+        if self._channel is not None and (over := self._channel.over()):
+            self._end(over)  # a further start would come to the same end
+        self._look()
+        self._thread = threading.Thread(target=self._look_again_and_again, name="watch", daemon=True)
+        self._thread.start()
+
+    def meet(self) -> None:
+        """Wait until all processes have come. Collective: every rank must call this."""
+        if self.meeting is not None:
+            self.is_restarted = self.meeting.wait()
+
+    def close(self) -> None:
+        """End the watch: this process has done its part. The others need not do so at the same time."""
+        heartbeat.note = (DONE, heartbeat.step, None)
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """End this process after an error, and tell the others."""
+        # Torchrun sends it to all processes of a host as soon as one has ended.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        failure = Failure.of(error, self._rank)
+        if self._channel is not None:
+            failure = self._channel.report(failure, is_consequence=is_consequence(error))
+        self._end(failure, error)
+
+    def show_and_end(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        """Do what `fail` does; for `sys.excepthook`, in a process whose loop is the user's own."""
+        if issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, traceback)
+        else:
+            self.fail(error)
+
+    def _end(self, first: Failure, error: BaseException | None = None) -> NoReturn:
+        """End this process, once; the failure is shown once on each machine."""
+        if not self._ending.acquire(blocking=False):
+            threading.Event().wait()  # another thread ends the process
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            record_failure(first)
+            self._log(first, error)
+            self._at_end(first)
+            if self._channel is not None:
+                self._channel.linger()
+        finally:  # even if the logs or the console cannot be written
+            # A usual exit would run destructors that wait for ranks which have ended.
+            os._exit(error.exit_code if isinstance(error, LanewiseError) else first.exit_code)
+
+    def _log(self, first: Failure, error: BaseException | None) -> None:
+        """Write the error of this rank to its log, and the first failure to the terminal."""
+        text = ""
+        if not os.environ.get(LAUNCHER_SHOWS_VARIABLE):
+            shows = self._channel is None or self._channel.is_first_to_show()
+            text = f"rank {self._rank} ends: rank {first.rank} on {first.host} failed first."
+            if shows:
+                text = f"error: {first}" if first.is_ours else str(first)
+        if not logging.root.handlers:
+            sys.stderr.write(f"{text}\n" if text else "")
+            return
+        logger.error("rank %d failed", self._rank, exc_info=error, extra={"is_for_file_only": True})
+        if error is None or first.rank != self._rank:
+            logger.error("the first failure: %s", first, extra={"is_for_file_only": True})
+        if text:
+            logger.error("%s", text, extra={"is_for_console_only": True})
+        logging.shutdown()
+
+    def _look_again_and_again(self) -> None:
+        while not self._closed.wait(_SECONDS_BETWEEN_LOOKS):
+            self._look()
+        if self._channel is not None:
+            with suppress(StoreLostError):
+                self._channel.beat(self._beat())  # that it is done
+
+    def _look(self) -> None:
+        self._measure_age()
+        beat = self._beat()
+        try:
+            if self._channel is not None:
+                self._talk(self._channel, beat)
+            if beat.is_late:
+                self._examine(beat)
+        except StoreLostError as lost:
+            if beat.note[0] != DONE and (lost.has_ended or beat.is_late):
+                self._end(Failure.of(lost, self._rank))
+
+    @property
+    def _key(self) -> str:
+        """The key of the configuration that holds now."""
+        return "stall_seconds" if heartbeat.has_trained else "start_seconds"
+
+    def _measure_age(self) -> None:
+        """Count the looks since the last progress; while this process was stopped there were none."""
+        note, num_files = heartbeat.note, heartbeat.num_files
+        is_same = note is self._note and num_files == self._num_files  # a new note may say the same again
+        self._note, self._num_files = note, num_files
+        self._age_seconds = self._age_seconds + _SECONDS_BETWEEN_LOOKS if is_same else 0.0
+
+    def _beat(self) -> Beat:
+        """Return what this process does."""
+        self._num_beats += 1
+        beat = Beat(
+            number=self._num_beats,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            note=heartbeat.note,
+            age_seconds=self._age_seconds,
+            limit_seconds=None if heartbeat.note[0] in (OWN_CODE, DONE) else self._limits[self._key],
+        )
+        return replace(beat, limit_seconds=None) if beat.is_late and is_debugged() else beat
+
+    def _talk(self, channel: Channel, beat: Beat) -> None:
+        """Tell what this process does, and hear what the others want; end with the first failure."""
+        channel.beat(beat)
+        if first := channel.first():
+            self._end(first)
+        if channel.is_asked():
+            channel.answer(gather_evidence(channel.beats()))
+
+    def _examine(self, beat: Beat) -> None:
+        """Report that the run makes no progress, if no rank does; called where this one makes none."""
+        limit = f"distributed.{self._key}={beat.limit_seconds:g}"
+        if self._channel is None:
+            beats = {0: beat}
+            self._end(describe_stall(beats, {}, {0: gather_evidence(beats)}, limit))
+        beats = self._channel.beats()
+        self._recent.append(beats)
+        if len(self._recent) < _LOOKS_TO_BE_SILENT:
+            return
+        lost = silent(self._recent[0], beats)
+        alive = beats.keys() - lost.keys()
+        if not all(beats[rank].is_late for rank in alive):
+            return
+        self._looks_since_stall += 1
+        if self._channel.ask() or self._looks_since_stall > _LOOKS_TO_REPORT:
+            self._channel.answer(gather_evidence(beats))
+            failure = describe_stall(beats, lost, self._channel.evidence(alive), limit)
+            self._end(self._channel.report(failure))
