@@ -226,6 +226,11 @@ PRIVATE = {
         "gives the hooks that torch.utils.checkpoint has set, which the errors of a block are added to",
         "AttributeError in the first forward with activation checkpointing",
     ),
+    "torch._C._distributed_c10d._dump_fr_trace_json": Private(
+        "watch/collectives.py",
+        "gives torch's record of collectives, whose public form is a file of pickles",
+        "no line in the report of a stall that compares the ranks' collectives",
+    ),
     "torch._C._current_autograd_node": Private(
         "verify/operators.py",
         "says which backward an operator belongs to",
@@ -439,6 +444,11 @@ PRIVATE = {
         "python has no mallopt and no prctl, and torch no way to ask MKL for its mode",
         "memory is kept as glibc likes, and MKL is taken to be pinned; every Linux has prctl",
         lambda: ctypes,
+    ),
+    "sys._current_frames": Private(
+        "watch/process.py",
+        "gives the stack of another thread; python documents it under this name",
+        "AttributeError in the report of a stall",
     ),
     "sys._getframe": Private(
         "jobs/exit.py",

@@ -15,6 +15,8 @@ N/seen             how many processes have read the first failure
 """
 
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +26,7 @@ from typing import Any, TypeVar, final
 
 from lanewise.watch.failure import Failure, described
 from lanewise.watch.heartbeat import DONE, START, Note
-from lanewise.watch.process import ENDED, state_of
+from lanewise.watch.process import ENDED, process_table, state_of
 from lanewise.watch.store import StoreLostError, TimedStore
 
 T = TypeVar("T")
@@ -42,6 +44,8 @@ class Beat:
     """Counts the beats: where it stands still, the rank has ended, is stopped, or cannot be reached."""
     host: str
     pid: int
+    table: str
+    """The `process_table` in which it has this number."""
     note: Note
     age_seconds: float
     """Since its last progress."""
@@ -147,8 +151,8 @@ class Channel:
         rank, *others = lost
         state = _state(lost[rank]) or "which fell silent, with its host or the way to it"
         text = (
-            f"{lost[rank].describe(rank)}, {state}, told no error. {lost[rank].last}The kernel may have killed "
-            "it for want of memory: see dmesg on its host."
+            f"{lost[rank].describe(rank)}, {state}, told no error. {lost[rank].last}The kernel may have "
+            "killed it for want of memory: see dmesg on its host."
         )
         if others:
             text += f" The same is true of {named_ranks(others)}."
@@ -160,6 +164,21 @@ class Channel:
             return self._store.add(self._key(f"shown/{self._machine}")) == 1
         except StoreLostError:
             return self._shows
+
+    def end_neighbours(self) -> None:
+        """Wait a moment for the other processes of this machine to end, and kill those that do not.
+
+        One that is stopped, or waits in code during which no signal is handled, would remain: torchrun waits
+        for it for 30 seconds.
+        """
+        with suppress(StoreLostError):
+            own = {beat.pid: beat for beat in self.beats().values() if beat.table == process_table()}
+            own.pop(os.getpid(), None)
+            until(lambda: all(_state(beat) == ENDED for beat in own.values()), _SECONDS_FOR_OTHERS)
+            for pid, beat in own.items():
+                if beat.table and _state(beat) != ENDED:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
     def linger(self) -> None:
         """Before this process ends, wait for the others to read the failure, if it keeps the store."""
@@ -217,7 +236,7 @@ def until(function: Callable[[], T], seconds: float) -> T:
 
 
 def _state(beat: Beat) -> str:
-    return state_of(beat.pid, beat.host)
+    return state_of(beat.pid, beat.table)
 
 
 def silent(before: Mapping[int, Beat], now: Mapping[int, Beat]) -> dict[int, Beat]:

@@ -17,8 +17,7 @@ from lanewise.watch.channel import named_ranks
 def last_collectives() -> list[dict[str, Any]]:
     """Return the newest collective of each process group of this process; empty where torch records none."""
     with suppress(AttributeError, RuntimeError, ValueError):
-        recorder: Any = torch._C._distributed_c10d  # noqa: SLF001 - torch has no public way to its record
-        return read_record(recorder._dump_fr_trace_json())  # noqa: SLF001
+        return read_record(torch._C._distributed_c10d._dump_fr_trace_json())  # type: ignore[attr-defined]  # noqa: SLF001
     return []
 
 

@@ -1,9 +1,9 @@
 """What can be seen of a process from outside, and of this one's threads from within."""
 
-import socket
 import sys
 import threading
 import traceback
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -15,9 +15,24 @@ _DEBUGGERS = {"bdb", "pdb", "pydevd", "debugpy", "_pydevd_bundle"}
 _LONGEST_STACK = 12
 
 
-def state_of(pid: int, host: str) -> str:
-    """Say what state a process is in; empty where it runs, is on another host, or cannot be looked at."""
-    if host != socket.gethostname() or sys.platform != "linux":
+@cache
+def process_table() -> str:
+    """Name the table of processes that this one is in: of a host, or of a container; empty if not Linux."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def state_of(pid: int, table: str) -> str:
+    """Say what state a process is in; empty where it runs, or cannot be looked at.
+
+    Args:
+        pid: its number.
+        table: the `process_table` that it is in.
+    """
+    if not table or table != process_table():
         return ""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")

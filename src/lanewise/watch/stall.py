@@ -20,7 +20,7 @@ def gather_evidence(beats: Mapping[int, Beat]) -> dict[str, Any]:
     return {
         "waits": innermost_module().startswith(_WAITING),
         "stack": main_stack(),
-        "states": {str(rank): state_of(beat.pid, beat.host) for rank, beat in beats.items()},
+        "states": {str(rank): state_of(beat.pid, beat.table) for rank, beat in beats.items()},
         "collectives": last_collectives(),
     }
 
@@ -101,7 +101,7 @@ class Silence:
         limits = [math.inf if beat.limit_seconds is None else beat.limit_seconds for beat in beats.values()]
         if self._seconds < max(limits, default=math.inf):
             return None
-        states = {str(rank): state_of(beat.pid, beat.host) for rank, beat in beats.items()}
+        states = {str(rank): state_of(beat.pid, beat.table) for rank, beat in beats.items()}
         evidence = {-1: {"waits": False, "stack": "", "states": states, "collectives": []}}
         return describe_stall(beats, beats, evidence, f"distributed.stall_seconds={max(limits):g}")
 

@@ -18,7 +18,7 @@ from lanewise.watch.channel import Beat, Channel, silent
 from lanewise.watch.failure import Failure, is_consequence, record_failure
 from lanewise.watch.heartbeat import DONE, OWN_CODE, heartbeat
 from lanewise.watch.meeting import Meeting
-from lanewise.watch.process import is_debugged
+from lanewise.watch.process import is_debugged, process_table
 from lanewise.watch.stall import describe_stall, gather_evidence
 from lanewise.watch.store import StoreLostError
 
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 LAUNCHER_SHOWS_VARIABLE = "LANEWISE_LAUNCHER_SHOWS"
 """Environment variable which says that the launcher shows the first failure on the terminal."""
 
-_SECONDS_BETWEEN_LOOKS = 0.5
-_LOOKS_TO_BE_SILENT = 5
-_LOOKS_TO_REPORT = 30
+_SECONDS_BETWEEN_LOOKS = 0.25
+_LOOKS_TO_BE_SILENT = 10
+_LOOKS_TO_REPORT = 60
 """After which another rank reports a stall, if the one that began to has ended."""
 
 
@@ -114,26 +114,28 @@ class Watch:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             record_failure(first)
-            self._log(first, error)
+            shows = not os.environ.get(LAUNCHER_SHOWS_VARIABLE)
+            is_shower = shows and (self._channel is None or self._channel.is_first_to_show())
+            line = f"rank {self._rank} ends: rank {first.rank} on {first.host} failed first."
+            if is_shower:
+                line = f"error: {first}" if first.is_ours else str(first)
+            self._log(first, error, line if shows else "")
             self._at_end(first)
             if self._channel is not None:
                 self._channel.linger()
+                if is_shower:
+                    self._channel.end_neighbours()
         finally:  # even if the logs or the console cannot be written
             # A usual exit would run destructors that wait for ranks which have ended.
             os._exit(error.exit_code if isinstance(error, LanewiseError) else first.exit_code)
 
-    def _log(self, first: Failure, error: BaseException | None) -> None:
-        """Write the error of this rank to its log, and the first failure to the terminal."""
-        text = ""
-        if not os.environ.get(LAUNCHER_SHOWS_VARIABLE):
-            shows = self._channel is None or self._channel.is_first_to_show()
-            text = f"rank {self._rank} ends: rank {first.rank} on {first.host} failed first."
-            if shows:
-                text = f"error: {first}" if first.is_ours else str(first)
+    def _log(self, first: Failure, error: BaseException | None, text: str) -> None:
+        """Write the error of this process to its log, and a text to the terminal."""
         if not logging.root.handlers:
             sys.stderr.write(f"{text}\n" if text else "")
             return
-        logger.error("rank %d failed", self._rank, exc_info=error, extra={"is_for_file_only": True})
+        if error is not None:
+            logger.error("rank %d failed", self._rank, exc_info=error, extra={"is_for_file_only": True})
         if error is None or first.rank != self._rank:
             logger.error("the first failure: %s", first, extra={"is_for_file_only": True})
         if text:
@@ -178,6 +180,7 @@ class Watch:
             number=self._num_beats,
             host=socket.gethostname(),
             pid=os.getpid(),
+            table=process_table(),
             note=heartbeat.note,
             age_seconds=self._age_seconds,
             limit_seconds=None if heartbeat.note[0] in (OWN_CODE, DONE) else self._limits[self._key],

@@ -37,10 +37,15 @@ class Environment:
     """The host where the processes meet, that of rank 0; empty for a process alone."""
     master_port: int = 0
     machine: int = 0
-    keeps_store: bool = False
-    """Whether this process keeps the store at which all meet; else rank 0 or torchrun's agent does."""
+    has_agent_store: bool = False
+    """Whether an agent keeps the store at which all meet; else rank 0 does."""
     is_restarted: bool = False
     """Whether torchrun says that the processes are started again; it says so on some machines only."""
+
+    @property
+    def keeps_store(self) -> bool:
+        """Whether this process keeps the store."""
+        return self.rank == 0 and not self.has_agent_store
 
     @classmethod
     def from_env(cls, variables: Mapping[str, str]) -> "Environment | None":
@@ -86,7 +91,7 @@ class Environment:
             address,
             port,
             machine=rank - local_rank,
-            keeps_store=rank == 0 and variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            has_agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             is_restarted=variables.get("TORCHELASTIC_RESTART_COUNT", "0") != "0",
         )
 
@@ -114,7 +119,7 @@ class Environment:
                     "use another --distribution."
                 )
         port = _port(variables) if "MASTER_PORT" in variables else _step_port(variables)
-        return cls(rank, local_rank, world_size, sizes[node], address, port, node, keeps_store=rank == 0)
+        return cls(rank, local_rank, world_size, sizes[node], address, port, node)
 
 
 def _require(names: Sequence[str], variables: Mapping[str, str], described: str, remedy: str) -> None:

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -29,12 +28,11 @@ from lanewise.config import (
     powersgd_meets_no_overflow,
 )
 from lanewise.data import LaneReader
-from lanewise.device.choice import choose_backend, choose_devices
 from lanewise.device.determinism import set_determinism
-from lanewise.die_with_parent import die_with_parent
 from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.evaluation.evaluator import read_in_order
 from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
+from lanewise.engine.own_loop.join import join
 from lanewise.engine.own_loop.steps import Prepared, Steps
 from lanewise.engine.samples.dataset import (
     Collate,
@@ -59,11 +57,7 @@ from lanewise.metrics import MetricStates, check_metrics, load_merged, take_stat
 from lanewise.precision import LossScale, Precision
 from lanewise.random_state import kept_random_state, set_random_state
 from lanewise.reduce import build_reducer
-from lanewise.watch.heartbeat import OWN_CODE, heartbeat
-from lanewise.watch.meeting import Meeting
-from lanewise.watch.watch import Watch
 from lanewise.world.environment import Environment
-from lanewise.world.world import join_world
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -129,20 +123,7 @@ class Lanes:
         set_determinism(equality, threads)
         environment = Environment.from_env(os.environ) or Environment()
         self._placement = Placement.of(self._batch.num_lanes, environment)  # raises before anybody waits
-        devices = choose_devices(device_type, environment.local_world_size)
-        backend_name = choose_backend(backend, devices, environment.world_size)
-        self._watch, store = Watch(), None
-        if environment.world_size > 1:
-            die_with_parent(os.getppid())
-            meeting = Meeting(environment, distributed.start_seconds)
-            self._watch, store = Watch(meeting), meeting.store
-            self._watch.begin(stall_seconds=stall_seconds, start_seconds=distributed.start_seconds)
-            sys.excepthook = self._watch.show_and_end
-            self._watch.meet()
-        self._world = join_world(
-            environment, devices, backend_name, store, timeout_seconds=distributed.collective_seconds
-        )
-        heartbeat.note = (OWN_CODE, None, None)
+        self._world, self._watch = join(environment, distributed)
         atexit.register(self.close)
         self.rank = self._world.rank
         self.world_size = self._world.world_size

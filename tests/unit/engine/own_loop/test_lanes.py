@@ -15,6 +15,7 @@ from lanewise import Lanes, Loss, checkpoint_activations
 from lanewise.engine.own_loop import lanes as own_loop
 from lanewise.errors import CheckpointError, ConfigError, DataError, TaskError
 from lanewise.testing import run_distributed
+from lanewise.watch.watch import Watch
 from lanewise.world.environment import Environment
 from tests.distributed.tasks import Language, TinyTransformer, configure, train
 
@@ -24,7 +25,7 @@ WORLDS = pytest.mark.parametrize("world_size", [2, 3])
 
 def make_lanes(world, **options: Any) -> Lanes:
     """Make lanes in a world that is there already, instead of one that a launcher prepared."""
-    own_loop.join_world = lambda *_: world  # type: ignore[assignment]
+    own_loop.join = lambda *_: (world, Watch())  # type: ignore[assignment]
     place = Environment(world.rank, world.rank, world.world_size, world.world_size)
     own_loop.Environment = functools.partial(Environment)  # type: ignore[assignment, misc]
     own_loop.Environment.from_env = lambda _: place  # type: ignore[attr-defined]

@@ -1,0 +1,48 @@
+"""Joins the world in which the user's own loop runs."""
+
+import os
+import sys
+
+from lanewise.config import DistributedConfig
+from lanewise.device.choice import choose_backend, choose_devices
+from lanewise.die_with_parent import die_with_parent
+from lanewise.watch.heartbeat import OWN_CODE, heartbeat
+from lanewise.watch.meeting import Meeting
+from lanewise.watch.watch import Watch
+from lanewise.world.environment import Environment
+from lanewise.world.world import World, join_world
+
+
+def join(environment: Environment, distributed: DistributedConfig) -> tuple[World, Watch]:
+    """Join the world that torchrun or srun prepared, or be a process alone.
+
+    From now on an error that nobody catches is told to the other processes, which end, too. A process alone
+    is not watched: nobody waits for it.
+
+    Collective: every rank must call this.
+
+    Args:
+        environment: the place of this process.
+        distributed: what the user asked for.
+
+    Returns:
+        The world, and the watch of this process, which is closed before the world.
+    """
+    devices = choose_devices(distributed.device_type, environment.local_world_size)
+    backend = choose_backend(distributed.backend, devices, environment.world_size)
+    watch = Watch()
+    if environment.master_address:
+        die_with_parent(os.getppid())
+        watch = Watch(Meeting(environment, distributed.start_seconds))
+        watch.begin(stall_seconds=distributed.stall_seconds, start_seconds=distributed.start_seconds)
+        sys.excepthook = watch.show_and_end
+        watch.meet()
+    world = join_world(
+        environment,
+        devices,
+        backend,
+        None if watch.meeting is None else watch.meeting.store,
+        timeout_seconds=distributed.collective_seconds,
+    )
+    heartbeat.note = (OWN_CODE, None, None)
+    return world, watch

@@ -1,0 +1,91 @@
+"""What a process says of its error."""
+
+import dataclasses
+import json
+
+import pytest
+import torch.distributed as dist
+
+from lanewise.errors import ConfigError, LostRankError, TaskError
+from lanewise.watch import failure as module
+from lanewise.watch.failure import Failure, is_consequence, record_failure
+from lanewise.watch.heartbeat import Heartbeat
+
+
+@pytest.fixture(autouse=True)
+def at_step_17(monkeypatch):
+    beating = Heartbeat()
+    beating.note = ("forward", 17, 3)
+    monkeypatch.setattr(module, "heartbeat", beating)
+
+
+def raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except type(error) as caught:
+        return caught
+
+
+def test_an_error_of_the_users_code_is_shown_with_its_place_and_its_traceback():
+    error = raised(ValueError("boom"))
+    error.add_note("in step 17, lane 3, samples [5, 6]")
+    shown = str(Failure.of(error, rank=1))
+    first, *rest = shown.splitlines()
+    assert first.startswith("rank 1 on ")
+    assert first.endswith(" failed in forward of step 17, lane 3:")
+    assert rest[0] == "Traceback (most recent call last):"
+    assert rest[-2:] == ["ValueError: boom", "in step 17, lane 3, samples [5, 6]"]
+
+
+def test_an_error_of_ours_is_shown_without_a_traceback():
+    shown = str(Failure.of(raised(TaskError("the loss is no scalar.")), rank=2))
+    assert shown.startswith("the loss is no scalar.\n(rank 2 on ")
+    assert "Traceback" not in shown
+
+
+def test_a_failure_comes_back_from_json_as_it_was():
+    failure = Failure.of(raised(ValueError("boom \u2028 \x00")), rank=1)
+    assert Failure.from_json(failure.to_json().encode()) == failure
+
+
+@pytest.mark.parametrize("written", [b"", b"{}", b"[1]", b"\xff", b'{"rank": 1}', b'{"note": 3}'])
+def test_what_something_else_wrote_is_refused(written):
+    with pytest.raises(ValueError, match="no failure of ours"):
+        Failure.from_json(written)
+
+
+def test_a_mistake_or_the_same_error_at_the_same_step_is_final():
+    failure = Failure.of(raised(ValueError("boom")), rank=1)
+    other_rank = dataclasses.replace(failure, rank=0, host="elsewhere")
+    later = dataclasses.replace(failure, note=("forward", 18, 3))
+    assert not failure.is_final(None)
+    assert failure.is_final(other_rank)
+    assert not failure.is_final(later)
+    assert not failure.is_final(dataclasses.replace(failure, text="bang"))
+    assert Failure.of(raised(ConfigError("no such key.")), rank=0).is_final(None)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (LostRankError("rank 1 ended"), True),
+        (dist.DistBackendError("NCCL: remote process exited"), True),
+        (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed"), True),
+        (RuntimeError("Connection reset by peer"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ConnectionResetError("Connection reset by peer"), False),  # of the user's own socket
+        (ValueError("Broken pipe"), False),
+    ],
+)
+def test_a_lost_connection_is_a_consequence(error, expected):
+    assert is_consequence(error) is expected
+
+
+def test_torchrun_finds_the_failure_in_its_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    failure = Failure.of(raised(ValueError("boom")), rank=1)
+    record_failure(failure)
+    message = json.loads((tmp_path / "error.json").read_bytes())["message"]
+    assert message["message"] == "ValueError: boom"
+    assert message["extraInfo"]["py_callstack"] == str(failure)
+    assert [path.name for path in tmp_path.iterdir()] == ["error.json"]

@@ -1,0 +1,99 @@
+"""A process that watches itself."""
+
+import itertools
+import threading
+import time
+
+import pytest
+
+from lanewise.watch import watch as module
+from lanewise.watch.heartbeat import CALLBACK, DATA, DONE, OWN_CODE, Heartbeat
+from lanewise.watch.watch import Watch
+
+
+class EndedError(Exception):
+    """What stands for the end of a process."""
+
+
+@pytest.fixture
+def beating(monkeypatch):
+    beating = Heartbeat()
+    monkeypatch.setattr(module, "heartbeat", beating)
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LOOKS", 0.02)
+    monkeypatch.setattr(module, "is_debugged", lambda: False)
+    return beating
+
+
+@pytest.fixture
+def watch(beating, monkeypatch):
+    """A watch that notes the failure instead of ending this process."""
+    watch = Watch()
+    ended = []
+
+    def end(first, error=None):
+        ended.append(first)
+        watch._closed.set()
+        raise EndedError
+
+    monkeypatch.setattr(watch, "_end", end)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    watch.ended = ended
+    yield watch
+    watch.close()
+
+
+def wait_for(condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return condition()
+
+
+def test_a_process_without_progress_ends_with_its_phase_and_its_stack(watch, beating):
+    beating.note = ("forward", 17, 3)
+    beating.has_trained = True
+    watch.begin(stall_seconds=0.1, start_seconds=None)
+    assert wait_for(lambda: watch.ended)
+    assert watch.ended[0].note == ("forward", 17, 3)
+    assert "distributed.stall_seconds=0.1" in watch.ended[0].text
+    assert "wait_for" in watch.ended[0].text
+
+
+def test_before_the_end_of_the_first_step_the_other_limit_holds(watch, beating):
+    watch.begin(stall_seconds=None, start_seconds=0.1)
+    assert wait_for(lambda: watch.ended)
+    assert "distributed.start_seconds=0.1" in watch.ended[0].text
+
+
+def test_a_note_that_says_the_same_again_and_a_saved_file_are_progress(watch, beating):
+    beating.has_trained = True
+    watch.begin(stall_seconds=0.2, start_seconds=None)
+    for number in itertools.count():
+        if number % 2:
+            beating.note = ("evaluation", int("17"), None)
+        else:
+            beating.num_files += 1
+        time.sleep(0.02)
+        if number == 40:
+            break
+    assert not watch.ended
+
+
+@pytest.mark.parametrize("phase", [OWN_CODE, DONE])
+def test_what_runs_between_the_steps_of_an_own_loop_may_take_any_time(watch, beating, phase):
+    beating.note = (phase, 17, None)
+    watch.begin(stall_seconds=0.05, start_seconds=0.05)
+    assert not wait_for(lambda: watch.ended, 0.5)
+
+
+@pytest.mark.parametrize("phase", [DATA, CALLBACK])
+def test_without_limits_a_phase_may_take_any_time(watch, beating, phase):
+    beating.note = (phase, 17, None)
+    watch.begin(stall_seconds=None, start_seconds=None)
+    assert not wait_for(lambda: watch.ended, 0.5)
+
+
+def test_time_in_a_debugger_is_not_counted(watch, beating, monkeypatch):
+    monkeypatch.setattr(module, "is_debugged", lambda: True)
+    watch.begin(stall_seconds=0.05, start_seconds=0.05)
+    assert not wait_for(lambda: watch.ended, 0.5)
