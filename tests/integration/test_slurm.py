@@ -99,14 +99,14 @@ def test_a_rank_that_raises_ends_all_of_them(slurm, tmp_path, options, others_sl
     assert time.monotonic() - start < 100
     assert done.code != 0
     assert done.leftover == []
-    assert done.stderr.count("ValueError: the image is upside down") == 1
+    assert done.stderr.count("ValueError: the image is upside down") == 1, done.stderr
     assert done.stderr.count("Traceback") == 1
     logs = {path.name: path.read_text() for path in (tmp_path / "run" / "logs").iterdir()}
     said = [name for name, log in logs.items() if "ValueError: the image is upside down" in log]
     assert said == ["rank-00001.log"]
 
 
-def test_ranks_that_wait_for_one_that_never_joins_are_ended(slurm, digits):
+def test_what_only_rank_0_finds_ends_all(slurm, digits):
     (digits / "run").mkdir()
     (digits / "run" / "metrics.jsonl").touch()
     start = time.monotonic()

@@ -96,6 +96,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except LanewiseError as error:
+        from lanewise.jobs.start import fail_in_prepared_world
+
+        fail_in_prepared_world(error)
         for mistake in mistakes_of(error):
             print(f"error: {mistake}", file=sys.stderr)
         return error.exit_code

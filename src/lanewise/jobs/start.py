@@ -4,7 +4,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,14 @@ import cloudpickle
 from lanewise.config import Equality, pin_environment, pinned_variables
 from lanewise.config.class_path import add_search_path
 from lanewise.die_with_parent import die_with_parent, name_process
-from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
+from lanewise.errors import (
+    ConfigError,
+    LanewiseError,
+    LaunchError,
+    PreemptedError,
+    WorldError,
+    text_of,
+)
 from lanewise.jobs import signals
 from lanewise.jobs.exit import refusing_exit
 from lanewise.jobs.job import Job
@@ -25,6 +32,8 @@ from lanewise.world.environment import Environment
 if TYPE_CHECKING:
     from lanewise.watch.watch import Watch
 
+_SECONDS_TO_TELL = 10.0
+"""How long a process that fails before it joins looks for the others."""
 _HANGUPS = (Signals.SIGHUP, Signals.SIGQUIT)
 
 
@@ -95,6 +104,21 @@ def _start_in_prepared_world(job: Job, environment: Environment) -> Any:
         raise
     except BaseException as error:  # noqa: BLE001 - this process ends here
         watch.fail(error)
+
+
+def fail_in_prepared_world(error: LanewiseError) -> None:
+    """End this process with an error that it met before it joined a prepared world, and so end the others.
+
+    Returns where there is no such world, or no way to it.
+    """
+    with suppress(WorldError):
+        environment = Environment.from_env(os.environ)
+        if environment is None or environment.world_size == 1:
+            return
+        from lanewise.watch.meeting import Meeting
+        from lanewise.watch.watch import Watch
+
+        Watch(Meeting(environment, _SECONDS_TO_TELL)).fail(error)
 
 
 def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:

@@ -128,7 +128,7 @@ def _run(workers: Workers, num_restarts: int) -> "Failure | None":
             return None
         time.sleep(_SECONDS_TO_FAIL)
         server.require_running()
-        return channel.first() or _unexplained(channel, [fork.poll() for fork in forks])
+        return _first_failure(channel, [fork.poll() for fork in forks])
     except KeyboardInterrupt:
         _end(forks, signal.SIGINT)
         raise
@@ -136,11 +136,17 @@ def _run(workers: Workers, num_restarts: int) -> "Failure | None":
         _end(forks, signal.SIGKILL)
 
 
-def _unexplained(channel: "Channel", codes: Sequence[int | None]) -> "Failure":
-    """Describe the end of a worker that said nothing; those that a signal ended come first."""
-    from lanewise.watch.channel import failure_of
+def _first_failure(channel: "Channel", codes: Sequence[int | None]) -> "Failure":
+    """Return the first failure; of a worker that said nothing, its exit code is known here."""
+    from lanewise.watch.channel import SILENCE, failure_of
 
+    first = channel.first()
+    if first is not None and (first.kind != SILENCE or not codes[first.rank]):
+        return first
+    # Those that a signal ended come before others, which missed them.
     code, rank = min((code, rank) for rank, code in enumerate(codes) if code)
+    if first is not None:
+        code, rank = codes[first.rank] or 0, first.rank
     beat = channel.beats().get(rank)
     last = "" if beat is None else f" {beat.last}".rstrip()
     if code < 0:

@@ -4,13 +4,14 @@ starts             how often this world was started, as rank 0 counts
 over               the failure after which no further start goes on
 N/arrived/RANK     rank RANK has come to start number N
 N/begun            all have come; whether this start goes on with what an earlier one began
-N/beat/RANK        what the rank does, written twice a second
+N/beat/RANK        what the rank does, written four times a second
 N/failures         how many said that they failed; who takes the first number failed first, which no clock
 could say, as those of hosts differ
 N/failure/K        the K-th of them
 N/asked            some rank asks for evidence, as nobody makes progress
 N/evidence/RANK    what the rank answers
-N/shown/M          how many processes of machine M wanted to show the failure
+N/show/T           how many processes whose terminal is T wanted to show the failure
+N/clear/M          how many processes of machine M wanted to end those that do not end by themselves
 N/seen             how many processes have read the first failure
 """
 
@@ -30,6 +31,9 @@ from lanewise.watch.process import ENDED, process_table, state_of
 from lanewise.watch.store import StoreLostError, TimedStore
 
 T = TypeVar("T")
+
+SILENCE = "silence"
+"""The kind of a failure that other ranks noticed: the rank itself said nothing."""
 
 _SECONDS_FOR_OTHERS = 2.0
 """How long to wait for the word of a rank that is lost, or for the others to read that of this one."""
@@ -75,8 +79,7 @@ class Channel:
         store: at which the processes meet.
         world_size: the number of processes.
         rank: of this process; None for a launcher.
-        machine: as `Environment` numbers it.
-        shows: whether this process shows the failure if the store is lost.
+        is_local_rank_zero: whether this process has the duties of its machine if the store is lost.
         keeps_store: whether this process keeps the store.
         start: the number of the start; `Meeting` finds it out.
     """
@@ -87,8 +90,7 @@ class Channel:
         world_size: int,
         rank: int | None = None,
         *,
-        machine: int = 0,
-        shows: bool = True,
+        is_local_rank_zero: bool = True,
         keeps_store: bool = False,
         start: int = 1,
     ) -> None:
@@ -96,8 +98,7 @@ class Channel:
         self.world_size = world_size
         self.start = start
         self._store = store
-        self._machine = machine
-        self._shows = shows
+        self._is_local_rank_zero = is_local_rank_zero
         self._keeps_store = keeps_store
 
     def first(self) -> Failure | None:
@@ -156,14 +157,19 @@ class Channel:
         )
         if others:
             text += f" The same is true of {named_ranks(others)}."
-        return failure_of(rank, lost[rank], "silence", text)
+        return failure_of(rank, lost[rank], SILENCE, text)
 
-    def is_first_to_show(self) -> bool:
-        """Tell whether this process is the first of its machine to ask: it shows the failure."""
+    def is_first(self, duty: str, place: int) -> bool:
+        """Tell whether this process is the first of a place to take a duty at the end of the run.
+
+        Args:
+            duty: such as to show the failure.
+            place: such as the number of a machine.
+        """
         try:
-            return self._store.add(self._key(f"shown/{self._machine}")) == 1
+            return self._store.add(self._key(f"{duty}/{place}")) == 1
         except StoreLostError:
-            return self._shows
+            return self._is_local_rank_zero
 
     def end_neighbours(self) -> None:
         """Wait a moment for the other processes of this machine to end, and kill those that do not.

@@ -32,6 +32,7 @@ class Meeting:
     """
 
     def __init__(self, environment: Environment, timeout_seconds: float | None) -> None:
+        self.environment = environment
         self._rank = environment.rank
         self._is_restarted = environment.is_restarted
         self._timeout_seconds = math.inf if timeout_seconds is None else timeout_seconds
@@ -50,8 +51,7 @@ class Meeting:
             self._store,
             environment.world_size,
             environment.rank,
-            machine=environment.machine,
-            shows=environment.local_rank == 0,
+            is_local_rank_zero=environment.local_rank == 0,
             keeps_store=environment.keeps_store,
             start=self._arrive(),
         )

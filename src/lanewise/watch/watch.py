@@ -107,38 +107,41 @@ class Watch:
             self.fail(error)
 
     def _end(self, first: Failure, error: BaseException | None = None) -> NoReturn:
-        """End this process, once; the failure is shown once on each machine."""
+        """End this process, once; the failure is shown once on each terminal."""
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread ends the process
+        has_duties = not os.environ.get(LAUNCHER_SHOWS_VARIABLE)  # else the launcher has them
         try:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             record_failure(first)
-            shows = not os.environ.get(LAUNCHER_SHOWS_VARIABLE)
-            is_shower = shows and (self._channel is None or self._channel.is_first_to_show())
-            line = f"rank {self._rank} ends: rank {first.rank} on {first.host} failed first."
-            if is_shower:
-                line = f"error: {first}" if first.is_ours else str(first)
-            self._log(first, error, line if shows else "")
+            self._log(first, error, shows=has_duties)
             self._at_end(first)
-            if self._channel is not None:
-                self._channel.linger()
-                if is_shower:
-                    self._channel.end_neighbours()
+            if self.meeting is not None:
+                self.meeting.channel.linger()
+                if has_duties and self.meeting.channel.is_first("clear", self.meeting.environment.machine):
+                    self.meeting.channel.end_neighbours()
         finally:  # even if the logs or the console cannot be written
             # A usual exit would run destructors that wait for ranks which have ended.
             os._exit(error.exit_code if isinstance(error, LanewiseError) else first.exit_code)
 
-    def _log(self, first: Failure, error: BaseException | None, text: str) -> None:
-        """Write the error of this process to its log, and a text to the terminal."""
+    def _log(self, first: Failure, error: BaseException | None, *, shows: bool) -> None:
+        """Write the error of this process to its log; show the first failure, or a line, on the terminal."""
+        line = text = f"rank {self._rank} ends: rank {first.rank} on {first.host} failed first."
+        if self.meeting is None or (
+            shows and self.meeting.channel.is_first("show", self.meeting.environment.terminal)
+        ):
+            text = f"error: {first}" if first.is_ours else str(first)
         if not logging.root.handlers:
-            sys.stderr.write(f"{text}\n" if text else "")
+            sys.stderr.write(f"{text}\n" if shows else "")
             return
         if error is not None:
             logger.error("rank %d failed", self._rank, exc_info=error, extra={"is_for_file_only": True})
-        if error is None or first.rank != self._rank:
-            logger.error("the first failure: %s", first, extra={"is_for_file_only": True})
-        if text:
+        elif first.rank == self._rank:
+            logger.error("%s", first, extra={"is_for_file_only": True})
+        if first.rank != self._rank:
+            logger.error("%s", line, extra={"is_for_file_only": True})
+        if shows:
             logger.error("%s", text, extra={"is_for_console_only": True})
         logging.shutdown()
 

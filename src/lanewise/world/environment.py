@@ -37,6 +37,8 @@ class Environment:
     """The host where the processes meet, that of rank 0; empty for a process alone."""
     master_port: int = 0
     machine: int = 0
+    terminal: int = 0
+    """The same for processes whose output goes to the same place: of a machine, and of all under srun."""
     has_agent_store: bool = False
     """Whether an agent keeps the store at which all meet; else rank 0 does."""
     is_restarted: bool = False
@@ -91,6 +93,7 @@ class Environment:
             address,
             port,
             machine=rank - local_rank,
+            terminal=rank - local_rank,
             has_agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             is_restarted=variables.get("TORCHELASTIC_RESTART_COUNT", "0") != "0",
         )

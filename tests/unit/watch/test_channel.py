@@ -76,8 +76,9 @@ def test_heartbeats_are_read_as_they_were_written_and_those_of_done_ranks_are_le
     assert one.beats() == {0: make_beat(4)}
 
 
-def test_one_process_of_a_machine_shows_the_failure():
-    assert [channel.is_first_to_show() for channel in make_channels(3)] == [True, False, False]
+def test_one_process_of_each_place_takes_a_duty():
+    first = [channel.is_first("show", rank // 2) for rank, channel in enumerate(make_channels(4))]
+    assert first == [True, False, True, False]
 
 
 def test_evidence_is_what_the_ranks_answered_in_time():

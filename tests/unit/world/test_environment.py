@@ -31,6 +31,7 @@ def test_what_torchrun_sets():
         master_address="10.0.0.1",
         master_port=29500,
         machine=2,
+        terminal=2,
     )
 
 
@@ -39,7 +40,7 @@ def test_two_machines_with_two_processes_each_as_drawn():
     for rank, local_rank in zip(ranks, local_ranks, strict=True):
         variables = TORCHRUN | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
         assert Environment.from_env(variables) == Environment(
-            rank, local_rank, 4, 2, *MEETING, machine=rank - local_rank
+            rank, local_rank, 4, 2, *MEETING, machine=rank - local_rank, terminal=rank - local_rank
         )
 
 
