@@ -1,7 +1,7 @@
 """Tensors in nested containers, such as a collated batch or the outputs of a model."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from typing import Any
@@ -22,6 +22,11 @@ def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
         return type(data)(*(map_leaves(function, value) for value in data))
     if isinstance(data, list | tuple):
         return type(data)(map_leaves(function, value) for value in data)
+    if is_dataclass(data) and not isinstance(data, type):
+        made = copy.copy(data)
+        for field in fields(data):  # also of a frozen one
+            object.__setattr__(made, field.name, map_leaves(function, getattr(data, field.name)))
+        return made
     return data
 
 
@@ -34,13 +39,41 @@ def copied(data: Any) -> Any:
     return map_leaves(copy_leaf, data)
 
 
+def plain(data: Any) -> Any:
+    """Return what is in nested containers and dataclasses in dicts, lists and tuples."""
+    if isinstance(data, tuple):
+        return tuple(map(plain, data))
+    if isinstance(data, list):
+        return list(map(plain, data))
+    items = _items(data)
+    return data if items is None else {key: plain(value) for key, value in items}
+
+
+def structure(data: Any) -> str:
+    """Describe nested containers and dataclasses: their types, and everything in them but the tensors."""
+    if isinstance(data, torch.Tensor):
+        return "tensor"
+    items = enumerate(data) if isinstance(data, list | tuple) else _items(data)
+    if items is None:
+        return repr(data)
+    inner = ", ".join(f"{key!r}: {structure(value)}" for key, value in items)
+    return f"{type(data).__module__}.{type(data).__qualname__}({inner})"
+
+
+def _items(data: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Return the items of a mapping or a dataclass; None for anything else."""
+    if isinstance(data, Mapping):
+        return data.items()
+    if is_dataclass(data) and not isinstance(data, type):
+        return [(field.name, getattr(data, field.name)) for field in fields(data)]
+    return None
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in nested containers and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        yield from chain.from_iterable(map(tensors_in, value.values()))
     elif isinstance(value, list | tuple):
         yield from chain.from_iterable(map(tensors_in, value))
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from chain.from_iterable(tensors_in(getattr(value, field.name)) for field in fields(value))
+    elif items := _items(value):
+        yield from chain.from_iterable(tensors_in(inner) for _, inner in items)

@@ -45,7 +45,7 @@ def fit(world, config, folder) -> int:
     saving = Saving(run, checkpoints)
     loggers = [JsonlLogger(run_dir.metrics, first_step)] if world.rank == 0 else []
     Engine(run, first_step=first_step, saving=saving).fit(run_dir, loggers)
-    world.all_gather_object(None)
+    world.all_gather_tree(None)
     return first_step
 
 

@@ -229,7 +229,7 @@ def test_no_article_is_both_trained_on_and_held_out(generated):
 
 def prepare_at_once(world, folder):
     example = load_example()
-    world.all_gather_object(None)  # wait for each other
+    world.all_gather_tree(None)  # wait for each other
     articles = example.articles.make_articles(no_answer=False)
     example.prepare.prepare(*example.prepare.split(articles), Path(folder))
     tokenizer = example.tokenizer.train_tokenizer([str(articles)], 500)

@@ -63,10 +63,14 @@ class Manifest:
             tree = whole["manifest"]
             if whole["sha256"] != _digest(tree):
                 raise CheckpointError(f"{path} is damaged: its checksum does not match.")
-            files = tuple(FileEntry(**entry) for entry in tree.pop("files"))
-            manifest = cls(files=files, **tree)
-            manifest._require_types()
-            return manifest
+            return cls.from_tree(tree)
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> "Manifest":
+        """Make it of what `asdict` made of one; raise one of several errors if something else did."""
+        manifest = cls(**{**tree, "files": tuple(FileEntry(**entry) for entry in tree["files"])})
+        manifest._require_types()
+        return manifest
 
     def _require_types(self) -> None:
         """Raise ValueError if a value is not of its type, or a file lies elsewhere or is named twice."""

@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from lanewise.checkpoint.encode import TensorTable, real_view
 from lanewise.checkpoint.part import file_header
 from lanewise.errors import CheckpointError
 from lanewise.run_file import open_regular, reading, replacing
+from lanewise.world.encode import TensorTable, real_view
 from lanewise.world.shards import is_sharded, whole
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from typing import final
 
 import torch
 
-from lanewise.checkpoint.encode import DTYPES
 from lanewise.checkpoint.manifest import FileEntry, write_durably
 from lanewise.device.accelerator import has_streams
+from lanewise.world.encode import DTYPES
 
 
 def share_out(num_bytes: Mapping[str, int], num_parts: int) -> list[list[str]]:

@@ -18,13 +18,13 @@ from typing import Any, final
 import torch
 from safetensors import safe_open
 
-from lanewise.checkpoint.encode import TensorTable, decode, encode
 from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.checkpoint.manifest import FileEntry, Manifest, read_json, sync_folder, write_json
 from lanewise.checkpoint.part import Staging, part_name, share_out
 from lanewise.errors import LanewiseError, StorageError
 from lanewise.run_file import reading, reason
 from lanewise.watch.heartbeat import heartbeat
+from lanewise.world.encode import TensorTable, decode, encode
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Saver:
         self._error: BaseException | None = None
         # Drawn by rank 0, so that the files of a killed process are not mistaken for those of this one.
         self._number = 0
-        self._token: str = world.all_gather_object(os.urandom(4).hex())[0]
+        self._token: str = world.all_gather_tree(os.urandom(4).hex())[0]
 
     def save(self, state: Mapping[str, Any], manifest: Manifest) -> None:
         """Copy the state, and begin to write it; waits for the previous save to end.

@@ -44,6 +44,8 @@ class LaneLoader:
     """Processes that read ahead; 0 reads in this one. The batches are the same."""
     pin_memory: bool = False
     """Whether batches lie in page-locked memory, for a GPU."""
+    fills_empty: bool = False
+    """Whether a turn without samples gets the data of lane 0, for a forward that does not count."""
 
     @property
     def schedule(self) -> Schedule:
@@ -53,13 +55,18 @@ class LaneLoader:
     def batches(self, first_step: int, last_step: int) -> Iterator[LaneBatch]:
         """Yield the batches of steps `first_step` to `last_step - 1`; at least one, maybe empty, a step."""
         turns = self.schedule.turns(self.lanes, first_step, last_step)
-        requests = ((turn, self.order.samples(turn)) for turn in turns)
+        requests = ((turn, self._indices(turn)) for turn in turns)
         if not self.order.reads_blocks or self.num_workers < 2:
             return read_turns(self.reader, requests, self.num_workers, pin_memory=self.pin_memory)
         num_workers = min(self.num_workers, len(self.lanes))
         dealt = _deal(requests, num_workers)
         batches = read_turns(self.reader, dealt, num_workers, pin_memory=self.pin_memory)
         return (batch for batch in batches if batch.turn.step >= 0)
+
+    def _indices(self, turn: LaneTurn) -> tuple[int, ...]:
+        if self.fills_empty and not turn.positions:
+            turn = turn._replace(lane=0, positions=self.schedule.positions(turn.step, 0))
+        return self.order.samples(turn)
 
 
 def _deal(turns: Iterable[_Request], num_workers: int) -> Iterator[_Request]:

@@ -26,7 +26,7 @@ class LaneBatch:
     indices: tuple[int, ...]
     """Dataset indices of the samples; empty where the process has none in this step."""
     data: Any
-    """What `collate` returned; None if there are no samples."""
+    """What `collate` returned; None if there are no samples, unless `LaneLoader.fills_empty` is set."""
     num_samples: int
     """Samples in it: fewer than indices if a dataset leaves out what it cannot read."""
     read_bytes: int = 0
@@ -100,6 +100,8 @@ class LaneReader(Dataset[LaneBatch]):
             batch.num_samples = len(indices) if self._files is None else len(samples)
             if batch.num_samples:
                 batch.data = self._collate(samples)
+            if not turn.positions:  # data of another lane, which don't count
+                batch.indices, batch.num_samples = (), 0
         except BaseException as error:
             note_place(error, batch.place)
             raise

@@ -61,7 +61,7 @@ def find_micro_batch_size(
     if each <= 0:  # samples differ in size
         each = large / _SIZES[1]
     fixed = max(0.0, large - each * _SIZES[1])
-    frees = world.all_gather_object((free, fixed, each))
+    frees = world.all_gather_tree((free, fixed, each))
     if any(one is None for one, _, _ in frees):
         raise ConfigError(
             "batch.micro_batch_size auto needs to know how much memory is free, which is unknown here: got "
@@ -74,7 +74,7 @@ def find_micro_batch_size(
             if not is_cpu or fits(_trial(config, one, min(_LANES_EACH, whole // one))):
                 size = one
                 break
-    found: int = world.broadcast_object(size)
+    found: int = world.broadcast_tree(size)
     if not found:
         raise ConfigError(
             "batch.micro_batch_size auto finds no size that fits: with a single sample in each lane, a step "

@@ -88,7 +88,7 @@ class TrainJob(Job):
         engine = Engine(run, first_step=first_step, saving=saving, record=record)
         with training():
             values = engine.fit(self.run_dir, callbacks)
-        world.all_gather_object(None)  # no rank goes on before the model is on disk
+        world.all_gather_tree(None)  # no rank goes on before the model is on disk
         return values
 
     def _micro_batch_size(self, world: "World") -> int:
@@ -99,7 +99,7 @@ class TrainJob(Job):
         goes_on = self.is_resumed or world.is_restarted
         if world.rank == 0 and goes_on and self.run_dir.config.exists():
             of_run = load_config(str(self.run_dir.config)).batch.micro_batch_size
-        of_run = world.broadcast_object(of_run)
+        of_run = world.broadcast_tree(of_run)
         if isinstance(of_run, int):
             return of_run
         return find_micro_batch_size(self.config, world, self.task, partial(_has_room, task=self.task))

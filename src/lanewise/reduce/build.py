@@ -108,7 +108,7 @@ def _compare_replicas(model: nn.Module, world: World) -> None:
     """Raise WorldError if a parameter or buffer, or its requires_grad, differs between ranks. Collective."""
     state = [*model.named_parameters(), *model.named_buffers()]
     digests = {name: _digest(tensor) for name, tensor in state}
-    for rank, others in enumerate(world.all_gather_object(digests)):
+    for rank, others in enumerate(world.all_gather_tree(digests)):
         if others == digests:
             continue
         name = next(name for name in [*digests, *others] if digests.get(name) != others.get(name))
@@ -119,9 +119,9 @@ def _compare_replicas(model: nn.Module, world: World) -> None:
         )
 
 
-def _digest(tensor: torch.Tensor) -> bytes:
+def _digest(tensor: torch.Tensor) -> str:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return hashlib.sha256(
         f"{flat.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode()
         + flat.view(torch.uint8).numpy().tobytes()
-    ).digest()
+    ).hexdigest()

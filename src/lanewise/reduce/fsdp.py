@@ -3,11 +3,11 @@
 [Note: equal passes]
 A process gathers the weights of a block when its forward or backward reaches the block. This is a collective,
 so all processes must run equally many passes. A process with fewer lanes in a step runs its first batch again
-for each missing lane; a process without any lane runs the first batch of rank 0 (`pad`). The results of these
-passes are discarded. Every lane's backward must also reach every block that its forward ran, even if the lane
-contributes nothing: `connect` makes the outputs of the blocks inputs of the lane's loss. In a pass that
-contributes nothing, the gradients of the parameters are discarded, since they could be NaN, and FSDP sends
-zeros.
+for each missing lane; a process without any lane has read the samples of lane 0 for it (`pad`). The results
+of these passes are discarded. Every lane's backward must also reach every block that its forward ran, even if
+the lane contributes nothing: `connect` makes the outputs of the blocks inputs of the lane's loss. In a pass
+that contributes nothing, the gradients of the parameters are discarded, since they could be NaN, and FSDP
+sends zeros.
 """
 
 import logging
@@ -24,7 +24,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lanewise.config import Equality, FSDPConfig
-from lanewise.device.accelerator import move
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.nested import copied, tensors_in
@@ -140,12 +139,12 @@ class FSDPReducer:
         return [handle]
 
     def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """See `Reducer`. Collective where a process has no lane in the step."""
-        batches = map(_with_samples, batches)
+        """See `Reducer`."""
+        batches = map(_with_data, batches)
         batch = next(batches)
         counts = self._placement.counts(batch.turn.num_present_lanes)
-        spare = self._spare_data(batch.data, counts)
         own, most = counts[self._world.rank], max(counts)
+        spare = copied(batch.data) if own < most else None  # before a forward changes it
         for number in range(most):
             is_last = number == most - 1
             if number < own:
@@ -204,15 +203,15 @@ class FSDPReducer:
         self, module: nn.Module, lanes: Iterable[Lane], num_lanes: int, compute: Callable[[Lane, Any], T]
     ) -> Iterator[tuple[Lane, T]]:
         """See `Reducer`. Collective: every rank must iterate to the end."""
-        counts = self._world.all_gather_object(num_lanes)
+        num_missing = max(self._world.all_gather_tree(num_lanes)) - num_lanes
         first: Lane | None = None
-        for lane in map(_with_samples, lanes):
+        for lane in map(_with_data, lanes):
             if first is None:
-                first, spare = lane, self._spare_data(lane.data, counts)
+                first, spare = lane, copied(lane.data) if num_missing else None
             if lane.has_samples:
                 yield lane, self._call(module, partial(compute, lane, lane.data))
         assert first is not None, "a process without samples has one lane without positions"
-        for _ in range(max(counts) - num_lanes):
+        for _ in range(num_missing):
             self._call(module, partial(compute, first, copied(spare)))
 
     def gradient_norms(self) -> torch.Tensor:
@@ -230,21 +229,6 @@ class FSDPReducer:
         for hook in self._hooks:
             hook.remove()
         self._callers.clear()
-
-    def _spare_data(self, data: Any, counts: Sequence[int]) -> Any:
-        """Return a batch to run while others have more batches; None if none is needed.
-
-        See [Note: equal passes]. Collective where a process has no batch of its own.
-
-        Args:
-            data: the data of the first batch, before a forward changes it; None without a batch.
-            counts: the number of batches of each rank.
-        """
-        if not all(counts):
-            from_first_rank = self._world.broadcast_object(move(data, torch.device("cpu")))
-            if data is None:
-                return move(from_first_rank, self._world.device)
-        return None if counts[self._world.rank] == max(counts) else copied(data)
 
     def _call(self, module: nn.Module, function: Callable[[], T]) -> T:
         """Call a function that runs the model, or an adopted module, without a backward. Collective."""
@@ -317,12 +301,13 @@ class FSDPReducer:
             )
 
 
-def _with_samples(lane: Any) -> Any:
+def _with_data(lane: Any) -> Any:
     """Return a batch or a lane; raise DataError if its samples are lost, as others wait for its forward."""
     turn = lane.turn
-    if turn.positions and not lane.has_samples:
+    if not lane.has_samples and lane.data is None:
+        number = turn.lane if turn.positions else 0
         raise DataError(
-            f"none of the {len(turn.positions)} samples of lane {turn.lane} in step {turn.step} can be read, "
-            "and under fsdp each lane needs one. Mend the files, or use another distributed.reducer."
+            f"none of the samples of lane {number} in step {turn.step} can be read, and under fsdp each lane "
+            "needs one. Mend the files, or use another distributed.reducer."
         )
     return lane

@@ -32,7 +32,8 @@ import torch.distributed as dist
 from lanewise.device.accelerator import new_stream, on_stream
 from lanewise.lanes import Placement
 from lanewise.reduce.pending import new_tree_sum
-from lanewise.world.world import World, all_gather_single
+from lanewise.world.tree_message import all_gather_single
+from lanewise.world.world import World
 
 
 @final

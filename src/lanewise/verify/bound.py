@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from lanewise.checkpoint.encode import real_view
 from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.engine import Engine
 from lanewise.engine.step.lane import to_device
 from lanewise.verify.trace import run_steps
+from lanewise.world.encode import real_view
 from lanewise.world.shards import whole
 from lanewise.world.world import World
 

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import torch
 
-from lanewise.checkpoint.encode import real_view
 from lanewise.data import digest
 from lanewise.errors import TaskError
 from lanewise.verify.meeting import where_samples_meet
 from lanewise.verify.probed_run import ProbedRun
+from lanewise.world.encode import real_view
 
 _MAX_SAMPLES = 16
 _SECONDS = 0.3

@@ -149,7 +149,7 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
             trace.loss = {lane.lane: (lane.loss_sum, lane.weight) for lane in report.totals.lanes}
             weights = trace.weights = _digests(model.named_parameters())
             trace.buffers = _digests(model.named_buffers())
-            lanes = sorted(lane for of_rank in world.all_gather_object(noted) for lane in of_rank.items())
+            lanes = sorted(lane for of_rank in world.all_gather_tree(noted) for lane in of_rank.items())
             trace.samples = {lane: indices for lane, (indices, _) in lanes}
             trace.tensors = {lane: tensors for lane, (_, tensors) in lanes}
             yield trace

@@ -25,12 +25,13 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TypeVar, cast, final
+from typing import TypeVar, cast, final
 
 import torch
 import torch.distributed as dist
 
 from lanewise.errors import LostRankError, WorldError, text_of
+from lanewise.world.tree_message import all_gather_tree
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ _BLOCK_BYTES = 2**22
 _SLOT_BYTES = 2**16
 _MAX_OPEN = 2
 _NUM_SLOTS = 2 * _MAX_OPEN
+_HOST = torch.device("cpu")
 _RANK, _TIME = struct.Struct("i"), struct.Struct("ll")
 
 
@@ -195,7 +197,7 @@ def share_memory(folder: Path | None = None, timeout_seconds: float | None = Non
             return mmap.mmap(shared, SharedMemory.size(world_size))
 
         try:
-            place = _all_gather(_agree(make_folder))[0]
+            place = all_gather_tree(_agree(make_folder), _HOST)[0]
             listener, short, file = _agree(listen)
             # All have connected before any accepts, so none waits for a rank that could not connect.
             _agree(lambda: _connect(sockets, short, rank))
@@ -223,7 +225,7 @@ def _agree(function: Callable[[], T]) -> T:
         made = function()
     except (OSError, AttributeError, ValueError) as refused:
         error = text_of(refused)
-    if refusals := list(filter(None, _all_gather(error))):
+    if refusals := list(filter(None, all_gather_tree(error, _HOST))):
         raise _RefusedError(refusals[0])
     return cast("T", made)
 
@@ -243,9 +245,3 @@ def _accept(sockets: dict[int, socket.socket], listener: socket.socket, world_si
     while len(sockets) < world_size - 1:
         caller, _ = listener.accept()
         sockets[_RANK.unpack(caller.recv(_RANK.size))[0]] = caller
-
-
-def _all_gather(value: Any) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values

@@ -16,11 +16,7 @@ from lanewise.device.accelerator import set_current_device, side_stream, start_c
 from lanewise.errors import WorldError
 from lanewise.world.environment import Environment
 from lanewise.world.shared_memory import SharedMemory, share_memory
-
-# torch 2.13 renamed the collective; the old name warns there, the new one does not exist before.
-all_gather_single: Callable[..., dist.Work | None] = getattr(
-    dist, "all_gather_single", dist.all_gather_into_tensor
-)
+from lanewise.world.tree_message import all_gather_single, all_gather_tree, broadcast_tree, gather_tree
 
 _SECONDS_BETWEEN_QUESTIONS = 0.02
 _FOR_EVER = timedelta(days=1000)
@@ -52,14 +48,22 @@ class World(Protocol):
         Waiting for the result waits for what was enqueued on the device before, not for what comes after.
         """
 
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Return every rank's value, in rank order. Collective: every rank must call this. For start-up."""
+    def all_gather_tree(self, value: Any) -> list[Any]:
+        """Return every rank's value, in rank order. Collective: every rank must call this. For start-up.
 
-    def gather_object(self, value: Any) -> list[Any] | None:
-        """Return every rank's value on rank 0, None elsewhere. Collective: every rank must call this."""
+        Args:
+            value: tensors, numbers, text, None, and lists, tuples and mappings of them. What arrives are
+                plain lists, tuples and dicts, and tensors in host memory; one process gets its own value.
 
-    def broadcast_object(self, value: Any) -> Any:
-        """Return rank 0's value on every rank. Collective: every rank must call this."""
+        Raises:
+            WorldError: if there is anything else in a value, or what arrives is no message.
+        """
+
+    def gather_tree(self, value: Any) -> list[Any] | None:
+        """Return every rank's value on rank 0, None elsewhere. Collective, as `all_gather_tree`."""
+
+    def broadcast_tree(self, value: Any) -> Any:
+        """Return rank 0's value on every rank. Collective, as `all_gather_tree`."""
 
     def broadcast(self, tensors: Sequence[torch.Tensor], source: int) -> None:
         """Overwrite tensors, of any strides, by those of a rank. Collective: every rank must call this."""
@@ -113,15 +117,15 @@ class LocalWorld:
         """See `World`."""
         return start_copy_to_host(tensor.unsqueeze(0))
 
-    def all_gather_object(self, value: Any) -> list[Any]:
+    def all_gather_tree(self, value: Any) -> list[Any]:
         """See `World`."""
         return [value]
 
-    def gather_object(self, value: Any) -> list[Any]:
+    def gather_tree(self, value: Any) -> list[Any]:
         """See `World`."""
         return [value]
 
-    def broadcast_object(self, value: Any) -> Any:
+    def broadcast_tree(self, value: Any) -> Any:
         """See `World`."""
         return value
 
@@ -180,6 +184,7 @@ class GroupWorld:
         self._first = dist.PrefixStore("lanewise/first", store)
         self._told = dist.PrefixStore("lanewise/told", store)
         self._is_on_host = dist.get_backend() == "gloo"
+        self._sends_from = torch.device("cpu") if self._is_on_host else device
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """See `World`."""
@@ -203,23 +208,17 @@ class GroupWorld:
         with side_stream(tensor.device):
             return start_copy_to_host(self.start_all_gather(tensor)())
 
-    def all_gather_object(self, value: Any) -> list[Any]:
+    def all_gather_tree(self, value: Any) -> list[Any]:
         """See `World`."""
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
+        return all_gather_tree(value, self._sends_from)
 
-    def gather_object(self, value: Any) -> list[Any] | None:
+    def gather_tree(self, value: Any) -> list[Any] | None:
         """See `World`."""
-        values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        dist.gather_object(value, values)
-        return values
+        return gather_tree(value, self._sends_from)
 
-    def broadcast_object(self, value: Any) -> Any:
+    def broadcast_tree(self, value: Any) -> Any:
         """See `World`."""
-        values = [value if self.rank == 0 else None]
-        dist.broadcast_object_list(values)
-        return values[0]
+        return broadcast_tree(value, self._sends_from)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], source: int) -> None:
         """See `World`."""

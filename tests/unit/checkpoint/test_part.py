@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from lanewise.checkpoint.encode import DTYPES, TensorTable
 from lanewise.checkpoint.manifest import Manifest
 from lanewise.checkpoint.part import Staging, part_name, share_out
 from lanewise.errors import CheckpointError
+from lanewise.world.encode import DTYPES, TensorTable
 
 sizes = st.dictionaries(st.text(min_size=1), st.integers(0, 10**9), max_size=40)
 num_parts = st.integers(1, 9)

@@ -1,9 +1,11 @@
 """A save that fails or is killed anywhere leaves a good checkpoint, and says what went wrong."""
 
 import errno
+import io
 import json
 import math
 import os
+import pickle
 import shutil
 import threading
 import time
@@ -17,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_state, saver
+from lanewise.checkpoint.manifest import write_durably
 from lanewise.errors import CheckpointError, StorageError
 from lanewise.testing import run_distributed
 from lanewise.world.world import LocalWorld
@@ -289,9 +292,9 @@ def save_too_much_in_two(world, path: str) -> str:
     target.save({"a": torch.zeros(2**17), "b": torch.zeros(2**18)}, Manifest(NEW, None, {}, ()))
     with pytest.raises(StorageError) as caught:
         target.finish()
-    world.all_gather_object(None)
+    world.all_gather_tree(None)
     assert names(Path(path)) == ["step-000004"]
-    world.all_gather_object(None)
+    world.all_gather_tree(None)
     save(target, NEW)
     return str(caught.value)
 
@@ -389,7 +392,7 @@ def save_in_two(world, path: str) -> list[str]:
     target = Saver(CheckpointFolder(Path(path)), world, keep_last=2, keep_best=0, sign=1)
     for step in (OLD, LAST, NEW):
         save(target, step)
-    world.all_gather_object(None)
+    world.all_gather_tree(None)
     return names(Path(path) / "step-000006")
 
 
@@ -463,7 +466,7 @@ def test_a_tensor_that_is_spread_otherwise_is_an_error_when_it_is_saved(tmp_path
 def save_while_one_fails(world, path: str, failing: int) -> str:
     target = Saver(CheckpointFolder(Path(path)), world, keep_last=2, keep_best=0, sign=1)
     save(target, LAST)
-    world.all_gather_object(None)
+    world.all_gather_tree(None)
     with pytest.MonkeyPatch.context() as patch:  # undone at the end: what is returned is a file, too
         if world.rank == failing:
             Faults(patch, 1, fill, stays=True)
@@ -490,7 +493,7 @@ def save_beside_another(world, path: str) -> bool:
         for name in ("first", "second")
     )
     save(first, LAST)
-    world.all_gather_object(None)
+    world.all_gather_tree(None)
     if world.rank == 1:
         time.sleep(0.3)
     second.save(state_of(NEW), Manifest(NEW, None, {}, ()))
@@ -500,3 +503,58 @@ def save_beside_another(world, path: str) -> bool:
 def test_what_ranks_told_another_saver_of_the_world_is_not_taken_for_an_answer(tmp_path):
     """The checksum of an earlier part was, once in twenty runs, and a good checkpoint was called damaged."""
     assert run_distributed(save_beside_another, 2, str(tmp_path)) == [True, True]
+
+
+class Intruder:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.mkdir, (self.path,)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    world = LocalWorld(torch.device("cpu"))
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    saver = Saver(folder, world, keep_last=1, keep_best=0, sign=1)
+    saver.save({"model": {"weight": torch.ones(3)}}, Manifest(1, None, {}, ()))
+    assert saver.finish()
+    return folder
+
+
+def write_bytes_of_intruder(path: Path, mark: Path, *, is_zip: bool) -> None:
+    if is_zip:
+        torch.save(Intruder(mark), path)
+    else:
+        path.write_bytes(pickle.dumps(Intruder(mark)))
+
+
+@pytest.mark.parametrize("is_zip", [False, True], ids=["pickle", "torch.save"])
+@pytest.mark.parametrize("name", ["part-00000.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("is_signed", [False, True], ids=["damaged", "with the right checksum"])
+def test_a_planted_pickle_never_runs(tmp_path, checkpoint, name, is_zip, is_signed):
+    mark = tmp_path / "intruded"
+    folder = checkpoint.of_step(1)
+    manifest = Manifest.read(folder)
+    write_bytes_of_intruder(folder / name, mark, is_zip=is_zip)
+    if is_signed and name != "manifest.json":
+        forged = write_durably(tmp_path / name, (folder / name).read_bytes())
+        files = tuple(forged if entry.name == name else entry for entry in manifest.files)
+        Manifest(1, None, {}, files).write(folder)
+        found = checkpoint.newest_good(pytest.fail)
+        assert found is not None
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            load_state(*found)
+    else:
+        with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+            checkpoint.newest_good(lambda _: None)
+        if name != "manifest.json":
+            with pytest.raises(CheckpointError, match="cannot be read"):
+                load_state(folder, manifest)
+    assert not mark.exists()
+    content = (folder / name).read_bytes()
+    torch.load(io.BytesIO(content), weights_only=False) if is_zip else pickle.loads(content)
+    assert mark.exists()  # so it was a real one

@@ -63,7 +63,7 @@ class Several(LocalWorld):
         super().__init__(CPU)
         self.world_size = world_size
 
-    def all_gather_object(self, value: object) -> list[object]:
+    def all_gather_tree(self, value: object) -> list[object]:
         return [value] * self.world_size
 
 

@@ -214,7 +214,7 @@ def test_the_first_bucket_travels_before_the_last_gradient_exists():
 
 def bytes_sent(world) -> int:
     """Bytes that the TCP sockets of this process have sent: tcpi_bytes_sent of Linux's struct tcp_info."""
-    world.all_gather_object(None)  # when all have come here, they have what was sent before
+    world.all_gather_tree(None)  # when all have come here, they have what was sent before
     total = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
@@ -228,7 +228,7 @@ def bytes_sent(world) -> int:
                     total += struct.unpack_from("Q", info, 200)[0]
         except OSError:
             continue  # no socket
-    world.all_gather_object(None)  # a rank that leaves hangs up on one that still looks at its sockets
+    world.all_gather_tree(None)  # a rank that leaves hangs up on one that still looks at its sockets
     return total
 
 

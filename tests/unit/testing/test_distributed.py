@@ -25,7 +25,7 @@ def is_running(pid: int) -> bool:
 
 def describe(world: World, factor: int, name: str):
     time.sleep(0.1 * (world.world_size - world.rank))  # rank 0 ends last
-    return name, factor * world.rank, world.world_size, world.all_gather_object(os.getpid())
+    return name, factor * world.rank, world.world_size, world.all_gather_tree(os.getpid())
 
 
 def test_results_come_in_rank_order():
@@ -49,7 +49,7 @@ def test_several_processes_get_a_group():
 
 
 def where_i_listen(world: World) -> set[str]:
-    world.all_gather_object(None)
+    world.all_gather_tree(None)
     return addresses([os.getpid()])
 
 
@@ -90,7 +90,7 @@ def test_a_result_may_be_larger_than_a_pipe():
 def fail_on(world: World, failing_rank: int):
     if world.rank == failing_rank:
         raise ValueError(f"no lane for {world.rank}")
-    world.all_gather_object(None)  # waits for the one that failed
+    world.all_gather_tree(None)  # waits for the one that failed
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -148,7 +148,7 @@ def test_who_does_not_end_in_time_is_named(tmp_path, sleeping_ranks, seconds):
 
 def fail_beside_a_sleeper(world: World, folder: Path):
     (folder / str(os.getpid())).touch()
-    world.all_gather_object(None)
+    world.all_gather_tree(None)
     if world.rank == 0:
         raise ValueError
     time.sleep(60)

@@ -159,7 +159,7 @@ def share_and_look(world: World) -> list[tuple[int, int, bool]]:
 
     shared_memory.socket.socket = Socket  # type: ignore[misc]
     assert share_memory() is not None
-    world.all_gather_object(None)  # rank 0 has removed it
+    world.all_gather_tree(None)  # rank 0 has removed it
     return [(found.st_uid, stat.S_IMODE(found.st_mode), folder.exists()) for folder, found in folders]
 
 

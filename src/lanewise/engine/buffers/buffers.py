@@ -19,7 +19,16 @@ from torch import nn
 
 from lanewise.device.accelerator import float64_device, start_copy_to_host
 from lanewise.engine.buffers.merge import BufferMerge, is_averaged
-from lanewise.engine.buffers.pack import RESHAPED, BufferPack, Form, Look, kind_of, pack_buffers
+from lanewise.engine.buffers.pack import (
+    RESHAPED,
+    BufferPack,
+    Form,
+    Look,
+    as_meta,
+    forms_of,
+    kind_of,
+    pack_buffers,
+)
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.world.world import World
@@ -206,14 +215,14 @@ class LaneBuffers:
         assert self._packs is not None
         packs = {number: self._packs[number][0] for number in numbers}
         local = [
-            {number: lane.looks[number].forms if number in lane.looks else pack.forms}
+            {number: as_meta(lane.looks[number].forms if number in lane.looks else pack.forms)}
             for lane in lanes
             for number, pack in packs.items()
         ]
-        everywhere = [one for rank_forms in self._world.all_gather_object(local) for one in rank_forms]
+        everywhere = [one for of_rank in self._world.all_gather_tree(local) for one in of_rank]
         agreed: dict[int, Sequence[Form | None]] = {}
         for number, pack in packs.items():
-            of_lanes = [one[number] for one in everywhere if number in one]
+            of_lanes = [forms_of(one[number]) for one in everywhere if number in one]
             for name, first, *others in zip(pack.names, *of_lanes, strict=True):
                 other = next((form for form in others if form != first), first)
                 if other != first or first is None:

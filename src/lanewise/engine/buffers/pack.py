@@ -80,7 +80,7 @@ class BufferPack:
     @property
     def has_its_forms(self) -> bool:
         """Whether the buffers have the shapes and dtypes that they had at the start of the step."""
-        return _forms_of(self._now()) == self.forms
+        return forms_of(self._now()) == self.forms
 
     def note_start(self) -> None:
         """Remember the modules' present values as the start of a step; their forms must not have changed."""
@@ -90,7 +90,7 @@ class BufferPack:
         tensors = [tensor.detach() for tensor in self._tensors if tensor is not None]
         if self.start is None:
             start = _flatten(tensors).clone() if tensors else None
-            self._set_start(start, _forms_of(self._tensors))
+            self._set_start(start, forms_of(self._tensors))
         else:
             torch.cat([tensor.flatten() for tensor in tensors], out=self.start)
 
@@ -126,7 +126,7 @@ class BufferPack:
     def look(self) -> Look:
         """Compare the buffers with the start of the step; return a copy too, unless surely none changed."""
         now = self._now()
-        forms, tensors = _forms_of(now), [one for one in now if one is not None]
+        forms, tensors = forms_of(now), [one for one in now if one is not None]
         flat = _flatten(tensors).detach() if tensors else None
         change: float | torch.Tensor = RESHAPED
         if forms == self.forms:
@@ -168,8 +168,14 @@ def kind_of(forms: Sequence[Form | None]) -> Kind:
     return sum(shape.numel() for shape, _ in present), reduce(torch.promote_types, dtypes)
 
 
-def _forms_of(tensors: Sequence[torch.Tensor | None]) -> list[Form | None]:
+def forms_of(tensors: Sequence[torch.Tensor | None]) -> list[Form | None]:
+    """Return the form of each buffer; None for a buffer that is None."""
     return [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+def as_meta(forms: Sequence[Form | None]) -> list[torch.Tensor | None]:
+    """Return tensors with these forms and without values, which can be sent to other processes."""
+    return [None if form is None else torch.empty(form[0], dtype=form[1], device="meta") for form in forms]
 
 
 def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -17,10 +17,11 @@ from lanewise.engine.step.lane import LaneRunner, TaskLane, named_lane, to_devic
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
 from lanewise.lanes import Placement, SequentialSchedule, metric_seed
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
-from lanewise.nested import map_leaves
+from lanewise.nested import map_leaves, plain, structure, tensors_in
 from lanewise.random_state import set_random_state
 from lanewise.reduce import Reducer, evaluate_lanes
 from lanewise.watch.heartbeat import EVALUATION, heartbeat
+from lanewise.world.encode import TensorTable, encode
 from lanewise.world.world import World
 
 if TYPE_CHECKING:
@@ -101,10 +102,10 @@ class Evaluator:
             with suppress(PreemptedError), _eval_mode(self.model), torch.no_grad():
                 local = self._run_lanes(eval_set, wants_stop)
             lanes: dict[int, _LaneResult] = {}
-            for rank_lanes, rank_stops in self.world.all_gather_object((local, wants_stop())):
+            for rank_lanes, rank_stops in self.world.all_gather_tree((local, wants_stop())):
                 if rank_lanes is None:
                     raise PreemptedError(_STOPPED.format(eval_set.name))
-                lanes |= rank_lanes
+                lanes |= {lane: _LaneResult(*result) for lane, result in rank_lanes.items()}
                 stops |= rank_stops
             values |= {f"{eval_set.name}/{key}": value for key, value in self._merge(eval_set, lanes).items()}
         return values
@@ -117,26 +118,30 @@ class Evaluator:
             empty list on other ranks.
 
         Raises:
-            TaskError: if there is no such dataset, or an output does not have one entry for each sample.
+            TaskError: if there is no such dataset, an output does not have one entry for each sample, or it
+                is of a kind that cannot be sent to rank 0.
             DataError: if a sample cannot be read.
         """
         sets = {one.name: one for one in self.sets}
         if name not in sets:
             raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
-        local: list[Any] = []
+        local: list[_Outputs] = []
         with _eval_mode(self.model), torch.no_grad():
             for lane, outputs in self._compute(sets[name], lambda lane, data: lane.forward(self.model, data)):
                 with named_lane(lane.batch):
-                    local += _split(outputs, lane.batch.num_samples)
+                    local.append(_take(outputs, lane.batch.num_samples))
         due = sum(len(turn.positions) for turn in sets[name].schedule.turns(self.placement.own))
-        if len(local) != due:
+        if num_lost := due - sum(one.num_samples for one in local):
             raise DataError(
-                f"{due - len(local)} of {due} samples of the eval dataset {name} cannot be read, and a "
+                f"{num_lost} of {due} samples of the eval dataset {name} cannot be read, and a "
                 "prediction is for every sample. Mend the files."
             )
-        gathered = self.world.gather_object(local)
+        gathered = self.world.gather_tree([(one.num_samples, one.form, plain(one.values)) for one in local])
         # The samples of a lane are contiguous, and so are the lanes of a process.
-        return [] if gathered is None else [output for outputs in gathered for output in outputs]
+        others = [_Outputs(*one) for of_rank in (gathered or [])[1:] for one in of_rank]
+        containers = {one.form: one.values for one in local}
+        everything = [*local, *(_put_into(containers, one) for one in others)] if gathered else []
+        return [output for one in everything for output in one.split()]
 
     def _run_lanes(self, eval_set: EvalSet, wants_stop: Callable[[], bool]) -> dict[int, _LaneResult]:
         """Evaluate the samples of this process's lanes; return the result of each lane.
@@ -170,15 +175,15 @@ class Evaluator:
         wants_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[TaskLane, T]]:
         """Yield for each micro-batch of this process its lane and the result of `compute`."""
+        may_stop_alone = self.reducer is None or not self.reducer.forward_is_collective
         batches = read_in_order(
             eval_set.reader,
             eval_set.schedule,
             self.placement.own,
             self.world.device,
             num_workers=self.num_workers,
+            fills_empty=not may_stop_alone,
         )
-
-        may_stop_alone = self.reducer is None or not self.reducer.forward_is_collective
 
         def lane_of(batch: LaneBatch) -> TaskLane:
             heartbeat.note = (EVALUATION, heartbeat.step, batch.turn.lane)
@@ -214,6 +219,7 @@ def read_in_order(
     device: torch.device,
     *,
     num_workers: int,
+    fills_empty: bool = False,
 ) -> Iterator[LaneBatch]:
     """Yield the micro-batches of this process's lanes; one empty micro-batch if they have no samples.
 
@@ -224,16 +230,41 @@ def read_in_order(
         device: the device to which batches are moved.
         num_workers: number of loader processes. For a dataset in blocks at most one is used, since each of
             several would read all blocks.
+        fills_empty: whether an empty micro-batch gets the data of the first one of lane 0, for a forward that
+            does not count.
     """
     if hasattr(reader.dataset, "block_sizes"):
         num_workers = min(num_workers, 1)
-    turns = ((turn, tuple(turn.positions)) for turn in schedule.turns(lanes))
+    spare = next(schedule.turns(range(1))).positions if fills_empty else ()
+    turns = ((turn, tuple(turn.positions or spare)) for turn in schedule.turns(lanes))
     batches = read_turns(reader, turns, num_workers, pin_memory=has_streams(device))
     yield from to_device(batches, device)
 
 
-def _split(outputs: Any, num_samples: int) -> list[Any]:
-    """Split the outputs of a micro-batch, in any nested containers, into one for each sample."""
+class _Outputs(NamedTuple):
+    """What the forward returned for a micro-batch, on the CPU."""
+
+    num_samples: int
+    form: str
+    """What `structure` says of it."""
+    values: Any
+
+    def split(self) -> list[Any]:
+        """Return the outputs of each sample."""
+
+        def of_sample(number: int) -> Any:
+            # A copy, as a view would keep the whole micro-batch.
+            return map_leaves(lambda leaf: leaf[number].clone(), self.values)
+
+        return list(map(of_sample, range(self.num_samples)))
+
+
+def _take(outputs: Any, num_samples: int) -> _Outputs:
+    """Take the outputs of a micro-batch, in any nested containers, to the CPU.
+
+    Raises:
+        TaskError: if one does not have an entry for each sample, or cannot be sent to another process.
+    """
 
     def on_cpu(leaf: Any) -> torch.Tensor:
         if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (num_samples,):
@@ -244,12 +275,26 @@ def _split(outputs: Any, num_samples: int) -> list[Any]:
             )
         return leaf.cpu()
 
-    def of_sample(number: int) -> Any:
-        # A copy, as a view is sent to the other processes with the whole micro-batch.
-        return map_leaves(lambda leaf: leaf[number].clone(), of_all)
-
     of_all = map_leaves(on_cpu, outputs)
-    return list(map(of_sample, range(num_samples)))
+    encode(plain(of_all), "outputs", TensorTable(TaskError, "predicted"))  # which refuses anything else
+    return _Outputs(num_samples, structure(of_all), of_all)
+
+
+def _put_into(containers: Mapping[str, Any], outputs: _Outputs) -> _Outputs:
+    """Put outputs of another process, which arrived in dicts, lists and tuples, into our own containers.
+
+    Raises:
+        TaskError: if they were in other containers, and no outputs of this process were in such ones.
+    """
+    if structure(outputs.values) == outputs.form:  # they were dicts, lists and tuples
+        return outputs
+    if outputs.form not in containers:
+        raise TaskError(
+            f"some outputs of the model are in other containers than those of rank 0: {outputs.form:.200}. "
+            "Return the same containers for every micro-batch, or dicts, lists and tuples."
+        )
+    tensors = tensors_in(outputs.values)
+    return outputs._replace(values=map_leaves(lambda _: next(tensors), containers[outputs.form]))
 
 
 @contextmanager

@@ -222,6 +222,7 @@ class Lanes:
             self._placement,
             order=None if order is None else OrderChoice.of(order),
             tables=tables,
+            fills_empty=self._distributed.reducer == "fsdp",
         )
         if identity not in self._numbered:
             self._numbered.append(identity)
@@ -275,7 +276,7 @@ class Lanes:
                     yield batch.data
                 if turn.is_last:
                     local[turn.lane] = take_states(named)
-        states = ChainMap(*self._world.all_gather_object(local))
+        states = ChainMap(*self._world.all_gather_tree(local))
         load_merged(named, [states[lane] for lane in sorted(states)])
 
     def checkpoints(self, folder: str | Path, *, keep_last: int = 2, **objects: Any) -> OwnCheckpoints:

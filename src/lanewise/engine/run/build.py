@@ -122,6 +122,7 @@ def build_run_loader(
             "sample_lengths": lambda: task.sample_lengths(dataset),
             "sample_weights": lambda: task.sample_weights(dataset),
         },
+        fills_empty=config.distributed.reducer == "fsdp",
     )
 
 

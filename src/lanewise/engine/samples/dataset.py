@@ -69,6 +69,7 @@ def build_loader(
     *,
     order: OrderChoice | None = None,
     tables: Tables = MappingProxyType({}),
+    fills_empty: bool = False,
 ) -> tuple[LaneLoader, dict[str, Any]]:
     """Build the loader that reads the samples of this process's lanes. Collective: every rank must call this.
 
@@ -80,6 +81,7 @@ def build_loader(
         placement: which process carries which lanes.
         order: the order of the samples; None: the default order for the dataset.
         tables: functions that return the tables which an order may need, by name; see `OrderInputs`.
+        fills_empty: see `LaneLoader`.
 
     Returns:
         The loader, and the identity of the run's samples and their order.
@@ -106,6 +108,7 @@ def build_loader(
         placement.own,
         num_workers=data.num_workers,
         pin_memory=has_streams(world.device),
+        fills_empty=fills_empty,
     )
     found = compare_datasets(reader, num_samples, world, inputs.used)
     if world.rank == 0:
@@ -162,7 +165,7 @@ def compare_datasets(
     local = fingerprint(reader, num_samples)._replace(tables_digest=digest(tables) if tables else "")
     of = "the files" if isinstance(reader.dataset, FileDataset) else "three samples"
     of_tables = f" and of {', '.join(tables)}" if tables else ""
-    for rank, other in enumerate(world.all_gather_object(local)):
+    for rank, other in enumerate(Fingerprint(*one) for one in world.all_gather_tree(local)):
         if other != local:
             raise DataError(
                 f"ranks {world.rank} and {rank} see different datasets: {local.num_samples} and "

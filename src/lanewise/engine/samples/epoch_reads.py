@@ -43,7 +43,7 @@ class EpochReads:
             return {}
         local = self._read_bytes, self._num_skipped
         self._read_bytes = self._num_skipped = 0
-        read_bytes, num_skipped = map(sum, zip(*self._world.all_gather_object(local), strict=True))
+        read_bytes, num_skipped = map(sum, zip(*self._world.all_gather_tree(local), strict=True))
         self.num_skipped_by_all += num_skipped
         if self._world.rank == 0:
             logger.info(

@@ -76,7 +76,7 @@ class OptimizerShards:
         """
         local = {name: values for name, values in taken["state"].items() if values}
         state = dict(taken["state"])
-        for others in self._world.all_gather_object(map_leaves(_as_meta, local)):
+        for others in self._world.all_gather_tree(map_leaves(_as_meta, local)):
             state |= map_leaves(_as_held, others)
         return {**taken, "state": state | map_leaves(_as_held, local)}
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from lanewise.checkpoint import CheckpointFolder, Manifest, load_state
 from lanewise.config import MAY_DIFFER
 from lanewise.engine.state.resume_check import compare
 from lanewise.engine.state.run_state import RunState
-from lanewise.errors import CheckpointError
+from lanewise.errors import CheckpointError, describe
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -56,14 +57,16 @@ def find_newest(folder: CheckpointFolder, world: World) -> tuple[Path, Manifest]
     Raises:
         CheckpointError: if there are checkpoints, but none verifies.
     """
-    found: Any = None
+    found: dict[str, Any] = {}
     if world.rank == 0:
         try:
-            found = folder.newest_good(logger.warning)
+            newest = folder.newest_good(logger.warning)
+            if newest is not None:
+                path, manifest = newest
+                found = {"path": str(path), "manifest": asdict(manifest)}
         except CheckpointError as error:
-            found = error
-    found = world.all_gather_object(found)[0]
-    if isinstance(found, CheckpointError):
-        raise found
-    newest: tuple[Path, Manifest] | None = found
-    return newest
+            found = {"error": describe(error)}
+    found = world.broadcast_tree(found)
+    if "error" in found:
+        raise CheckpointError(found["error"])
+    return (Path(found["path"]), Manifest.from_tree(found["manifest"])) if found else None

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lanewise.checkpoint import grow_buffers, grown_buffers
-from lanewise.checkpoint.encode import TensorTable, encode
 from lanewise.engine.state.mismatch import (
     CLASS,
     EXTRA_STATE,
@@ -24,6 +23,7 @@ from lanewise.engine.state.mismatch import (
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.errors import CheckpointError
 from lanewise.precision import LossScale
+from lanewise.world.encode import TensorTable, encode
 from lanewise.world.shards import is_sharded, laid_out_as
 
 _Load = tuple[str, Callable[[Any], object], Mapping[str, Any], Mapping[str, Any]]

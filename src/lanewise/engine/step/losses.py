@@ -55,7 +55,7 @@ class StepLosses:
         """
         if self._loss_scale is not None and not self._loss_scale.has_unit:
             weight = 0.0 if loss is None else loss.weight
-            weight_of_lane_0 = self._world.all_gather_object(weight)[0]
+            weight_of_lane_0 = self._world.all_gather_tree(weight)[0]
             self._loss_scale.set_unit(self._placement.num_lanes * weight_of_lane_0)
         if loss is None:
             return None, None
@@ -105,7 +105,7 @@ class StepLosses:
         """
         if math.isfinite(totals.loss_sum):
             return
-        samples: Mapping[int, Sequence[int]] = ChainMap(*self._world.all_gather_object(self._samples))
+        samples: Mapping[int, Sequence[int]] = ChainMap(*self._world.all_gather_tree(self._samples))
         bad = [lane for lane in totals.lanes if not math.isfinite(lane.loss_sum)]
         described = [
             f"  lane {lane.lane}: loss {lane.loss_sum}, samples {_shorten(samples[lane.lane])}"

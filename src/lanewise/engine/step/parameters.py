@@ -76,7 +76,7 @@ class ParameterMonitor:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        used = set().union(*world.all_gather_object(self._used))
+        used = set().union(*world.all_gather_tree(sorted(self._used)))
         return [name for name, parameter in self._all if parameter.requires_grad and name not in used]
 
     def _note_use(self, name: str, parameter: torch.Tensor) -> None:

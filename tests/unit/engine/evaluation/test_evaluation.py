@@ -123,7 +123,7 @@ def train(world: World, config: RunConfig, folder: str) -> tuple[int, int, bytes
     taken: list[object] = []
     run.training.optimizer.register_step_pre_hook(lambda *_: taken.append(None))
     Engine(run, first_step=first_step, saving=saving).fit(run_dir)
-    world.all_gather_object(None)
+    world.all_gather_tree(None)
     steps = [step for step in range(21) if checkpoints.of_step(step).exists()]
     return first_step, len(taken), run_dir.model.read_bytes(), steps
 

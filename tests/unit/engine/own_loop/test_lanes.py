@@ -451,7 +451,7 @@ def read_two(world, folder, last_step):
             step.backward(model(batch).mean())
     checkpoints.save(last_step)
     checkpoints.finish()
-    return [number for one in drawn for of_rank in world.all_gather_object(one) for number in of_rank]
+    return [number for one in drawn for of_rank in world.all_gather_tree(one) for number in of_rank]
 
 
 def test_datasets_of_a_loop_draw_other_numbers_and_a_run_that_goes_on_the_same(tmp_path):

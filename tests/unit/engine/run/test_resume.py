@@ -56,7 +56,7 @@ def save(run: Run, path: Path, world: World, step: int) -> None:
     saver = Saver(CheckpointFolder(path), world, keep_last=3, keep_best=0, sign=1)
     saver.save(run.state.take(), Manifest(step, None, run.identity, ()))
     assert saver.finish()
-    world.all_gather_object(None)
+    world.all_gather_tree(None)
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def fit(world: World, config: RunConfig, run_dir: RunDir, task: Signalled) -> En
     saving = Saving(run, folder, lambda: task.wants_stop)
     engine = Engine(run, first_step=first_step, saving=saving)
     engine.fit(run_dir, loggers)
-    world.all_gather_object(None)
+    world.all_gather_tree(None)
     return engine
 
 
@@ -73,7 +73,7 @@ def stop_and_go_on(
         state = json.loads((newest / "state.json").read_text())
         assert not run_dir.model.exists()
         stops.append((newest.name, state["best"]["is_due"], task.num_evaluated))
-        world.all_gather_object(None)
+        world.all_gather_tree(None)
     fit(world, config, run_dir, Signalled(None, in_training=True))
     return stops
 

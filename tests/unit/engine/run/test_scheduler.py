@@ -62,7 +62,7 @@ def train(world: World, config: RunConfig, folder: str) -> tuple[list[float], di
     rates: list[float] = []
     run.training.optimizer.register_step_pre_hook(lambda one, *_: rates.append(one.param_groups[0]["lr"]))
     Engine(run, first_step=first_step, saving=saving).fit(run_dir)
-    world.all_gather_object(None)
+    world.all_gather_tree(None)
     weights = {name: one.numpy().tobytes() for name, one in run.training.model.state_dict().items()}
     return rates, weights
 

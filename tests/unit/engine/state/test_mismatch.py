@@ -18,13 +18,13 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, MultiStepLR, SequentialLR
 
 from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_state
-from lanewise.checkpoint.encode import decode
 from lanewise.checkpoint.manifest import write_durably
 from lanewise.engine.state.mismatch import kind_mismatches, optimizer_mismatches
 from lanewise.engine.state.restore import restore
 from lanewise.engine.state.run_state import RunState, take_optimizer
 from lanewise.errors import CheckpointError
 from lanewise.precision import LossScale
+from lanewise.world.encode import decode
 from lanewise.world.world import LocalWorld
 from tests.unit.engine.state.test_run_state import freeze
 

@@ -1,6 +1,6 @@
-"""Turns nested state into strict JSON and a flat set of tensors, and back; what is loaded cannot run code.
+"""Turns nested values into strict JSON and a flat set of tensors, and back; what is decoded cannot run code.
 
-What JSON lacks has one encoding each:
+Checkpoints are written so, and messages between processes. What JSON lacks has one encoding each:
 
     tensor                     {"$tensor": "optimizer/state/weight/exp_avg"}      its name among the tensors
     complex tensor             {"$complex": "model/weight"}                       as pairs of real numbers
@@ -22,7 +22,7 @@ from typing import Any, final
 
 import torch
 
-from lanewise.errors import CheckpointError
+from lanewise.errors import CheckpointError, LanewiseError
 from lanewise.world.shards import HeldTensor, is_cut_by_rows, is_sharded, row_ranges
 
 DTYPES = {
@@ -47,11 +47,14 @@ _TAGS = {"$tensor", "$complex", "$shards", "$float", "$tuple", "$items", "$count
 class TensorTable(dict[str, torch.Tensor]):
     """Tensors by name. Tensors that view the same elements of one storage occur once, by their first name.
 
-    Raises:
-        CheckpointError: names a tensor that safetensors cannot hold.
+    Args:
+        error: what is raised for a value that cannot be encoded.
+        done: what cannot be done with such a value, as the error says it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, error: type[LanewiseError] = CheckpointError, done: str = "saved") -> None:
+        self._error = error
+        self._done = done
         self._first_names: dict[tuple[object, ...], str] = {}
         self._taken: set[str] = set()
         self.held: set[str] = set()
@@ -66,7 +69,7 @@ class TensorTable(dict[str, torch.Tensor]):
 
     def add_held(self, name: str, tensor: torch.Tensor) -> str:
         """Add a held tensor on the rank that has it; return its name, which every rank knows."""
-        _require_encodable(name, tensor)
+        self._require_encodable(name, tensor)
         name = self._reserve(name)
         if not tensor.is_meta:
             self.held.add(name)
@@ -76,9 +79,9 @@ class TensorTable(dict[str, torch.Tensor]):
     def add_param_shard(self, name: str, tensor: Any) -> list[list[object]]:
         """Add this process's rows of a sharded tensor; return name and first row of every process's part."""
         if not is_cut_by_rows(tensor):
-            raise CheckpointError(
-                f"{name} cannot be saved: it is spread over processes as {tensor.placements}, and not cut by "
-                "rows, as parameters are under fsdp."
+            raise self.refusal(
+                name,
+                f"spread over processes as {tensor.placements}, not by rows, as parameters under fsdp are",
             )
         local = tensor.to_local()
         first = self._name(name, local)
@@ -93,12 +96,28 @@ class TensorTable(dict[str, torch.Tensor]):
 
     def _name(self, name: str, tensor: torch.Tensor) -> str:
         """Return a name that is free, or that of the tensor if it is there."""
-        _require_encodable(name, tensor)
+        self._require_encodable(name, tensor)
         view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and view in self._first_names:
             return self._first_names[view]
         self._first_names[view] = self._reserve(name)
         return self._first_names[view]
+
+    def refusal(self, name: str, what: str) -> LanewiseError:
+        """Return the error for a value that cannot be encoded.
+
+        Args:
+            name: of the value.
+            what: what it is.
+        """
+        return self._error(
+            f"{name} cannot be {self._done}: it is {what}. "
+            "Tensors, numbers, text, and lists and mappings of them can."
+        )
+
+    def _require_encodable(self, name: str, tensor: torch.Tensor) -> None:
+        if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
+            raise self.refusal(name, f"a {tensor.layout} tensor of {tensor.dtype}")
 
     def _reserve(self, name: str) -> str:
         """Return a name that is free, and take it."""
@@ -106,12 +125,6 @@ class TensorTable(dict[str, torch.Tensor]):
             name += "~"
         self._taken.add(name)
         return name
-
-
-def _require_encodable(name: str, tensor: torch.Tensor) -> None:
-    """Raise CheckpointError if safetensors cannot hold a tensor."""
-    if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
-        raise CheckpointError(f"{name} cannot be saved: it is a {tensor.layout} tensor of {tensor.dtype}.")
 
 
 def real_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,7 +141,7 @@ def encode(value: Any, path: str, tensors: TensorTable) -> Any:
         tensors: receives the tensors, as they are.
 
     Raises:
-        CheckpointError: names the first value that cannot be encoded.
+        LanewiseError: the table's, which names the first value that cannot be encoded.
     """
     if is_sharded(value):
         return {"$shards": tensors.add_param_shard(path, value)}
@@ -152,10 +165,7 @@ def encode(value: Any, path: str, tensors: TensorTable) -> Any:
     if isinstance(value, list | tuple):
         items = [encode(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
-    raise CheckpointError(
-        f"{path} cannot be saved: it is a {type(value).__module__}.{type(value).__qualname__}. "
-        "A checkpoint holds tensors, numbers, text, and lists and mappings of them."
-    )
+    raise tensors.refusal(path, f"a {type(value).__module__}.{type(value).__qualname__}")
 
 
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
