@@ -1,5 +1,6 @@
 """The reducer fsdp on what its collectives could trip over, against a single device."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,20 @@ class Evaluated(Deeper):
         return {"large": Sentences(21), "small": Sentences(3)}
 
 
+class Tokens:
+    """A batch of the user's own class, which cannot be sent to another process."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self.tokens = tokens
+        self.lock = threading.Lock()
+
+    def to(self, device: torch.device, **options: Any) -> "Tokens":
+        return Tokens(self.tokens.to(device, **options))
+
+    def __copy__(self) -> "Tokens":
+        return Tokens(self.tokens.clone())
+
+
 class Scarce(Language):
     """Fewer samples than processes, and a forward that takes its batch apart."""
 
@@ -94,14 +109,17 @@ class Scarce(Language):
         super().__init__(num_samples=2)
 
     def collate(self, samples: list[Any]) -> Any:
-        return {"tokens": super().collate(samples)}
+        return {"tokens": Tokens(super().collate(samples))}
 
     def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        batch["targets"] = batch.pop("tokens")
+        batch["targets"] = batch.pop("tokens").tokens
         return model(batch["targets"])
 
     def loss(self, outputs: torch.Tensor, batch: Any) -> Loss | torch.Tensor:
         return super().loss(outputs, batch["targets"])
+
+    def eval_datasets(self) -> dict[str, Any]:
+        return {"one": Sentences(1)}
 
 
 class EvaluatedTransformer(Language):

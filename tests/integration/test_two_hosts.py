@@ -38,18 +38,11 @@ def hosts():
         yield ends
 
 
-def start(host, store_address: str, is_store: bool, processes_each: int, *arguments: object) -> Cold:
-    namespace, address, interface = host
-    torchrun = [str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", str(processes_each)]
-    torchrun += [
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-id",
-        "two-hosts",
-        "--rdzv-endpoint",
-        f"{store_address}:29400",
-    ]
-    torchrun += ["--rdzv-conf", f"is_host={int(is_store)}", "--local-addr", address]
+def start(hosts, node_rank: int, processes_each: int, *arguments: object) -> Cold:
+    namespace, _, interface = hosts[node_rank]
+    torchrun = [str(BIN / "torchrun"), "--nnodes", "2", "--node-rank", str(node_rank)]
+    torchrun += ["--master-addr", hosts[0][1], "--master-port", "29400"]
+    torchrun += ["--nproc-per-node", str(processes_each)]
     command = ["ip", "netns", "exec", namespace, *torchrun, "-m", "lanewise", "train", *arguments]
     return Cold(*command, variables={"GLOO_SOCKET_IFNAME": interface})
 
@@ -59,8 +52,8 @@ def test_processes_on_two_hosts_leave_the_model_of_one(hosts, tmp_path, processe
     config = write_config(tmp_path)
     train(config, "--train.run_dir", tmp_path / "one").require_success()
     two = ("--train.run_dir", tmp_path / "two")
-    with start(hosts[0], hosts[0][1], True, processes_each, config, *two) as first:
-        with start(hosts[1], hosts[0][1], False, processes_each, config, *two) as second:
+    with start(hosts, 0, processes_each, config, *two) as first:
+        with start(hosts, 1, processes_each, config, *two) as second:
             second_done = second.finish()
         first_done = first.finish()
     first_done.require_success()

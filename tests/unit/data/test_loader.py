@@ -1,5 +1,6 @@
 """One iterator feeds a process for the whole run, with the same bytes whatever reads them ahead."""
 
+import dataclasses
 import errno
 import multiprocessing.synchronize
 import os
@@ -125,6 +126,23 @@ def test_a_process_whose_lanes_are_absent_gets_a_batch_without_data(num_workers)
     assert [(one.turn.step, one.turn.lane) for one in batches if one.data is None] == [(2, 2), (5, 2)]
     assert [one.indices for one in batches if one.data is None] == [(), ()]
     assert [one.turn.step for one in batches] == [0, 0, 1, 1, 2, 3, 3, 4, 4, 5]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_it_can_get_the_data_of_lane_0_which_do_not_count(num_workers):
+    first = make_loader(Drawing(), PARTIAL, lanes=range(2), collate=list)
+    loader = make_loader(Drawing(), PARTIAL, lanes=range(2, 4), num_workers=num_workers, collate=list)
+    loader = dataclasses.replace(loader, fills_empty=True)
+    of_lane_0 = {one.turn.step: one.data for one in first.batches(0, 6) if one.turn.lane == 0}
+    empty = [one for one in loader.batches(0, 6) if not one.has_samples]
+    assert [(one.turn.step, one.turn.lane, one.indices, one.num_samples) for one in empty] == [
+        (2, 2, (), 0),
+        (5, 2, (), 0),
+    ]
+    for one in empty:
+        assert [int(sample[0]) for sample in one.data] == [
+            int(sample[0]) for sample in of_lane_0[one.turn.step]
+        ]
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

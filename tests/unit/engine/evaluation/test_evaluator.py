@@ -2,16 +2,17 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 from torchmetrics import Accuracy, F1Score, MeanMetric, Metric
 from torchmetrics.classification import BinaryAUROC
 from torchmetrics.retrieval import RetrievalNormalizedDCG
@@ -22,8 +23,10 @@ from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.run.build import build_run
-from lanewise.errors import ConfigError
+from lanewise.engine.step.lane import LaneRunner
+from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import Placement
+from lanewise.precision import Precision
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
 from lanewise.world.world import LocalWorld
@@ -166,6 +169,103 @@ def test_a_prediction_is_sent_without_the_rest_of_its_micro_batch():
         outputs = evaluator.predict(name)
         assert len(outputs) == len(dataset)
         assert all(one.untyped_storage().nbytes() == one.nbytes for one in outputs)
+
+
+class Named(NamedTuple):
+    scores: torch.Tensor
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    scores: torch.Tensor
+    inner: Any
+
+
+class Containers(Task):
+    """Its model returns what a function makes of the numbers of a micro-batch."""
+
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        self.make = make
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def train_dataset(self) -> Dataset[Any]:
+        return TensorDataset(torch.arange(20.0)[:, None])
+
+    def eval_datasets(self) -> Mapping[str, Any]:
+        return {"all": self.train_dataset(), "few": TensorDataset(torch.arange(2.0)[:, None])}
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        return self.make(batch[0])
+
+    def loss(self, _outputs: Any, batch: Any) -> torch.Tensor:
+        return batch[0].mean()
+
+
+def predict(world, make, name):
+    config = configure(Ranking, num_lanes=4, micro_batch_size=3)
+    runner = LaneRunner(Containers(make), Precision("float32", "cpu"), 0)
+    placement = Placement.of(4, world)
+    evaluator = build_evaluator(config, runner, nn.Linear(1, 1), world, placement)
+    try:
+        return evaluator.predict(name)
+    except TaskError as error:
+        return str(error)
+
+
+def named(numbers: torch.Tensor) -> Any:
+    return Named(numbers, "same")
+
+
+def made(numbers: torch.Tensor) -> Any:
+    return Made(numbers, [Named(numbers * 1j, "inner"), None, OrderedDict(x=numbers.bool())])
+
+
+def of_hugging_face(numbers: torch.Tensor) -> Any:
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    return outputs.QuestionAnsweringModelOutput(start_logits=numbers, hidden_states=(numbers, numbers + 1))
+
+
+def ragged(numbers: torch.Tensor) -> Any:
+    return {"scores": [numbers] * (1 + int(numbers[0]) % 3), 5: (int(numbers[0]), math.nan)}
+
+
+def shown(outputs: list[Any]) -> list[str]:
+    return [f"{type(one)} {one}" for one in outputs]
+
+
+@pytest.mark.parametrize("make", [named, made, of_hugging_face, ragged])
+def test_predictions_are_in_the_containers_of_the_model_on_any_number_of_processes(make):
+    for name, count in (("all", 20), ("few", 2)):
+        alone = run_distributed(predict, 1, make, name)[0]
+        assert len(alone) == count
+        for world_size in (2, 3):
+            first, *others = run_distributed(predict, world_size, make, name)
+            assert shown(first) == shown(alone)
+            assert others == [[]] * (world_size - 1)
+
+
+def of_another_kind_later(numbers: torch.Tensor) -> Any:
+    return Named(numbers, "same") if numbers[0] < 10 else Named(numbers, "other")
+
+
+def test_containers_that_only_other_processes_have_are_refused():
+    assert len(run_distributed(predict, 1, of_another_kind_later, "all")[0]) == 20
+    said, _ = run_distributed(predict, 2, of_another_kind_later, "all")
+    assert said.startswith("some outputs of the model are in other containers than those of rank 0: ")
+    assert "Named(0: tensor, 1: 'other')" in said
+
+
+def no_tensor(numbers: torch.Tensor) -> Any:
+    return {"logits": numbers, "more": [numbers.numpy()]}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_is_no_tensor_is_refused_on_any_number_of_processes(world_size):
+    for said in run_distributed(predict, world_size, no_tensor, "all"):
+        assert said.startswith("outputs/more/0 cannot be predicted: it is a numpy.ndarray. Tensors, numbers")
 
 
 class Remember(Callback):
