@@ -41,7 +41,7 @@ class DrawingMany(Drawing):
 
 
 def turn(epoch: int = 0, step: int = 0, lane: int = 0) -> LaneTurn:
-    return LaneTurn(epoch, step, lane, positions=range(0), num_present_lanes=4, is_last=True)
+    return LaneTurn(epoch, step, lane, positions=range(4), num_present_lanes=4, is_last=True)
 
 
 def read(dataset, indices, *, seed: int = 0, collate=list, name: str = "", **where: int):
@@ -211,3 +211,9 @@ def test_an_error_while_a_batch_is_made_says_of_which(dataset, collate, notes, n
     with pytest.raises((OSError, ValueError)) as caught:
         reader[turn(step=7, lane=3), (4, 5)]
     assert caught.value.__notes__ == [note.format(place=place) for note in notes]
+
+
+def test_samples_read_for_a_turn_without_positions_do_not_count():
+    one = turn()._replace(positions=range(0))
+    batch = LaneReader(Drawing(), len, 0)[one, (4, 2)]
+    assert (batch.data, batch.indices, batch.num_samples, batch.has_samples) == (2, (), 0, False)
