@@ -1,0 +1,55 @@
+"""Training, evaluating, saving and going on never unpickle what another process sent, in torch neither."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from lanewise.config import DistributedConfig
+from lanewise.jobs.train import TrainJob
+from lanewise.testing import run_distributed
+from tests.distributed.tasks import Language, Sentences, configure
+
+
+class Evaluated(Language):
+    def eval_datasets(self) -> dict[str, Any]:
+        return {"all": Sentences(5)}
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("torch unpickles what another process sent")
+
+
+def train_and_go_on(world, config):
+    dist.distributed_c10d._unpickler = refuse  # with which all of torch's collectives for objects read
+    job = TrainJob(config)
+    if world.rank == 0:
+        job.run_dir.path.mkdir()
+    world.all_gather_tree(None)
+    job.run(world)
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=4))
+    values = TrainJob(longer, is_resumed=True).run(world)
+    with pytest.raises(AssertionError, match="torch unpickles"):
+        dist.all_gather_object([None] * world.world_size, values)
+    return values
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reducer": "ddp", "equality": "close", "shard_optimizer": True},
+        {"reducer": "ddp", "equality": "exact"},
+        {"reducer": "fsdp", "equality": "close"},
+        {"reducer": "fsdp", "equality": "exact"},
+    ],
+    ids=str,
+)
+def test_nothing_that_another_process_sent_is_unpickled(tmp_path, options):
+    config = configure(Evaluated, steps=2)
+    train = dataclasses.replace(config.train, run_dir=str(tmp_path / "run"))
+    distributed = DistributedConfig(device_type="cpu", **options)
+    config = dataclasses.replace(config, train=train, distributed=distributed)
+    first, second = run_distributed(train_and_go_on, 2, config)
+    assert first == second
+    assert (tmp_path / "run" / "model.safetensors").exists()
