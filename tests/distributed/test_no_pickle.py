@@ -7,6 +7,8 @@ import pytest
 import torch.distributed as dist
 
 from lanewise.config import DistributedConfig
+from lanewise.config.run import CompileConfig
+from lanewise.device.determinism import set_determinism
 from lanewise.jobs.train import TrainJob
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, Sentences, configure
@@ -22,6 +24,7 @@ def refuse(*_: object) -> None:
 
 
 def train_and_go_on(world, config):
+    set_determinism(config.distributed.equality, threads=1)
     dist.distributed_c10d._unpickler = refuse  # with which all of torch's collectives for objects read
     job = TrainJob(config)
     if world.rank == 0:
@@ -46,7 +49,16 @@ def train_and_go_on(world, config):
     ids=str,
 )
 def test_nothing_that_another_process_sent_is_unpickled(tmp_path, options):
-    config = configure(Evaluated, steps=2)
+    train_with(options, configure(Evaluated, steps=2), tmp_path)
+
+
+@pytest.mark.slow
+def test_compiling_unpickles_nothing_either(tmp_path):
+    config = dataclasses.replace(configure(Evaluated, steps=2), compile=CompileConfig(blocks="whole"))
+    train_with({"reducer": "ddp", "equality": "close"}, config, tmp_path)
+
+
+def train_with(options, config, tmp_path):
     train = dataclasses.replace(config.train, run_dir=str(tmp_path / "run"))
     distributed = DistributedConfig(device_type="cpu", **options)
     config = dataclasses.replace(config, train=train, distributed=distributed)
