@@ -1,16 +1,17 @@
 """Training, evaluating, saving and going on never unpickle what another process sent, in torch neither."""
 
 import dataclasses
+import warnings
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from lanewise.config import DistributedConfig
-from lanewise.config.run import CompileConfig
+from lanewise.config import CompileConfig, DistributedConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.jobs.train import TrainJob
 from lanewise.testing import run_distributed
+from tests.distributed.strangers import Images
 from tests.distributed.tasks import Language, Sentences, configure
 
 
@@ -19,12 +20,18 @@ class Evaluated(Language):
         return {"all": Sentences(5)}
 
 
+class EvaluatedImages(Images):
+    def eval_datasets(self) -> dict[str, Any]:
+        return {"all": self.train_dataset()}
+
+
 def refuse(*_: object) -> None:
     raise AssertionError("torch unpickles what another process sent")
 
 
 def train_and_go_on(world, config):
     set_determinism(config.distributed.equality, threads=1)
+    warnings.simplefilter("ignore")  # of inductor's own imports, in this process
     dist.distributed_c10d._unpickler = refuse  # with which all of torch's collectives for objects read
     job = TrainJob(config)
     if world.rank == 0:
@@ -53,8 +60,9 @@ def test_nothing_that_another_process_sent_is_unpickled(tmp_path, options):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_compiling_unpickles_nothing_either(tmp_path):
-    config = dataclasses.replace(configure(Evaluated, steps=2), compile=CompileConfig(blocks="whole"))
+    config = dataclasses.replace(configure(EvaluatedImages, steps=2), compile=CompileConfig(blocks="whole"))
     train_with({"reducer": "ddp", "equality": "close"}, config, tmp_path)
 
 
@@ -62,6 +70,6 @@ def train_with(options, config, tmp_path):
     train = dataclasses.replace(config.train, run_dir=str(tmp_path / "run"))
     distributed = DistributedConfig(device_type="cpu", **options)
     config = dataclasses.replace(config, train=train, distributed=distributed)
-    first, second = run_distributed(train_and_go_on, 2, config)
+    first, second = run_distributed(train_and_go_on, 2, config, timeout_seconds=500)
     assert first == second
     assert (tmp_path / "run" / "model.safetensors").exists()
