@@ -48,8 +48,8 @@ class EvalSet:
 class _LaneResult(NamedTuple):
     """Results of one lane."""
 
-    losses: list[tuple[float, float]]
-    """The loss sum and the weight of each micro-batch."""
+    losses: torch.Tensor
+    """The loss sum and the weight of each micro-batch: float64, as it is sent faster than a list."""
     states: MetricStates
 
 
@@ -165,7 +165,7 @@ class Evaluator:
                     if eval_set.has_metrics:
                         self.lanes.task.update_metrics(metrics, outputs, lane.data)
                     losses.append((0.0 if loss.sum is None else loss.sum.item(), loss.weight))
-            results[number] = _LaneResult(losses, take_states(metrics))
+            results[number] = _LaneResult(torch.tensor(losses, dtype=torch.float64), take_states(metrics))
         return results
 
     def _compute(
@@ -201,7 +201,7 @@ class Evaluator:
     def _merge(self, eval_set: EvalSet, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
         """Merge the results of all lanes, in lane order."""
         in_order = [lanes[lane] for lane in sorted(lanes)]
-        losses = [loss for lane in in_order for loss in lane.losses]
+        losses = [loss for lane in in_order for loss in lane.losses.tolist()]
         loss_sums, weight = [loss_sum for loss_sum, _ in losses], math.fsum(weight for _, weight in losses)
         is_finite = all(map(math.isfinite, loss_sums)) and weight > 0
         loss = math.fsum(loss_sums) / weight if is_finite else math.nan
