@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lanewise.callback import Callback
+    from lanewise.callback import Callback, RunStart
     from lanewise.engine.own_loop.lanes import Lanes
     from lanewise.jobs.api import evaluate, predict, train
     from lanewise.task import Loss, Task
@@ -15,6 +15,7 @@ __all__ = [
     "Callback",
     "Lanes",
     "Loss",
+    "RunStart",
     "Task",
     "checkpoint_activations",
     "evaluate",
@@ -27,6 +28,7 @@ _MODULES = {
     "Callback": "lanewise.callback",
     "Lanes": "lanewise.engine.own_loop.lanes",
     "Loss": "lanewise.task",
+    "RunStart": "lanewise.callback",
     "Task": "lanewise.task",
     "checkpoint_activations": "lanewise.transforms.activation_checkpointing",
     "evaluate": "lanewise.jobs.api",

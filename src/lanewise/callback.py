@@ -1,7 +1,26 @@
 """The interface of what observes a run: loggers, and the user's own callbacks."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from lanewise.config import RunConfig
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """A start of a run."""
+
+    run_dir: Path
+    """Where the run writes."""
+    run_id: str
+    """The same for all starts of the run, as in run.jsonl."""
+    config: RunConfig
+    """What this start was asked for, with all defaults."""
+    first_step: int
+    """Greater than 0 where the run goes on from a checkpoint."""
+    last_step: int
+    """The step before which training ends."""
 
 
 class Callback:
@@ -17,8 +36,8 @@ class Callback:
     On a GPU the methods are called while the next step is already computed.
     """
 
-    def on_start(self, run_dir: Path, first_step: int, last_step: int) -> None:
-        """Take where the run writes, and which steps it will take: `first_step` to `last_step - 1`."""
+    def on_start(self, start: RunStart) -> None:
+        """Take where the run writes, what it was asked for, and which steps it will take."""
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a logged step, and of those since the one before.

@@ -5,10 +5,15 @@ import multiprocessing
 import os
 import signal
 import sys
-from contextlib import suppress
-from pathlib import Path
+
+from setproctitle import getproctitle, setproctitle
 
 _PR_SET_PDEATHSIG = 1
+
+# setproctitle looks for the command line when it is called first: before the environment beside it changes.
+os.environ["SPT_NOENV"] = "1"
+getproctitle()
+del os.environ["SPT_NOENV"]
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
@@ -33,7 +38,15 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def name_process(name: str) -> None:
-    """Show this process under a name of at most 15 characters in `ps` and `top` (Linux)."""
-    with suppress(OSError):
-        Path("/proc/self/comm").write_text(name, encoding="ascii")
+def name_process(title: str) -> None:
+    """Show a title instead of the command line of this process, in `ps`, py-spy and htop.
+
+    It takes the room of the command line, so the end of a long title may be missing: with more room the
+    environment in /proc would be lost.
+    """
+    setproctitle(title.encode(errors="replace").decode())
+
+
+def name_child(what: str) -> None:
+    """Add to the title of this process, which it has from the one that forked it, what it is."""
+    name_process(f"{getproctitle()}, {what}")

@@ -20,7 +20,9 @@ class RunDir:
 
     run_dir/
         config.yaml               the resolved configuration, which `lanewise train` accepts
+        run.jsonl                 a JSON object for each start of the run, and for each end
         metrics.jsonl             a JSON object for each logged step and for each evaluation
+        phases/rank-00000.jsonl   one file for each rank: what it spent its time on
         logs/rank-00000.log       one file for each rank
         model.safetensors         the trained weights under the plain module's names
         averaged.safetensors      the moving average of the weights, if train.ema_decay is set
@@ -33,7 +35,9 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"
+        self.record = path / "run.jsonl"
         self.metrics = path / "metrics.jsonl"
+        self.phases = path / "phases"
         self.model = path / "model.safetensors"
         self.averaged_model = path / "averaged.safetensors"
         self.best_model = path / "best.safetensors"

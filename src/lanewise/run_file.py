@@ -1,14 +1,15 @@
 """Opens and replaces files of a run: never through a link, and with one error for what the disk refuses."""
 
 import errno
+import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, final
 
 from lanewise.errors import CheckpointError, StorageError
 
@@ -31,6 +32,38 @@ def open_log(path: Path) -> TextIO:
         OSError: if it is a link, a pipe, a device or a folder, or cannot be written.
     """
     return open(path, "a", encoding="utf-8", errors="backslashreplace", buffering=1, opener=_open)
+
+
+@final
+class JsonLines:
+    """A file that grows by JSON objects, one on a line; a killed process leaves all that it wrote.
+
+    Args:
+        path: made if it is not there.
+
+    Raises:
+        StorageError: the file cannot be written, here or later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with writing(path):
+            self._file = open_log(path)
+
+    def write(self, columns: Mapping[str, Any]) -> None:
+        """Append a line."""
+        try:
+            with writing(self._path):
+                self._file.write(json.dumps(columns) + "\n")
+        except StorageError:
+            with suppress(OSError):  # it would try again to write what is left
+                self._file.close()
+            raise
+
+    def close(self) -> None:
+        """Write no more."""
+        with writing(self._path):
+            self._file.close()
 
 
 def replace_text(path: Path, text: str) -> None:

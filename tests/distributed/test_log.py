@@ -23,7 +23,7 @@ from tests.distributed.tasks import Language, TinyTransformer, configure
 
 SLOW = pytest.mark.slow
 """Of products of which `make test` shows pairs."""
-MEASURED = ("perf/", "time/", "memory/")
+MEASURED = ("perf/", "time", "memory/")
 
 
 def logged(every_steps: int, *, reducer: str = "ddp", clips: bool = False, **changes: Any) -> RunConfig:

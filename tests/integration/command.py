@@ -114,10 +114,8 @@ class Command(ABC):
         def find() -> int | None:
             for pid in self.pids():
                 with suppress(OSError):
-                    name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-                    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                    is_torchruns = f"RANK={rank}".encode() in variables and int(fields.split()[1]) == self.pid
-                    if is_torchruns or name == f"lanewise-{rank}":
+                    title = Path(f"/proc/{pid}/cmdline").read_text()
+                    if title.startswith(f"lanewise: rank {rank} of ") and ", loader " not in title:
                         return pid
             return None
 

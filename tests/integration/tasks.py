@@ -156,7 +156,7 @@ def launcher_pid() -> int:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile, or is another user's
             name = (folder / "comm").read_text()
-            if (folder / "fd" / "0").readlink() == stdin and not name.startswith("lanewise-"):
+            if (folder / "fd" / "0").readlink() == stdin and not name.startswith("lanewise: "):
                 return int(folder.name)
     raise AssertionError("no process launched this one")
 

@@ -1,11 +1,16 @@
 """Going on with a run from its checkpoints: what it leaves is what a run that was never stopped leaves."""
 
+import json
+import os
 import shutil
+import signal
+import socket
+from hashlib import sha256
 from random import Random
 
 import pytest
 
-from tests.integration.command import Warm, train, write_config
+from tests.integration.command import ROOT, Warm, train, wait_for, write_config
 from tests.soak.kill_and_resume import KINDS, check_lineage, kill_and_resume, result, write_noisy
 
 
@@ -216,3 +221,79 @@ def test_allow_names_only_what_may_differ(stopped):
         "max_grad_norm, ema_decay: "
         "got 'precision'."
     )
+
+
+def test_run_jsonl_tells_each_start_and_how_it_ended(tmp_path, whole):
+    config = write_noisy(tmp_path, every_steps=1)
+    record = tmp_path / "run" / "run.jsonl"
+    slowly = ("--task.init_args.sleep_seconds", 0.1)
+
+    def begin(*arguments):
+        """Start the run, and wait until it has two more checkpoints."""
+        saved = {*tmp_path.glob("run/checkpoints/step-*")}
+        command = Warm("train", config, *slowly, *arguments)
+        wait_for(lambda: len({*tmp_path.glob("run/checkpoints/step-*")} - saved) >= 2)
+        return command
+
+    with begin("--distributed.devices", 2) as command:
+        for pid in command.pids():
+            os.kill(pid, signal.SIGKILL)
+        command.finish()
+    with begin("--resume", "--distributed.devices", 3) as command:
+        os.kill(command.worker(1), signal.SIGTERM)
+        assert command.finish().code == 75
+    newest = max(tmp_path.glob("run/checkpoints/step-*")).name
+    train(config, "--resume", "--train.max_steps", 12, "--distributed.devices", 1).require_success()
+    assert result(tmp_path) == result(whole)
+
+    digest = sha256((ROOT / "tests/integration/tasks.py").read_bytes()).hexdigest()
+    first, second, preempted, third, finished = map(json.loads, record.read_text().splitlines())
+    assert [line["event"] for line in (first, second, preempted, third, finished)] == [
+        "start",  # of a run that was killed there is no end
+        *("start", "end", "start", "end"),
+    ]
+    assert len({line["run_id"] for line in (first, second, preempted, third, finished)}) == 1
+    assert len({first["id"], second["id"], third["id"]}) == 3
+    assert (preempted["id"], finished["id"]) == (second["id"], third["id"])
+    assert (preempted["reason"], finished["reason"]) == ("preempted", "finished")
+    assert f"step-{preempted['next_step']:06d}" == newest
+    assert (third["first_step"], finished["next_step"]) == (preempted["next_step"], 12)
+    assert 0 == first["first_step"] < second["first_step"] < third["first_step"]
+    for start, devices in ((first, 2), (second, 3), (third, 1)):
+        assert start["world_size"] == devices
+        assert start["devices"] == {"cpu": devices}
+        assert start["hosts"] == {socket.gethostname(): devices}
+        assert start["config"]["distributed"]["devices"] == devices
+        assert start["sources"]["tasks"] == digest
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_run_jsonl_tells_the_error_that_ended_a_run(tmp_path, devices):
+    config = write_config(tmp_path, "tasks.RaisesInForward", distributed={"devices": devices})
+    train(config, "--task.init_args.rank", devices - 1)
+    start, end = map(json.loads, (tmp_path / "run" / "run.jsonl").read_text().splitlines())
+    assert (end["event"], end["id"], end["reason"]) == ("end", start["id"], "error")
+    assert end["error"] == ("ValueError" if devices == 1 else "LaunchError")
+    assert "the image is upside down" in end["text"]
+
+
+def test_a_run_that_fails_before_it_begins_changes_no_end(tmp_path, stopped):
+    record = tmp_path / "run" / "run.jsonl"
+    before = record.read_text()
+    record.write_text(before.splitlines(keepends=True)[0])  # as if that start had been killed
+    assert train(stopped, "--resume", "--train.seed", 7).code == 2
+    assert record.read_text() == before.splitlines(keepends=True)[0]
+
+
+def test_run_jsonl_tells_that_rank_0_was_killed(tmp_path):
+    config = write_noisy(tmp_path)
+    slowly = ("--task.init_args.sleep_seconds", 0.1, "--distributed.devices", 2)
+    with Warm("train", config, *slowly) as command:
+        wait_for((tmp_path / "run" / "metrics.jsonl").exists)
+        os.kill(command.worker(0), signal.SIGKILL)
+        command.finish()
+    start, end = map(json.loads, (tmp_path / "run" / "run.jsonl").read_text().splitlines())
+    assert (end["event"], end["id"], end["reason"]) == ("end", start["id"], "error")
+    assert end["error"] == "LaunchError"
+    assert "rank 0 was killed by signal 9 (SIGKILL)" in end["text"]
+    assert end["next_step"] >= 1

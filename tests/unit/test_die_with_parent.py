@@ -116,9 +116,34 @@ def test_a_child_of_multiprocessing_whose_parent_is_gone_ends_itself():
     assert has_ended(int(done.stdout), 2)
 
 
-def test_a_process_is_shown_under_its_name():
-    script = (
-        "from lanewise.die_with_parent import name_process; name_process('lanewise-1');"
-        "print(open('/proc/self/stat').read())"
-    )
-    assert run(script, None).stdout.split()[1] == "(lanewise-1)"
+NAMING = """
+import os
+from pathlib import Path
+from lanewise.die_with_parent import name_child, name_process
+environment = Path('/proc/self/environ').read_bytes()
+os.environ.clear()  # as in a fork of the server
+name_process('lanewise: rank 1 of 2, runs/\\udcff')
+print(Path('/proc/self/cmdline').read_text().rstrip(chr(0)), flush=True)
+if (child := os.fork()) == 0:
+    name_child('loader 0')
+    print(Path('/proc/self/cmdline').read_text().rstrip(chr(0)), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+assert Path('/proc/self/environ').read_bytes() == environment
+assert 'SPT_NOENV' not in os.environ
+"""
+
+
+def test_a_process_and_its_child_are_shown_under_their_titles():
+    done = run(NAMING, None)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "lanewise: rank 1 of 2, runs/?",
+        "lanewise: rank 1 of 2, runs/?, loader 0",
+    ]
+
+
+def test_a_title_takes_no_more_than_the_room_of_the_command_line():
+    script = "from lanewise.die_with_parent import name_process; name_process('x' * 10**5)"
+    done = run(f"{script}; print(len(open('/proc/self/cmdline').read()))", None)
+    assert 20 < int(done.stdout) < 1000

@@ -40,7 +40,9 @@ def start_claim(path: Path) -> subprocess.Popen[str]:
 def test_what_is_in_the_folder():
     run_dir = RunDir(Path("runs/mnist"))
     assert str(run_dir.config) == "runs/mnist/config.yaml"
+    assert str(run_dir.record) == "runs/mnist/run.jsonl"
     assert str(run_dir.metrics) == "runs/mnist/metrics.jsonl"
+    assert str(run_dir.phases) == "runs/mnist/phases"
     assert str(run_dir.model) == "runs/mnist/model.safetensors"
     assert str(run_dir.log(0)) == "runs/mnist/logs/rank-00000.log"
     assert str(run_dir.log(12345)) == "runs/mnist/logs/rank-12345.log"
@@ -210,7 +212,7 @@ def test_what_should_be_a_folder_and_is_none_is_said_before_the_run(tmp_path, na
 
 
 def test_a_run_that_failed_before_its_first_step_may_be_started_again(tmp_path):
-    for name in ("config.yaml", "logs/rank-00000.log"):
+    for name in ("config.yaml", "run.jsonl", "logs/rank-00000.log"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "checkpoints").mkdir()

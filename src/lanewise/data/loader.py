@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lanewise.data.reader import LaneBatch, LaneReader
-from lanewise.die_with_parent import die_with_parent
+from lanewise.die_with_parent import die_with_parent, name_child
 from lanewise.errors import DataError, text_of
 from lanewise.lanes import LaneTurn, SampleOrder, Schedule
 
@@ -125,13 +125,14 @@ def read_turns(
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
-def _init_worker(_worker: int) -> None:
+def _init_worker(worker: int) -> None:
     """Make a worker end with the trainer, and not before it.
 
     Without this it would outlive a killed trainer by up to 5 s, torch's polling interval. If a signal reaches
     every process, the trainer alone saves and stops.
     """
     die_with_parent()
+    name_child(f"loader {worker}")
     if sys.platform == "linux":  # others don't tell who sent a signal
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         threading.Thread(target=_take_signals, name="signals", daemon=True).start()

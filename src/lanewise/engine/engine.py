@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import final
 
-from lanewise.callback import Callback
+from lanewise.callback import Callback, RunStart
 from lanewise.checkpoint import save_model
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
@@ -54,7 +54,7 @@ class Engine:
         self.training = run.training
         self.evaluation = run.evaluation
         self.reducer = run.reducer
-        self.first_step = first_step
+        self.first_step = self.next_step = first_step
         self._saving = saving
         self._record = record
         self._reads = EpochReads(run.world, run.loader.reader.total_bytes)
@@ -79,12 +79,13 @@ class Engine:
             config.train.max_grad_norm,
         )
 
-    def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = ()) -> dict[str, float]:
+    def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = (), run_id: str = "") -> dict[str, float]:
         """Train, and write the model to the run directory.
 
         Args:
             run_dir: where rank 0 writes the trained model, and the best one so far.
             callbacks: observe the run on rank 0.
+            run_id: what they are told.
 
         Returns:
             The values of the last evaluation; empty where the task has no eval datasets.
@@ -97,12 +98,12 @@ class Engine:
         """
         num_behind = 1 if has_streams(self.run.world.device) else 0
         observers = Observers(callbacks if self.run.world.rank == 0 else (), self._name_metrics, num_behind)
-        start, end = time.perf_counter(), self.first_step
-        with observers.observing(run_dir.path, self.first_step, self.run.last_step):
+        begin = time.perf_counter()
+        start = RunStart(run_dir.path, run_id, self.run.config, self.first_step, self.run.last_step)
+        with observers.observing(start):
             if self.evaluation is not None and self.evaluation.is_due:  # a signal came before this evaluation
                 self._evaluate(self.first_step - 1, run_dir, observers)
             for report in self.steps():
-                end = report.step + 1
                 stops = report.totals.wants_stop
                 saves = self._saving is not None and self._saving.is_due_after(report.step)
                 saves = saves or report.totals.wants_save
@@ -120,7 +121,7 @@ class Engine:
                 self._saving.finish()
             self._write_models(run_dir)
         if self.run.world.rank == 0:
-            self._describe_end(end, time.perf_counter() - start)
+            self._describe_end(self.next_step, time.perf_counter() - begin)
             logger.info("model: %s", run_dir.model)
             if self.training.average is not None:
                 logger.info("average of its weights, which is evaluated: %s", run_dir.averaged_model)
@@ -138,7 +139,9 @@ class Engine:
                 if self._ends_early:
                     break
                 heartbeat.note = (DATA, step, None)
-                yield self.train_step.run(batches)
+                report = self.train_step.run(batches)
+                self.next_step = step + 1
+                yield report
             self._gradients.check()
         finally:
             self.close()

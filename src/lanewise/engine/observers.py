@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from lanewise.callback import Callback
+from lanewise.callback import Callback, RunStart
 from lanewise.engine.step.logged_metrics import IntervalReport
 from lanewise.errors import noting
 
@@ -26,12 +26,12 @@ class Observers:
     _unseen: deque[IntervalReport | None] = field(default_factory=deque, init=False)
 
     @contextmanager
-    def observing(self, run_dir: Path, first_step: int, last_step: int) -> Iterator[None]:
+    def observing(self, start: RunStart) -> Iterator[None]:
         """Call `on_start` of each callback now, and `on_end` at the end of the block, even after an error."""
         with ExitStack() as stack:
             for callback in self.callbacks:
                 stack.push(partial(_end, callback))
-                callback.on_start(run_dir, first_step, last_step)
+                callback.on_start(start)
             yield
 
     def show(self, report: IntervalReport | None) -> None:

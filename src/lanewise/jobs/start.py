@@ -160,6 +160,8 @@ def run_in_world(job: Job, environment: Environment, folder: Path, watch: "Watch
     from lanewise.world.world import join_world
 
     distributed = job.config.distributed
+    place = f"rank {environment.rank} of {environment.world_size}"
+    name_process(f"lanewise: {place}, {job.config.train.run_dir}")
     log = RankLog(job.log_file(environment.rank), environment.rank)
     set_determinism(distributed.equality, distributed.threads)
     devices = choose_devices(distributed.device_type, environment.local_world_size, distributed.device_names)
@@ -199,7 +201,6 @@ def work(file: Path) -> None:
 
     environment = Environment.from_env(os.environ)
     assert environment is not None
-    name_process(f"lanewise-{environment.rank}")
     watch = Watch(Meeting(environment, timeout_seconds=None), at_end=lambda _: remove_all())
     try:
         written = pickle.loads(file.read_bytes())  # noqa: S301 - from our own parent

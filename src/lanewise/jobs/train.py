@@ -2,7 +2,8 @@
 
 import logging
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from lanewise.config import RunConfig
 from lanewise.config.load import dump_config, load_config
-from lanewise.errors import LaunchError
+from lanewise.errors import LaunchError, PreemptedError, StorageError
 from lanewise.jobs.job import Job
 from lanewise.jobs.signals import training, wants_stop
 from lanewise.jobs.start import launch
 from lanewise.run_dir import RunDir
 from lanewise.run_file import replace_text
+from lanewise.run_record import RunEnd, RunRecord
 
 if TYPE_CHECKING:
     from lanewise.callback import Callback
@@ -47,9 +49,17 @@ class TrainJob(Job):
         """Where the run writes."""
         return RunDir(Path(self.config.train.run_dir))
 
-    def claim(self, *, is_restarted: bool = False) -> AbstractContextManager[object]:
-        """See `Job`."""
-        return self.run_dir.claim(may_hold_run=self.is_resumed or is_restarted)
+    @contextmanager
+    def claim(self, *, is_restarted: bool = False) -> Iterator[None]:
+        """See `Job`. An error is the end of the run, unless rank 0 has told it already."""
+        with self.run_dir.claim(may_hold_run=self.is_resumed or is_restarted):
+            record = RunRecord(self.run_dir.record)
+            try:
+                yield
+            except BaseException as error:
+                with suppress(StorageError):  # that the run failed is what matters
+                    record.end(RunEnd.of_error(error))
+                raise
 
     def log_file(self, rank: int) -> Path:
         """See `Job`."""
@@ -63,6 +73,7 @@ class TrainJob(Job):
         from lanewise.engine.run.build import build_callbacks, build_run
         from lanewise.engine.run.resume import resume_run
         from lanewise.engine.run.saving import Saving
+        from lanewise.jobs.provenance import describe_start
         from lanewise.loggers import build_loggers
 
         if self.config.batch.micro_batch_size == "auto":
@@ -76,7 +87,11 @@ class TrainJob(Job):
         if self.is_audited or self.run_dir.audit.exists():  # one with gaps would be worth nothing
             audit = self._audit(run, first_step)
         callbacks: list[Callback] = []
+        start = describe_start(run, first_step)
+        history, run_id = None, ""
         if world.rank == 0:
+            history = RunRecord(self.run_dir.record)
+            run_id = history.begin(start)
             folder.remove_leftovers(logger.warning)
             pins = "".join(f"# {name}: {value}\n" for name, value in exact_pins(world.device).items())
             replace_text(self.run_dir.config, f"{pins}{dump_config(self.config)}")
@@ -86,8 +101,18 @@ class TrainJob(Job):
         saving = Saving(run, folder, wants_stop)
         record = (lambda batches: batches) if audit is None else audit.record
         engine = Engine(run, first_step=first_step, saving=saving, record=record)
-        with training():
-            values = engine.fit(self.run_dir, callbacks)
+        try:
+            with training():
+                values = engine.fit(self.run_dir, callbacks, run_id)
+        except PreemptedError:
+            if history is not None:
+                with suppress(StorageError):  # the checkpoint is on disk
+                    history.end(RunEnd("preempted", engine.next_step))
+            raise
+        if history is not None:  # of another error's end `claim` knows more: it may be another rank's
+            history.end(
+                RunEnd("stopped early" if engine.next_step < run.last_step else "finished", engine.next_step)
+            )
         world.all_gather_tree(None)  # no rank goes on before the model is on disk
         return values
 

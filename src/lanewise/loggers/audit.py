@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from lanewise.data import LaneBatch, digest
-from lanewise.loggers.jsonl import JsonLines, cut
+from lanewise.loggers.jsonl import cut
 from lanewise.nested import map_leaves
-from lanewise.run_file import replacing, writing
+from lanewise.run_file import JsonLines, replacing, writing
 
 _RANK = re.compile(r"rank-[0-9]{5,9}\.jsonl")
 

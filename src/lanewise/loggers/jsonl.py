@@ -4,14 +4,13 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
 from lanewise.callback import Callback
-from lanewise.errors import StorageError
-from lanewise.run_file import open_log, open_regular, replacing, writing
+from lanewise.run_file import JsonLines, open_regular, replacing
 
 logger = logging.getLogger(__name__)
 
@@ -20,40 +19,10 @@ _MAX_LINE = 16 * 2**20
 
 
 @final
-class JsonLines:
-    """A file that grows by JSON objects, one on a line; a killed process leaves all that it wrote.
-
-    Args:
-        path: made if it is not there.
-
-    Raises:
-        StorageError: the file cannot be written, here or later.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with writing(path):
-            self._file = open_log(path)
-
-    def write(self, columns: Mapping[str, Any]) -> None:
-        """Append a line."""
-        try:
-            with writing(self._path):
-                self._file.write(json.dumps(columns) + "\n")
-        except StorageError:
-            with suppress(OSError):  # it would try again to write what is left
-                self._file.close()
-            raise
-
-    def close(self) -> None:
-        """Write no more."""
-        with writing(self._path):
-            self._file.close()
-
-
-@final
 class JsonlLogger(Callback):
     """Appends a line for each logged step; a number that JSON lacks (NaN, infinity) becomes null.
+
+    Its `time` is in seconds since the epoch, as in TensorBoard's events, since differences are what counts.
 
     Args:
         path: the file, made with the first line, so that a run that fails before has none.
@@ -71,7 +40,7 @@ class JsonlLogger(Callback):
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         if self._lines is None:
             self._lines = JsonLines(self._path)
-        self._lines.write({"epoch": epoch, "step": step, **finite})
+        self._lines.write({"epoch": epoch, "step": step, "time": time.time(), **finite})
 
     def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `Callback`. A line of its own."""

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import final
 
 from rich import progress
 from rich.console import Console
 
-from lanewise.callback import Callback
+from lanewise.callback import Callback, RunStart
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -22,9 +21,9 @@ class ProgressLogger(Callback):
         self._next_line = 0.0
         self._bar: progress.Progress | None = None
 
-    def on_start(self, run_dir: Path, first_step: int, last_step: int) -> None:
+    def on_start(self, start: RunStart) -> None:
         """See `Callback`."""
-        self._last_step = last_step
+        self._last_step = start.last_step
         if self._console.is_terminal:
             self._bar = progress.Progress(
                 progress.TextColumn("{task.fields[epoch]}"),
@@ -35,7 +34,9 @@ class ProgressLogger(Callback):
                 progress.TimeRemainingColumn(),
                 console=self._console,
             )
-            self._row = self._bar.add_task("", total=last_step, completed=first_step, epoch="", text="")
+            self._row = self._bar.add_task(
+                "", total=start.last_step, completed=start.first_step, epoch="", text=""
+            )
             self._bar.start()
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:

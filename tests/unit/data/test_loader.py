@@ -276,6 +276,7 @@ def test_a_killed_worker_is_no_error_of_the_code_that_ran_meanwhile():
 
 TRAINER = """
 import os, signal, sys, time
+from lanewise.die_with_parent import name_process
 from lanewise.data import LaneLoader, LaneReader
 from lanewise.errors import DataError, noting
 from lanewise.lanes import OrderInputs, Schedule, ShuffledOrder
@@ -284,6 +285,7 @@ class Pid:
     def __getitem__(self, index):
         return os.getpid()
 
+name_process("lanewise: rank 0 of 1, runs/mnist")
 schedule = Schedule(num_samples=1000, global_batch_size=4, micro_batch_size=2)
 reader = LaneReader(Pid(), set, seed=0)
 order = ShuffledOrder(OrderInputs(schedule, seed=0))
@@ -310,6 +312,8 @@ def test_workers_end_with_a_killed_trainer():
             workers = {int(pid) for pid in trainer.stdout.readline().split()}
             assert len(workers - {trainer.pid}) == 2
             assert all(map(is_running, workers))
+            titles = {Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")[-10:] for pid in workers}
+            assert titles == {", loader 0", ", loader 1"}
         finally:
             trainer.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 2

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from lanewise import Callback, Task
+from lanewise import Callback, RunStart, Task
 from lanewise.config import ClassConfig, EvaluateConfig, RunConfig
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.observers import Observers
@@ -58,8 +58,8 @@ class Remember(Callback):
         self.events: list[tuple[Any, ...]] = []
         self.metrics: list[dict[str, float]] = []
 
-    def on_start(self, run_dir, first_step, last_step):
-        self.events.append(("start", run_dir, first_step, last_step))
+    def on_start(self, start):
+        self.events.append(("start", start.run_dir, start.first_step, start.last_step))
 
     def on_step(self, epoch, step, metrics):
         self.events.append(("step", epoch, step))
@@ -74,6 +74,16 @@ class Remember(Callback):
 
     def on_end(self, error):
         self.events.append(("end", error))
+
+
+class Starts(Callback):
+    """Keeps what it was told of each start."""
+
+    def __init__(self) -> None:
+        self.starts: list[RunStart] = []
+
+    def on_start(self, start):
+        self.starts.append(start)
 
 
 class Silent(Callback):
@@ -189,6 +199,13 @@ def test_the_line_after_a_resume_has_the_times_of_this_process_alone(tmp_path, m
     spent = sum(value for name, value in metrics.items() if name.startswith("time/"))
     assert metrics["perf/samples_per_second"] == pytest.approx(4 / spent)
     assert metrics["train/weight"] == 4.0
+
+
+def test_a_callback_is_told_the_configuration_and_the_id_of_the_run(tmp_path):
+    config, seen = without_evaluation(), Starts()
+    run = build_run(config, LocalWorld(torch.device("cpu")))
+    Engine(run, first_step=3).fit(RunDir(tmp_path), [seen], "the id")
+    assert seen.starts == [RunStart(tmp_path, "the id", config, first_step=3, last_step=5)]
 
 
 def test_callbacks_are_called_after_logged_steps_only(tmp_path):

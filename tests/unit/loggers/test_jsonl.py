@@ -1,6 +1,7 @@
 """metrics.jsonl: strict JSON, one line a step."""
 
 import json
+import time
 
 import pytest
 
@@ -19,7 +20,10 @@ def strict(line: str) -> dict:
 def lines_of(path) -> list[dict]:
     text = path.read_text(encoding="utf-8")
     assert text.endswith("\n")
-    return [strict(line) for line in text.splitlines()]
+    lines = [strict(line) for line in text.splitlines()]
+    for line in lines:
+        line.pop("time", None)
+    return lines
 
 
 def test_one_line_for_each_step(tmp_path):
@@ -37,7 +41,15 @@ def test_the_keys_stay_in_order(tmp_path):
     logger = JsonlLogger(tmp_path / "m")
     logger.on_step(0, 0, {"z": 1.0, "a": 2.0})
     logger.on_end(None)
-    assert (tmp_path / "m").read_text() == '{"epoch": 0, "step": 0, "z": 1.0, "a": 2.0}\n'
+    assert [*json.loads((tmp_path / "m").read_text())] == ["epoch", "step", "time", "z", "a"]
+
+
+def test_a_line_has_the_time_in_seconds_since_the_epoch(tmp_path):
+    before = time.time()
+    logger = JsonlLogger(tmp_path / "m")
+    logger.on_step(0, 0, {})
+    logger.on_end(None)
+    assert before <= strict((tmp_path / "m").read_text())["time"] <= time.time()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from lanewise.callback import RunStart
 from lanewise.loggers.progress import ProgressLogger
+from tests.distributed.tasks import configure
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +30,8 @@ def clock(monkeypatch):
 
 def start(first_step: int, last_step: int) -> ProgressLogger:
     logger = ProgressLogger()
-    logger.on_start(Path("unused"), first_step, last_step)
+    config = configure("unused.Task", num_lanes=1)
+    logger.on_start(RunStart(Path("unused"), "unused", config, first_step, last_step))
     return logger
 
 

@@ -20,7 +20,6 @@ def scalars_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_every_metric_is_a_scalar_at_its_step(tmp_path):
     folder = tmp_path / "tensorboard"
     logger = TensorBoardLogger(folder)
-    logger.on_start(tmp_path, 0, 8)
     logger.on_step(0, 0, {"train/loss": 2.5, "time/data_seconds": 0.25})
     logger.on_step(1, 7, {"train/loss": 0.125, "time/data_seconds": 0.5})
     logger.on_evaluation(1, 7, {"test/accuracy": 0.75})
@@ -49,7 +48,6 @@ def test_an_error_keeps_what_was_written(tmp_path):
 
 def test_a_run_that_fails_before_its_first_step_leaves_nothing(tmp_path):
     logger = TensorBoardLogger(tmp_path / "tensorboard")
-    logger.on_start(tmp_path, 0, 8)
     logger.on_end(RuntimeError())
     assert list(tmp_path.iterdir()) == []
 
