@@ -4,10 +4,12 @@ import dataclasses
 import json
 import math
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from lanewise.checkpoint import CheckpointFolder
 from lanewise.config import CheckpointConfig, DistributedConfig, EveryConfig, LogConfig, RunConfig
@@ -55,6 +57,12 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if not key.startswith(MEASURED)} for line in lines]
 
 
+def phases_of(folder: Path, rank: int) -> list[dict[str, Any]]:
+    """What a rank spent its time on."""
+    file = RunDir(folder).phases / f"rank-{rank:05d}.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The folder of a run that nobody stopped, on one process, with a line every five steps."""
@@ -79,6 +87,10 @@ def test_a_run_that_was_killed_between_two_lines_goes_on_with_the_same_lines(
     first_steps = run_distributed(fit, world_size, logged(5, reducer=reducer), str(folder))
     assert first_steps == [saved] * world_size
     assert lines_of(folder) == lines_of(whole)
+    logged_steps = [line["step"] for line in lines_of(whole)]
+    for rank in range(world_size):
+        steps = [line["step"] for line in phases_of(folder, rank)]
+        assert steps == [step for step in logged_steps if rank == 0 or step >= saved]
 
 
 def test_a_line_is_of_all_steps_since_the_one_before(tmp_path, whole):
@@ -93,6 +105,37 @@ def test_a_line_is_of_all_steps_since_the_one_before(tmp_path, whole):
         loss_sum = sum(step["train/loss"] * step["train/weight"] for step in interval)
         expected = {"train/loss": loss_sum / weight, "train/weight": weight / len(interval)}
         assert line == pytest.approx({**interval[-1], **expected}, rel=1e-14)  # the rest is of the last step
+
+
+class SlowOnOneRank(Language):
+    """Computes longer on rank 1."""
+
+    def forward(self, model, batch):
+        if dist.is_initialized() and dist.get_rank() == 1:
+            time.sleep(0.06)
+        return super().forward(model, batch)
+
+
+@pytest.mark.parametrize("every_steps", [1, 4])
+def test_a_line_tells_who_computes_slowest_and_each_rank_what_it_spent_its_time_on(tmp_path, every_steps):
+    config = configure(SlowOnOneRank, num_lanes=6, steps=9, log_every_steps=every_steps)
+    run_distributed(fit, 3, config, str(tmp_path))
+    first, *lines = map(json.loads, RunDir(tmp_path).metrics.read_text().splitlines())
+    assert "perf/slowest_rank" not in first  # nobody has computed a step before
+    for line in lines:
+        assert line["perf/slowest_rank"] == 1
+        assert line["perf/slowest_rank_seconds"] > 0.06
+        assert 0 < line["perf/median_rank_seconds"] < line["perf/slowest_rank_seconds"]
+    for rank in range(3):
+        phases = phases_of(tmp_path, rank)
+        assert [line["step"] for line in phases] == [line["step"] for line in [first, *lines]]
+        for line in phases[1:]:
+            assert (line["time/forward_seconds"] > 0.06) == (rank == 1)
+            assert line["perf/step_p50_seconds"] > 0.06
+            assert line["memory/peak_gib"] > 0
+    for line, own in zip([first, *lines], phases_of(tmp_path, 0), strict=True):
+        del own["time"]
+        assert line.items() >= own.items()
 
 
 def norms(world, config) -> tuple[list[int], dict[int, float]]:

@@ -59,7 +59,7 @@ def train_without_waiting(world):
         reports += [next(steps) for _ in range(3)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return [float(report.interval.grad_norm()) for report in reports], reports[-1].interval.phase_seconds()
+    return [float(report.interval.grad_norm()) for report in reports], reports[-1].interval.times().phases
 
 
 class NeverWaits(Language):

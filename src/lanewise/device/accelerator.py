@@ -153,6 +153,11 @@ def moment(device: torch.device) -> Moment:
     return event
 
 
+def has_passed(then: Moment) -> bool:
+    """Tell whether a moment is over: whether the device has come to it. Does not wait."""
+    return isinstance(then, float) or then.query()
+
+
 def seconds_between(start: Moment, end: Moment) -> float:
     """Return the time between two moments of one device; waits for the second one."""
     if isinstance(start, float) or isinstance(end, float):

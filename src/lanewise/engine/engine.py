@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import final
 
 from lanewise.callback import Callback, RunStart
@@ -20,6 +21,7 @@ from lanewise.engine.step.lane import to_device
 from lanewise.engine.step.logged_metrics import IntervalReport, StepMetrics
 from lanewise.engine.step.train_step import StepReport, TrainStep
 from lanewise.errors import ConfigError, PreemptedError, noting
+from lanewise.loggers import PhaseLog
 from lanewise.run_dir import RunDir
 from lanewise.task import Task
 from lanewise.transforms import CompilationLog
@@ -96,11 +98,18 @@ class Engine:
             CheckpointError: if a checkpoint could not be saved.
             PreemptedError: if a signal stopped the run.
         """
-        num_behind = 1 if has_streams(self.run.world.device) else 0
-        observers = Observers(callbacks if self.run.world.rank == 0 else (), self._name_metrics, num_behind)
+        world, num_behind = self.run.world, 1 if has_streams(self.run.world.device) else 0
+        phases = PhaseLog(run_dir.phases, world.rank, world.world_size, self.first_step)
+
+        def write_times(report: IntervalReport) -> None:
+            phases.write(report.step, report.own_columns(self._num_own_steps(report), world.device))
+
+        observers = Observers(
+            callbacks if world.rank == 0 else (), write_times, self._name_metrics, num_behind
+        )
         begin = time.perf_counter()
         start = RunStart(run_dir.path, run_id, self.run.config, self.first_step, self.run.last_step)
-        with observers.observing(start):
+        with closing(phases), observers.observing(start):
             if self.evaluation is not None and self.evaluation.is_due:  # a signal came before this evaluation
                 self._evaluate(self.first_step - 1, run_dir, observers)
             for report in self.steps():
@@ -250,11 +259,14 @@ class Engine:
         )
 
     def _name_metrics(self, report: IntervalReport) -> Mapping[str, float]:
-        stop = report.step + 1
-        # The run from which this one resumed may have begun the interval.
-        start = max(stop - report.totals.num_steps, self.first_step)
+        stop, num_steps = report.step + 1, self._num_own_steps(report)
         before = self.run.schedule.num_samples_before
-        return report.columns(stop - start, before(stop) - before(start), self.run.world.device)
+        num_samples = before(stop) - before(stop - num_steps)
+        return report.columns(num_steps, num_samples, self.run.world.device)
+
+    def _num_own_steps(self, report: IntervalReport) -> int:
+        """Return how many steps of the interval this start took; an earlier one may have begun it."""
+        return min(report.totals.num_steps, report.step + 1 - self.first_step)
 
 
 def build_engine(config: RunConfig, world: World, task: Task | None = None) -> Engine:

@@ -18,6 +18,8 @@ class Observers:
 
     callbacks: Sequence[Callback]
     """None on ranks other than 0."""
+    write_times: Callable[[IntervalReport], None]
+    """Writes what this process spent its time on, on every rank; may wait for the device."""
     name_metrics: Callable[[IntervalReport], Mapping[str, float]]
     """Returns the metrics of a report by name; may wait for the device."""
     num_behind: int
@@ -36,9 +38,8 @@ class Observers:
 
     def show(self, report: IntervalReport | None) -> None:
         """Show the report of a step, now or `num_behind` steps later; None where the step is not logged."""
-        if self.callbacks:
-            self._unseen.append(report)
-            self._show_all_but(self.num_behind)
+        self._unseen.append(report)
+        self._show_all_but(self.num_behind)
 
     def catch_up(self) -> None:
         """Show the reports that were not shown yet."""
@@ -64,7 +65,8 @@ class Observers:
             report = self._unseen.popleft()
             if report is None:
                 continue
-            metrics = self.name_metrics(report)
+            self.write_times(report)
+            metrics = self.name_metrics(report) if self.callbacks else {}
             with noting(lambda step=report.step: f"in a callback after step {step}"):  # type: ignore[misc]
                 for callback in self.callbacks:
                     callback.on_step(report.epoch, report.step, metrics)

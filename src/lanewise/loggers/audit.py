@@ -1,6 +1,5 @@
 """Writes what every lane was given in every step: the sample indices, and a hash of the tensors."""
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -11,11 +10,9 @@ import numpy.typing as npt
 import torch
 
 from lanewise.data import LaneBatch, digest
-from lanewise.loggers.jsonl import cut
+from lanewise.loggers.jsonl import cut, cut_ranks
 from lanewise.nested import map_leaves
-from lanewise.run_file import JsonLines, replacing, writing
-
-_RANK = re.compile(r"rank-[0-9]{5,9}\.jsonl")
+from lanewise.run_file import JsonLines, replacing
 
 
 @final
@@ -45,15 +42,10 @@ class AuditLog:
         plan: Mapping[str, Any],
         tables: Mapping[str, npt.NDArray[Any]],
     ) -> None:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            written = [path for path in folder.iterdir() if _RANK.fullmatch(path.name)]
-        self._path = folder / f"rank-{rank:05d}.jsonl"
-        others = [path for path in written if int(path.stem[5:]) >= world_size]
+        self._path = cut_ranks(folder, rank, world_size, first_step)
         plans = folder / "plan.jsonl"
-        for path in [self._path, *([plans, *others] if rank == 0 else [])]:
-            cut(path, first_step)
         if rank == 0:
+            cut(plans, first_step)
             if tables:
                 path = folder / f"plan-{first_step:06d}.npz"
                 with replacing(path) as new, new.open("wb") as file_of_tables:

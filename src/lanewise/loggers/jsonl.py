@@ -4,15 +4,18 @@ import json
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
 from lanewise.callback import Callback
-from lanewise.run_file import JsonLines, open_regular, replacing
+from lanewise.run_file import JsonLines, open_regular, replacing, writing
 
 logger = logging.getLogger(__name__)
+
+_RANK = re.compile(r"rank-[0-9]{5,9}\.jsonl")
 
 _MAX_LINE = 16 * 2**20
 """In bytes, of a file that may be anything; a norm for each of 100,000 parameters takes about as much."""
@@ -87,6 +90,28 @@ def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
             len(damaged),
             damaged[0],
         )
+
+
+def cut_ranks(folder: Path, rank: int, world_size: int, first_step: int) -> Path:
+    """Make a folder with a file of lines for each rank, and cut that of this one.
+
+    Args:
+        folder: of the files.
+        rank: of this process.
+        world_size: processes of the run; what ranks beyond it wrote earlier is cut by rank 0.
+        first_step: the first step to remove.
+
+    Returns:
+        The path of this rank's file.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        written = [path for path in folder.iterdir() if _RANK.fullmatch(path.name)]
+    own = folder / f"rank-{rank:05d}.jsonl"
+    others = [path for path in written if int(path.stem[5:]) >= world_size] if rank == 0 else []
+    for path in (own, *others):
+        cut(path, first_step)
+    return own
 
 
 def _columns_of(line: bytes) -> Mapping[str, Any] | None:

@@ -150,6 +150,9 @@ def test_a_steps_metrics_are_finite_and_named_with_their_units(tmp_path):
         assert sorted(metrics) == [
             "memory/peak_gib",
             "perf/samples_per_second",
+            "perf/step_p50_seconds",
+            "perf/step_p95_seconds",
+            "perf/units_per_second",
             "time/backward_seconds",
             "time/communication_seconds",
             "time/data_seconds",
@@ -170,6 +173,9 @@ def test_a_steps_metrics_are_finite_and_named_with_their_units(tmp_path):
         assert metrics["train/grad_norm"] > 0
         assert metrics["train/loss"] > 0
         assert metrics["train/weight"] == 4.0
+        assert metrics["perf/units_per_second"] == metrics["perf/samples_per_second"]
+        spent = pytest.approx(sum(phases.values()))  # of one step
+        assert (metrics["perf/step_p50_seconds"], metrics["perf/step_p95_seconds"]) == (spent, spent)
 
 
 def test_a_line_has_the_mean_times_and_all_samples_of_its_steps(tmp_path, monkeypatch):
@@ -219,7 +225,7 @@ def test_a_line_is_shown_in_the_step_after_its_own_where_looking_at_it_would_wai
     """Not with the next line: that may be far away."""
     seen = Remember()
     engine = build_engine(line(steps=9, log_every_steps=4), LocalWorld(torch.device("cpu")))
-    observers = Observers([seen], engine._name_metrics, num_behind=1)
+    observers = Observers([seen], lambda _: None, engine._name_metrics, num_behind=1)
     shown = []
     for report in engine.steps():
         observers.show(report.interval)

@@ -1,21 +1,39 @@
 """Splits the time of a step into phases, without waiting for the device."""
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from statistics import fmean
 from typing import final
 
 import torch
 
-from lanewise.device.accelerator import Moment, has_streams, moment, seconds_between
+from lanewise.device.accelerator import Moment, has_passed, has_streams, moment, seconds_between
 from lanewise.watch.heartbeat import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, heartbeat
 
 PHASES = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER)
 """The phases of a step; `communication` is the time of communication that no computation overlaps."""
 
 _MOST_LAPS = 1000
-"""The most laps to keep: of more, the older half is added up, which a device has mostly completed by then."""
+"""The most laps to keep: of more, those of the steps that the device has completed are added up."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What a process spent its time on in some steps, in seconds."""
+
+    phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """Of each phase, over all the steps."""
+    steps: list[float] = field(default_factory=list)
+    """Of each step."""
+
+    def percentile(self, percent: int) -> float:
+        """Return the time that so many steps of a hundred do not exceed; NaN where there is no step."""
+        ordered = sorted(self.steps)
+        return ordered[math.ceil(percent * len(ordered) / 100) - 1] if ordered else math.nan
 
 
 @final
@@ -30,19 +48,19 @@ class StepClock:
         self._now: Callable[[], Moment] = (
             partial(moment, device) if has_streams(device) else time.perf_counter
         )
+        self._computed: list[float] = []
+        """The seconds of each step, but for its communication."""
         self.begin()
 
     def begin(self) -> None:
         """Begin the next lap now, and forget the time before."""
-        self._seconds = dict.fromkeys(("", *PHASES), 0.0)
+        self._times = StepTimes()
         self._laps: list[tuple[str, Moment]] = [("", self._now())]
 
     def skip(self) -> None:
-        """Begin the next lap now: the time since the last one belongs to no phase."""
+        """Begin a step now: the time since the last lap belongs to no phase."""
         if len(self._laps) > _MOST_LAPS:
-            half = len(self._laps) // 2
-            _add_up(self._laps[: half + 1], self._seconds)
-            del self._laps[:half]
+            self._add_up_completed()
         self._laps.append(("", self._now()))
 
     def lap(self, phase: str, begins: str) -> None:
@@ -51,24 +69,53 @@ class StepClock:
         _, step, lane = heartbeat.note
         heartbeat.note = (begins, step, lane)
 
-    def take(self) -> Callable[[], dict[str, float]]:
-        """Begin a new measurement, and return the reader of the one that ends now.
+    def take(self) -> Callable[[], StepTimes]:
+        """Begin a new measurement after a step, and return the reader of the one that ends now.
 
         Returns:
-            A function that waits for the device to reach this moment, and then returns the seconds of each
-            phase from the previous beginning until now.
+            A function that waits for the device to reach this moment, and then returns the times from the
+            previous beginning until now.
         """
-        laps, before = self._laps, self._seconds
+        laps, times = self._laps, self._times
+        self._computed.clear()
         self.begin()
 
-        def read() -> dict[str, float]:
-            seconds = dict(before)
-            _add_up(laps, seconds)
-            return {phase: seconds[phase] for phase in PHASES}
+        def read() -> StepTimes:
+            self._add_up(laps, times)
+            laps.clear()
+            return times
 
         return read
 
+    def computed_seconds(self) -> float:
+        """Return the mean time of a step without its communication, which other processes may make longer.
 
-def _add_up(laps: list[tuple[str, Moment]], seconds: dict[str, float]) -> None:
-    for (_, start), (phase, end) in pairwise(laps):
-        seconds[phase] += seconds_between(start, end)
+        It is the mean over the steps which the device has completed and which were not read before the last
+        `take`; NaN if there is none. Does not wait.
+        """
+        self._add_up_completed()
+        return fmean(self._computed) if self._computed else math.nan
+
+    def _add_up_completed(self) -> None:
+        """Add up the steps that the device has completed, so that they take no memory."""
+        laps = self._laps
+        for number in range(len(laps) - 1, 0, -1):
+            phase, begin = laps[number]
+            if not phase and has_passed(begin):  # of a step; so those before have ended
+                self._add_up(laps[: number + 1], self._times)
+                del laps[:number]
+                return
+
+    def _add_up(self, laps: list[tuple[str, Moment]], times: StepTimes) -> None:
+        """Add the laps of whole steps."""
+        step = waited = 0.0
+        for (_, start), (phase, end) in pairwise([*laps, ("", 0.0)]):
+            if phase:
+                seconds = seconds_between(start, end)
+                times.phases[phase] += seconds
+                step += seconds
+                waited += seconds if phase == COMMUNICATION else 0.0
+            elif step:
+                times.steps.append(step)
+                self._computed.append(step - waited)
+                step = waited = 0.0

@@ -43,6 +43,8 @@ class StepGradient(NamedTuple):
     allows_update: bool
     """Whether the weights may be updated: the step has weight, and fp16 did not overflow. If not, every
     `grad` is None."""
+    is_logged: bool
+    """Whether the step is logged, so that it has the norms."""
 
 
 @final
@@ -92,7 +94,9 @@ class LaneGradients:
         self._unit: str | None = None
         self._is_first_step = True
 
-    def rounds(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
+    def rounds(
+        self, batches: Iterator[LaneBatch], is_logged: Callable[[int], bool] = lambda _: False
+    ) -> Iterator[list[LaneBatch]]:
         """Yield the micro-batches of a step: as many at once as the reducer has replicas.
 
         Each round needs one `backward` before the next round begins. A process without samples in the step
@@ -103,6 +107,8 @@ class LaneGradients:
 
         Args:
             batches: on the device; consumed for one step.
+            is_logged: tells whether a step is logged, the same on every rank: then the norm of its gradient
+                is computed, and the processes tell each other how long they compute.
 
         Raises:
             TaskError: if the trainable parameters changed, a lane had no backward, or processes with
@@ -123,6 +129,7 @@ class LaneGradients:
             turn = in_round[-1].turn
             heartbeat.note = (FORWARD, turn.step, turn.lane)
             if is_first:
+                self._is_logged = is_logged(turn.step)
                 self._monitor.check(turn.step)
                 self._collectives.begin_step(turn)
                 is_first = False
@@ -186,7 +193,8 @@ class LaneGradients:
         if value is None:
             self._collectives.refuse_missing_backward(turn)
         if turn.is_last:  # the exchange overlaps this backward
-            self._losses.start_exchange(self._vote(), self._buffers.changes())
+            seconds = self._clock.computed_seconds() if self._is_logged else None
+            self._losses.start_exchange(self._vote(), self._buffers.changes(), seconds)
         self.reducer.backward(turn, value, factor)
 
     def finish(self, *, needs_norm: bool = True) -> StepGradient:
@@ -195,7 +203,8 @@ class LaneGradients:
         Collective: every rank must call this, with the same arguments.
 
         Args:
-            needs_norm: whether to compute the norm of the gradient even if no loss scale needs it.
+            needs_norm: whether to compute the norm of the gradient even if neither a line of metrics nor a
+                loss scale needs it.
 
         Raises:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
@@ -204,7 +213,7 @@ class LaneGradients:
         totals = self._losses.finish()
         self.reducer.finish(self._losses.divisor(totals, self._turn))
         norm = norms = None
-        if needs_norm or self.loss_scale is not None:
+        if needs_norm or self._is_logged or self.loss_scale is not None:
             norms = self.reducer.gradient_norms()
             norm = torch.linalg.vector_norm(norms)
         allows_update = totals.allow_update
@@ -225,7 +234,7 @@ class LaneGradients:
         self._losses.require_finite(totals, self._turn)
         if not totals.weight:
             logger.warning("step %d: the global batch has weight 0, so nothing was updated", self._turn.step)
-        return StepGradient(self._turn, totals, norm, norms, allows_update)
+        return StepGradient(self._turn, totals, norm, norms, allows_update, self._is_logged)
 
     def check(self) -> None:
         """Raise the error of the last step, whose comparison of buffers nobody has waited for yet.

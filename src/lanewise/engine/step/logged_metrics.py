@@ -1,15 +1,16 @@
 """The contents of a line of metrics, and the names of its columns."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, final
 
 import torch
 from torch import nn
 
 from lanewise.device.accelerator import peak_bytes, start_copy_to_host
-from lanewise.engine.step.clock import StepClock
+from lanewise.engine.step.clock import StepClock, StepTimes
 from lanewise.engine.step.gradient import StepGradient
 from lanewise.engine.step.message import StepTotals
 from lanewise.precision import LossScale
@@ -100,33 +101,62 @@ class IntervalReport:
     skipped_steps: int | None
     """Number of steps of the run that updated nothing because an fp16 gradient overflowed; None in other
     formats."""
-    phase_seconds: Callable[[], dict[str, float]]
-    """The seconds that this process spent in each phase of these steps."""
+    times: Callable[[], StepTimes]
+    """What this process spent its time on in these steps."""
+    computed_seconds: Sequence[float]
+    """How long each process took to compute one of the steps before this one, as far as it knew; empty of a
+    process alone."""
 
     def columns(self, num_steps: int, num_samples: int, device: torch.device) -> Mapping[str, float]:
         """Return the numbers by name, for metrics.jsonl, TensorBoard and callbacks. Waits for the device.
-
-        Times and memory are those of this process.
 
         Args:
             num_steps: the steps of the interval that this process took itself, not before it resumed.
             num_samples: the samples of all lanes in these steps.
             device: the device of this process.
         """
-        seconds = self.phase_seconds()
+        seconds = sum(self.times().phases.values())
         columns = {
             "train/loss": self.totals.loss,
             "train/weight": self.totals.mean_weight,
             "train/grad_norm": float(self.grad_norm()),
             "train/learning_rate": self.learning_rate,
-            "perf/samples_per_second": num_samples / sum(seconds.values()),
-            **{f"time/{phase}_seconds": spent / num_steps for phase, spent in seconds.items()},
-            "memory/peak_gib": peak_bytes(device) / 2**30,
+            "perf/samples_per_second": num_samples / seconds,
+            "perf/units_per_second": self.totals.mean_weight * num_steps / seconds,
+            **self._slowest_rank(),
+            **self.own_columns(num_steps, device),
         }
         columns |= {f"gradients/{name}": norm for name, norm in self.gradient_norms().items()}
         if self.skipped_steps is not None:
             columns["train/skipped_steps"] = self.skipped_steps
         return columns
+
+    def own_columns(self, num_steps: int, device: torch.device) -> Mapping[str, float]:
+        """Return the numbers of this process by name: its times and its memory. Waits for the device.
+
+        Args:
+            num_steps: as in `columns`.
+            device: the device of this process.
+        """
+        times = self.times()
+        return {
+            "perf/step_p50_seconds": times.percentile(50),
+            "perf/step_p95_seconds": times.percentile(95),
+            **{f"time/{phase}_seconds": spent / num_steps for phase, spent in times.phases.items()},
+            "memory/peak_gib": peak_bytes(device) / 2**30,
+        }
+
+    def _slowest_rank(self) -> Mapping[str, float]:
+        """Return who computed longest, how long, and how long the rank in the middle did."""
+        seconds = self.computed_seconds
+        if not seconds or any(map(math.isnan, seconds)):  # in the first steps nobody knows
+            return {}
+        slowest = max(range(len(seconds)), key=seconds.__getitem__)
+        return {
+            "perf/slowest_rank": slowest,
+            "perf/slowest_rank_seconds": seconds[slowest],
+            "perf/median_rank_seconds": median(seconds),
+        }
 
 
 @dataclass(frozen=True)
@@ -147,9 +177,9 @@ class StepMetrics:
     def report(self, gradient: StepGradient, learning_rate: float) -> IntervalReport | None:
         """Add a step. If it is logged, return the report of the interval and begin the next one."""
         self.interval.add(gradient.totals)
-        turn = gradient.turn
-        if not self.interval.ends_with(turn.step):
+        if not gradient.is_logged:
             return None
+        turn = gradient.turn
         assert gradient.norm is not None
         return IntervalReport(
             epoch=turn.epoch,
@@ -159,7 +189,8 @@ class StepMetrics:
             grad_norm=start_copy_to_host(gradient.norm),
             gradient_norms=self._named_norms(gradient.norms if self.with_norms else None),
             skipped_steps=None if self.loss_scale is None else self.loss_scale.skipped_steps,
-            phase_seconds=self.clock.take(),
+            times=self.clock.take(),
+            computed_seconds=gradient.totals.computed_seconds,
         )
 
     def _named_norms(self, norms: torch.Tensor | None) -> Callable[[], Mapping[str, float]]:

@@ -83,15 +83,20 @@ class StepLosses:
         return self.factor * (1.0 if turn.num_present_lanes == 1 else totals.weight)
 
     def start_exchange(
-        self, votes: tuple[bool, bool], buffer_changes: Sequence[float] | torch.Tensor
+        self,
+        votes: tuple[bool, bool],
+        buffer_changes: Sequence[float] | torch.Tensor,
+        computed_seconds: float | None = None,
     ) -> None:
         """Begin the exchange. Collective: every rank must call this, after it has added all its lanes.
 
         Args:
             votes: whether this process wants to save after the step, and whether it wants to stop the run.
             buffer_changes: what `LaneBuffers.changes` returns.
+            computed_seconds: how long this process takes to compute a step; None on every rank where none
+                tells it.
         """
-        message = StepMessage(self._rows, *votes, buffer_changes)
+        message = StepMessage(self._rows, *votes, buffer_changes, computed_seconds=computed_seconds)
         self._wait: Callable[[], StepTotals] = message.start_exchange(self._world, self._placement.most)
 
     def finish(self) -> StepTotals:

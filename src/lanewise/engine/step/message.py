@@ -52,6 +52,8 @@ class StepTotals:
     """Whether some rank votes to stop the run after this step."""
     buffer_changes: Sequence[float] = ()
     """For each pack of buffers, the largest change of any lane; for `LaneBuffers.merge`."""
+    computed_seconds: Sequence[float] = ()
+    """What each process told, in the order of ranks; empty where none did."""
 
     def __post_init__(self) -> None:
         losses = [terms[0] for _, terms in self.lanes]
@@ -95,6 +97,8 @@ class StepMessage:
     """What `LaneBuffers.changes` returns; the same number of packs on every rank."""
     num_terms: int = 1
     """Terms in each row."""
+    computed_seconds: float | None = None
+    """How long this process takes to compute a step; None on every rank where none tells it."""
 
     def start_exchange(self, world: World, most_lanes: int) -> Callable[[], StepTotals]:
         """Begin to exchange the messages of all processes.
@@ -117,6 +121,8 @@ class StepMessage:
             return self._totals  # without tensors, whose overhead would show in a small step
         size = 1 + 2 * self.num_terms
         end = size * most_lanes
+        tells_time = self.computed_seconds is not None
+        votes = end + tells_time
 
         def finish() -> StepTotals:
             messages = wait().tolist()
@@ -126,9 +132,10 @@ class StepMessage:
                     lane, *terms = numbers[begin : begin + size]
                     if lane >= 0:
                         lanes.append(LaneRow(int(lane), tuple(map(Term, terms[::2], terms[1::2]))))
-            saves, stops, *changes = map(max, *(numbers[end:] for numbers in messages), repeat(-math.inf))
+            saves, stops, *changes = map(max, *(numbers[votes:] for numbers in messages), repeat(-math.inf))
             lanes.sort(key=itemgetter(0))
-            return StepTotals(lanes, bool(saves), bool(stops), changes)
+            seconds = [numbers[end] for numbers in messages] if tells_time else ()
+            return StepTotals(lanes, bool(saves), bool(stops), changes, seconds)
 
         return finish
 
@@ -143,6 +150,8 @@ class StepMessage:
             for value, weight, factor in terms:
                 numbers += float(value * factor), weight
         numbers += [-1, *[0.0] * 2 * self.num_terms] * (most_lanes - len(self.rows))
+        if self.computed_seconds is not None:
+            numbers.append(self.computed_seconds)
         numbers += self.wants_save, self.wants_stop
         return torch.tensor([*numbers, *self.buffer_changes], dtype=torch.float64)
 

@@ -110,18 +110,17 @@ class TrainStep:
             TaskError: if the task breaks its contract.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        for in_round in self.gradients.rounds(batches):  # micro-batches of this process
+        for in_round in self.gradients.rounds(batches, self.metrics.interval.ends_with):  # micro-batches
             losses = self.gradients.reducer.losses(list(map(self.training.runner.lane, in_round)))
             self.gradients.backward(losses, self._what)  # backward; the last one overlaps the reduction
-        step = in_round[-1].turn.step
-        needs_norm = self.max_grad_norm is not None or self.metrics.interval.ends_with(step)
-        gradient = self.gradients.finish(needs_norm=needs_norm)  # one division by the global weight
+        clips = self.max_grad_norm is not None
+        gradient = self.gradients.finish(needs_norm=clips)  # one division by the global weight
         if self.max_grad_norm is not None:
             assert gradient.norm is not None
             nn.utils.clip_grads_with_norm_(
                 self.training.model.parameters(), self.max_grad_norm, gradient.norm
             )
-        self._seed_update(step)
+        self._seed_update(gradient.turn.step)
         return gradient
 
     def _seed_update(self, step: int) -> None:

@@ -1,11 +1,13 @@
 """What the time of a step goes to, under a clock that the test winds."""
 
+import itertools
+import math
 import time
 
 import pytest
 import torch
 
-from lanewise.engine.step.clock import PHASES, StepClock
+from lanewise.engine.step.clock import PHASES, StepClock, StepTimes
 
 CPU = torch.device("cpu")
 
@@ -31,14 +33,14 @@ def test_every_phase_has_the_time_up_to_its_laps(now):
     clock = StepClock(CPU)
     run(clock, now, ("data", 1.0), ("forward", 2.0), ("backward", 4.0), ("data", 0.5), ("forward", 8.0))
     run(clock, now, ("backward", 16.0), ("communication", 32.0), ("optimizer", 64.0))
-    spent = clock.take()()
+    spent = clock.take()().phases
     assert spent == seconds(data=1.5, forward=10.0, backward=20.0, communication=32.0, optimizer=64.0)
     assert list(spent) == list(PHASES)
     assert sum(spent.values()) == now[0] - 1000
 
 
 def test_nothing_was_spent_where_no_lap_ended(now):
-    assert StepClock(CPU).take()() == seconds()
+    assert StepClock(CPU).take()().phases == seconds()
 
 
 def test_what_was_taken_begins_anew(now):
@@ -47,8 +49,8 @@ def test_what_was_taken_begins_anew(now):
     first = clock.take()
     run(clock, now, ("data", 2.0), ("forward", 4.0))
     second = clock.take()
-    assert first() == first() == seconds(data=1.0)
-    assert second() == seconds(data=2.0, forward=4.0)
+    assert first().phases == first().phases == seconds(data=1.0)
+    assert second().phases == seconds(data=2.0, forward=4.0)
 
 
 def test_what_is_skipped_belongs_to_no_phase_and_the_time_before_is_kept(now):
@@ -57,8 +59,8 @@ def test_what_is_skipped_belongs_to_no_phase_and_the_time_before_is_kept(now):
     now[0] += 100
     clock.skip()
     run(clock, now, ("data", 2.0), ("optimizer", 4.0))
-    assert clock.take()() == seconds(data=3.0, optimizer=4.0)
-    assert clock.take()() == seconds()
+    assert clock.take()().phases == seconds(data=3.0, optimizer=4.0)
+    assert clock.take()().phases == seconds()
 
 
 def test_many_laps_are_added_up_so_that_they_take_no_memory(now):
@@ -67,8 +69,8 @@ def test_many_laps_are_added_up_so_that_they_take_no_memory(now):
         clock.skip()
         run(clock, now, ("data", 1.0), ("forward", 2.0))
     assert len(clock._laps) < 1500
-    assert clock.take()() == seconds(data=5000.0, forward=10000.0)
-    assert clock.take()() == seconds()
+    assert clock.take()().phases == seconds(data=5000.0, forward=10000.0)
+    assert clock.take()().phases == seconds()
 
 
 @pytest.mark.parametrize("begin_anew", [StepClock.take, StepClock.begin])
@@ -78,4 +80,83 @@ def test_what_lies_between_two_steps_belongs_to_neither(now, begin_anew):
     now[0] += 100
     begin_anew(clock)
     run(clock, now, ("forward", 2.0))
-    assert clock.take()() == seconds(forward=2.0)
+    assert clock.take()().phases == seconds(forward=2.0)
+
+
+def step(clock: StepClock, now: list[float], computing: float, waiting: float) -> None:
+    clock.skip()
+    run(clock, now, ("data", computing / 2), ("communication", waiting), ("optimizer", computing / 2))
+
+
+def test_each_step_has_its_time(now):
+    clock = StepClock(CPU)
+    for computing in (1.0, 4.0, 2.0):
+        step(clock, now, computing, waiting=8.0)
+        now[0] += 100  # an evaluation
+    times = clock.take()()
+    assert times.steps == [9.0, 12.0, 10.0]
+    assert times.phases == seconds(data=3.5, communication=24.0, optimizer=3.5)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "percent", "expected"),
+    [(1, 50, 1), (1, 95, 1), (10, 50, 5), (10, 95, 10), (20, 95, 19), (100, 95, 95), (101, 95, 96)],
+)
+def test_percentiles(num_steps, percent, expected):
+    steps = [float(number) for number in range(num_steps, 0, -1)]
+    assert StepTimes(steps=steps).percentile(percent) == expected
+
+
+def test_without_a_step_there_is_no_percentile():
+    assert math.isnan(StepTimes().percentile(50))
+
+
+def test_what_a_process_computed_is_that_of_whole_steps_without_waiting_for_others(now):
+    clock = StepClock(CPU)
+    assert math.isnan(clock.computed_seconds())
+    step(clock, now, 1.0, waiting=50.0)
+    clock.take()()
+    for computing in (2.0, 6.0):
+        step(clock, now, computing, waiting=50.0)
+    clock.skip()
+    run(clock, now, ("data", 1000.0))  # of a step that has not ended
+    assert clock.computed_seconds() == clock.computed_seconds() == 3.0
+    read = clock.take()
+    assert read().steps == [52.0, 56.0, 1000.0]
+    assert clock.computed_seconds() == 1000.0
+
+
+class Event:
+    """A moment of a device, which has come to all of them up to a number."""
+
+    reached = 0
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def query(self) -> bool:
+        return self.number <= Event.reached
+
+    def synchronize(self) -> None:
+        assert self.query(), "it would wait for the device"
+
+    def elapsed_time(self, end: "Event") -> float:
+        return (end.number - self.number) * 1e3
+
+
+def test_only_steps_that_the_device_has_completed_are_added_up(monkeypatch):
+    clock = StepClock(CPU)
+    numbers = itertools.count()
+    monkeypatch.setattr(clock, "_now", lambda: Event(next(numbers)))
+    monkeypatch.setattr(Event, "reached", 3)
+    clock.begin()
+    for _ in range(3):  # a step is 3 moments
+        clock.skip()
+        clock.lap("data", begins="data")
+        clock.lap("optimizer", begins="data")
+    assert math.isnan(clock.computed_seconds())
+    monkeypatch.setattr(Event, "reached", 8)
+    assert clock.computed_seconds() == 2.0
+    read = clock.take()
+    monkeypatch.setattr(Event, "reached", 10)
+    assert read().steps == [2.0, 2.0, 2.0]

@@ -82,6 +82,25 @@ def test_an_accelerator_tells_the_same_without_reading_its_losses():
     assert torch.equal(message([])._numbers_on(CPU, 1), message([])._numbers(1))
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_each_process_tells_how_long_it_computes(on_device):
+    world, waits = Ranks(), []
+    for seconds in (0.5, math.nan, 0.25):
+        row = LaneRow(len(waits), (Term(torch.tensor(1.0) if on_device else 1.0, 2.0),))
+        changes = torch.tensor([1.0], dtype=torch.float64) if on_device else [1.0]
+        one = StepMessage([row], False, True, changes, computed_seconds=seconds)
+        if on_device:
+            world.told.append(one._numbers_on(CPU, 2))
+        waits.append(one.start_exchange(Ranks() if on_device else world, 2))
+    if on_device:
+        waits[-1] = one.start_exchange(world, 2)
+        world.told.pop()
+    totals = waits[-1]()
+    assert totals.computed_seconds == pytest.approx([0.5, math.nan, 0.25], nan_ok=True)
+    assert (totals.wants_save, totals.wants_stop, totals.buffer_changes) == (False, True, [1.0])
+    assert (totals.loss_sum, totals.weight) == (3.0, 6.0)
+
+
 def test_a_row_may_have_several_terms():
     """As a loss of several terms, or of samples that are whole in no lane, needs them."""
     rows = [LaneRow(lane, (Term(0.5 * lane, 1.0), Term(-1.0, float(lane), 2.0))) for lane in range(3)]
