@@ -110,6 +110,9 @@ class LogConfig(Section):
     """Optimizer steps from one line to the next; progress is shown as often, so set 1 for slow steps."""
     gradients: bool = False
     """Whether a line has the norm of each parameter's gradient, before clipping."""
+    flops_per_sample: Annotated[float, above(0)] | None = None
+    """Floating-point operations of forward and backward for a sample, which `lanewise plan` counts: a line
+    then has what a device computes in a second, and how much of its peak that is. Unset: neither."""
 
 
 class ActivationCheckpointingConfig(Section):

@@ -10,7 +10,8 @@ from lanewise.callback import Callback, RunStart
 from lanewise.checkpoint import save_model
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
-from lanewise.device.accelerator import has_streams
+from lanewise.device.accelerator import device_name, has_streams
+from lanewise.device.peak import peak_flops_per_second
 from lanewise.engine.observers import Observers
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.run import Run
@@ -262,7 +263,18 @@ class Engine:
         stop, num_steps = report.step + 1, self._num_own_steps(report)
         before = self.run.schedule.num_samples_before
         num_samples = before(stop) - before(stop - num_steps)
-        return report.columns(num_steps, num_samples, self.run.world.device)
+        columns = report.columns(num_steps, num_samples, self.run.world.device)
+        return {**columns, **self._name_flops(columns["perf/samples_per_second"])}
+
+    def _name_flops(self, samples_per_second: float) -> Mapping[str, float]:
+        """Return what a device computes in a second, and what part that is of its peak, where it is known."""
+        run, config = self.run, self.run.config
+        if config.log.flops_per_sample is None:
+            return {}
+        num_devices = run.world.world_size * len(run.reducer.replicas)
+        flops = config.log.flops_per_sample * samples_per_second / num_devices
+        peak = peak_flops_per_second(device_name(run.world.device), config.precision)
+        return {"perf/tflops_per_second": flops / 1e12} | ({} if peak is None else {"perf/mfu": flops / peak})
 
     def _num_own_steps(self, report: IntervalReport) -> int:
         """Return how many steps of the interval this start took; an earlier one may have begun it."""

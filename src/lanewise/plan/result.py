@@ -67,7 +67,16 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
-        return {"lane": self.describe_lane(), "rows": [_row_to_json(row) for row in self.rows]}
+        flops = self._flops_per_sample
+        return {
+            "lane": self.describe_lane(),
+            "flops_per_sample": flops,
+            "rows": [_row_to_json(row) for row in self.rows],
+        }
+
+    @property
+    def _flops_per_sample(self) -> float:
+        return self.measured[0].num_flops / self.batch.num_samples
 
     def _notes(self) -> Iterator[str]:
         batch = self.config.batch
@@ -81,6 +90,8 @@ class Plan:
         yield from (f"{key} is set, and was left out of all numbers" for key in left_out if left_out[key])
         if self.device_type != "cpu":
             yield f"activations are those of the CPU's kernels: {self.device_type} may keep more or less"
+        if flops := self._flops_per_sample:
+            yield f"forward and backward of a sample: {flops:.4g} operations, for log.flops_per_sample"
         if operators := sorted({name for one in self.measured for name in one.not_counted}):
             yield (
                 f"what {', '.join(operators)} may keep besides the results is not counted: they would "

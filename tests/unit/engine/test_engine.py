@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Callback, RunStart, Task
 from lanewise.config import ClassConfig, EvaluateConfig, RunConfig
+from lanewise.engine import engine as engine_module
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.observers import Observers
 from lanewise.engine.run.build import build_callbacks, build_run
@@ -176,6 +177,20 @@ def test_a_steps_metrics_are_finite_and_named_with_their_units(tmp_path):
         assert metrics["perf/units_per_second"] == metrics["perf/samples_per_second"]
         spent = pytest.approx(sum(phases.values()))  # of one step
         assert (metrics["perf/step_p50_seconds"], metrics["perf/step_p95_seconds"]) == (spent, spent)
+
+
+@pytest.mark.parametrize("peak", [None, 2e12])
+def test_a_line_has_the_speed_of_a_device_where_the_operations_of_a_sample_are_known(
+    tmp_path, monkeypatch, peak
+):
+    monkeypatch.setattr(engine_module, "peak_flops_per_second", lambda *_: peak)
+    config = without_evaluation(steps=1)
+    config = dataclasses.replace(config, log=dataclasses.replace(config.log, flops_per_sample=5e9))
+    (metrics,) = fit(config, tmp_path).metrics
+    flops = 5e9 * metrics["perf/samples_per_second"]
+    assert metrics["perf/tflops_per_second"] == pytest.approx(flops / 1e12)
+    expected = None if peak is None else pytest.approx(flops / peak)
+    assert metrics.get("perf/mfu") == expected
 
 
 def test_a_line_has_the_mean_times_and_all_samples_of_its_steps(tmp_path, monkeypatch):

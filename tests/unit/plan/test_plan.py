@@ -55,6 +55,15 @@ def test_the_fastest_is_the_one_with_most_samples_a_second_of_those_that_fit(rep
     assert sum(" does not fit, " in line or " fits, " in line for line in verdicts) == len(report.rows)
 
 
+def test_the_operations_of_a_sample_are_told(report):
+    flops = report.measured[0].num_flops / report.batch.num_samples
+    assert flops > 0
+    assert report.to_json()["flops_per_sample"] == flops
+    assert f"note: forward and backward of a sample: {flops:.4g} operations, for log.flops_per_sample" in [
+        *report.lines()
+    ]
+
+
 def test_every_line_of_the_table_and_of_json_is_a_row(report):
     assert report.table().row_count == len(report.rows) == len(report.to_json()["rows"])
 
