@@ -17,6 +17,8 @@ from lanewise.run_file import JsonLines, open_log, open_regular, writing
 _lock = threading.Lock()
 """Several threads of a process may end its run."""
 
+_begun: "RunRecord | None" = None
+
 _TAIL_BYTES = 2**20
 """Of a file of metrics, in which its last line is looked for."""
 
@@ -72,11 +74,13 @@ class RunRecord:
         Raises:
             StorageError: if it cannot be written.
         """
+        global _begun  # noqa: PLW0603 - that of the process, for `end_begun`
         with _lock:
             lines, size = self._read()
             identifier = uuid.uuid4().hex
             run_id = lines[0]["run_id"] if lines else identifier
             self._append(size, {"event": "start", "run_id": run_id, "id": identifier, **start})
+            _begun = self
         return str(run_id)
 
     def end(self, end: RunEnd) -> None:
@@ -112,6 +116,15 @@ class RunRecord:
             file.truncate(size)
         with closing(JsonLines(self._path)) as lines:
             lines.write({"time": datetime.now(UTC).isoformat(), **columns})
+
+
+def end_begun(end: RunEnd) -> None:
+    """Write the end of the start that this process wrote, if it wrote one; see `RunRecord.end`.
+
+    For what ends the process without knowing what it does.
+    """
+    if _begun is not None:
+        _begun.end(end)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

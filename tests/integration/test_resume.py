@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tests.integration.command import ROOT, Warm, train, wait_for, write_config
+from tests.integration.command import ROOT, TORCHRUN, Warm, lanewise, run, train, wait_for, write_config
 from tests.soak.kill_and_resume import KINDS, check_lineage, kill_and_resume, result, write_noisy
 
 
@@ -267,13 +267,20 @@ def test_run_jsonl_tells_each_start_and_how_it_ended(tmp_path, whole):
         assert start["sources"]["tasks"] == digest
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_run_jsonl_tells_the_error_that_ended_a_run(tmp_path, devices):
-    config = write_config(tmp_path, "tasks.RaisesInForward", distributed={"devices": devices})
-    train(config, "--task.init_args.rank", devices - 1)
+@pytest.mark.parametrize(
+    ("devices", "launcher"), [(1, ()), (2, ()), pytest.param(2, TORCHRUN, marks=pytest.mark.slow)]
+)
+def test_run_jsonl_tells_the_error_that_ended_a_run(tmp_path, devices, launcher):
+    """It is that of another rank than the one that writes the file."""
+    config = write_config(tmp_path, "tasks.RaisesInForward")
+    arguments = ("train", config, "--task.init_args.rank", devices - 1, "--distributed.devices", devices)
+    if launcher:
+        run(*launcher, devices, "-m", "lanewise", *arguments)
+    else:
+        lanewise(*arguments)
     start, end = map(json.loads, (tmp_path / "run" / "run.jsonl").read_text().splitlines())
     assert (end["event"], end["id"], end["reason"]) == ("end", start["id"], "error")
-    assert end["error"] == ("ValueError" if devices == 1 else "LaunchError")
+    assert end["error"] == "ValueError"
     assert "the image is upside down" in end["text"]
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lanewise import run_record
 from lanewise.errors import LaunchError, PreemptedError, StorageError
-from lanewise.run_record import RunEnd, RunRecord
+from lanewise.run_record import RunEnd, RunRecord, end_begun
 
 
 @pytest.fixture
@@ -84,6 +85,16 @@ def test_a_start_that_was_killed_before_gets_no_end(path):
     assert events(path) == ["start", "start", "finished"]
     RunRecord(path).end(RunEnd("error"))
     assert events(path) == ["start", "start", "finished"]
+
+
+def test_what_ends_a_process_ends_the_start_that_it_wrote(path, monkeypatch):
+    monkeypatch.setattr(run_record, "_begun", None)
+    end_begun(RunEnd("error"))
+    assert not path.exists()
+    begin(path)
+    end_begun(RunEnd("error"))
+    end_begun(RunEnd("error"))
+    assert events(path) == ["start", "error"]
 
 
 def test_without_a_start_there_is_no_end(path):

@@ -27,9 +27,11 @@ from lanewise.jobs.exit import refusing_exit
 from lanewise.jobs.job import Job
 from lanewise.jobs.scratch import folder_until_exit, keep_sockets_in, remove_all, scratch_folder
 from lanewise.launch import Streams, Workers, fork_server, launch_workers
+from lanewise.run_record import RunEnd, end_begun
 from lanewise.world.environment import Environment
 
 if TYPE_CHECKING:
+    from lanewise.watch.failure import Failure
     from lanewise.watch.watch import Watch
 
 _SECONDS_TO_TELL = 10.0
@@ -70,7 +72,7 @@ def start(job: Job, *, is_fresh: bool) -> Any:
     if not starts_workers:
         from lanewise.watch.watch import Watch
 
-        watch = Watch(at_end=lambda _: remove_all())
+        watch = Watch(at_end=_at_end)
         watch.begin(stall_seconds=distributed.stall_seconds, start_seconds=distributed.start_seconds)
         with job.claim():
             return run_in_world(job, environment, folder_until_exit(), watch)
@@ -91,7 +93,7 @@ def _start_in_prepared_world(job: Job, environment: Environment) -> Any:
     from lanewise.watch.meeting import Meeting
     from lanewise.watch.watch import Watch
 
-    watch = Watch(Meeting(environment, distributed.start_seconds), at_end=lambda _: remove_all())
+    watch = Watch(Meeting(environment, distributed.start_seconds), at_end=_at_end)
     try:
         watch.begin(stall_seconds=distributed.stall_seconds, start_seconds=distributed.start_seconds)
         add_search_path(job.config.search_path)
@@ -119,6 +121,12 @@ def fail_in_prepared_world(error: LanewiseError) -> None:
         from lanewise.watch.watch import Watch
 
         Watch(Meeting(environment, _SECONDS_TO_TELL)).fail(error)
+
+
+def _at_end(first: "Failure") -> None:
+    """Leave nothing behind but the reason, before a failure ends this process."""
+    remove_all()
+    end_begun(RunEnd("error", error=first.kind, text=first.text))
 
 
 def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:
@@ -201,7 +209,7 @@ def work(file: Path) -> None:
 
     environment = Environment.from_env(os.environ)
     assert environment is not None
-    watch = Watch(Meeting(environment, timeout_seconds=None), at_end=lambda _: remove_all())
+    watch = Watch(Meeting(environment, timeout_seconds=None), at_end=_at_end)
     try:
         written = pickle.loads(file.read_bytes())  # noqa: S301 - from our own parent
         sys.path[:] = written["sys.path"]

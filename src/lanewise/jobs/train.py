@@ -51,14 +51,20 @@ class TrainJob(Job):
 
     @contextmanager
     def claim(self, *, is_restarted: bool = False) -> Iterator[None]:
-        """See `Job`. An error is the end of the run, unless rank 0 has told it already."""
+        """See `Job`. An error is the end of the run, unless rank 0 has told it already.
+
+        If the error only follows from another process's, the watch knows which one the end is.
+        """
         with self.run_dir.claim(may_hold_run=self.is_resumed or is_restarted):
             record = RunRecord(self.run_dir.record)
             try:
                 yield
             except BaseException as error:
-                with suppress(StorageError):  # that the run failed is what matters
-                    record.end(RunEnd.of_error(error))
+                from lanewise.watch.failure import is_consequence
+
+                if not is_consequence(error):
+                    with suppress(StorageError):  # that the run failed is what matters
+                        record.end(RunEnd.of_error(error))
                 raise
 
     def log_file(self, rank: int) -> Path:
@@ -109,7 +115,7 @@ class TrainJob(Job):
                 with suppress(StorageError):  # the checkpoint is on disk
                     history.end(RunEnd("preempted", engine.next_step))
             raise
-        if history is not None:  # of another error's end `claim` knows more: it may be another rank's
+        if history is not None:  # another error's end is told by `claim`, or by what ends this process
             history.end(
                 RunEnd("stopped early" if engine.next_step < run.last_step else "finished", engine.next_step)
             )
