@@ -160,10 +160,10 @@ def has_passed(then: Moment) -> bool:
 
 def seconds_between(start: Moment, end: Moment) -> float:
     """Return the time between two moments of one device; waits for the second one."""
-    if isinstance(start, float) or isinstance(end, float):
-        assert isinstance(start, float)
+    if isinstance(start, float):
         assert isinstance(end, float)
         return end - start
+    assert not isinstance(end, float)
     end.synchronize()
     return start.elapsed_time(end) / 1e3
 

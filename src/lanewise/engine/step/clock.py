@@ -108,14 +108,16 @@ class StepClock:
 
     def _add_up(self, laps: list[tuple[str, Moment]], times: StepTimes) -> None:
         """Add the laps of whole steps."""
-        step = waited = 0.0
+        step = computed = 0.0
+        phases = times.phases
         for (_, start), (phase, end) in pairwise([*laps, ("", 0.0)]):
             if phase:
                 seconds = seconds_between(start, end)
-                times.phases[phase] += seconds
+                phases[phase] += seconds
                 step += seconds
-                waited += seconds if phase == COMMUNICATION else 0.0
+                if phase != COMMUNICATION:
+                    computed += seconds
             elif step:
                 times.steps.append(step)
-                self._computed.append(step - waited)
-                step = waited = 0.0
+                self._computed.append(computed)
+                step = computed = 0.0
