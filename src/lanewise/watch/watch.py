@@ -127,7 +127,8 @@ class Watch:
 
     def _log(self, first: Failure, error: BaseException | None, *, shows: bool) -> None:
         """Write the error of this process to its log; show the first failure, or a line, on the terminal."""
-        line = text = f"rank {self._rank} ends: rank {first.rank} on {first.host} failed first."
+        why = f"rank {first.rank} on {first.host} failed first." if first.rank != self._rank else first.summary
+        line = text = f"rank {self._rank} ends: {why}"
         if self.meeting is None or (
             shows and self.meeting.channel.is_first("show", self.meeting.environment.terminal)
         ):
