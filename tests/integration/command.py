@@ -297,17 +297,20 @@ def wait_for(find: Callable[[], T | None], every_seconds: float = 0.01) -> T:
     return found
 
 
-def write_config(folder: Path, task: str = "tasks.Line", **sections: Any) -> Path:
+def write_config(
+    folder: Path, task: str = "tasks.Line", init_args: Mapping[str, Any] | None = None, **sections: Any
+) -> Path:
     """Write a configuration for one of the tasks beside this file: 4 lanes, 6 steps, the last partial.
 
     Args:
         folder: gets `config.yaml`; the run writes to `run` in it.
         task: the class, of a module that lies beside this file or in `search_path`.
+        init_args: its arguments.
         sections: whole sections that replace the ones here; `distributed` says `exact` if nothing else.
     """
     tree = {
         "search_path": str(Path(__file__).parent),
-        "task": {"class_path": task},
+        "task": {"class_path": task, "init_args": dict(init_args or {})},
         "batch": {"global_batch_size": 8, "micro_batch_size": 2},
         "train": {"epochs": 2, "run_dir": str(folder / "run")},
         "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01}},

@@ -1,50 +1,25 @@
 """torchrun on two hosts: two network namespaces with nothing in common but a cable."""
 
-import os
-import shutil
-import subprocess
-import uuid
-from contextlib import ExitStack
-
 import pytest
 
 from tests.integration.command import BIN, Cold, train, write_config
+from tests.integration.hosts import WHY_NOT, running_hosts
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None,
-    reason="making network namespaces needs root and iproute2",
-)
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True)
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 
 @pytest.fixture
 def hosts():
-    """Two namespaces joined by a veth pair: (namespace, address, interface) of each."""
-    name = uuid.uuid4().hex[:6]
-    ends = [(f"lane-{name}-{end}", f"10.77.0.{end}", f"lw{name}{end}") for end in (1, 2)]
-    with ExitStack() as stack:
-        for namespace, _, _ in ends:
-            ip("netns", "add", namespace)
-            stack.callback(ip, "netns", "delete", namespace)
-        ip("link", "add", ends[0][2], "type", "veth", "peer", "name", ends[1][2])
-        for namespace, address, interface in ends:
-            ip("link", "set", interface, "netns", namespace)
-            ip("-n", namespace, "address", "add", f"{address}/24", "dev", interface)
-            ip("-n", namespace, "link", "set", interface, "up")
-            ip("-n", namespace, "link", "set", "lo", "up")
-        yield ends
+    with running_hosts() as running:
+        yield running
 
 
 def start(hosts, node_rank: int, processes_each: int, *arguments: object) -> Cold:
-    namespace, _, interface = hosts[node_rank]
     torchrun = [str(BIN / "torchrun"), "--nnodes", "2", "--node-rank", str(node_rank)]
-    torchrun += ["--master-addr", hosts[0][1], "--master-port", "29400"]
+    torchrun += ["--master-addr", hosts[0].address, "--master-port", "29400"]
     torchrun += ["--nproc-per-node", str(processes_each)]
-    command = ["ip", "netns", "exec", namespace, *torchrun, "-m", "lanewise", "train", *arguments]
-    return Cold(*command, variables={"GLOO_SOCKET_IFNAME": interface})
+    command = hosts[node_rank].enter(*torchrun, "-m", "lanewise", "train", *arguments)
+    return Cold(*command, variables={"GLOO_SOCKET_IFNAME": hosts[node_rank].interface})
 
 
 @pytest.mark.parametrize("processes_each", [1, pytest.param(2, marks=pytest.mark.slow)])

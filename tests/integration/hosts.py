@@ -1,0 +1,81 @@
+"""Hosts on one machine: network namespaces with nothing in common but a cable."""
+
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+WHY_NOT = (
+    "making network namespaces needs root and iproute2"
+    if os.geteuid() != 0 or shutil.which("ip") is None
+    else None
+)
+"""What this machine lacks for hosts, or None."""
+
+_ENTER = 'hostname "$0"; mount --bind "$1" /dev/shm; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network of its own and, for a program that is started in it, a name and shared memory as well."""
+
+    namespace: str
+    address: str
+    interface: str
+
+    def enter(self, *arguments: object) -> list[str]:
+        """Return the command line that runs a program in the network of this host."""
+        return ["ip", "netns", "exec", self.namespace, *map(str, arguments)]
+
+    def enter_as(self, name: str, names: Path, shared_memory: Path, *arguments: object) -> list[str]:
+        """Return the command line that runs a program on this host under a name.
+
+        Args:
+            name: of the host.
+            names: its /etc/hosts.
+            shared_memory: the folder that is its /dev/shm.
+            arguments: program and arguments.
+        """
+        isolated = ("unshare", "--uts", "sh", "-ec", _ENTER, name, shared_memory, names)
+        return self.enter(*isolated, *arguments)
+
+    def cut(self) -> None:
+        """Pull its cable out."""
+        ip("-n", self.namespace, "link", "set", self.interface, "down")
+
+    def listening(self) -> list[str]:
+        """Return the addresses where anybody on this host listens."""
+        tables = subprocess.run(
+            self.enter("cat", "/proc/net/tcp", "/proc/net/tcp6"), check=True, capture_output=True, text=True
+        ).stdout
+        rows = [line.split() for line in tables.splitlines()]
+        return [row[1] for row in rows if row[3] == "0A"]
+
+
+def ip(*arguments: str) -> None:
+    """Run iproute2's command."""
+    subprocess.run(["ip", *arguments], check=True)
+
+
+@contextmanager
+def running_hosts(count: int = 2) -> Iterator[Sequence[Host]]:
+    """Make one host, or two that are joined by a veth pair."""
+    name = uuid.uuid4().hex[:6]
+    hosts = [Host(f"lane-{name}-{end}", f"10.77.0.{end}", f"lw{name}{end}") for end in range(1, count + 1)]
+    with ExitStack() as stack:
+        for host in hosts:
+            ip("netns", "add", host.namespace)
+            stack.callback(ip, "netns", "delete", host.namespace)
+            ip("-n", host.namespace, "link", "set", "lo", "up")
+        if count == 2:
+            first, second = hosts
+            ip("link", "add", first.interface, "type", "veth", "peer", "name", second.interface)
+            for host in hosts:
+                ip("link", "set", host.interface, "netns", host.namespace)
+                ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.interface)
+                ip("-n", host.namespace, "link", "set", host.interface, "up")
+        yield hosts
