@@ -1,7 +1,7 @@
 """Lets runs fail, and records what each terminal showed, how soon all was gone, and what was left."""
 
-import json
 import os
+import re
 import tempfile
 import threading
 import time
@@ -12,37 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, final
 
-from tests.integration.command import BIN, Cold, Command, Warm, wait_for, write_config
+from tests.integration.command import BIN, TORCHRUN, Cold, Command, Warm, wait_for, write_config
 from tests.integration.faults import STEP_SAMPLES
 from tests.integration.hosts import Host, running_hosts
+from tests.integration.slurm import Slurm
 
 STALL_SECONDS = 3.0
+START_SECONDS = 6.0
 SECONDS_TO_END = 5.0
 """From a fault, or from the moment when it counts as a stall, all processes have so long to end."""
 
+PATIENCE_SECONDS = 20.0
+"""What takes longer to end does not end."""
 _EVERY_SECONDS = 0.05
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A way to fail, and what everybody must be told of it."""
-
-    what: str
-    """For a row of the table."""
-    says: str
-    """A pattern of the first error."""
-    stalls: bool = False
-    """Whether it shows only by the time that passes."""
-    phase: str = ""
-    """What the run is doing; empty: the fault comes from outside."""
-    code: int = 1
-    """The exit code of our launcher."""
-    num_workers: int = 0
-    init_args: Mapping[str, Any] = field(default_factory=dict)
-    """Of `faults.Faulty`, besides the phase and the rank."""
-    act: "Act | None" = None
-    """The fault, where it comes from outside."""
 
 
 @dataclass
@@ -60,10 +42,12 @@ class Terminal:
         return "\n".join(line for _, line in self.lines)
 
     @property
-    def ours(self) -> str:
-        """What was shown before torchrun's own report, and without the lines of its log."""
-        before = self.text.partition("\n====")[0].splitlines()
-        return "\n".join(line for line in before if "torch/distributed/" not in line)
+    def first_error(self) -> str:
+        """What was shown from the first error on, but for what torchrun and srun say of it."""
+        before = self.text.partition("failed (exitcode: ")[0]
+        lines = [line for line in before.splitlines() if not re.match("srun: |.*torch/distributed/", line)]
+        start = next((number for number, line in enumerate(lines) if "error:" in line), len(lines))
+        return "\n".join(lines[start:])
 
 
 @dataclass(frozen=True)
@@ -72,28 +56,29 @@ class Ended:
 
     terminals: Sequence[Terminal]
     """One for each node."""
-    fault: float
-    """When the fault happened, by the clock of the terminals."""
+    faults: Sequence[float]
+    """When each fault happened, by the clock of the terminals."""
     seconds: float | None
-    """From the fault until none of its processes was left; None: some were left for too long."""
+    """From the last fault until none of its processes was left; None: some were left for too long."""
     left: Sequence[str]
     """What was left of it: processes, listening addresses, shared memory, temporary files."""
 
 
-def write_faulty(folder: Path, num_workers: int = 0, train: Any = (), **init_args: Any) -> Path:
+def write_faulty(folder: Path, num_workers: int = 0, **init_args: Any) -> Path:
     """Write the configuration of a run that fails; `init_args` are those of `faults.Faulty`.
 
-    It has 4 lanes, and saves and evaluates every 4 steps. The fault leaves its mark in the folder.
+    It has 4 lanes, and evaluates and saves every 4 steps. The fault leaves its mark in the folder.
     """
     return write_config(
         folder,
         "faults.Faulty",
         {"mark": str(folder / "mark"), **init_args},
         batch={"global_batch_size": STEP_SAMPLES, "micro_batch_size": STEP_SAMPLES // 4},
-        train={"max_steps": 20, "run_dir": str(folder / "run"), **dict(train)},
+        train={"max_steps": 20, "run_dir": str(folder / "run")},
         data={"order": "sequential", "num_workers": num_workers},
         evaluate={"every_steps": 4},
         checkpoint={"every": {"steps": 4}},
+        distributed={"stall_seconds": STALL_SECONDS, "start_seconds": START_SECONDS},
     )
 
 
@@ -141,27 +126,34 @@ class Observed:
 
     def mark(self) -> None:
         """Note that this moment is that of the fault, which comes from outside."""
-        self._mark.write_text(json.dumps({"seconds": time.monotonic()}))
+        self._mark.write_text(f"{time.monotonic()}\n")
 
-    def finish(self, patience_seconds: float, listening: Callable[[], list[str]] = list) -> Ended:
-        """Wait until nothing of the run is left, but not for longer after the fault.
+    def finish(
+        self, listening: Callable[[], list[str]] = list, patience_seconds: float = PATIENCE_SECONDS
+    ) -> Ended:
+        """Wait until nothing of the run is left, but not for too long after the fault.
 
         Args:
-            patience_seconds: how long.
             listening: returns the addresses where somebody listens.
+            patience_seconds: how long.
         """
-        wait_for(lambda: self._mark.exists() or all(command.poll() is not None for command in self._commands))
-        assert self._mark.exists(), "\n".join(["there was no fault", *(one.text for one in self._terminals)])
-        fault = json.loads(self._mark.read_bytes())["seconds"]
-        while (pids := self._pids()) and time.monotonic() < fault + patience_seconds:
+        wait_for(lambda: self._faults() or all(command.poll() is not None for command in self._commands))
+        shown = "\n".join(one.text for one in self._terminals)
+        assert self._faults(), f"there was no fault\n{shown}"
+        deadline = time.monotonic() + patience_seconds
+        while (pids := self._pids()) and time.monotonic() < deadline:
             time.sleep(_EVERY_SECONDS)
-        seconds = None if pids else time.monotonic() - fault
+        faults = self._faults()
+        seconds = None if pids else time.monotonic() - faults[-1]
         left = [*pids.values(), *listening()]
         for command, terminal in zip(self._commands, self._terminals, strict=True):
             terminal.code = command.poll() if pids else wait_for(partial(_code, command))[0]
         self._running.close()
         left += [str(path.relative_to(folder)) for folder in self._emptied for path in folder.iterdir()]
-        return Ended(self._terminals, fault, seconds, left)
+        return Ended(self._terminals, faults, seconds, left)
+
+    def _faults(self) -> list[float]:
+        return [float(line) for line in self._mark.read_text().split()] if self._mark.exists() else []
 
     def _pids(self) -> dict[int, str]:
         return {pid: line for command in self._commands for pid, line in command.pids().items()}
@@ -178,20 +170,25 @@ def _read(number: int, terminal: Terminal) -> None:
             terminal.lines.append((time.monotonic(), line.rstrip()))
 
 
-def on_one_machine(config: Path, *overrides: object, patience_seconds: float = 20) -> Ended:
+def on_one_machine(config: Path, *overrides: object) -> Ended:
     """Let a run of two processes fail, which our launcher starts, warm."""
     with Observed(config.parent) as run:
         variables = {"TMPDIR": str(run.folder())}
         arguments = ("train", config, "--distributed.devices", 2, *overrides)
         run.start(lambda output: Warm(*arguments, variables=variables, output=output))
-        return run.finish(patience_seconds)
+        return run.finish()
 
 
 Act = Callable[[Sequence[Host], Sequence[Command]], object]
 
 
 def on_hosts(
-    config: Path, launcher: str, *overrides: object, act: Act | None = None, patience_seconds: float = 20
+    config: Path,
+    launcher: str,
+    *overrides: object,
+    act: Act | None = None,
+    variables: Mapping[str, str] | None = None,
+    max_restarts: int = 0,
 ) -> Ended:
     """Let a run fail on hosts of its own, each with two processes.
 
@@ -200,31 +197,45 @@ def on_hosts(
         launcher: a name in `LAUNCHERS`.
         overrides: of the configuration.
         act: makes it fail from outside, after some steps.
-        patience_seconds: how long it may take to end.
+        variables: added to the environment.
+        max_restarts: how often torchrun starts the processes again.
     """
     command_lines = LAUNCHERS[launcher]
+    names = config.parent / "hosts"
     with running_hosts(len(command_lines)) as hosts, Observed(config.parent) as run:
-        names = config.parent / "hosts"
-        names.write_text(
-            "127.0.0.1 localhost\n" + "".join(f"{host.address} node{number}\n" for number, host in enumerate(hosts))
-        )
-        commands = []
-        for number, (host, command_line) in enumerate(zip(hosts, command_lines, strict=True)):
-            line = [*command_line, "train", config, *overrides]
+        lines = [f"{host.address} node{number}\n" for number, host in enumerate(hosts)]
+        names.write_text("127.0.0.1 localhost\n" + "".join(lines))
+        commands: list[Command] = []
+        for number, (host, (program, *options)) in enumerate(zip(hosts, command_lines, strict=True)):
+            restarts = [f"--max-restarts={max_restarts}"] if max_restarts else []
+            line = [program, *restarts, *options, "train", config, *overrides]
             entered = host.enter_as(f"node{number}", names, run.folder(), *line)
-            variables = {"TMPDIR": str(run.folder())}
+            given = {**(variables or {}), "TMPDIR": str(run.folder())}
             if len(hosts) > 1:
-                variables["GLOO_SOCKET_IFNAME"] = host.interface
-            run.start(partial(_start, commands, entered, variables))
+                given["GLOO_SOCKET_IFNAME"] = host.interface
+            run.start(partial(_start, commands, entered, given))
         if act is not None:
             metrics = config.parent / "run" / "metrics.jsonl"
             wait_for(lambda: metrics.exists() and len(metrics.read_bytes().splitlines()) > 3)
             run.mark()
             act(hosts, commands)
-        return run.finish(patience_seconds, lambda: [address for host in hosts for address in host.listening()])
+        listening = [host.listening for host in hosts]
+        patience_seconds = PATIENCE_SECONDS * (1 + max_restarts)
+        return run.finish(lambda: [one for listen in listening for one in listen()], patience_seconds)
 
 
-def _start(commands: list[Command], line: Sequence[object], variables: Mapping[str, str], output: int) -> Command:
+def under_slurm(slurm: Slurm, config: Path) -> Ended:
+    """Let a run fail on Slurm's two nodes, each with two processes; srun has the one terminal."""
+    with Observed(config.parent) as run:
+        line = ("srun", "--nodes=2", "--ntasks-per-node=2", "lanewise", "train", config)
+        variables = {"TMPDIR": str(run.folder())}
+        run.start(lambda output: slurm.start(*line, variables=variables, stdout=output, stderr=output))
+        return run.finish()
+
+
+def _start(
+    commands: list[Command], line: Sequence[object], variables: Mapping[str, str], output: int
+) -> Command:
     commands.append(Cold(*line, variables=variables, stdout=output, stderr=output))
     return commands[-1]
 
@@ -235,9 +246,16 @@ def _torchrun(*options: str) -> list[str]:
 
 _STATIC = ("--master-addr=10.77.0.1", "--master-port=29400")
 _C10D = ("--rdzv-backend=c10d", "--rdzv-id=fails", "--rdzv-endpoint=10.77.0.1:29400")
+
+
+def _c10d_of(number: int) -> tuple[str, str]:
+    return f"--rdzv-conf=is_host={1 - number}", f"--local-addr=10.77.0.{number + 1}"
+
+
 LAUNCHERS: Mapping[str, Sequence[Sequence[str]]] = {
     "lanewise": [[str(BIN / "lanewise")]],
+    "torchrun": [[*TORCHRUN, "2", "-m", "lanewise"]],
     "static": [_torchrun(*_STATIC, f"--node-rank={number}") for number in range(2)],
-    "c10d": [_torchrun(*_C10D, f"--rdzv-conf=is_host={1 - number}", f"--local-addr=10.77.0.{number + 1}") for number in range(2)],
+    "c10d": [_torchrun(*_C10D, *_c10d_of(number)) for number in range(2)],
 }
 """The command line for each host."""

@@ -1,11 +1,11 @@
 """A task in which one rank fails, stops or hangs: where, when and how its arguments say."""
 
 import ctypes
-import json
 import os
 import re
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +22,7 @@ from lanewise import Task
 STEP_SAMPLES = 8
 """The global batch; samples are read in their order, so that an index says in which step it is."""
 COMMUNICATES_AFTER_SECONDS = 0.5
+GROUP_VARIABLE = "LANEWISE_TEST_CGROUP"
 
 
 def fill_addresses() -> None:
@@ -33,8 +34,8 @@ def fill_addresses() -> None:
 
 
 def fill_group() -> None:
-    """Use more memory than the control group in the environment may have."""
-    Path(os.environ["FAULT_CGROUP"], "cgroup.procs").write_text(str(os.getpid()))
+    """Use more memory than a control group may have, which `cases.memory_group` made."""
+    Path(os.environ[GROUP_VARIABLE], "cgroup.procs").write_text(str(os.getpid()))
     kept = []
     while True:
         kept.append(torch.ones(1 << 22))
@@ -57,7 +58,7 @@ def deadlock() -> None:
 
 FAULTS: Mapping[str, Callable[[], object]] = {
     "exception": raise_error,
-    "mistake": lambda: [].missing,  # type: ignore[attr-defined]
+    "sys.exit": sys.exit,  # a mistake of the user, which a restart would repeat
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "SIGSEGV": lambda: ctypes.string_at(0),
     "os._exit(3)": lambda: os._exit(3),
@@ -75,14 +76,14 @@ class Faulty(Task):
     """Linear regression, in which one rank fails in one phase of one step.
 
     Args:
-        mark: the file that gets the time and the process right before the fault, for `Mark.read`.
+        mark: the file that gets a line right before each fault: its time.
         what: one of `FAULTS`.
         phase: start, data, collate, forward, backward, communication, evaluation or save.
         rank: who fails; None: nobody.
         step: when; in `evaluation` and `save`, the first time after it.
         once: whether it fails no second time, after a restart.
         slow: how many seconds a phase takes on every rank, each time.
-        width: of the model, so that 250,000 make a checkpoint of a megabyte.
+        ballast_mib: of which every checkpoint gets heavier.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Faulty(Task):
         step: int = 2,
         once: bool = False,
         slow: Mapping[str, float] | None = None,
-        width: int = 1,
+        ballast_mib: int = 0,
     ) -> None:
         self.mark = Path(mark)
         self.what = what
@@ -102,7 +103,7 @@ class Faulty(Task):
         self.step = step
         self.once = once
         self.slow = dict(slow or {})
-        self.width = width
+        self.ballast_mib = ballast_mib
         self.reached = -1
         """The step whose forward ran last."""
 
@@ -115,14 +116,14 @@ class Faulty(Task):
     def fail(self) -> None:
         if self.once and self.mark.exists():
             return
-        temporary = self.mark.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"seconds": time.monotonic(), "pid": os.getpid()}))
-        temporary.rename(self.mark)
+        with self.mark.open("a", encoding="utf-8") as file:
+            file.write(f"{time.monotonic()}\n")
         FAULTS[self.what]()
 
     def build_model(self) -> nn.Module:
         self.pass_through("start", is_time=True)
-        model = nn.Sequential(nn.Linear(1, self.width), nn.Linear(self.width, 1))
+        model = nn.Linear(1, 1)
+        model.register_buffer("ballast", torch.zeros(self.ballast_mib << 18))
         model.register_state_dict_pre_hook(
             lambda *_: self.pass_through("save", is_time=self.reached >= self.step)
         )

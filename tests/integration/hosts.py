@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WHY_NOT = (
-    "making network namespaces needs root and iproute2"
-    if os.geteuid() != 0 or shutil.which("ip") is None
+    "making network namespaces needs root, iproute2 and util-linux"
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "unshare")))
     else None
 )
 """What this machine lacks for hosts, or None."""
@@ -29,7 +29,7 @@ class Host:
 
     def enter(self, *arguments: object) -> list[str]:
         """Return the command line that runs a program in the network of this host."""
-        return ["ip", "netns", "exec", self.namespace, *map(str, arguments)]
+        return ["nsenter", f"--net=/run/netns/{self.namespace}", *map(str, arguments)]
 
     def enter_as(self, name: str, names: Path, shared_memory: Path, *arguments: object) -> list[str]:
         """Return the command line that runs a program on this host under a name.
@@ -40,7 +40,7 @@ class Host:
             shared_memory: the folder that is its /dev/shm.
             arguments: program and arguments.
         """
-        isolated = ("unshare", "--uts", "sh", "-ec", _ENTER, name, shared_memory, names)
+        isolated = ("unshare", "--mount", "--uts", "sh", "-ec", _ENTER, name, shared_memory, names)
         return self.enter(*isolated, *arguments)
 
     def cut(self) -> None:

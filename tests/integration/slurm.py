@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.integration.command import BIN, Cold, Done, run, wait_for
+from tests.integration.command import BIN, Cold, Done, wait_for
 
 # The nodes' names resolve in here only. Its /proc has its own pids: Slurm looks there for a task's children.
 NAMESPACE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -67,14 +68,17 @@ class Slurm:
 
     folder: Path
 
-    def run(
-        self, *arguments: object, cwd: Path | None = None, variables: Mapping[str, str] | None = None
-    ) -> Done:
-        """Run one of Slurm's commands to its end, with `lanewise` on the path."""
+    def run(self, *arguments: object, **options: Any) -> Done:
+        """Run one of Slurm's commands to its end; see `start`."""
+        with self.start(*arguments, **options) as command:
+            return command.finish()
+
+    def start(self, *arguments: object, variables: Mapping[str, str] | None = None, **options: Any) -> Cold:
+        """Start one of Slurm's commands, with `lanewise` on the path; see `Cold`."""
         given: dict[str, str | None] = {name: None for name in os.environ if name.startswith("SLURM_")}
         given["SLURM_CONF"] = str(self.folder / "slurm.conf")
         given["PATH"] = os.pathsep.join([str(BIN), os.environ["PATH"]])
-        return run(*arguments, variables={**given, **(variables or {})}, cwd=cwd)
+        return Cold(*arguments, variables={**given, **(variables or {})}, **options)
 
     def run_batch(self, *arguments: object, cwd: Path) -> str:
         """Submit a batch script and return the state in which it ended; --wait would look only rarely."""

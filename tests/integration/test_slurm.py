@@ -8,6 +8,7 @@ import pytest
 
 from lanewise.world.environment import _first_host
 from tests.integration.command import ROOT, train, write_config
+from tests.integration.failing import SECONDS_TO_END, STALL_SECONDS, under_slurm, write_faulty
 from tests.integration.slurm import running_slurm, why_not
 
 REASON = why_not()
@@ -123,3 +124,25 @@ def test_what_only_rank_0_finds_ends_all(slurm, digits):
 def test_the_first_host_of_a_list_is_slurms(slurm, written):
     expanded = slurm.run("scontrol", "show", "hostnames", written).require_success().stdout
     assert _first_host(written) == expanded.split()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "rank", "says", "seconds"),
+    [
+        ("exception", 3, "ValueError: the image is upside down", SECONDS_TO_END),
+        ("SIGKILL", 0, "rank 0", SECONDS_TO_END),
+        ("SIGSTOP", 2, "rank 2", STALL_SECONDS + SECONDS_TO_END),
+    ],
+)
+def test_a_fault_is_told_once_for_each_node_and_leaves_nothing(slurm, tmp_path, fault, rank, says, seconds):
+    ended = under_slurm(slurm, write_faulty(tmp_path, what=fault, rank=rank))
+    (terminal,) = ended.terminals
+    assert ended.seconds is not None, terminal.text
+    assert ended.seconds < seconds, terminal.text
+    assert terminal.code, terminal.text
+    assert says in terminal.first_error
+    assert f"rank {rank} on" in terminal.first_error
+    assert "forward" in terminal.first_error
+    assert terminal.text.count("Traceback") <= 2, terminal.text
+    assert [name for name in ended.left if not name.startswith("torchinductor_")] == []

@@ -1,0 +1,221 @@
+"""The ways in which a run fails, each with what everybody must be told of it."""
+
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+from tests.integration.failing import (
+    SECONDS_TO_END,
+    STALL_SECONDS,
+    START_SECONDS,
+    Act,
+    Ended,
+    on_hosts,
+    on_one_machine,
+    write_faulty,
+)
+from tests.integration.faults import GROUP_VARIABLE, STEP_SAMPLES
+
+RAISED = "ValueError: the image is upside down"
+SAMPLES = r"in step 2, lane {lane}, samples \[{samples}\]"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A way to fail."""
+
+    what: str
+    """For a row of the table."""
+    says: tuple[str, ...] = ()
+    """Patterns that the first error has; `{rank}`, `{lane}`, `{samples}` and `{host}` stand for those of the
+    rank that fails."""
+    phase: str = ""
+    """The one in which it fails; empty: the fault comes from outside."""
+    fault: str = "exception"
+    """A name in `faults.FAULTS`."""
+    code: int = 1
+    """The exit code of our launcher."""
+    num_workers: int = 0
+    init_args: Mapping[str, Any] = field(default_factory=dict)
+    """Of the task, besides the phase, the fault and the rank."""
+    allowed_seconds: float = SECONDS_TO_END
+    """From the fault until all is gone."""
+    act: Act | None = None
+    """What somebody does to the run, where the fault comes from outside."""
+    is_of_all: bool = False
+    """Whether any rank may be the one that tells it."""
+    disk_mib: int = 0
+    """The size of the disk where the run writes; 0: it is not full."""
+
+    def run(self, folder: Path, launcher: str, rank: int) -> Ended:
+        """Let it happen.
+
+        Args:
+            folder: an empty one.
+            launcher: one of `failing.LAUNCHERS`, or `warm`.
+            rank: the one that fails.
+        """
+        overrides = ("--distributed.devices", 2) if launcher == "lanewise" else ()
+        init_args = {"what": self.fault, "phase": self.phase, "rank": rank, **self.init_args}
+        if self.act is not None:
+            init_args = {"rank": None, "slow": {"forward": 0.01}}
+        config = write_faulty(folder, self.num_workers, **init_args)
+        if self.act is not None:
+            overrides = (*overrides, "--train.max_steps", 100_000)
+        with ExitStack() as stack:
+            variables = {}
+            if self.fault == "cgroup":
+                variables[GROUP_VARIABLE] = str(stack.enter_context(memory_group(64)))
+            if self.disk_mib:
+                stack.enter_context(disk(folder / "run", self.disk_mib))
+            if launcher == "warm":
+                return on_one_machine(config, *overrides)
+            return on_hosts(config, launcher, *overrides, act=self.act, variables=variables)
+
+    def patterns(self, rank: int, processes: int) -> list[str]:
+        """Return what the first error has when a rank of so many processes fails."""
+        lanes = 4 // processes
+        lane = rank * lanes
+        size = STEP_SAMPLES // 4
+        sample = self.init_args.get("step", 2) * STEP_SAMPLES + lane * size
+        samples = ", ".join(str(sample + one) for one in range(size))
+        return [one.format(rank=rank, lane=lane, sample=sample, samples=samples) for one in self.says]
+
+
+@contextmanager
+def disk(path: Path, mib: int) -> Iterator[None]:
+    """Mount a disk of so many MiB."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+_MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@contextmanager
+def memory_group(mib: int) -> Iterator[Path]:
+    """Make a control group whose processes may have so many MiB of memory together."""
+    is_first_version = _MEMORY_GROUPS.is_dir()
+    path = (
+        _MEMORY_GROUPS if is_first_version else _MEMORY_GROUPS.parent
+    ) / f"lanewise-{uuid.uuid4().hex[:6]}"
+    path.mkdir()
+    try:
+        name = "memory.limit_in_bytes" if is_first_version else "memory.max"
+        (path / name).write_text(str(mib << 20))
+        yield path
+    finally:
+        path.rmdir()
+
+
+def why_no_memory_group() -> str | None:
+    """What keeps this machine from making a control group for memory, or None."""
+    try:
+        with memory_group(64):
+            return None
+    except OSError as error:
+        return f"a control group for memory cannot be made: {error}"
+
+
+def _raises(phase: str, says: str = "", **options: Any) -> Case:
+    return Case(what=f"an exception in {phase}", phase=phase, says=(RAISED, says), **options)
+
+
+def _dies(fault: str, says: str, phase: str = "forward", **options: Any) -> Case:
+    return Case(what=f"{fault} in {phase}", fault=fault, phase=phase, says=(says, rf"\b{phase}\b"), **options)
+
+
+def _stalls(fault: str, phase: str = "forward", **options: Any) -> Case:
+    limit = START_SECONDS if phase == "start" else STALL_SECONDS
+    return _dies(fault, r"rank {rank}\b", phase, allowed_seconds=limit + SECONDS_TO_END, **options)
+
+
+_AT_A_SAVE = {"step": 3}
+
+EXCEPTIONS = (
+    _raises("start"),
+    _raises("data", rf"in sample {{sample}}\n{SAMPLES}"),
+    _raises("collate", SAMPLES),
+    _raises("forward", SAMPLES),
+    _raises("backward", SAMPLES),
+    _raises("evaluation", "in the evaluation after step 3", init_args=_AT_A_SAVE),
+    _raises("save", r"\bstep 3", init_args=_AT_A_SAVE),
+)
+IN_A_LOADER = (
+    Case(
+        what="an exception in a loader process",
+        phase="data",
+        says=(RAISED, rf"in sample {{sample}}\n{SAMPLES}"),
+        num_workers=1,
+    ),
+    Case(what="SIGKILL of a loader process", phase="data", fault="SIGKILL", says=("killed",), num_workers=1),
+    Case(
+        what="a loop in a loader process",
+        phase="data",
+        fault="loop",
+        says=(r"rank {rank}\b", r"\bdata\b"),
+        num_workers=1,
+        allowed_seconds=STALL_SECONDS + SECONDS_TO_END,
+    ),
+)
+DEATHS = (
+    _dies("SIGKILL", r"rank {rank}\b.*\bSIGKILL"),
+    _dies("SIGKILL", r"rank {rank}\b.*\bSIGKILL", "communication"),
+    _dies("SIGSEGV", r"rank {rank}\b.*\bSIGSEGV"),
+    _dies("os._exit(3)", r"rank {rank}\b.*\b3\b", code=3),
+    Case(
+        what="more memory than RLIMIT_AS in forward",
+        phase="forward",
+        fault="RLIMIT_AS",
+        says=("out of memory", SAMPLES),
+        code=2,
+    ),
+    _dies("cgroup", r"rank {rank}\b.*\bSIGKILL"),
+    Case(
+        what="a full disk in save",
+        phase="save",
+        fault="none",
+        says=("No space left|disk is full", "step"),
+        init_args={"step": 11, "ballast_mib": 3},
+        is_of_all=True,
+        disk_mib=8,
+    ),
+)
+STALLS = (
+    _stalls("loop"),
+    _stalls("loop in C", "backward"),
+    _stalls("SIGSTOP"),
+    _stalls("SIGSTOP", "communication"),
+    _stalls("deadlock", "data"),
+    _stalls("deadlock", "start"),
+    _stalls("SIGSTOP", "evaluation", init_args=_AT_A_SAVE),
+    _stalls("loop", "save", init_args=_AT_A_SAVE),
+)
+
+
+def _kill(node: int, _hosts: object, commands: Any) -> None:
+    os.kill(commands[node].pid, signal.SIGKILL)
+
+
+FROM_OUTSIDE = (
+    Case(
+        what="a cut cable",
+        says=(),
+        act=lambda hosts, _: hosts[1].cut(),
+        allowed_seconds=STALL_SECONDS + SECONDS_TO_END,
+    ),
+    Case(what="kill -9 of torchrun on the first host", says=(r"rank [01]\b",), act=partial(_kill, 0)),
+    Case(what="kill -9 of torchrun on the second host", says=(r"rank [23]\b",), act=partial(_kill, 1)),
+)

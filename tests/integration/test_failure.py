@@ -1,0 +1,119 @@
+"""Whatever fails: the first thing on every terminal is what it was and where, and soon nothing is left."""
+
+import json
+import re
+
+import pytest
+
+from tests.integration import cases
+from tests.integration.cases import Case
+from tests.integration.command import train
+from tests.integration.failing import Ended, on_hosts, write_faulty
+from tests.integration.hosts import WHY_NOT
+
+needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+TORCHS_OWN = ("torchelastic_", "torchinductor_")
+"""What torchrun leaves after every run, and what torch caches."""
+
+
+def check(case: Case, ended: Ended, launcher: str, rank: int) -> None:
+    """Check that a run ended as its case says."""
+    shown = "\n\n".join(f"{one.code}\n{one.text}" for one in ended.terminals)
+    assert ended.seconds is not None, f"it did not end: {ended.left}\n{shown}"
+    assert ended.seconds < case.allowed_seconds, shown
+    assert [name for name in ended.left if not name.startswith(TORCHS_OWN)] == []
+    num_hosts = len(ended.terminals)
+    for terminal in ended.terminals:
+        if terminal.code == -9:  # it was killed itself
+            continue
+        first = terminal.first_error
+        host = f"node{rank * num_hosts // (2 * num_hosts)}"
+        for pattern in case.patterns(rank, 2 * num_hosts):
+            assert re.search(pattern, first), f"no {pattern!r} in what came first:\n{first}\n\n{shown}"
+        if case.phase and launcher != "warm" and not case.is_of_all:
+            assert re.search(rf"rank {rank}\b.* on {host}\b", first), shown
+        assert first.count("Traceback") <= 1
+        assert terminal.code == (case.code if num_hosts == 1 else 1)
+
+
+def ids(case: Case) -> str:
+    return case.what.replace(" ", "-")
+
+
+QUICK = [
+    next(case for case in cases.EXCEPTIONS if case.phase == "forward"),
+    next(case for case in cases.EXCEPTIONS if case.phase == "save"),
+    cases.DEATHS[1],
+    cases.STALLS[2],
+    cases.IN_A_LOADER[1],
+]
+
+
+@pytest.mark.parametrize("case", QUICK, ids=ids)
+def test_a_fault_on_one_machine(tmp_path, case):
+    check(case, case.run(tmp_path, "warm", 1), "warm", 1)
+
+
+ALL = [*cases.EXCEPTIONS, *cases.IN_A_LOADER, *cases.DEATHS, *cases.STALLS]
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "rank"), [("lanewise", 1), ("c10d", 0), ("static", 3)])
+@pytest.mark.parametrize("case", ALL, ids=ids)
+def test_a_fault_of_a_rank(tmp_path, case, launcher, rank):
+    if case.fault == "cgroup" and (why_not := cases.why_no_memory_group()):
+        pytest.skip(why_not)
+    check(case, case.run(tmp_path, launcher, rank), launcher, rank)
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["c10d", "static"])
+@pytest.mark.parametrize("case", cases.FROM_OUTSIDE, ids=ids)
+def test_a_fault_between_hosts(tmp_path, case, launcher):
+    check(case, case.run(tmp_path, launcher, 0), launcher, 0)
+
+
+def test_a_slow_run_is_no_stall(tmp_path):
+    """Each of these takes longer than the limit, in pieces that do not."""
+    slow = {"start": 2.5, "data": 0.4, "evaluation": 0.4, "save": 1.0}
+    config = write_faulty(tmp_path, num_workers=1, rank=None, slow=slow)
+    limits = ("--distributed.stall_seconds", 2, "--distributed.start_seconds", 20)
+    train(config, "--distributed.devices", 2, "--train.max_steps", 2, *limits).require_success()
+
+
+def steps(folder) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+AFTER_A_RESTART = {"step": 10, "once": True}
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["SIGKILL", "exception"])
+@pytest.mark.parametrize(("launcher", "rank"), [("torchrun", 1), ("c10d", 0), ("c10d", 3)])
+def test_processes_that_torchrun_starts_again_go_on(tmp_path, launcher, rank, fault):
+    config = write_faulty(tmp_path, rank=rank, what=fault, **AFTER_A_RESTART)
+    ended = on_hosts(config, launcher, max_restarts=2)
+    shown = "\n\n".join(one.text for one in ended.terminals)
+    assert len(ended.faults) == 1
+    assert [one.code for one in ended.terminals] == [0] * len(ended.terminals), shown
+    assert steps(tmp_path) == list(range(20))
+    train(config, "--train.run_dir", tmp_path / "whole", "--task.init_args.rank", None).require_success()
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole")]
+    assert models[0] == models[1]
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "num_faults"), [("exception", 2), ("sys.exit", 1)])
+@pytest.mark.parametrize(("launcher", "rank"), [("torchrun", 1), ("c10d", 3)])
+def test_what_a_restart_would_repeat_ends_the_run(tmp_path, launcher, rank, fault, num_faults):
+    config = write_faulty(tmp_path, rank=rank, what=fault, step=10)
+    ended = on_hosts(config, launcher, max_restarts=5)
+    shown = "\n\n".join(one.text for one in ended.terminals)
+    assert len(ended.faults) == num_faults, shown
+    assert ended.seconds is not None
+    assert all(one.code for one in ended.terminals), shown
