@@ -17,6 +17,7 @@ A user's mistake is shown as its message alone, without a traceback; an `Asserti
 """
 
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -131,23 +132,42 @@ def describe(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Write a traceback from the first frame of the user's code that lanewise called, if there is one."""
+    """Write a traceback from the first frame of the user's code that lanewise called, if there is one.
+
+    Of an error in a loader process this is the traceback of that process. Where one ended, no traceback says
+    why: the error arises wherever this process happens to be.
+    """
     written = traceback.TracebackException.from_exception(error)
+    if type(error) is RuntimeError and text_of(error).startswith(_LOADER_ENDED):
+        return "".join(written.format_exception_only()).rstrip()
     begin_with_users_code(written.stack)
-    return "".join(written.format()).rstrip()
+    shown = "".join(written.format()).rstrip()
+    _, is_in_loader, in_loader = shown.partition(f"\nOriginal {_HEAD}")
+    if not is_in_loader:
+        return shown
+    frames = re.split(r"^(?=  File \")", in_loader, flags=re.MULTILINE)[1:]
+    start = _first_of_user([frame.split('"', 2)[1] for frame in frames])
+    return "".join([_HEAD, *frames[start:]])
 
 
 def begin_with_users_code(stack: traceback.StackSummary) -> None:
     """Remove what is above the first frame of the user's code that lanewise called, if there is one."""
+    del stack[: _first_of_user([frame.filename for frame in stack])]
+
+
+def _first_of_user(filenames: Sequence[str]) -> int:
+    """Return which of a traceback's frames is the first of the user's code that lanewise called; 0: none."""
     is_called = False
-    for number, frame in enumerate(stack):
-        if frame.filename.startswith(_OURS):
+    for number, filename in enumerate(filenames):
+        if filename.startswith(_OURS):
             is_called = True
-        elif is_called and _is_users(frame.filename):
-            del stack[:number]
-            break
+        elif is_called and _is_users(filename):
+            return number
+    return 0
 
 
+_HEAD = "Traceback (most recent call last):\n"
+_LOADER_ENDED = "DataLoader worker (pid"
 _OURS, _PYTHONS = (f"{Path(file).parent}{os.sep}" for file in (__file__, os.__file__))
 
 

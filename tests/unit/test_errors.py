@@ -1,13 +1,19 @@
 """The tree of errors and its exit codes, as the module draws them."""
 
+import os
 import pickle
 import re
+import signal
 import sys
+import traceback
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from lanewise import errors
 from lanewise.errors import (
@@ -145,3 +151,40 @@ def test_a_traceback_begins_where_lanewise_calls_the_user(function, names):
     assert re.findall(r"^  File .* in (\w+)$", written, re.MULTILINE) == names
     assert written.startswith("Traceback (most recent call last):\n")
     assert written.splitlines()[-1].startswith(type(caught.value).__name__)
+
+
+class Unreadable(Dataset[Any]):
+    """No sample of it can be read."""
+
+    def __init__(self, fails: Callable[[], object]) -> None:
+        self.fails = fails
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        # The frames of a loader process: torch's, lanewise's and then the user's.
+        return map_leaves(lambda _: self.fails(), torch.ones(()))
+
+
+def read_in_a_loader(fails: Callable[[], object]) -> str:
+    """Return the traceback that is shown of what happens in a loader process."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+        map_leaves(lambda _: list(DataLoader(Unreadable(fails), num_workers=1)), torch.ones(()))
+    return traceback_of(caught.value)
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError])
+def test_of_an_error_in_a_loader_process_its_own_traceback_is_shown(kind):
+    def fails() -> None:
+        raise kind("of the user")
+
+    written = read_in_a_loader(fails)
+    assert re.findall(r"^  File .* in (\w+|<lambda>)$", written, re.MULTILINE) == ["<lambda>", "fails"]
+    assert written.startswith("Traceback (most recent call last):\n")
+    assert written.splitlines()[-1] == traceback.format_exception_only(kind("of the user"))[0].rstrip()
+
+
+def test_of_a_loader_process_that_ended_only_that_is_shown():
+    written = read_in_a_loader(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert re.fullmatch(r"RuntimeError: DataLoader worker \(pid.*", written)
