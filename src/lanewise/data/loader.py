@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import TypeAlias, final
@@ -21,6 +22,7 @@ _Request: TypeAlias = tuple[LaneTurn, tuple[int, ...]]
 """A turn with its sample indices."""
 _GAP: _Request = LaneTurn(0, -1, 0, range(0), 0, is_last=False), ()
 """Asks a worker for nothing."""
+_SECONDS_TO_BE_TOLD = 0.5
 
 
 @final
@@ -117,9 +119,22 @@ def read_turns(
     # The workers that are forked here begin with the signals blocked, for `_take_signals`.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        return iter(loader)
+        batches = iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return _until_told(batches) if num_workers else batches
+
+
+def _until_told(batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
+    """Let torch say first that a worker has ended, where that is what broke a connection to it.
+
+    Torch says so, from the handler of the signal that the kernel sends, a moment after the connection breaks.
+    """
+    try:
+        yield from batches
+    except (OSError, EOFError):
+        time.sleep(_SECONDS_TO_BE_TOLD)
+        raise
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

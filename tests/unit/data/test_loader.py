@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -18,6 +19,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from lanewise.data import loader
 from lanewise.data.loader import LaneLoader
 from lanewise.data.reader import LaneReader
 from lanewise.errors import DataError, noting
@@ -274,6 +276,19 @@ def test_a_killed_worker_is_no_error_of_the_code_that_ran_meanwhile():
     assert not hasattr(caught.value, "__notes__")
 
 
+def test_a_connection_that_breaks_because_a_worker_is_killed_is_not_the_error():
+    batches = make_loader(Pid(), PARTIAL, num_workers=1, collate=set).batches(0, 6)
+    (worker,) = next(batches).data
+
+    def breaks():
+        threading.Timer(0.05, os.kill, (worker, signal.SIGKILL)).start()
+        yield from ()
+        raise ConnectionResetError
+
+    with pytest.raises(RuntimeError, match=f"{worker}.* is killed by signal"):
+        list(loader._until_told(breaks()))
+
+
 TRAINER = """
 import os, signal, sys, time
 from lanewise.die_with_parent import name_process
@@ -346,9 +361,8 @@ def test_workers_that_have_no_memory_to_share_are_one_error(monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))  # what a read-only /dev/shm does
 
     monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", refuse)
-    loader = make_loader(
-        Drawing(), Schedule(num_samples=4, global_batch_size=2, micro_batch_size=2), num_workers=1
-    )
+    schedule = Schedule(num_samples=4, global_batch_size=2, micro_batch_size=2)
+    lanes = make_loader(Drawing(), schedule, num_workers=1)
     said = r"^data.num_workers 1 cannot be started: .*Read-only file system\. Let /dev/shm be written, or use"
     with pytest.raises(DataError, match=said):
-        loader.batches(0, 1)
+        lanes.batches(0, 1)
