@@ -77,7 +77,7 @@ class Case:
             if self.disk_mib:
                 stack.enter_context(disk(folder / "run", self.disk_mib))
             if launcher == "warm":
-                return on_one_machine(config, *overrides)
+                return on_one_machine(config, *overrides, variables=variables)
             return on_hosts(config, launcher, *overrides, act=self.act, variables=variables)
 
     def patterns(self, rank: int, processes: int) -> list[str]:
@@ -142,25 +142,59 @@ def _stalls(fault: str, phase: str = "forward", **options: Any) -> Case:
     return _dies(fault, r"rank {rank}\b", phase, allowed_seconds=limit + SECONDS_TO_END, **options)
 
 
-_AT_A_SAVE = {"step": 3}
+_AT_A_SAVE: Mapping[str, Any] = {"step": 3}
+_READING = rf"in sample {{sample}}\n{SAMPLES}"
 
-EXCEPTIONS = (
-    _raises("start"),
-    _raises("data", rf"in sample {{sample}}\n{SAMPLES}"),
-    _raises("collate", SAMPLES),
+MATRIX = (
     _raises("forward", SAMPLES),
-    _raises("backward", SAMPLES),
-    _raises("evaluation", "in the evaluation after step 3", init_args=_AT_A_SAVE),
-    _raises("save", r"\bstep 3", init_args=_AT_A_SAVE),
-)
-IN_A_LOADER = (
+    _dies("SIGKILL", r"rank {rank}\b"),
+    _dies("SIGSEGV", r"rank {rank}\b"),
+    _dies("os._exit(3)", r"rank {rank}\b", code=3),
     Case(
-        what="an exception in a loader process",
+        what="more memory than RLIMIT_AS allows",
+        phase="forward",
+        fault="RLIMIT_AS",
+        says=("out of memory", SAMPLES),
+        code=2,
+    ),
+    Case(
+        what="more memory than the control group has",
+        phase="forward",
+        fault="cgroup",
+        says=(r"rank {rank}\b", r"\bforward\b"),
+    ),
+    Case(
+        what="SIGKILL of a loader process",
         phase="data",
-        says=(RAISED, rf"in sample {{sample}}\n{SAMPLES}"),
+        fault="SIGKILL",
+        says=(r"rank {rank}\b", "DataLoader worker .* is killed"),
         num_workers=1,
     ),
-    Case(what="SIGKILL of a loader process", phase="data", fault="SIGKILL", says=("killed",), num_workers=1),
+    Case(
+        what="a full disk",
+        phase="save",
+        fault="none",
+        says=("No space left on device", r"\bstep 12\b"),
+        init_args={"step": 11, "ballast_mib": 3},
+        is_of_all=True,
+        disk_mib=8,
+    ),
+    _stalls("loop"),
+    _stalls("SIGSTOP"),
+)
+"""On one machine, and on two hosts."""
+
+PHASES = (
+    _raises("start"),
+    _raises("data", _READING),
+    _raises("collate", SAMPLES),
+    _raises("backward", SAMPLES),
+    _raises("evaluation", "in the evaluation after step 3", init_args=_AT_A_SAVE),
+    _raises("save", r"\bstep 3\b", init_args=_AT_A_SAVE),
+    Case(what="an exception in a loader process", phase="data", says=(RAISED, _READING), num_workers=1),
+    _dies("SIGKILL", r"rank {rank}\b", "communication"),
+    _stalls("deadlock", "start"),
+    _stalls("deadlock", "data"),
     Case(
         what="a loop in a loader process",
         phase="data",
@@ -169,53 +203,26 @@ IN_A_LOADER = (
         num_workers=1,
         allowed_seconds=STALL_SECONDS + SECONDS_TO_END,
     ),
-)
-DEATHS = (
-    _dies("SIGKILL", r"rank {rank}\b.*\bSIGKILL"),
-    _dies("SIGKILL", r"rank {rank}\b.*\bSIGKILL", "communication"),
-    _dies("SIGSEGV", r"rank {rank}\b.*\bSIGSEGV"),
-    _dies("os._exit(3)", r"rank {rank}\b.*\b3\b", code=3),
-    Case(
-        what="more memory than RLIMIT_AS in forward",
-        phase="forward",
-        fault="RLIMIT_AS",
-        says=("out of memory", SAMPLES),
-        code=2,
-    ),
-    _dies("cgroup", r"rank {rank}\b.*\bSIGKILL"),
-    Case(
-        what="a full disk in save",
-        phase="save",
-        fault="none",
-        says=("No space left|disk is full", "step"),
-        init_args={"step": 11, "ballast_mib": 3},
-        is_of_all=True,
-        disk_mib=8,
-    ),
-)
-STALLS = (
-    _stalls("loop"),
     _stalls("loop in C", "backward"),
-    _stalls("SIGSTOP"),
     _stalls("SIGSTOP", "communication"),
-    _stalls("deadlock", "data"),
-    _stalls("deadlock", "start"),
     _stalls("SIGSTOP", "evaluation", init_args=_AT_A_SAVE),
     _stalls("loop", "save", init_args=_AT_A_SAVE),
 )
+"""On one machine alone."""
 
 
 def _kill(node: int, _hosts: object, commands: Any) -> None:
     os.kill(commands[node].pid, signal.SIGKILL)
 
 
-FROM_OUTSIDE = (
+BETWEEN_HOSTS = (
     Case(
         what="a cut cable",
-        says=(),
         act=lambda hosts, _: hosts[1].cut(),
         allowed_seconds=STALL_SECONDS + SECONDS_TO_END,
     ),
     Case(what="kill -9 of torchrun on the first host", says=(r"rank [01]\b",), act=partial(_kill, 0)),
     Case(what="kill -9 of torchrun on the second host", says=(r"rank [23]\b",), act=partial(_kill, 1)),
 )
+"""From outside."""
+OF_THE_LAUNCHER = Case(what="kill -9 of lanewise", act=partial(_kill, 0))

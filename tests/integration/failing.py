@@ -170,12 +170,12 @@ def _read(number: int, terminal: Terminal) -> None:
             terminal.lines.append((time.monotonic(), line.rstrip()))
 
 
-def on_one_machine(config: Path, *overrides: object) -> Ended:
+def on_one_machine(config: Path, *overrides: object, variables: Mapping[str, str] | None = None) -> Ended:
     """Let a run of two processes fail, which our launcher starts, warm."""
     with Observed(config.parent) as run:
-        variables = {"TMPDIR": str(run.folder())}
+        given = {**(variables or {}), "TMPDIR": str(run.folder())}
         arguments = ("train", config, "--distributed.devices", 2, *overrides)
-        run.start(lambda output: Warm(*arguments, variables=variables, output=output))
+        run.start(lambda output: Warm(*arguments, variables=given, output=output))
         return run.finish()
 
 

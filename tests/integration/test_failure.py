@@ -2,6 +2,9 @@
 
 import json
 import re
+import socket
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -27,52 +30,77 @@ def check(case: Case, ended: Ended, launcher: str, rank: int) -> None:
         if terminal.code == -9:  # it was killed itself
             continue
         first = terminal.first_error
-        host = f"node{rank * num_hosts // (2 * num_hosts)}"
+        host = socket.gethostname() if launcher == "warm" else f"node{rank // 2}"
         for pattern in case.patterns(rank, 2 * num_hosts):
             assert re.search(pattern, first), f"no {pattern!r} in what came first:\n{first}\n\n{shown}"
-        if case.phase and launcher != "warm" and not case.is_of_all:
+        if case.phase and not case.is_of_all:
             assert re.search(rf"rank {rank}\b.* on {host}\b", first), shown
         assert first.count("Traceback") <= 1
         assert terminal.code == (case.code if num_hosts == 1 else 1)
+
+
+def run_case(case: Case, folder: Path, launcher: str, rank: int) -> Ended:
+    if case.fault == "cgroup" and (why_not := cases.why_no_memory_group()):
+        pytest.skip(why_not)
+    return case.run(folder, launcher, rank)
 
 
 def ids(case: Case) -> str:
     return case.what.replace(" ", "-")
 
 
-QUICK = [
-    next(case for case in cases.EXCEPTIONS if case.phase == "forward"),
-    next(case for case in cases.EXCEPTIONS if case.phase == "save"),
-    cases.DEATHS[1],
-    cases.STALLS[2],
-    cases.IN_A_LOADER[1],
-]
+ONE, FIRST, LAST = ("lanewise", 1), ("c10d", 0), ("static", 3)
+"""How a run is launched, and which rank of it fails: on one machine, on the first host and on the second."""
+QUICK = ("an-exception-in-forward", "SIGSTOP-in-forward", "SIGKILL-in-communication", "an-exception-in-save")
 
 
-@pytest.mark.parametrize("case", QUICK, ids=ids)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=ids(case), marks=() if ids(case) in QUICK else pytest.mark.slow)
+        for case in (*cases.MATRIX, *cases.PHASES)
+        if not case.disk_mib
+    ],
+)
 def test_a_fault_on_one_machine(tmp_path, case):
-    check(case, case.run(tmp_path, "warm", 1), "warm", 1)
-
-
-ALL = [*cases.EXCEPTIONS, *cases.IN_A_LOADER, *cases.DEATHS, *cases.STALLS]
+    check(case, run_case(case, tmp_path, "warm", 1), "warm", 1)
 
 
 @needs_hosts
-@pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "rank"), [("lanewise", 1), ("c10d", 0), ("static", 3)])
-@pytest.mark.parametrize("case", ALL, ids=ids)
-def test_a_fault_of_a_rank(tmp_path, case, launcher, rank):
-    if case.fault == "cgroup" and (why_not := cases.why_no_memory_group()):
-        pytest.skip(why_not)
-    check(case, case.run(tmp_path, launcher, rank), launcher, rank)
+@pytest.mark.parametrize(
+    ("case", "launcher", "rank"),
+    [
+        pytest.param(
+            case,
+            launcher,
+            rank,
+            id=f"{ids(case)}-{launcher}",
+            marks=() if (ids(case), launcher) == ("SIGKILL-in-forward", "static") else pytest.mark.slow,
+        )
+        for case in cases.MATRIX
+        for launcher, rank in (ONE, FIRST, LAST)
+    ],
+)
+def test_a_fault_on_hosts(tmp_path, case, launcher, rank):
+    check(case, run_case(case, tmp_path, launcher, rank), launcher, rank)
 
 
 @needs_hosts
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["c10d", "static"])
-@pytest.mark.parametrize("case", cases.FROM_OUTSIDE, ids=ids)
+@pytest.mark.parametrize("case", cases.BETWEEN_HOSTS, ids=ids)
 def test_a_fault_between_hosts(tmp_path, case, launcher):
     check(case, case.run(tmp_path, launcher, 0), launcher, 0)
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_of_a_killed_launcher_nothing_is_left(tmp_path):
+    case = cases.OF_THE_LAUNCHER
+    ended = case.run(tmp_path, "lanewise", 0)
+    left = [name for name in ended.left if name.startswith("lanewise-")]
+    check(case, replace(ended, left=[name for name in ended.left if name not in left]), "lanewise", 0)
+    assert len(left) <= 1  # the folder that the next run removes
 
 
 def test_a_slow_run_is_no_stall(tmp_path):
