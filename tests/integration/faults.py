@@ -21,7 +21,9 @@ from lanewise import Task
 
 STEP_SAMPLES = 8
 """The global batch; samples are read in their order, so that an index says in which step it is."""
-COMMUNICATES_AFTER_SECONDS = 0.5
+COMMUNICATES_AFTER_SECONDS = 0.3
+SECONDS_TO_BE_KNOWN = 1.2
+"""A rank that dies without a word is known to be where it was when it last told, twice a second."""
 GROUP_VARIABLE = "LANEWISE_TEST_CGROUP"
 
 
@@ -70,6 +72,8 @@ FAULTS: Mapping[str, Callable[[], object]] = {
     "deadlock": deadlock,
     "none": lambda: None,  # where something else makes it fail, such as a full disk
 }
+SILENT = ("SIGKILL", "SIGSEGV", "os._exit(3)", "cgroup", "loop in C", "SIGSTOP")
+"""Those after which no code of the process runs."""
 
 
 class Faulty(Task):
@@ -116,6 +120,8 @@ class Faulty(Task):
     def fail(self) -> None:
         if self.once and self.mark.exists():
             return
+        if self.what in SILENT:
+            time.sleep(SECONDS_TO_BE_KNOWN)
         with self.mark.open("a", encoding="utf-8") as file:
             file.write(f"{time.monotonic()}\n")
         FAULTS[self.what]()
@@ -153,7 +159,7 @@ class Faulty(Task):
             if rank() == self.place[1]:
                 threading.Timer(COMMUNICATES_AFTER_SECONDS, self.fail).start()
             else:
-                time.sleep(2 * COMMUNICATES_AFTER_SECONDS)
+                time.sleep(2 * COMMUNICATES_AFTER_SECONDS + SECONDS_TO_BE_KNOWN)
         outputs = model(batch[1])
         outputs.register_hook(lambda _: self.pass_through("backward", is_time=is_time))
         return outputs
