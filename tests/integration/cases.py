@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
+from tests.integration.command import Command
 from tests.integration.failing import (
     SECONDS_TO_END,
     STALL_SECONDS,
@@ -23,6 +24,7 @@ from tests.integration.failing import (
 )
 from tests.integration.faults import GROUP_VARIABLE, STEP_SAMPLES
 
+KILLED = 128 + signal.SIGKILL
 RAISED = "ValueError: the image is upside down"
 SAMPLES = r"in step 2, lane {lane}, samples \[{samples}\]"
 
@@ -211,8 +213,10 @@ PHASES = (
 """On one machine alone."""
 
 
-def _kill(node: int, _hosts: object, commands: Any) -> None:
-    os.kill(commands[node].pid, signal.SIGKILL)
+def _kill(node: int, _hosts: object, commands: Sequence[Command]) -> None:
+    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in commands[node].pids()}
+    (launcher,) = [pid for pid, name in names.items() if name in ("torchrun", "lanewise")]
+    os.kill(launcher, signal.SIGKILL)
 
 
 BETWEEN_HOSTS = (
@@ -225,4 +229,4 @@ BETWEEN_HOSTS = (
     Case(what="kill -9 of torchrun on the second host", says=(r"rank [23]\b",), act=partial(_kill, 1)),
 )
 """From outside."""
-OF_THE_LAUNCHER = Case(what="kill -9 of lanewise", act=partial(_kill, 0))
+OF_THE_LAUNCHER = Case(what="kill -9 of lanewise", code=KILLED, act=partial(_kill, 0))

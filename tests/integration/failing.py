@@ -25,6 +25,7 @@ SECONDS_TO_END = 5.0
 PATIENCE_SECONDS = 20.0
 """What takes longer to end does not end."""
 _EVERY_SECONDS = 0.05
+_ERROR = re.compile(r"error: |rank \d+ ")
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Terminal:
         """What was shown from the first error on, but for what torchrun and srun say of it."""
         before = self.text.partition("failed (exitcode: ")[0]
         lines = [line for line in before.splitlines() if not re.match("srun: |.*torch/distributed/", line)]
-        start = next((number for number, line in enumerate(lines) if "error:" in line), len(lines))
+        start = next((number for number, line in enumerate(lines) if _ERROR.match(line)), len(lines))
         return "\n".join(lines[start:])
 
 
@@ -209,7 +210,7 @@ def on_hosts(
         for number, (host, (program, *options)) in enumerate(zip(hosts, command_lines, strict=True)):
             restarts = [f"--max-restarts={max_restarts}"] if max_restarts else []
             line = [program, *restarts, *options, "train", config, *overrides]
-            entered = host.enter_as(f"node{number}", names, run.folder(), *line)
+            entered = host.boot(f"node{number}", names, run.folder(), *line)
             given = {**(variables or {}), "TMPDIR": str(run.folder())}
             if len(hosts) > 1:
                 given["GLOO_SOCKET_IFNAME"] = host.interface

@@ -16,12 +16,24 @@ WHY_NOT = (
 )
 """What this machine lacks for hosts, or None."""
 
-_ENTER = 'hostname "$0"; mount --bind "$1" /dev/shm; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+ISOLATED = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+# The first process of a host takes all others with it when it ends, so it waits for them.
+BOOT = """
+hostname "$0"
+mount --bind "$1" /dev/shm
+mount --bind "$2" /etc/hosts
+shift 2
+"$@" &
+wait $! && code=0 || code=$?
+while set -- /proc/[0-9]* && [ $# -gt 1 ]; do sleep 0.05; done
+exit $code
+"""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A network of its own and, for a program that is started in it, a name and shared memory as well."""
+    """A network of its own; booted, it has a name, processes and shared memory of its own as well."""
 
     namespace: str
     address: str
@@ -31,8 +43,10 @@ class Host:
         """Return the command line that runs a program in the network of this host."""
         return ["nsenter", f"--net=/run/netns/{self.namespace}", *map(str, arguments)]
 
-    def enter_as(self, name: str, names: Path, shared_memory: Path, *arguments: object) -> list[str]:
-        """Return the command line that runs a program on this host under a name.
+    def boot(self, name: str, names: Path, shared_memory: Path, *arguments: object) -> list[str]:
+        """Return the command line that boots this host for a program, and ends when no process is left.
+
+        Its exit code is that of the program, or 128 and the signal.
 
         Args:
             name: of the host.
@@ -40,8 +54,7 @@ class Host:
             shared_memory: the folder that is its /dev/shm.
             arguments: program and arguments.
         """
-        isolated = ("unshare", "--mount", "--uts", "sh", "-ec", _ENTER, name, shared_memory, names)
-        return self.enter(*isolated, *arguments)
+        return self.enter(*ISOLATED, "sh", "-ec", BOOT, name, shared_memory, names, *arguments)
 
     def cut(self) -> None:
         """Pull its cable out."""

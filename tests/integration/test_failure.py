@@ -27,7 +27,7 @@ def check(case: Case, ended: Ended, launcher: str, rank: int) -> None:
     assert [name for name in ended.left if not name.startswith(TORCHS_OWN)] == []
     num_hosts = len(ended.terminals)
     for terminal in ended.terminals:
-        if terminal.code == -9:  # it was killed itself
+        if terminal.code == cases.KILLED:  # and could tell nothing
             continue
         first = terminal.first_error
         host = socket.gethostname() if launcher == "warm" else f"node{rank // 2}"

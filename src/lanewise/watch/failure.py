@@ -15,8 +15,11 @@ from lanewise.watch.heartbeat import Note, heartbeat
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _MISTAKE = ConfigError.exit_code
-_LOST = re.compile(r"third_party/gloo/|Connection (closed|reset) by peer|Broken pipe")
-"""What gloo, whose errors are RuntimeErrors, says when a process that it communicates with has ended."""
+_LOST = re.compile(
+    r"third_party/gloo/|Connection (closed|reset) by peer|Broken pipe|rank \d+ ended while this one waited"
+)
+"""What gloo says, as a RuntimeError, when a process that it communicates with has ended; and what DDP makes of
+a LostRankError of its hook."""
 
 
 @dataclass(frozen=True, kw_only=True)
