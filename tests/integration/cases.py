@@ -214,8 +214,8 @@ PHASES = (
 
 
 def _kill(node: int, _hosts: object, commands: Sequence[Command]) -> None:
-    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in commands[node].pids()}
-    (launcher,) = [pid for pid, name in names.items() if name in ("torchrun", "lanewise")]
+    programs = {pid: line.split()[1] for pid, line in commands[node].pids().items()}
+    (launcher,) = [pid for pid, name in programs.items() if Path(name).name in ("torchrun", "lanewise")]
     os.kill(launcher, signal.SIGKILL)
 
 

@@ -67,10 +67,11 @@ def folder_until_exit() -> Path:
 
 
 def remove_all() -> None:
-    """Remove every folder of this process; one that uses os._exit calls this before.
+    """Remove the folders of this process, and of killed ones; a process that uses os._exit calls this before.
 
     Processes that write there may still live, so it may take several attempts.
     """
+    _remove_abandoned()
     for folder in (folder for folder, pid in _folders.items() if pid == os.getpid()):
         for _ in range(_MOST_ATTEMPTS):
             shutil.rmtree(folder, ignore_errors=True)

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from lanewise.errors import ConfigError, LanewiseError, LostRankError, describe, text_of, traceback_of
+from lanewise.errors import (
+    ConfigError,
+    LanewiseError,
+    LostRankError,
+    StorageError,
+    describe,
+    text_of,
+    traceback_of,
+)
 from lanewise.watch.heartbeat import Note, heartbeat
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -18,8 +26,8 @@ _MISTAKE = ConfigError.exit_code
 _LOST = re.compile(
     r"third_party/gloo/|Connection (closed|reset) by peer|Broken pipe|rank \d+ ended while this one waited"
 )
-"""What gloo says, as a RuntimeError, when a process that it communicates with has ended; and what DDP makes of
-a LostRankError of its hook."""
+"""What gloo says, as a RuntimeError, when a process that it communicates with has ended; and what DDP makes
+of a LostRankError of its hook."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +112,8 @@ def described(note: Note) -> str:
 
 def is_consequence(error: BaseException) -> bool:
     """Tell whether an error says only that another process, or the way to it, is lost."""
+    if isinstance(error, StorageError) and error.__cause__ is not None:
+        error = error.__cause__  # a save fails if a rank that takes part in it is lost
     if isinstance(error, LostRankError | dist.DistError):
         return True
     return type(error) is RuntimeError and _LOST.search(text_of(error)) is not None

@@ -43,6 +43,8 @@ class TimedStore:
         self._store = store
         self._place = place
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._unanswered: Future[Any] | None = None
+        """The last call that got no answer in time. While it has none, no other call can have one."""
         threading.Thread(target=self._make_calls, name="store", daemon=True).start()
 
     def has(self, *keys: str) -> bool:
@@ -64,9 +66,11 @@ class TimedStore:
     def _call(self, function: Callable[[], T]) -> T:
         answer: Future[T] = Future()
         self._calls.put((answer, function))
+        is_cut = self._unanswered is not None and not self._unanswered.done()
         try:
-            return answer.result(_SECONDS_FOR_AN_ANSWER)
+            return answer.result(0 if is_cut else _SECONDS_FOR_AN_ANSWER)
         except TimeoutError:
+            self._unanswered = self._unanswered if is_cut else answer
             why, has_ended = "does not answer: its process is stopped, or the way to it is cut", False
         except dist.DistError:
             why, has_ended = "is lost: the process that keeps it has ended, or its host", True

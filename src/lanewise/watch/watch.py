@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +29,8 @@ LAUNCHER_SHOWS_VARIABLE = "LANEWISE_LAUNCHER_SHOWS"
 """Environment variable which says that the launcher shows the first failure on the terminal."""
 
 _SECONDS_BETWEEN_LOOKS = 0.25
+_LONGEST_LOOK_SECONDS = 4.0
+"""One that waits for a store which does not answer."""
 _LOOKS_TO_BE_SILENT = 10
 _LOOKS_TO_REPORT = 60
 """After which another rank reports a stall, if the one that began to has ended."""
@@ -57,6 +60,7 @@ class Watch:
         self._note: object = None
         self._num_files = 0
         self._age_seconds = 0.0
+        self._last_look = time.monotonic()
         self._looks_since_stall = 0
         self._num_beats = 0
         self._recent: deque[dict[int, Beat]] = deque(maxlen=_LOOKS_TO_BE_SILENT)
@@ -171,11 +175,12 @@ class Watch:
         return "stall_seconds" if heartbeat.has_trained else "start_seconds"
 
     def _measure_age(self) -> None:
-        """Count the looks since the last progress; while this process was stopped there were none."""
-        note, num_files = heartbeat.note, heartbeat.num_files
+        """Add up the time since the last progress, but for that in which this process was stopped."""
+        note, num_files, now = heartbeat.note, heartbeat.num_files, time.monotonic()
+        seconds, self._last_look = min(now - self._last_look, _LONGEST_LOOK_SECONDS), now
         is_same = note is self._note and num_files == self._num_files  # a new note may say the same again
         self._note, self._num_files = note, num_files
-        self._age_seconds = self._age_seconds + _SECONDS_BETWEEN_LOOKS if is_same else 0.0
+        self._age_seconds = self._age_seconds + seconds if is_same else 0.0
 
     def _beat(self) -> Beat:
         """Return what this process does."""
