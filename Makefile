@@ -26,7 +26,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all test-oldest soak check fmt gpu benchmarks docs clean
+.PHONY: help venv demo test test-all test-oldest soak failures check fmt gpu benchmarks docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -77,6 +77,9 @@ test-oldest: $(OLDEST_STAMP) ## run the architecture and unit tests with the old
 soak: $(STAMP) ## kill a run 20 times at random moments and compare how it ends; load 5,000 damaged configurations
 	PYTHONPATH=. $(BIN)/python -m tests.soak.kill_and_resume
 	PYTHONPATH=. $(BIN)/python -m tests.soak.mutate_configurations
+
+failures: $(STAMP) ## let a run fail in every way that docs/failure.md lists, and write its tables (as root, ten minutes)
+	PYTHONPATH=. $(BIN)/python -m tests.integration.failure_table
 
 check: $(STAMP) ## formatting, lint and types, without changing a file
 	$(BIN)/ruff format --check .

@@ -169,7 +169,7 @@ MATRIX = (
         what="SIGKILL of a loader process",
         phase="data",
         fault="SIGKILL",
-        says=(r"rank {rank}\b", "DataLoader worker .* is killed"),
+        says=(r"rank {rank}\b", "DataLoader worker .* (is killed|exited)"),
         num_workers=1,
     ),
     Case(

@@ -21,7 +21,7 @@ from tests.integration.failing import STALL_SECONDS, Ended, Terminal
 
 PAGE = ROOT / "docs" / "failure.md"
 HEADING = "## Measured"
-MOST_CHARACTERS = 160
+MOST_CHARACTERS = 200
 
 
 def main() -> None:
@@ -73,8 +73,9 @@ def first_words(terminal: Terminal) -> str:
     """Return the first line of the first error and, after a traceback, what was raised."""
     first, *more = terminal.first_error.splitlines() or [""]
     if more and more[0].startswith("Traceback"):
-        raised = next((line for line in more[1:] if not line.startswith(" ")), "")
-        first = f"{first} ... {raised}"
+        more = [line for line in more[1:] if not line.startswith(" ")]
+    if more and not more[0].startswith("("):
+        first = f"{first} ... {more[0]}"
     first = re.sub(r"\S*/(\S+)", r"\1", first)  # of a path the last name
     return first if len(first) <= MOST_CHARACTERS else f"{first[:MOST_CHARACTERS]} ..."
 

@@ -13,6 +13,7 @@ from lanewise.errors import LostRankError
 T = TypeVar("T")
 
 _SECONDS_FOR_AN_ANSWER = 3.0
+_SECONDS_TO_RECOVER = 0.2
 
 
 class StoreLostError(LostRankError):
@@ -44,7 +45,7 @@ class TimedStore:
         self._place = place
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._unanswered: Future[Any] | None = None
-        """The last call that got no answer in time. While it has none, no other call can have one."""
+        """The last call that got no answer in time. While it has none, no other call waits for so long."""
         threading.Thread(target=self._make_calls, name="store", daemon=True).start()
 
     def has(self, *keys: str) -> bool:
@@ -68,7 +69,7 @@ class TimedStore:
         self._calls.put((answer, function))
         is_cut = self._unanswered is not None and not self._unanswered.done()
         try:
-            return answer.result(0 if is_cut else _SECONDS_FOR_AN_ANSWER)
+            return answer.result(_SECONDS_TO_RECOVER if is_cut else _SECONDS_FOR_AN_ANSWER)
         except TimeoutError:
             self._unanswered = self._unanswered if is_cut else answer
             why, has_ended = "does not answer: its process is stopped, or the way to it is cut", False

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lanewise.errors import StorageError
-from lanewise.jobs.scratch import scratch_folder
+from lanewise.jobs.scratch import remove_all, scratch_folder
 
 KILLED = """
 import os, signal
@@ -59,6 +59,13 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one_and_nothing_else(
     assert left.name.startswith("lanewise-")
     with scratch_folder() as own:
         assert set(folder.iterdir()) == {own, *others}
+
+
+def test_what_a_killed_process_left_is_removed_by_one_that_ends(folder):
+    assert run(KILLED, folder).returncode == -9
+    assert len(list(folder.iterdir())) == 1
+    remove_all()
+    assert not list(folder.iterdir())
 
 
 def test_the_sockets_of_multiprocessing_lie_in_it_and_the_users_files_do_not(folder):

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch.distributed as dist
 
-from lanewise.errors import ConfigError, LostRankError, TaskError
+from lanewise.errors import ConfigError, LostRankError, StorageError, TaskError
 from lanewise.watch import failure as module
 from lanewise.watch.failure import Failure, is_consequence, record_failure
 from lanewise.watch.heartbeat import Heartbeat
@@ -65,6 +65,11 @@ def test_a_mistake_or_the_same_error_at_the_same_step_is_final():
     assert Failure.of(raised(ConfigError("no such key.")), rank=0).is_final(None)
 
 
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -72,6 +77,10 @@ def test_a_mistake_or_the_same_error_at_the_same_step_is_final():
         (dist.DistBackendError("NCCL: remote process exited"), True),
         (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed"), True),
         (RuntimeError("Connection reset by peer"), True),
+        (RuntimeError("Unable to cast rank 1 ended while this one waited for it. to Tensor"), True),  # DDP's
+        (caused_by(StorageError("not saved"), dist.DistNetworkError("Broken pipe")), True),
+        (caused_by(StorageError("not saved"), OSError("No space left on device")), False),
+        (StorageError("not saved"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ConnectionResetError("Connection reset by peer"), False),  # of the user's own socket
         (ValueError("Broken pipe"), False),

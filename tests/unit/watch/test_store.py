@@ -51,8 +51,12 @@ def test_a_store_that_is_stopped_is_not_waited_for_and_one_that_ended_is_named(m
                 timed.has("a")
             assert time.monotonic() - start < 2
             assert not lost.value.has_ended
+            monkeypatch.setattr(module, "_SECONDS_FOR_AN_ANSWER", 60.0)
+            with pytest.raises(StoreLostError):
+                timed.add("n")  # which does not wait for an answer again
+            assert time.monotonic() - start < 3
+            monkeypatch.setattr(module, "_SECONDS_TO_RECOVER", 10.0)
             os.kill(keeper.pid, signal.SIGCONT)
-            monkeypatch.setattr(module, "_SECONDS_FOR_AN_ANSWER", 10.0)
             assert timed.get("a") == b"b"
         finally:
             keeper.kill()
