@@ -92,7 +92,9 @@ def _run(workers: Workers, num_restarts: int) -> "Failure | None":
     store = dist.TCPStore(
         _ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
-    channel = Channel(TimedStore(store, f"{_ADDRESS}:{port}"), workers.num_processes)
+    channel = Channel(
+        TimedStore(store, f"{_ADDRESS}:{port}, which this process keeps,"), workers.num_processes
+    )
     environment = {
         **os.environ,
         **workers.variables,

@@ -26,17 +26,22 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar, final
 
 from lanewise.watch.failure import Failure, described
-from lanewise.watch.heartbeat import DONE, START, Note
+from lanewise.watch.heartbeat import COMMUNICATION, DONE, START, Note
 from lanewise.watch.process import ENDED, process_table, state_of
 from lanewise.watch.store import StoreLostError, TimedStore
 
 T = TypeVar("T")
 
+_UNREACHABLE = "which fell silent, with its host or the way to it"
 SILENCE = "silence"
 """The kind of a failure that other ranks noticed: the rank itself said nothing."""
 
 _SECONDS_FOR_OTHERS = 2.0
 """How long to wait for the word of a rank that is lost, or for the others to read that of this one."""
+_SECONDS_TO_END = 1.0
+"""How long the other processes of a machine may take for it."""
+_SECONDS_FOR_THE_FIRST = 0.5
+"""How long a process leaves the terminal to local rank 0 where no store says who is first."""
 _SECONDS_BETWEEN_QUESTIONS = 0.1
 
 
@@ -146,18 +151,17 @@ class Channel:
         return until(find_cause, _SECONDS_FOR_OTHERS) or self._silence(silent(before, self.beats()))
 
     def _silence(self, lost: Mapping[int, Beat]) -> Failure | None:
-        """Describe the end of ranks that said nothing."""
+        """Describe the end of ranks that said nothing; the first is one for which the others did not wait."""
         if not lost:
             return None
-        rank, *others = lost
-        state = _state(lost[rank]) or "which fell silent, with its host or the way to it"
-        text = (
-            f"{lost[rank].describe(rank)}, {state}, told no error. {lost[rank].last}The kernel may have "
-            "killed it for want of memory: see dmesg on its host."
-        )
-        if others:
-            text += f" The same is true of {named_ranks(others)}."
-        return failure_of(rank, lost[rank], SILENCE, text)
+        ranks = sorted(lost, key=lambda rank: lost[rank].note[0] == COMMUNICATION)
+        lines = [
+            f"{lost[rank].describe(rank)}, {_state(lost[rank]) or _UNREACHABLE}, told no error. "
+            f"{lost[rank].last}"
+            for rank in ranks
+        ]
+        lines[0] += "The kernel may have killed it for want of memory: see dmesg on its host."
+        return failure_of(ranks[0], lost[ranks[0]], SILENCE, "\n".join(map(str.rstrip, lines)))
 
     def is_first(self, duty: str, place: int) -> bool:
         """Tell whether this process is the first of a place to take a duty at the end of the run.
@@ -169,6 +173,8 @@ class Channel:
         try:
             return self._store.add(self._key(f"{duty}/{place}")) == 1
         except StoreLostError:
+            if not self._is_local_rank_zero:
+                time.sleep(_SECONDS_FOR_THE_FIRST)
             return self._is_local_rank_zero
 
     def end_neighbours(self) -> None:
@@ -180,7 +186,7 @@ class Channel:
         with suppress(StoreLostError):
             own = {beat.pid: beat for beat in self.beats().values() if beat.table == process_table()}
             own.pop(os.getpid(), None)
-            until(lambda: all(_state(beat) == ENDED for beat in own.values()), _SECONDS_FOR_OTHERS)
+            until(lambda: all(_state(beat) == ENDED for beat in own.values()), _SECONDS_TO_END)
             for pid, beat in own.items():
                 if beat.table and _state(beat) != ENDED:
                     with suppress(ProcessLookupError):

@@ -97,9 +97,12 @@ class Failure:
         So it would after a user's mistake, and where the start before ended at the same step with the same
         error.
         """
-        if before is not None and (self.kind, self.text) == (before.kind, before.text):
-            return self.note[1] == before.note[1]
-        return self.exit_code == _MISTAKE
+        return self.exit_code == _MISTAKE or (before is not None and _what(self) == _what(before))
+
+
+def _what(failure: Failure) -> tuple[object, ...]:
+    """Return what the same error at the same step has in common; its text may name processes and ports."""
+    return failure.kind, failure.note[1], re.sub(r"\d+", "N", failure.text)
 
 
 def described(note: Note) -> str:

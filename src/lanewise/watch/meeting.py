@@ -37,7 +37,8 @@ class Meeting:
         self._is_restarted = environment.is_restarted
         self._timeout_seconds = math.inf if timeout_seconds is None else timeout_seconds
         address, port = environment.master_address, environment.master_port
-        self._place = f"{address}:{port}"
+        keeper = "torchrun's agent" if environment.has_agent_store else "rank 0"
+        self._place = f"{address}:{port}, which {keeper} keeps,"
         timeout = _FOR_EVER if timeout_seconds is None else timedelta(seconds=timeout_seconds)
         try:
             self._torchs = dist.TCPStore(
@@ -45,7 +46,7 @@ class Meeting:
             )
         except dist.DistError as error:
             why = str(error).partition("\n")[0]
-            raise WorldError(f"there is no store at {self._place}, where processes meet: {why}") from error
+            raise WorldError(f"there is no store at {address}:{port}, where processes meet: {why}") from error
         self._store = TimedStore(self._torchs.clone(), self._place)  # type: ignore[attr-defined]
         self.channel = Channel(
             self._store,

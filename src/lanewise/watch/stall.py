@@ -57,7 +57,8 @@ def describe_stall(
         state = ", which has fallen silent" if rank in silent else ""
         state = f", {states[rank]}" if rank in states else state
         beat = beats[rank]
-        lines.append(f"{beat.describe(rank)}{state}: {_where(beat)}")
+        where = f"last heard from in {described(beat.note)}" if rank in silent else _where(beat)
+        lines.append(f"{beat.describe(rank)}{state}: {where}")
     if others:
         lines.append(f"{named_ranks(others)} wait{'s' * (len(others) == 1)} for {named_ranks(awaited)}:")
         lines += [f"  {beats[rank].describe(rank)}: {_where(beats[rank])}" for rank in others]

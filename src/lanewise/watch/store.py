@@ -37,7 +37,7 @@ class TimedStore:
 
     Args:
         store: not used by anybody else.
-        place: its host and port.
+        place: its host and port, and who keeps it.
     """
 
     def __init__(self, store: dist.Store, place: str) -> None:
@@ -72,9 +72,9 @@ class TimedStore:
             return answer.result(_SECONDS_TO_RECOVER if is_cut else _SECONDS_FOR_AN_ANSWER)
         except TimeoutError:
             self._unanswered = self._unanswered if is_cut else answer
-            why, has_ended = "does not answer: its process is stopped, or the way to it is cut", False
+            why, has_ended = "does not answer: that process is stopped, or the way to it is cut", False
         except dist.DistError:
-            why, has_ended = "is lost: the process that keeps it has ended, or its host", True
+            why, has_ended = "is lost: that process has ended, or its host", True
         raise StoreLostError(f"the store at {self._place} {why}.", has_ended=has_ended)
 
     def _make_calls(self) -> None:

@@ -31,7 +31,7 @@ LAUNCHER_SHOWS_VARIABLE = "LANEWISE_LAUNCHER_SHOWS"
 _SECONDS_BETWEEN_LOOKS = 0.25
 _LONGEST_LOOK_SECONDS = 4.0
 """One that waits for a store which does not answer."""
-_LOOKS_TO_BE_SILENT = 10
+_LOOKS_TO_BE_SILENT = 6
 _LOOKS_TO_REPORT = 60
 """After which another rank reports a stall, if the one that began to has ended."""
 
@@ -94,8 +94,11 @@ class Watch:
 
     def fail(self, error: BaseException) -> NoReturn:
         """End this process after an error, and tell the others."""
-        # Torchrun sends it to all processes of a host as soon as one has ended.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        if threading.current_thread() is threading.main_thread():
+            # Torchrun sends it to all processes of a host as soon as one has ended.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            # Torch's handler raises an error over whatever runs when a loader process has ended.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         failure = Failure.of(error, self._rank)
         if self._channel is not None:
             failure = self._channel.report(failure, is_consequence=is_consequence(error))
@@ -131,20 +134,21 @@ class Watch:
 
     def _log(self, first: Failure, error: BaseException | None, *, shows: bool) -> None:
         """Write the error of this process to its log; show the first failure, or a line, on the terminal."""
-        why = f"rank {first.rank} on {first.host} failed first." if first.rank != self._rank else first.summary
+        is_other = first.rank != self._rank
+        why = f"rank {first.rank} on {first.host} failed first." if is_other else first.summary
         line = text = f"rank {self._rank} ends: {why}"
         if self.meeting is None or (
             shows and self.meeting.channel.is_first("show", self.meeting.environment.terminal)
         ):
-            text = f"error: {first}" if first.is_ours else str(first)
+            text = f"error: {first}"
         if not logging.root.handlers:
             sys.stderr.write(f"{text}\n" if shows else "")
             return
         if error is not None:
             logger.error("rank %d failed", self._rank, exc_info=error, extra={"is_for_file_only": True})
-        elif first.rank == self._rank:
+        elif not is_other:
             logger.error("%s", first, extra={"is_for_file_only": True})
-        if first.rank != self._rank:
+        if is_other:
             logger.error("%s", line, extra={"is_for_file_only": True})
         if shows:
             logger.error("%s", text, extra={"is_for_console_only": True})

@@ -44,7 +44,9 @@ def test_one_that_is_silent_comes_first_with_its_state():
     evidence = {0: answer(states={"1": "which is stopped (SIGSTOP)"}, waits=True)}
     failure = describe_stall(beats, {1: beats[1]}, evidence, LIMIT)
     assert failure.rank == 1
-    assert "rank 1 on gpu-a (process 4194305), which is stopped (SIGSTOP): in evaluation" in failure.text
+    assert (
+        "rank 1 on gpu-a (process 4194305), which is stopped (SIGSTOP): last heard from in " in failure.text
+    )
     assert "rank 0 waits for rank 1:" in failure.text
 
 

@@ -61,6 +61,6 @@ def test_a_store_that_is_stopped_is_not_waited_for_and_one_that_ended_is_named(m
         finally:
             keeper.kill()
         keeper.wait()
-        with pytest.raises(StoreLostError, match="is lost: the process that keeps it has ended") as lost:
+        with pytest.raises(StoreLostError, match="is lost: that process has ended") as lost:
             timed.has("a")
         assert lost.value.has_ended
