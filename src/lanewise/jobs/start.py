@@ -74,8 +74,11 @@ def start(job: Job, *, is_fresh: bool) -> Any:
 
         watch = Watch(at_end=_at_end)
         watch.begin(stall_seconds=distributed.stall_seconds, start_seconds=distributed.start_seconds)
-        with job.claim():
-            return run_in_world(job, environment, folder_until_exit(), watch)
+        try:
+            with job.claim():
+                return run_in_world(job, environment, folder_until_exit(), watch)
+        finally:
+            watch.close()
     if "torchmetrics" in sys.modules:  # which takes seconds to import
         prepare_workers(distributed.threads, distributed.equality, "torchmetrics")
     with job.claim():

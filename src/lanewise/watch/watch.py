@@ -17,7 +17,7 @@ from typing import NoReturn, final
 from lanewise.errors import LanewiseError
 from lanewise.watch.channel import Beat, Channel, silent
 from lanewise.watch.failure import Failure, is_consequence, record_failure
-from lanewise.watch.heartbeat import DONE, OWN_CODE, heartbeat
+from lanewise.watch.heartbeat import DONE, OWN_CODE, START, heartbeat
 from lanewise.watch.meeting import Meeting
 from lanewise.watch.process import is_debugged, process_table
 from lanewise.watch.stall import describe_stall, gather_evidence
@@ -73,6 +73,7 @@ class Watch:
             stall_seconds: how long the run may make no progress; None: for ever.
             start_seconds: the same before the first step has ended.
         """
+        heartbeat.note, heartbeat.has_trained = (START, None, None), False  # not those of a run before
         self._limits = {"stall_seconds": stall_seconds, "start_seconds": start_seconds}
         if self._channel is not None and (over := self._channel.over()):
             self._end(over)  # a further start would come to the same end
