@@ -40,6 +40,8 @@ _COMMANDS = {
     "export": ("RUN_OR_CHECKPOINT --output F", "write the weights of a checkpoint"),
 }
 """The usual form of each, and its purpose; `COMMAND` in the module of that name declares the rest."""
+_JOIN = ("train", "evaluate")
+"""Those that run in a world which torchrun or srun prepared."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,9 +98,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except LanewiseError as error:
-        from lanewise.jobs.start import fail_in_prepared_world
+        if name in _JOIN:
+            from lanewise.jobs.start import fail_in_prepared_world
 
-        fail_in_prepared_world(error)
+            fail_in_prepared_world(error)
         for mistake in mistakes_of(error):
             print(f"error: {mistake}", file=sys.stderr)
         return error.exit_code

@@ -1,18 +1,19 @@
 """What processes tell each other besides the collectives, as JSON in the store at which they meet.
 
-starts             how often this world was started, as rank 0 counts
-over               the failure after which no further start goes on
-N/arrived/RANK     rank RANK has come to start number N
-N/begun            all have come; whether this start goes on with what an earlier one began
-N/beat/RANK        what the rank does, written four times a second
-N/failures         how many said that they failed; who takes the first number failed first, which no clock
-could say, as those of hosts differ
-N/failure/K        the K-th of them
-N/asked            some rank asks for evidence, as nobody makes progress
-N/evidence/RANK    what the rank answers
-N/show/T           how many processes whose terminal is T wanted to show the failure
-N/clear/M          how many processes of machine M wanted to end those that do not end by themselves
-N/seen             how many processes have read the first failure
+    starts             how often this world was started, as rank 0 counts
+    over               the failure after which no further start goes on
+    N/arrived/RANK     rank RANK has come to start number N
+    N/begun            all have come; whether this start goes on with what an earlier one began
+    N/beat/RANK        what the rank does, written four times a second
+    N/failures         how many said that they failed
+    N/failure/K        the K-th of them
+    N/asked            some rank asks for evidence, as nobody makes progress
+    N/evidence/RANK    what the rank answers
+    N/show/T           how many processes whose terminal is T wanted to show the failure
+    N/clear/M          how many processes of machine M wanted to end those that do not end by themselves
+    N/seen             how many processes have read the first failure
+
+Who takes the first number failed first. No clock could say so, as those of hosts differ.
 """
 
 import json
@@ -68,7 +69,7 @@ class Beat:
 
     @property
     def last(self) -> str:
-        """A sentence on what the rank said it did; up to half a second of work may have followed."""
+        """A sentence on what the rank said it did; a quarter of a second of work may have followed."""
         return f"Its last heartbeat is from {described(self.note)}. "
 
     def describe(self, rank: int) -> str:
@@ -136,7 +137,8 @@ class Channel:
             if failure.is_final(before):
                 self._store.set("over", failure.to_json())
         except StoreLostError as lost:
-            return replace(failure, shown=str(lost)) if is_consequence else failure
+            if is_consequence:
+                return replace(failure, kind="store", text=str(lost), shown=str(lost), is_ours=True)
         return failure
 
     def _cause(self) -> Failure | None:
