@@ -334,11 +334,11 @@ class Deep(Line):
 
 
 class Greedy(Line):
-    """Takes 50 MiB of addresses for each sample besides; the process may take 500 MiB more."""
+    """Takes 50 MiB of addresses for each sample besides; the process may take 700 MiB more."""
 
     def build_model(self) -> nn.Module:
         used = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmSize" in line)
-        limit = (int(used.split()[1]) << 10) + (500 << 20)
+        limit = (int(used.split()[1]) << 10) + (700 << 20)
         if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         return super().build_model()

@@ -15,7 +15,7 @@ DATA = Path(os.environ.get("LANEWISE_DATA", "/nonexistent")) / "mnist"
 # 4,000 samples in steps of 96 are 41 whole steps and one of 64 samples, which 6 of the 8 lanes share.
 NUM_SAMPLES, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = 4000, 96, 12
 NUM_STEPS = 42
-MEASURED = ("perf/", "time/", "memory/")
+MEASURED = ("perf/", "time", "memory/")
 EPOCH = (
     "--train.epochs=1",
     "--log.every_steps=1",
