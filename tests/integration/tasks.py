@@ -334,15 +334,15 @@ class Deep(Line):
 
 
 class Greedy(Line):
-    """Takes 50 MiB of addresses for each sample besides; the process may take 700 MiB more."""
+    """Takes 100 MiB of addresses for each sample besides; the process may take 1,000 MiB more."""
 
     def build_model(self) -> nn.Module:
         used = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmSize" in line)
-        limit = (int(used.split()[1]) << 10) + (700 << 20)
+        limit = (int(used.split()[1]) << 10) + (1000 << 20)
         if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         return super().build_model()
 
     def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        with mmap.mmap(-1, len(batch[0]) * 50 << 20):
+        with mmap.mmap(-1, len(batch[0]) * 100 << 20):
             return super().forward(model, batch)
