@@ -92,9 +92,8 @@ def _run(workers: Workers, num_restarts: int) -> "Failure | None":
     store = dist.TCPStore(
         _ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
-    channel = Channel(
-        TimedStore(store, f"{_ADDRESS}:{port}, which this process keeps,"), workers.num_processes
-    )
+    timed = TimedStore(store, f"{_ADDRESS}:{port}, which this process keeps,")
+    channel = Channel(timed, workers.num_processes)
     environment = {
         **os.environ,
         **workers.variables,
@@ -136,6 +135,7 @@ def _run(workers: Workers, num_restarts: int) -> "Failure | None":
         raise
     finally:
         _end(forks, signal.SIGKILL)
+        timed.close()
 
 
 def _first_failure(channel: "Channel", codes: Sequence[int | None]) -> "Failure":

@@ -43,7 +43,7 @@ class TimedStore:
     def __init__(self, store: dist.Store, place: str) -> None:
         self._store = store
         self._place = place
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._unanswered: Future[Any] | None = None
         """The last call that got no answer in time. While it has none, no other call waits for so long."""
         threading.Thread(target=self._make_calls, name="store", daemon=True).start()
@@ -64,6 +64,10 @@ class TimedStore:
         """Add to a number, which is 0 at first, and return the sum."""
         return self._call(lambda: self._store.add(key, number))
 
+    def close(self) -> None:
+        """End the thread, and with it the store if this process keeps it. No call may follow."""
+        self._calls.put(None)
+
     def _call(self, function: Callable[[], T]) -> T:
         answer: Future[T] = Future()
         self._calls.put((answer, function))
@@ -78,8 +82,8 @@ class TimedStore:
         raise StoreLostError(f"the store at {self._place} {why}.", has_ended=has_ended)
 
     def _make_calls(self) -> None:
-        while True:
-            answer, function = self._calls.get()
+        while call := self._calls.get():
+            answer, function = call
             try:
                 answer.set_result(function())
             except Exception as error:  # noqa: BLE001 - raised where the answer is waited for

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -33,6 +35,22 @@ def test_values_and_numbers_are_kept():
     assert not timed.has("a", "c")
     assert timed.get("a") == b"b"
     assert [timed.add("n"), timed.add("n", 2), timed.add("n", 0)] == [1, 3, 3]
+
+
+def test_a_store_that_was_closed_has_no_thread_and_no_port():
+    """A process that starts workers again and again would keep a server for each time."""
+    store, port = make_store()
+    timed = TimedStore(store, "here")
+    timed.set("a", "b")
+    before = [thread for thread in threading.enumerate() if thread.name == "store"]
+    timed.close()
+    del store, timed
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(thread.is_alive() for thread in before[-1:]):
+        time.sleep(0.01)
+    assert not before[-1].is_alive()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
 
 
 def test_a_store_that_is_stopped_is_not_waited_for_and_one_that_ended_is_named(monkeypatch):
