@@ -225,7 +225,11 @@ BETWEEN_HOSTS = (
         act=lambda hosts, _: hosts[1].cut(),
         allowed_seconds=STALL_SECONDS + SECONDS_TO_END,
     ),
-    Case(what="kill -9 of torchrun on the first host", says=(r"rank [01]\b",), act=partial(_kill, 0)),
+    Case(
+        what="kill -9 of torchrun on the first host",
+        says=("which torchrun's agent keeps, is lost",),
+        act=partial(_kill, 0),
+    ),
     Case(what="kill -9 of torchrun on the second host", says=(r"rank [23]\b",), act=partial(_kill, 1)),
 )
 """From outside."""

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, final
 
-from tests.integration.command import BIN, TORCHRUN, Cold, Command, Warm, wait_for, write_config
+from tests.integration.command import BIN, Cold, Command, Warm, wait_for, write_config
 from tests.integration.faults import STEP_SAMPLES
 from tests.integration.hosts import Host, running_hosts
 from tests.integration.slurm import Slurm
@@ -241,8 +241,11 @@ def _start(
     return commands[-1]
 
 
-def _torchrun(*options: str) -> list[str]:
-    return [str(BIN / "torchrun"), "--nnodes=2", "--nproc-per-node=2", *options, "-m", "lanewise"]
+def _torchrun(*options: str, num_nodes: int = 2) -> list[str]:
+    return [
+        *(str(BIN / "torchrun"), f"--nnodes={num_nodes}", "--nproc-per-node=2"),
+        *(*options, "-m", "lanewise"),
+    ]
 
 
 _STATIC = ("--master-addr=10.77.0.1", "--master-port=29400")
@@ -255,7 +258,7 @@ def _c10d_of(number: int) -> tuple[str, str]:
 
 LAUNCHERS: Mapping[str, Sequence[Sequence[str]]] = {
     "lanewise": [[str(BIN / "lanewise")]],
-    "torchrun": [[*TORCHRUN, "2", "-m", "lanewise"]],
+    "torchrun": [_torchrun("--master-addr=127.0.0.1", "--master-port=29400", num_nodes=1)],
     "static": [_torchrun(*_STATIC, f"--node-rank={number}") for number in range(2)],
     "c10d": [_torchrun(*_C10D, *_c10d_of(number)) for number in range(2)],
 }
