@@ -42,7 +42,8 @@ class Watch:
 
     Args:
         meeting: with the other processes; None for a process alone.
-        at_end: called with the first failure, before the process ends; removes what it must not leave.
+        at_end: called with the first failure, once or twice, before the process ends; removes what it must
+            not leave.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Watch:
                 self.meeting.channel.linger()
                 if has_duties and self.meeting.channel.is_first("clear", self.meeting.environment.machine):
                     self.meeting.channel.end_neighbours()
+                    self._at_end(first)  # of those that were killed something may be left
         finally:  # even if the logs or the console cannot be written
             # A usual exit would run destructors that wait for ranks which have ended.
             os._exit(error.exit_code if isinstance(error, LanewiseError) else first.exit_code)
