@@ -188,11 +188,16 @@ class Channel:
         with suppress(StoreLostError):
             own = {beat.pid: beat for beat in self.beats().values() if beat.table == process_table()}
             own.pop(os.getpid(), None)
-            until(lambda: all(_state(beat) == ENDED for beat in own.values()), _SECONDS_TO_END)
+
+            def have_ended() -> bool:
+                return all(_state(beat) == ENDED for beat in own.values())
+
+            until(have_ended, _SECONDS_TO_END)
             for pid, beat in own.items():
                 if beat.table and _state(beat) != ENDED:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
+            until(have_ended, _SECONDS_TO_END)
 
     def linger(self) -> None:
         """Before this process ends, wait for the others to read the failure, if it keeps the store."""
