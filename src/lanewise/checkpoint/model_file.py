@@ -14,6 +14,7 @@ from torch import nn
 from lanewise.checkpoint.part import file_header
 from lanewise.errors import CheckpointError
 from lanewise.run_file import open_regular, reading, replacing
+from lanewise.watch.heartbeat import heartbeat
 from lanewise.world.encode import TensorTable, real_view
 from lanewise.world.shards import is_sharded, whole
 
@@ -70,6 +71,7 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
         file.write(header)
         for name in places:
             file.write(table[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            heartbeat.num_pieces += 1
         file.flush()
         os.fsync(file.fileno())
 

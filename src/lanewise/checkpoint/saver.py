@@ -23,7 +23,6 @@ from lanewise.checkpoint.manifest import FileEntry, Manifest, read_json, sync_fo
 from lanewise.checkpoint.part import Staging, part_name, share_out
 from lanewise.errors import LanewiseError, StorageError
 from lanewise.run_file import reading, reason
-from lanewise.watch.heartbeat import heartbeat
 from lanewise.world.encode import TensorTable, decode, encode
 from lanewise.world.world import World
 
@@ -126,7 +125,6 @@ class Saver:
         try:
             temporary.mkdir(parents=True, exist_ok=True)
             told = asdict(self._staging.write(temporary / part_name(self._world.rank)))
-            heartbeat.num_files += 1
         except Exception as caught:  # noqa: BLE001 - told to all ranks, and raised where the loop looks
             error, told = caught, {"error": _reason(caught, temporary)}
         try:
@@ -160,7 +158,6 @@ class Saver:
                 return str(errors[0])
             state = write_json(temporary / STATE, json.dumps(tree, allow_nan=False), MAX_STATE_BYTES)
             manifest = replace(manifest, files=(*(FileEntry(**entry) for entry in told), state))
-            heartbeat.num_files += 1
             manifest.write(temporary)
             sync_folder(temporary)
             self._folder.publish(temporary, manifest.step)

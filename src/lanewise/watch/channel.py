@@ -39,6 +39,8 @@ SILENCE = "silence"
 
 _SECONDS_FOR_OTHERS = 2.0
 """How long to wait for the word of a rank that is lost, or for the others to read that of this one."""
+_SECONDS_TO_COME = 5.0
+"""The same, where not all have come yet."""
 _SECONDS_TO_END = 1.0
 """How long the other processes of a machine may take for it."""
 _SECONDS_FOR_THE_FIRST = 0.5
@@ -103,6 +105,8 @@ class Channel:
         self.rank = rank
         self.world_size = world_size
         self.start = start
+        self.has_met = False
+        """Whether all processes have come."""
         self._store = store
         self._is_local_rank_zero = is_local_rank_zero
         self._keeps_store = keeps_store
@@ -150,7 +154,13 @@ class Channel:
             ended = {rank: beat for rank, beat in before.items() if _state(beat) == ENDED}
             return first or self._silence(ended)
 
-        return until(find_cause, _SECONDS_FOR_OTHERS) or self._silence(silent(before, self.beats()))
+        if found := until(find_cause, _SECONDS_FOR_OTHERS) or self._silence(silent(before, self.beats())):
+            return found
+        for rank, beat in self._all_beats().items():
+            if beat.note[0] == DONE:
+                text = f"{beat.describe(rank)} left after step {beat.note[1]}, while others wait for it."
+                return failure_of(rank, beat, "left", text)
+        return None
 
     def _silence(self, lost: Mapping[int, Beat]) -> Failure | None:
         """Describe the end of ranks that said nothing; the first is one for which the others did not wait."""
@@ -204,7 +214,9 @@ class Channel:
         with suppress(StoreLostError):
             self._store.add(self._key("seen"))
             if self._keeps_store:
-                until(lambda: self._store.add(self._key("seen"), 0) >= self.world_size, _SECONDS_FOR_OTHERS)
+                # Those that have not come yet would look for the store for as long as they may.
+                seconds = _SECONDS_FOR_OTHERS if self.has_met else _SECONDS_TO_COME
+                until(lambda: self._store.add(self._key("seen"), 0) >= self.world_size, seconds)
 
     def beat(self, beat: Beat) -> None:
         """Tell all ranks what this one does."""
@@ -212,13 +224,19 @@ class Channel:
 
     def beats(self) -> dict[int, Beat]:
         """Return what each rank said last; those that said nothing, or that they are done, are left out."""
+        return {rank: beat for rank, beat in self._all_beats().items() if beat.note[0] != DONE}
+
+    def absent(self) -> list[int]:
+        """Return the ranks that have not come yet."""
+        return [rank for rank in range(self.world_size) if not self._store.has(self._key(f"arrived/{rank}"))]
+
+    def _all_beats(self) -> dict[int, Beat]:
         found = {}
         for rank in range(self.world_size):
             if self._store.has(key := self._key(f"beat/{rank}")):
-                fields = json.loads(self._store.get(key))
-                beat = Beat(**{**fields, "note": tuple(fields["note"])})
-                if beat.note[0] != DONE:
-                    found[rank] = beat
+                with suppress(ValueError, TypeError, LookupError):  # something else wrote it
+                    fields = json.loads(self._store.get(key))
+                    found[rank] = Beat(**{**fields, "note": tuple(fields["note"])})
         return found
 
     def ask(self) -> bool:

@@ -16,7 +16,7 @@ from lanewise.watch.channel import named_ranks
 
 def last_collectives() -> list[dict[str, Any]]:
     """Return the newest collective of each process group of this process; empty where torch records none."""
-    with suppress(AttributeError, RuntimeError, ValueError):
+    with suppress(AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return read_record(torch._C._distributed_c10d._dump_fr_trace_json())  # type: ignore[attr-defined]  # noqa: SLF001
     return []
 

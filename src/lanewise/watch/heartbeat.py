@@ -24,8 +24,8 @@ class Heartbeat:
         self.has_trained = False
         """Whether the first step has ended, which may compile the model."""
 
-        self.num_files = 0
-        """How many files a thread saved: progress besides the notes."""
+        self.num_pieces = 0
+        """How many pieces of files were written or verified: progress besides the notes."""
 
     @property
     def step(self) -> int | None:

@@ -15,6 +15,8 @@ from lanewise.watch.store import TimedStore
 from lanewise.world.environment import Environment
 
 _SECONDS_BETWEEN_QUESTIONS = 0.1
+_SECONDS_FOR_RANK_0 = 5.0
+"""How much longer the others wait: rank 0 knows who did not come."""
 _FOR_EVER = timedelta(days=1000)
 
 
@@ -72,6 +74,8 @@ class Meeting:
             WorldError: if some did not come in time; names them.
         """
         channel, deadline = self.channel, time.monotonic() + self._timeout_seconds
+        if self._rank > 0:
+            deadline += _SECONDS_FOR_RANK_0
         if self._rank == 0:
             keys = [f"{channel.start}/arrived/{rank}" for rank in range(channel.world_size)]
             while not self._store.has(*keys):
@@ -82,6 +86,7 @@ class Meeting:
             if self._store.add("starts", 0) > channel.start:  # this process had come to an earlier start
                 channel.start = self._arrive()
             self._require_time(deadline, [0])
+        channel.has_met = True
         return self._store.get(f"{channel.start}/begun") == b"true"
 
     def _arrive(self) -> int:

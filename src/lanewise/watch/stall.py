@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from lanewise.watch.channel import Beat, Channel, failure_of, named_ranks
@@ -10,6 +10,7 @@ from lanewise.watch.collectives import differing, last_collectives
 from lanewise.watch.failure import Failure, described
 from lanewise.watch.heartbeat import COMMUNICATION
 from lanewise.watch.process import innermost_module, main_stack, state_of
+from lanewise.watch.store import StoreLostError
 
 _WAITING = ("torch.distributed", "torch.nn.parallel", "lanewise.world", "lanewise.reduce")
 """The modules in which a rank waits for the others."""
@@ -26,7 +27,11 @@ def gather_evidence(beats: Mapping[int, Beat]) -> dict[str, Any]:
 
 
 def describe_stall(
-    beats: Mapping[int, Beat], silent: Mapping[int, Beat], evidence: Mapping[int, Any], limit: str
+    beats: Mapping[int, Beat],
+    silent: Mapping[int, Beat],
+    evidence: Mapping[int, Any],
+    limit: str,
+    absent: Sequence[int] = (),
 ) -> Failure:
     """Name the rank for which the others wait.
 
@@ -37,7 +42,11 @@ def describe_stall(
         silent: those of them that say nothing any more.
         evidence: what the others answered.
         limit: the key of the configuration that ends the run here, with its value.
+        absent: the ranks that have not come yet.
     """
+    if absent:
+        text = f"no progress within {limit}: {named_ranks(absent)} did not come."
+        return failure_of(absent[0], None, "stall", text)
     states: dict[int, str] = {}
     for answer in evidence.values():
         states |= {int(rank): state for rank, state in answer["states"].items() if state}
@@ -95,7 +104,10 @@ class Silence:
         Args:
             seconds: since the last call.
         """
-        beats = self._channel.beats()
+        try:
+            beats = self._channel.beats()
+        except StoreLostError:  # of this process: the machine is very busy
+            return None
         numbers = {rank: beat.number for rank, beat in beats.items()}
         self._seconds = self._seconds + seconds if numbers == self._numbers else 0.0
         self._numbers = numbers

@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -31,7 +30,7 @@ LAUNCHER_SHOWS_VARIABLE = "LANEWISE_LAUNCHER_SHOWS"
 _SECONDS_BETWEEN_LOOKS = 0.25
 _LONGEST_LOOK_SECONDS = 4.0
 """One that waits for a store which does not answer."""
-_LOOKS_TO_BE_SILENT = 6
+_SECONDS_TO_END = 8.0
 _LOOKS_TO_REPORT = 60
 """After which another rank reports a stall, if the one that began to has ended."""
 
@@ -59,13 +58,14 @@ class Watch:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._note: object = None
-        self._num_files = 0
+        self._num_pieces = 0
         self._age_seconds = 0.0
         self._last_look = time.monotonic()
         self._looks_since_stall = 0
         self._num_beats = 0
-        self._recent: deque[dict[int, Beat]] = deque(maxlen=_LOOKS_TO_BE_SILENT)
-        """What all ranks said at the last looks, of those at which this rank was late."""
+        self._looks_without_store = 0
+        self._halfway: dict[int, Beat] | None = None
+        """What all ranks said when half of the time in which this one may make no progress had passed."""
 
     def begin(self, *, stall_seconds: float | None, start_seconds: float | None) -> None:
         """Begin to look, in a thread.
@@ -120,6 +120,11 @@ class Watch:
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread ends the process
         has_duties = not os.environ.get(LAUNCHER_SHOWS_VARIABLE)  # else the launcher has them
+        code = error.exit_code if isinstance(error, LanewiseError) else first.exit_code
+        # A pipe that nobody reads, or a disk that does not answer, must not keep the process.
+        deadline = threading.Timer(_SECONDS_TO_END, os._exit, [code])
+        deadline.daemon = True
+        deadline.start()
         try:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
@@ -133,7 +138,7 @@ class Watch:
                     self._at_end(first)  # of those that were killed something may be left
         finally:  # even if the logs or the console cannot be written
             # A usual exit would run destructors that wait for ranks which have ended.
-            os._exit(error.exit_code if isinstance(error, LanewiseError) else first.exit_code)
+            os._exit(code)
 
     def _log(self, first: Failure, error: BaseException | None, *, shows: bool) -> None:
         """Write the error of this process to its log; show the first failure, or a line, on the terminal."""
@@ -172,8 +177,12 @@ class Watch:
                 self._talk(self._channel, beat)
             if beat.is_late:
                 self._examine(beat)
+            self._looks_without_store = 0
         except StoreLostError as lost:
-            if beat.note[0] != DONE and (lost.has_ended or beat.is_late):
+            self._looks_without_store += 1
+            if lost.has_ended and beat.note[0] in (DONE, OWN_CODE):
+                self._closed.set()  # who ended may have done its part; if not, the next step will show it
+            elif lost.has_ended or (beat.is_late and self._looks_without_store > 1):
                 self._end(Failure.of(lost, self._rank))
 
     @property
@@ -183,11 +192,13 @@ class Watch:
 
     def _measure_age(self) -> None:
         """Add up the time since the last progress, but for that in which this process was stopped."""
-        note, num_files, now = heartbeat.note, heartbeat.num_files, time.monotonic()
+        note, num_pieces, now = heartbeat.note, heartbeat.num_pieces, time.monotonic()
         seconds, self._last_look = min(now - self._last_look, _LONGEST_LOOK_SECONDS), now
-        is_same = note is self._note and num_files == self._num_files  # a new note may say the same again
-        self._note, self._num_files = note, num_files
+        is_same = note is self._note and num_pieces == self._num_pieces  # a new note may say the same again
+        self._note, self._num_pieces = note, num_pieces
         self._age_seconds = self._age_seconds + seconds if is_same else 0.0
+        if not is_same:
+            self._halfway = None
 
     def _beat(self) -> Beat:
         """Return what this process does."""
@@ -210,6 +221,8 @@ class Watch:
             self._end(first)
         if channel.is_asked():
             channel.answer(gather_evidence(channel.beats()))
+        if self._halfway is None and beat.limit_seconds and beat.age_seconds >= beat.limit_seconds / 2:
+            self._halfway = channel.beats()
 
     def _examine(self, beat: Beat) -> None:
         """Report that the run makes no progress, if no rank does; called where this one makes none."""
@@ -217,16 +230,16 @@ class Watch:
         if self._channel is None:
             beats = {0: beat}
             self._end(describe_stall(beats, {}, {0: gather_evidence(beats)}, limit))
+        assert self._halfway is not None
         beats = self._channel.beats()
-        self._recent.append(beats)
-        if len(self._recent) < _LOOKS_TO_BE_SILENT:
-            return
-        lost = silent(self._recent[0], beats)
+        # One that keeps the interpreter to itself for a moment, and so says nothing, is not silent.
+        lost = silent(self._halfway, beats)
         alive = beats.keys() - lost.keys()
         if not all(beats[rank].is_late for rank in alive):
             return
         self._looks_since_stall += 1
         if self._channel.ask() or self._looks_since_stall > _LOOKS_TO_REPORT:
             self._channel.answer(gather_evidence(beats))
-            failure = describe_stall(beats, lost, self._channel.evidence(alive), limit)
+            evidence = self._channel.evidence(alive)
+            failure = describe_stall(beats, lost, evidence, limit, self._channel.absent())
             self._end(self._channel.report(failure))

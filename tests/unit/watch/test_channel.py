@@ -58,9 +58,23 @@ def test_a_rank_of_another_host_that_says_nothing_more_is_named():
     assert "which fell silent, with its host or the way to it" in first.text
 
 
-def test_a_lost_connection_without_any_cause_is_the_failure_itself():
+def test_a_rank_that_left_while_others_wait_for_it_is_named():
+    """The script of an own loop may end early on one rank, by sys.exit for instance."""
     zero, one = make_channels(2)
     one.beat(make_beat(note=(DONE, 17, None)))
+    first = zero.report(failure(0, "connection reset"), is_consequence=True)
+    assert first.text == "rank 1 on gpu-a (process 4194305) left after step 17, while others wait for it."
+
+
+def test_something_else_in_the_store_is_no_heartbeat():
+    zero, one = make_channels(2)
+    zero.beat(make_beat())
+    one._store.set("1/beat/1", '{"number": 1}')
+    assert zero.beats() == {0: make_beat()}
+
+
+def test_a_lost_connection_without_any_cause_is_the_failure_itself():
+    zero, one = make_channels(2)
     assert zero.report(failure(0, "connection reset"), is_consequence=True).text == "connection reset"
 
 

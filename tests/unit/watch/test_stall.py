@@ -92,3 +92,8 @@ def test_a_launcher_notices_that_all_ranks_are_silent(limit, monkeypatch):
     else:
         assert stall is not None
         assert "rank 0 on gpu-a (process 4194305), which is stopped (SIGSTOP)" in stall.text
+
+
+def test_ranks_that_have_not_come_are_named_and_nobody_else():
+    failure = describe_stall({0: at("start")}, {}, {0: answer(waits=True)}, LIMIT, absent=[3, 7])
+    assert failure.text == f"no progress within {LIMIT}: ranks 3, 7 did not come."

@@ -3,12 +3,15 @@
 import itertools
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from lanewise.watch import watch as module
 from lanewise.watch.heartbeat import CALLBACK, DATA, DONE, OWN_CODE, Heartbeat
 from lanewise.watch.watch import Watch
+from tests.unit.watch.store import make_beat, make_channels
 
 
 class EndedError(Exception):
@@ -72,7 +75,7 @@ def test_a_note_that_says_the_same_again_and_a_saved_file_are_progress(watch, be
         if number % 2:
             beating.note = ("evaluation", int("17"), None)
         else:
-            beating.num_files += 1
+            beating.num_pieces += 1
         time.sleep(0.02)
         if number == 40:
             break
@@ -104,3 +107,20 @@ def test_time_in_a_debugger_is_not_counted(watch, beating, monkeypatch):
     monkeypatch.setattr(module, "is_debugged", lambda: True)
     watch.begin(stall_seconds=0.05, start_seconds=0.05)
     assert not wait_for(lambda: watch.ended, 0.5)
+
+
+def test_one_that_says_nothing_for_a_moment_is_not_silent(beating, monkeypatch):
+    """It may keep the interpreter to itself, in native code, and make progress nevertheless."""
+    zero, one = make_channels(2)
+    monkeypatch.setattr(module, "gather_evidence", lambda _: {})
+    watch = Watch(cast("Any", SimpleNamespace(channel=zero, environment=None)))
+    watch._limits = {"stall_seconds": 10.0, "start_seconds": 10.0}
+    ended: list[object] = []
+    monkeypatch.setattr(watch, "_end", ended.append)
+    beating.note = ("communication", 17, None)
+    for seconds, number in [(0.0, 1), (4.0, 2), (6.0, 3), (8.0, 4), (11.0, 4), (12.0, 4)]:
+        one.beat(make_beat(number, note=("forward", 17, 3), age_seconds=1.0, limit_seconds=10.0))
+        monkeypatch.setattr(watch, "_measure_age", lambda: None)
+        watch._age_seconds = seconds
+        watch._look()
+    assert ended == []
