@@ -74,7 +74,7 @@ def test_something_else_in_the_store_is_no_heartbeat():
 
 
 def test_a_lost_connection_without_any_cause_is_the_failure_itself():
-    zero, one = make_channels(2)
+    zero, _ = make_channels(2)
     assert zero.report(failure(0, "connection reset"), is_consequence=True).text == "connection reset"
 
 
