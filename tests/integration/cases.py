@@ -72,6 +72,8 @@ class Case:
         config = write_faulty(folder, self.num_workers, **init_args)
         if self.act is not None:
             overrides = (*overrides, "--train.max_steps", 100_000)
+        if self.phase == "start":
+            overrides = (*overrides, "--distributed.start_seconds", START_SECONDS)
         with ExitStack() as stack:
             variables = {}
             if self.fault == "cgroup":
