@@ -1,7 +1,6 @@
 """Whatever fails: the first thing on every terminal is what it was and where, and soon nothing is left."""
 
 import json
-import os
 import re
 import socket
 from dataclasses import replace
@@ -16,8 +15,6 @@ from tests.integration.failing import Ended, on_hosts, write_faulty
 from tests.integration.hosts import WHY_NOT
 
 needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-SHARE = 3 if "PYTEST_XDIST_WORKER" in os.environ else 1
-"""Other tests that run meanwhile take their share of the machine; `make failures` measures without them."""
 TORCHS_OWN = ("torchelastic_", "torchinductor_")
 """What torchrun leaves after every run, and what torch caches."""
 
@@ -26,7 +23,7 @@ def check(case: Case, ended: Ended, launcher: str, rank: int) -> None:
     """Check that a run ended as its case says."""
     shown = "\n\n".join(f"{one.code}\n{one.text}" for one in ended.terminals)
     assert ended.seconds is not None, f"it did not end: {ended.left}\n{shown}"
-    assert ended.seconds < case.allowed_seconds * SHARE, shown
+    assert ended.seconds < case.allowed_seconds, shown
     # The next command removes the folders of processes that a signal ended, as torchrun's ends neighbours.
     allowed = (*TORCHS_OWN, "lanewise-") if launcher in ("c10d", "static") else TORCHS_OWN
     assert [name for name in ended.left if not name.startswith(allowed)] == []
