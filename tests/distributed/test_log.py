@@ -131,6 +131,8 @@ def test_a_line_tells_who_computes_slowest_and_each_rank_what_it_spent_its_time_
     for rank in range(3):
         phases = phases_of(tmp_path, rank)
         assert [line["step"] for line in phases] == [line["step"] for line in [first, *lines]]
+        computed = median(line["time/forward_seconds"] for line in phases[1:])
+        assert (computed > 0.06) == (rank == 1)
         for line in phases[1:]:
             assert line["time/forward_seconds"] > 0.06 or rank != 1
             assert line["perf/step_p50_seconds"] > 0.06

@@ -35,8 +35,6 @@ class Meeting:
 
     def __init__(self, environment: Environment, timeout_seconds: float | None) -> None:
         self.environment = environment
-        self._rank = environment.rank
-        self._is_restarted = environment.is_restarted
         self._timeout_seconds = math.inf if timeout_seconds is None else timeout_seconds
         address, port = environment.master_address, environment.master_port
         keeper = "torchrun's agent" if environment.has_agent_store else "rank 0"
@@ -74,14 +72,16 @@ class Meeting:
             WorldError: if some did not come in time; names them.
         """
         channel, deadline = self.channel, time.monotonic() + self._timeout_seconds
-        if self._rank > 0:
+        if self.environment.rank > 0:
             deadline += _SECONDS_FOR_RANK_0
-        if self._rank == 0:
+        if self.environment.rank == 0:
             keys = [f"{channel.start}/arrived/{rank}" for rank in range(channel.world_size)]
             while not self._store.has(*keys):
                 missing = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
                 self._require_time(deadline, missing)
-            self._store.set(f"{channel.start}/begun", json.dumps(self._is_restarted or channel.start > 1))
+            self._store.set(
+                f"{channel.start}/begun", json.dumps(self.environment.is_restarted or channel.start > 1)
+            )
         while not self._store.has(f"{channel.start}/begun"):
             if self._store.add("starts", 0) > channel.start:  # this process had come to an earlier start
                 channel.start = self._arrive()
@@ -95,7 +95,7 @@ class Meeting:
         A start to which this rank has come before, or which has begun without it, is an earlier one. Torch's
         count of restarts is of no use here: it differs between hosts, and stays the same when a host joins.
         """
-        if self._rank == 0:
+        if self.environment.rank == 0:
             number = self._store.add("starts")
             self._store.add(f"{number}/arrived/0")
             return number
@@ -103,7 +103,7 @@ class Meeting:
         while True:
             number = self._store.add("starts", 0)
             has_begun = not number or self._store.has(f"{number}/begun")
-            if not has_begun and self._store.add(f"{number}/arrived/{self._rank}") == 1:
+            if not has_begun and self._store.add(f"{number}/arrived/{self.environment.rank}") == 1:
                 return number
             self._require_time(deadline, [0])
 

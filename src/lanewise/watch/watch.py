@@ -52,7 +52,7 @@ class Watch:
         self.is_restarted = False
         """See `World`; known after `meet`."""
         self._channel = None if meeting is None else meeting.channel
-        self._rank = 0 if self._channel is None or self._channel.rank is None else self._channel.rank
+        self._rank = 0 if meeting is None else meeting.environment.rank
         self._at_end = at_end
         self._ending = threading.Lock()
         self._closed = threading.Event()

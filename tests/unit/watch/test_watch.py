@@ -11,6 +11,7 @@ import pytest
 from lanewise.watch import watch as module
 from lanewise.watch.heartbeat import CALLBACK, DATA, DONE, OWN_CODE, Heartbeat
 from lanewise.watch.watch import Watch
+from lanewise.world.environment import Environment
 from tests.unit.watch.store import make_beat, make_channels
 
 
@@ -113,7 +114,7 @@ def test_one_that_says_nothing_for_a_moment_is_not_silent(beating, monkeypatch):
     """It may keep the interpreter to itself, in native code, and make progress nevertheless."""
     zero, one = make_channels(2)
     monkeypatch.setattr(module, "gather_evidence", lambda _: {})
-    watch = Watch(cast("Any", SimpleNamespace(channel=zero, environment=None)))
+    watch = Watch(cast("Any", SimpleNamespace(channel=zero, environment=Environment())))
     watch._limits = {"stall_seconds": 10.0, "start_seconds": 10.0}
     ended: list[object] = []
     monkeypatch.setattr(watch, "_end", ended.append)
