@@ -5,7 +5,14 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, Literal
 
-from lanewise.config.check import Section, above, at_least
+from lanewise.config.check import A_PATH, Section, above, at_least
+from lanewise.config.hosts import (
+    LAUNCHERS_WITH_NODES,
+    LauncherName,
+    SlurmConfig,
+    SSHConfig,
+    mistakes_of_hosts,
+)
 
 ReducerName = Literal["ddp", "fsdp", "single", "data_parallel", "balanced_data_parallel"]
 Equality = Literal["close", "exact"]
@@ -140,6 +147,27 @@ def _ddp_has_options(
         )
 
 
+def _launcher_has_its_hosts(
+    launcher: LauncherName, hosts: tuple[str, ...], hostfile: str | None, nodes: int | None
+) -> Iterator[str]:
+    yield from mistakes_of_hosts(hosts)
+    if hosts and hostfile is not None:
+        yield (
+            f"distributed.hosts and distributed.hostfile both name hosts: got [{', '.join(hosts)}] and "
+            f"{hostfile}. Leave one out."
+        )
+    if launcher == "ssh" and not hosts and hostfile is None:
+        yield "distributed.launcher ssh needs hosts. Add distributed.hosts: [a, b], or distributed.hostfile."
+    if launcher != "ssh" and (hosts or hostfile is not None):
+        given = "hostfile" if hostfile is not None else "hosts"
+        yield f"distributed.{given} is for distributed.launcher ssh: got {launcher}. Set launcher to ssh."
+    if launcher not in LAUNCHERS_WITH_NODES and nodes is not None:
+        yield (
+            f"distributed.nodes is for distributed.launcher {', '.join(LAUNCHERS_WITH_NODES)}: got {launcher}. "
+            "Leave nodes out."
+        )
+
+
 class DistributedConfig(Section):
     """Which devices carry the lanes, and how gradients are reduced; the model does not depend on it."""
 
@@ -150,6 +178,7 @@ class DistributedConfig(Section):
         _reducer_has_its_devices,
         _fsdp_can_do_it,
         _ddp_has_options,
+        _launcher_has_its_hosts,
     )
 
     devices: Devices | None = None
@@ -185,6 +214,22 @@ class DistributedConfig(Section):
     whom; a lane, a micro-batch of an evaluation and a saved file are progress. Unset: never."""
     start_seconds: Annotated[float, above(0)] | None = 1800.0
     """The same until the first step has ended: data may be prepared, and the model compiled. Unset: never."""
+
+    launcher: LauncherName = "local"
+    """What starts the processes: local, on this machine; ssh, on `hosts`; slurm, a batch job; ray, a cluster
+    that runs; kubernetes, of which --dry-run prints the manifests. In a world that torchrun, srun or mpirun
+    prepared the processes are there, and this key changes nothing."""
+    hosts: tuple[str, ...] = ()
+    """With the launcher ssh: the hosts, each with its number of devices if `devices` does not say it, as in
+    [gpu1, me@gpu2:4]; rank 0 is on the first."""
+    hostfile: Annotated[str, A_PATH] | None = None
+    """A file that lists them instead, one on each line: gpu1 slots=4, or gpu1:4."""
+    nodes: Annotated[int, at_least(1)] | None = None
+    """With the launchers slurm, ray and kubernetes: the number of hosts; unset: one."""
+    ssh: SSHConfig = field(default_factory=SSHConfig)
+    """What the launcher ssh uses on each host."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    """What the launcher slurm asks sbatch for."""
 
     @property
     def collective_seconds(self) -> float | None:
