@@ -163,8 +163,8 @@ def _launcher_has_its_hosts(
         yield f"distributed.{given} is for distributed.launcher ssh: got {launcher}. Set launcher to ssh."
     if launcher not in LAUNCHERS_WITH_NODES and nodes is not None:
         yield (
-            f"distributed.nodes is for distributed.launcher {', '.join(LAUNCHERS_WITH_NODES)}: got {launcher}. "
-            "Leave nodes out."
+            f"distributed.nodes is for distributed.launcher {', '.join(LAUNCHERS_WITH_NODES)}: "
+            f"got {launcher}. Leave nodes out."
         )
 
 
