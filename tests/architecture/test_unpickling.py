@@ -9,7 +9,8 @@ import pytest
 from tests.architecture.test_layers import SRC, read_sources
 
 OWN_FILES = {
-    "lanewise.jobs.start": "the job from the parent, in its private folder, and the result of its own worker",
+    "lanewise.jobs.rank": "the job, in the private folder of the parent: its own, or what its launcher sent",
+    "lanewise.jobs.start": "the result of its own worker on this machine, in its private folder",
     "lanewise.testing.distributed": "results of its own processes, in its private folder",
     "lanewise.testing.worker": "the call from the parent, in its private folder",
     "lanewise.verify.job": "results of the ranks of one machine, in the private folder of their parent",

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
+from lanewise.jobs.rank import work
 from lanewise.jobs.signals import watch_as_worker
-from lanewise.jobs.start import work
 
 watch_as_worker()
 work(Path(sys.argv[1]))

@@ -194,13 +194,15 @@ def _run_model(
 
 def _on_all_devices(config: RunConfig) -> RunConfig:
     """Use every accelerator of this machine, unless the user or a launcher says otherwise."""
-    if config.distributed.devices is not None or Environment.from_env(os.environ) is not None:
+    distributed = config.distributed
+    is_said = distributed.devices is not None or distributed.launcher != "local"
+    if is_said or Environment.from_env(os.environ) is not None:
         return config
     from lanewise.device.choice import count_accelerators
 
-    num_accelerators = count_accelerators(config.distributed.device_type)
+    num_accelerators = count_accelerators(distributed.device_type)
     devices = max(1, min(num_accelerators, config.batch.num_lanes))
-    return replace(config, distributed=replace(config.distributed, devices=devices))
+    return replace(config, distributed=replace(distributed, devices=devices))
 
 
 def _describe_task(task: "Task") -> tuple[dict[str, Any], str | None]:

@@ -87,7 +87,13 @@ def evaluate_job(
     run_dir = RunDir(run_or_model.parent if is_file else run_or_model)
     _require(run_dir.config, run_or_model)
     # An evaluation normalises by running statistics, so it has none of the conditions of SyncBatchNorm.
-    of_training = [Override("distributed.devices", "null"), Override("distributed.sync_batch_norm", "false")]
+    of_training = [
+        Override(f"distributed.{key}", value)
+        for key, value in (
+            *(("devices", "null"), ("sync_batch_norm", "false")),
+            *(("launcher", "local"), ("hosts", "[]"), ("hostfile", "null"), ("nodes", "null")),
+        )
+    ]
     config = load_config(str(run_dir.config), [*of_training, *overrides])
     trained = run_dir.model if config.train.ema_decay is None else run_dir.averaged_model
     model_file = run_or_model if is_file else trained

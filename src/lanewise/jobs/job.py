@@ -41,12 +41,17 @@ class Job(ABC):
         """
         return nullcontext()
 
+    @property
+    def shared_folder(self) -> Path | None:
+        """The folder that the processes of all hosts write together, if they do."""
+        return None
+
     def log_file(self, rank: int) -> Path:
         """Return where a rank logs."""
         return Path(os.devnull)
 
     def check(self, environment: Environment) -> None:
-        """Find what is wrong with the classes and the devices, before any worker starts.
+        """Find what is wrong with the configuration and its classes, before any worker starts.
 
         Args:
             environment: one process of the world that is meant to be.
@@ -55,8 +60,6 @@ class Job(ABC):
             ConfigError: lists every mistake that was found.
         """
         from lanewise.config.classes import check_classes
-        from lanewise.config.optimizer import check_optimizer
-        from lanewise.device.choice import choose_backend, choose_devices
 
         distributed = self.config.distributed
         if distributed.is_one_process and environment.world_size > 1:
@@ -74,6 +77,21 @@ class Job(ABC):
         num_workplaces = num_devices if distributed.is_one_process else environment.world_size
         lane_ranges(self.config.batch.num_lanes, num_workplaces)  # raises where one would have no lane
         check_classes(self.config, has_task=self.task is not None, untrusted=self.untrusted)
+
+    def check_devices(self, environment: Environment) -> None:
+        """Find what is wrong with the devices of this machine.
+
+        Args:
+            environment: as for `check`.
+
+        Raises:
+            ConfigError: there are too few, or they can't do what the configuration asks for.
+        """
+        from lanewise.config.optimizer import check_optimizer
+        from lanewise.device.choice import choose_backend, choose_devices
+
+        distributed = self.config.distributed
+        num_devices = distributed.num_devices or environment.local_world_size
         devices = choose_devices(distributed.device_type, num_devices, distributed.device_names)
         if distributed.sync_batch_norm and "cpu" in devices:
             raise ConfigError(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lanewise.engine.run.run import Run
     from lanewise.task import Task
 
-_INSTALLED = tuple(
+INSTALLED = tuple(
     {
         *site.getsitepackages(),
         site.getusersitepackages(),
@@ -71,7 +71,7 @@ def sources(task: "Task", search_path: str | None) -> dict[str, str]:
     its module: the file in which its methods were written counts. One without a file, as in a notebook, is
     left out.
     """
-    found = [*_own_modules(type(task), search_path), *_file_of_script(type(task))]
+    found = [*own_modules(type(task), search_path), *_file_of_script(type(task))]
     return {
         name: hashlib.sha256(Path(file).read_bytes()).hexdigest()
         for name, file in sorted(found)
@@ -79,11 +79,12 @@ def sources(task: "Task", search_path: str | None) -> dict[str, str]:
     }
 
 
-def _own_modules(task: type, search_path: str | None) -> Iterator[tuple[str, str]]:
+def own_modules(task: type, search_path: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the names and files of the modules that were imported from a task's package or a search path."""
     packages = {cls.__module__.partition(".")[0] for cls in task.__mro__} - {"__main__"}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name == "__main__" or not isinstance(file, str) or file.startswith(_INSTALLED):
+        if name == "__main__" or not isinstance(file, str) or file.startswith(INSTALLED):
             continue
         is_below = search_path is not None and Path(file).is_relative_to(search_path)
         if is_below or name.partition(".")[0] in packages:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lanewise.errors import PreemptedError
-from lanewise.jobs.scratch import remove_all
+from lanewise.launch.scratch import remove_all
 
 STOP_FILE_VARIABLE = "LANEWISE_STOP_FILE"
 """Environment variable in which the launcher tells its workers for which file to look."""
@@ -68,9 +68,9 @@ def watch_as_worker() -> None:
     threading.Thread(target=_take_signals, name="signals", daemon=True).start()
 
 
-def watch_until_exit() -> None:
-    """Take the signals by handlers as long as this process lives, which is the command's."""
-    _install(_end_at_once)
+def watch_until_exit(*more: signal.Signals) -> None:
+    """Take the signals, and more, by handlers as long as this process lives, which is the command's."""
+    _install(_end_at_once, *more)
     ignore_at_exit()
 
 
@@ -103,11 +103,12 @@ def training() -> Iterator[None]:
         yield
 
 
-def _install(before_training: Callable[[int], object]) -> dict[signal.Signals, Any]:
+def _install(before_training: Callable[[int], object], *more: signal.Signals) -> dict[signal.Signals, Any]:
     """Set the handlers, and return those that were there: the second signal does what it did before.
 
     Args:
         before_training: what a handler does with a signal that comes so early.
+        more: the signals besides the usual ones.
     """
     global _is_watched  # noqa: PLW0603 - signals are the process's
     _is_watched = True
@@ -120,7 +121,7 @@ def _install(before_training: Callable[[int], object]) -> dict[signal.Signals, A
         if not _has_begun():
             before_training(sign)
 
-    before = {sign: signal.signal(sign, handle) or signal.SIG_DFL for sign in _SIGNALS}
+    before = {sign: signal.signal(sign, handle) or signal.SIG_DFL for sign in (*_SIGNALS, *more)}
     return before
 
 

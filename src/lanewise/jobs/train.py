@@ -15,6 +15,7 @@ from lanewise.errors import LaunchError, PreemptedError, StorageError
 from lanewise.jobs.job import Job
 from lanewise.jobs.signals import training, wants_stop
 from lanewise.jobs.start import launch
+from lanewise.launch import LocalLauncher
 from lanewise.run_dir import RunDir
 from lanewise.run_file import replace_text
 from lanewise.run_record import RunEnd, RunRecord
@@ -66,6 +67,11 @@ class TrainJob(Job):
                     with suppress(StorageError):  # that the run failed is what matters
                         record.end(RunEnd.of_error(error))
                 raise
+
+    @property
+    def shared_folder(self) -> Path | None:
+        """See `Job`: every process writes its part of a checkpoint there."""
+        return self.run_dir.path
 
     def log_file(self, rank: int) -> Path:
         """See `Job`."""
@@ -172,6 +178,6 @@ def _has_room(config: RunConfig, task: "Task | None") -> bool:
     """Tell whether a process of its own, which may be killed, has the memory for a run on one device."""
     with Path(os.devnull).open("r+b") as nowhere:
         try:
-            return bool(launch(TrialJob(config, task), 1, streams=(nowhere.fileno(),) * 3))
+            return bool(launch(TrialJob(config, task), LocalLauncher(1, (nowhere.fileno(),) * 3)))
         except LaunchError:
             return False

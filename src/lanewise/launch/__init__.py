@@ -1,7 +1,9 @@
 """Starts processes; the contract with those it starts is torchrun's environment."""
 
+from lanewise.launch.agent import JobFiles as JobFiles
+from lanewise.launch.agent import Streams as Streams
+from lanewise.launch.agent import Workers as Workers
 from lanewise.launch.fork_server import Fork as Fork
 from lanewise.launch.fork_server import fork_server as fork_server
-from lanewise.launch.local import Streams as Streams
-from lanewise.launch.local import Workers as Workers
-from lanewise.launch.local import launch_workers as launch_workers
+from lanewise.launch.launcher import Launcher as Launcher
+from lanewise.launch.local import LocalLauncher as LocalLauncher

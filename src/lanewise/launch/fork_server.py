@@ -68,6 +68,13 @@ def fork_server(variables: Mapping[str, str]) -> "ForkServer":
         return server
 
 
+def end_servers() -> None:
+    """End all servers that this process started, and every fork with them."""
+    with _lock:
+        for server in _servers.values():
+            server.end()
+
+
 def _read_at_start(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset((name, value) for name, value in environment.items() if name.startswith(READ_AT_START))
 

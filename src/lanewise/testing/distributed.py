@@ -11,8 +11,8 @@ from typing import Any
 
 import cloudpickle
 
-from lanewise.jobs.scratch import scratch_folder
 from lanewise.launch import Fork, fork_server
+from lanewise.launch.scratch import scratch_folder
 
 
 def run_distributed(

@@ -8,9 +8,9 @@ from dataclasses import replace
 from lanewise.config import DistributedConfig, RunConfig
 from lanewise.device.choice import accelerator_type, count_accelerators
 from lanewise.errors import ConfigError, LaunchError
-from lanewise.jobs.scratch import scratch_folder
 from lanewise.jobs.start import prepare_workers, start
 from lanewise.lanes import lane_ranges
+from lanewise.launch.scratch import scratch_folder
 from lanewise.verify import MODULES
 from lanewise.verify.diagnose import diagnose, notes
 from lanewise.verify.evidence import Evidence, LayoutResult

@@ -36,6 +36,8 @@ T = TypeVar("T")
 _UNREACHABLE = "which fell silent, with its host or the way to it"
 SILENCE = "silence"
 """The kind of a failure that other ranks noticed: the rank itself said nothing."""
+STORE_LOST = StoreLostError.__name__
+"""The kind of a failure where nobody can say more than that the store is lost."""
 
 _SECONDS_FOR_OTHERS = 2.0
 """How long to wait for the word of a rank that is lost, or for the others to read that of this one."""
@@ -142,7 +144,7 @@ class Channel:
                 self._store.set("over", failure.to_json())
         except StoreLostError as lost:
             if is_consequence:
-                return replace(failure, kind="store", text=str(lost), shown=str(lost), is_ours=True)
+                return replace(failure, kind=STORE_LOST, text=str(lost), shown=str(lost), is_ours=True)
         return failure
 
     def _cause(self) -> Failure | None:

@@ -75,6 +75,32 @@ def broadcast_tree(value: Any, device: torch.device) -> Any:
     return _read_all(buffer.unsqueeze(0), lengths)[0]
 
 
+def dump_tree(value: Any) -> bytes:
+    """Write a value for `load_tree`.
+
+    Args:
+        value: what `encode` takes.
+
+    Raises:
+        WorldError: if it is something else.
+    """
+    message = _Message(value)
+    header, whole = message.lengths
+    written = message.write(whole, torch.device("cpu")).numpy().tobytes()
+    return header.to_bytes(_ALIGNMENT, "big") + written
+
+
+def load_tree(written: bytes) -> Any:
+    """Return a value that `dump_tree` wrote, perhaps on another host.
+
+    Raises:
+        WorldError: if something else wrote it.
+    """
+    header, rest = int.from_bytes(written[:_ALIGNMENT], "big"), written[_ALIGNMENT:]
+    buffer = torch.frombuffer(bytearray(rest), dtype=torch.uint8).unsqueeze(0)
+    return _read_all(buffer, _check([(header, len(rest))]))[0]
+
+
 @final
 class _Message:
     """A value, ready to be sent. See [Note: messages]."""

@@ -23,7 +23,7 @@ def test_an_option_that_the_first_update_would_fail_with_is_refused(option, said
     distributed = DistributedConfig(device_type="cpu", devices=2)
     config = dataclasses.replace(configure(Smooth), optimizer=optimizer, distributed=distributed)
     with pytest.raises(ConfigError, match=said):
-        TrainJob(config).check(Environment(world_size=2, local_world_size=2))
+        TrainJob(config).check_devices(Environment(world_size=2, local_world_size=2))
 
 
 def test_batch_norm_is_synchronised_on_accelerators_only():
@@ -33,4 +33,4 @@ def test_batch_norm_is_synchronised_on_accelerators_only():
     with pytest.raises(
         ConfigError, match=r"sync_batch_norm needs accelerators.*: got the CPU\. Leave it out"
     ):
-        TrainJob(config).check(Environment(world_size=2, local_world_size=2))
+        TrainJob(config).check_devices(Environment(world_size=2, local_world_size=2))

@@ -39,7 +39,7 @@ def test_a_process_is_watched_no_longer_than_its_job_runs(monkeypatch):
         "lanewise.loggers.RankLog", lambda *_: type("Log", (), {"share_warnings": lambda *_: None})()
     )
     monkeypatch.setattr(module, "pin_environment", lambda *_: None)
-    monkeypatch.setattr(module, "name_process", lambda *_: None)
+    monkeypatch.setattr("lanewise.jobs.rank.name_process", lambda *_: None)
     config = dataclasses.replace(configure(Smooth), distributed=DistributedConfig(device_type="cpu"))
     assert start(Failing(config), is_fresh=False) == "done"
     assert watches() == []

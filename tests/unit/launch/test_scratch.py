@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from lanewise.errors import StorageError
-from lanewise.jobs.scratch import remove_all, scratch_folder
+from lanewise.launch.scratch import remove_all, scratch_folder
 
 KILLED = """
 import os, signal
-from lanewise.jobs.scratch import scratch_folder
+from lanewise.launch.scratch import scratch_folder
 with scratch_folder():
     os.kill(os.getpid(), signal.SIGKILL)
 """
 WITH_SOCKETS = """
 import multiprocessing.util, tempfile
-from lanewise.jobs.scratch import folder_until_exit
+from lanewise.launch.scratch import folder_until_exit
 folder_until_exit()
 print(multiprocessing.util.get_temp_dir(), tempfile.gettempdir(), flush=True)
 """

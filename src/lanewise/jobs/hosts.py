@@ -1,0 +1,119 @@
+"""Which launcher starts a job on other hosts, and what of this machine the job means there."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from lanewise.config import DistributedConfig, pinned_variables
+from lanewise.config.hosts import Host, read_hosts
+from lanewise.errors import ConfigError
+from lanewise.jobs.job import Job
+from lanewise.jobs.provenance import INSTALLED, own_modules
+from lanewise.launch.agree import Project
+from lanewise.launch.remote import RemoteLauncher
+from lanewise.launch.ssh import SSHLauncher
+from lanewise.world.environment import Environment
+
+J = TypeVar("J", bound=Job)
+
+
+def places_of(distributed: DistributedConfig) -> Iterator[Environment]:
+    """Yield the place of the first process of each host.
+
+    Raises:
+        ConfigError: the hosts cannot be read, or contradict `distributed.devices`.
+    """
+    counts = [
+        _num_processes(distributed, host) for host in read_hosts(distributed.hosts, distributed.hostfile)
+    ]
+    first_rank = 0
+    for count in counts:
+        yield Environment(first_rank, 0, sum(counts), count)
+        first_rank += count
+
+
+def _num_processes(distributed: DistributedConfig, host: Host) -> int:
+    """Return how many processes a host has."""
+    told = distributed.num_devices
+    if host.num_devices is not None and (told or 1 if distributed.is_one_process else told) not in (
+        None,
+        host.num_devices,
+    ):
+        raise ConfigError(
+            f"distributed.devices contradicts the hosts: got {told}, and {host.num_devices} for {host.name}. "
+            "Leave one of them out."
+        )
+    return distributed.num_processes or host.num_devices or 1
+
+
+def launcher_to_hosts(job: Job) -> RemoteLauncher:
+    """Return the launcher of a job whose classes have been imported here."""
+    distributed = job.config.distributed
+    hosts = read_hosts(distributed.hosts, distributed.hostfile)
+    return SSHLauncher(
+        [(host.name, _num_processes(distributed, host)) for host in hosts],
+        distributed.ssh.python or sys.executable,
+        _project(job),
+        distributed.stall_seconds,
+    )
+
+
+def job_there(job: J) -> J:
+    """Return a job as the hosts have it: with the search path there."""
+    search_path = job.config.search_path
+    if search_path is None:
+        return job
+    there = _path_there(search_path, job.config.distributed)
+    return replace(job, config=replace(job.config, search_path=there))
+
+
+def python_path_there(distributed: DistributedConfig) -> list[str]:
+    """Return where the hosts look for the user's modules, besides what is installed there."""
+    installed = (*INSTALLED, str(Path(__file__).parents[2]))
+    own = [str(Path(entry).resolve()) for entry in sys.path]
+    return [_path_there(entry, distributed) for entry in own if not entry.startswith(installed)]
+
+
+def _project(job: Job) -> Project:
+    """Describe what every host must have for a job."""
+    config = job.config
+    distributed = config.distributed
+    search_path = config.search_path or str(Path.cwd())
+    given = distributed.ssh.variables
+    if unset := [name for name, value in given.items() if value is None and name not in os.environ]:
+        raise ConfigError(
+            f"distributed.ssh.variables takes {', '.join(unset)} from this environment, where it is not set. "
+            "Set it, or write its value."
+        )
+    variables = {name: os.environ[name] if value is None else value for name, value in given.items()}
+    return Project(
+        folder=distributed.ssh.folder or str(Path.cwd()),
+        variables=variables,
+        pins=pinned_variables(distributed.threads, distributed.equality),
+        search_path=_path_there(search_path, distributed),
+        sources=_sources_below(search_path),
+        run_dir=None if job.shared_folder is None else str(job.shared_folder),
+    )
+
+
+def _path_there(path: str, distributed: DistributedConfig) -> str:
+    """Return what a path is on the hosts: the same below their working directory, or as it is."""
+    folder = distributed.ssh.folder
+    here = Path.cwd().resolve()
+    if folder is None or not Path(path).is_relative_to(here):
+        return path
+    return str(Path(folder, Path(path).relative_to(here)))
+
+
+def _sources_below(search_path: str) -> dict[str, str]:
+    """Return the SHA-256 of the modules below a folder that were imported, by their paths in it."""
+    files = {Path(file) for _, file in own_modules(object, search_path)}
+    return {
+        str(file.relative_to(search_path)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(files)
+        if file.is_relative_to(search_path) and file.is_file()
+    }

@@ -1,0 +1,228 @@
+"""Runs the workers of one host as forks of a server, and watches them."""
+
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from lanewise.launch.fork_server import Fork, fork_server
+
+if TYPE_CHECKING:
+    from lanewise.watch.channel import Beat, Channel
+    from lanewise.watch.failure import Failure
+    from lanewise.watch.store import TimedStore
+
+LOCALHOST = "127.0.0.1"
+_SECONDS_TO_FAIL = 0.1
+"""How long workers may go on when one has failed. The others fail at their next collective, and log it."""
+_SECONDS_TO_JOIN = 60.0
+_SECONDS_TO_END = 5.0
+"""How long workers may take to end after a signal."""
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+Streams = tuple[int, int, int]
+"""File descriptors of this process that become the standard streams of a worker."""
+
+
+@final
+class JobFiles:
+    """What a launcher and its workers leave for each other on a host, beside the file of the job."""
+
+    def __init__(self, job: Path) -> None:
+        self.job = job
+        """What the workers do; every one of them reads it."""
+        self.result = job.with_suffix(".result")
+        """What came of it; rank 0 writes it."""
+        self.stop = job.with_suffix(".stop")
+        """It is there as soon as the workers shall save and stop."""
+        self.begun = job.with_suffix(".begun")
+        """It is there as soon as they train."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """What the processes of a world do."""
+
+    module: str
+    """Each worker does what `python -m MODULE FILE` does, where FILE is that of the job."""
+    variables: Mapping[str, str]
+    """Added to the environment. Torchrun's variables tell each worker its rank."""
+    stop_variable: str | None
+    """The variable that tells the workers for which file to look, if they can stop."""
+    max_restarts: int
+    """How often all of them are started again when one fails."""
+    signals: Sequence[signal.Signals]
+    """The signals, besides SIGINT, that end the workers and the launch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the workers of a host stand in their world."""
+
+    num_processes: int
+    world_size: int
+    first_rank: int = 0
+    node: int = 0
+    """The number of the host."""
+    address: str = LOCALHOST
+    """Of the first host, whose agent keeps the store."""
+    num_restarts: int = 0
+
+
+def open_store(address: str) -> "tuple[TimedStore, int]":
+    """Open the store at which the workers meet, as at that of torchrun's agent; return it and its port."""
+    import torch.distributed as dist
+
+    from lanewise.watch.store import TimedStore
+
+    listener = socket.create_server((address, 0))  # torch's own would listen on every address
+    port = listener.getsockname()[1]
+    number = listener.detach()
+    store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=number)
+    return TimedStore(store, f"{address}:{port}, which this process keeps,"), port
+
+
+def join_store(address: str, port: int) -> "TimedStore":
+    """Return the store that the agent of another host has opened."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from lanewise.watch.store import TimedStore
+
+    timeout = timedelta(seconds=_SECONDS_TO_JOIN)
+    store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    return TimedStore(store, f"{address}:{port}, which the first host keeps,")
+
+
+def run_workers(
+    workers: Workers,
+    place: Place,
+    files: JobFiles,
+    store: "TimedStore",
+    port: int,
+    streams_of: Callable[[int], Streams],
+) -> "Failure | None":
+    """Start the workers of this host once, and wait for all of them.
+
+    When this call returns or raises, or when this process is killed, all of them have ended.
+
+    Args:
+        workers: what they do.
+        place: their ranks.
+        files: those of this host.
+        store: that of the world; closed at the end.
+        port: of the store.
+        streams_of: returns the standard streams for a local rank.
+
+    Returns:
+        The first failure of the world, if a worker of this host fails.
+    """
+    from lanewise.watch.channel import Channel
+    from lanewise.watch.stall import Silence
+    from lanewise.watch.watch import LAUNCHER_SHOWS_VARIABLE
+
+    server = fork_server(workers.variables)
+    channel = Channel(store, place.world_size)
+    environment = {
+        **os.environ,
+        **workers.variables,
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.num_processes),
+        "GROUP_RANK": str(place.node),
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+        "TORCHELASTIC_RESTART_COUNT": str(place.num_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(workers.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": str(True),
+        LAUNCHER_SHOWS_VARIABLE: str(True),
+    }
+    if workers.stop_variable is not None:
+        environment[workers.stop_variable] = str(files.stop)
+    forks: list[Fork] = []
+    silence = Silence(channel)
+    try:
+        for local_rank in range(place.num_processes):
+            of_rank = {"RANK": str(place.first_rank + local_rank), "LOCAL_RANK": str(local_rank)}
+            forks.append(
+                server.run(
+                    workers.module,
+                    [str(files.job)],
+                    environment=environment | of_rank,
+                    streams=streams_of(local_rank),
+                )
+            )
+        while None in (codes := [fork.poll() for fork in forks]) and not any(codes):
+            running = [fork.connection for fork, code in zip(forks, codes, strict=True) if code is None]
+            is_quiet = not wait(running, _SECONDS_BETWEEN_LOOKS)
+            if is_quiet and place.node == 0 and (stall := silence.look(_SECONDS_BETWEEN_LOOKS)):
+                return stall
+        if not any(codes):
+            return None
+        time.sleep(_SECONDS_TO_FAIL)
+        server.require_running()
+        return _first_failure(channel, {place.first_rank + i: fork.poll() for i, fork in enumerate(forks)})
+    except KeyboardInterrupt:
+        _end(forks, signal.SIGINT)
+        raise
+    finally:
+        _end(forks, signal.SIGKILL)
+        store.close()
+
+
+def _first_failure(channel: "Channel", codes: Mapping[int, int | None]) -> "Failure":
+    """Return the first failure; of a worker that said nothing, its exit code is known here.
+
+    Args:
+        channel: of the world.
+        codes: the exit codes of the workers of this host, by rank.
+    """
+    from lanewise.watch.channel import SILENCE
+    from lanewise.watch.failure import Failure
+    from lanewise.watch.store import StoreLostError
+
+    try:
+        first = channel.first()
+        if first is not None and (first.kind != SILENCE or not codes.get(first.rank)):
+            return first
+        # Those that a signal ended come before others, which missed them.
+        rank = min((code, rank) for rank, code in codes.items() if code)[1] if first is None else first.rank
+        failure = _failure_of(rank, codes[rank] or 0, channel.beats().get(rank))
+        return channel.report(failure) if first is None else failure
+    except StoreLostError as lost:  # with the host that keeps it, or the way to it
+        return Failure.of(lost, min(codes))
+
+
+def _failure_of(rank: int, code: int, beat: "Beat | None") -> "Failure":
+    """Describe the end of a worker that said nothing.
+
+    Args:
+        rank: of the worker.
+        code: its exit code.
+        beat: what it did last.
+    """
+    from lanewise.watch.channel import failure_of
+
+    last = "" if beat is None else f" {beat.last}".rstrip()
+    if code < 0:
+        why = ", often by the kernel for want of memory: see dmesg" if code == -signal.SIGKILL else ""
+        text = f"rank {rank} was killed by signal {-code} ({signal.Signals(-code).name}){why}.{last}".rstrip()
+        return failure_of(rank, beat, signal.Signals(-code).name, text)
+    text = f"rank {rank} ended with exit code {code}; its log may say why.{last}".rstrip()
+    return failure_of(rank, beat, "exit", text, exit_code=code)
+
+
+def _end(forks: Sequence[Fork], sign: signal.Signals) -> None:
+    """Send a signal to all workers, and wait for their end, but not for ever."""
+    for fork in forks:
+        fork.send_signal(sign)
+    deadline = time.monotonic() + _SECONDS_TO_END
+    for fork in forks:
+        fork.wait(max(0.0, deadline - time.monotonic()))

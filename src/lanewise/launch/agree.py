@@ -1,0 +1,187 @@
+"""Finds out, before anything trains, whether the hosts of a run can train together."""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+from lanewise.errors import ConfigError
+from lanewise.launch.agent import LOCALHOST
+from lanewise.launch.hello import describe_machine
+from lanewise.launch.host import INTERFACE_VARIABLES
+from lanewise.launch.wire import HostError, RemoteHost
+
+_SHOWN_FILES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """What is the same on every host of a run; paths are those there."""
+
+    folder: str
+    """The working directory."""
+    variables: Mapping[str, str]
+    """Environment variables that the user set for the hosts."""
+    pins: Mapping[str, str]
+    """Those that must be fixed before torch is imported."""
+    search_path: str
+    sources: Mapping[str, str]
+    """The SHA-256 of the user's modules, by their paths below the search path."""
+    run_dir: str | None
+    """What all hosts must share; None: nothing."""
+
+
+class Finding(NamedTuple):
+    """Something that is wrong with a host."""
+
+    host: str
+    kind: str
+    """What was looked at: connection, versions, folder, code, network or run_dir."""
+    text: str
+
+
+class Site(NamedTuple):
+    """Where the other hosts reach a host."""
+
+    address: str
+    interface: str
+
+
+@final
+class Agreement:
+    """The hosts of a run, and what is wrong with them.
+
+    Args:
+        hosts: all of them.
+        project: what they shall have.
+        limit_seconds: after how long without a word from this machine a host ends its workers; None: never.
+    """
+
+    def __init__(self, hosts: Sequence[RemoteHost], project: Project, limit_seconds: float | None) -> None:
+        self.findings: list[Finding] = []
+        self.sites: dict[RemoteHost, Site] = {}
+        """Where each host is reached, if all others reach it."""
+        self.hosts = hosts
+        self.project = project
+        self._limit_seconds = limit_seconds
+
+    def look(self) -> None:
+        """Look at everything that must hold before the workers start; stops where the rest can't be seen."""
+        for looks in ((self._meet,), (self._enter,), (self._compare_code, self._find_sites, self._share)):
+            for look in looks:
+                look()
+            if self.findings:
+                return
+
+    def require(self) -> None:
+        """Raise what was found, if anything was.
+
+        Raises:
+            ConfigError: lists all of it.
+        """
+        if self.findings:
+            raise ConfigError(*(f"host {host}: {text}" for host, _, text in self.findings))
+
+    def _meet(self) -> None:
+        """Wait until every host has said who it is, with the versions of this machine."""
+        here = describe_machine()
+        for host in self._ask("connection", RemoteHost.wait_for_hello):
+            for name in ("lanewise", "torch"):
+                there, own = getattr(host.hello, name), getattr(here, name)
+                if there != own:
+                    what = f"{host.hello.executable} there has {name} {there}, and this machine has {own}"
+                    self._find(host, "versions", f"{what}. Install the same version on all.")
+
+    def _enter(self) -> None:
+        """Let every host take the folder and the variables."""
+        given = {"folder": self.project.folder, "variables": {**self.project.variables, **self.project.pins}}
+        limit = self._limit_seconds
+        answers = self._ask("folder", lambda host: host.call("enter", **given, limit_seconds=limit))
+        for host, interfaces in answers.items():
+            host.interfaces = interfaces
+
+    def _compare_code(self) -> None:
+        """Find the hosts whose user code differs from that of this machine."""
+        path, sources = self.project.search_path, dict(self.project.sources)
+        answers = self._ask("code", lambda host: host.call("compare", search_path=path, sources=sources))
+        for host, differing in answers.items():
+            if differing:
+                more = f" and {len(differing) - _SHOWN_FILES} more" if len(differing) > _SHOWN_FILES else ""
+                what = f"the code in {path} there is not that of this machine"
+                files = f"{', '.join(differing[:_SHOWN_FILES])}{more}"
+                self._find(host, "code", f"{what}: {files}. Copy it there.")
+
+    def _find_sites(self) -> None:
+        """Find for every host an address where all others reach it, by trying."""
+        if len(self.hosts) == 1:
+            self.sites = {self.hosts[0]: Site(LOCALHOST, "")}
+            return
+        peers = [
+            (host.hello.token, [address for address, _ in host.hello.addresses], host.hello.port)
+            for host in self.hosts
+        ]
+        answers = self._ask("network", lambda host: host.call("reach", peers=peers))
+        for index, host in enumerate(self.hosts):
+            sites = [Site(*place) for place in host.hello.addresses]
+            whys = {
+                peer: dict(zip(sites, answer[index], strict=True))
+                for peer, answer in answers.items()
+                if peer is not host
+            }
+            reached = [site for site in sites if not any(why[site] for why in whys.values())]
+            if reached:
+                self.sites[host] = min(reached, key=lambda site: site.interface not in host.interfaces)
+                continue
+            lost = [peer for peer, why in whys.items() if all(why.values())] or list(whys)
+            tried = ", ".join(f"{site.address} ({why})" for site, why in whys[lost[0]].items())
+            self._find(
+                host,
+                "network",
+                f"{', '.join(peer.name for peer in lost)} can't connect to a port of it: tried {tried}. "
+                "Open the ports of each host for the others, or put all of them into one network.",
+            )
+
+    def _share(self) -> None:
+        """Find the hosts that do not share the run directory of the first one."""
+        if self.project.run_dir is None:
+            return
+        first, *others = self.hosts
+        run_dir = self.project.run_dir
+        path = f"{run_dir}/.shared-{secrets.token_hex(4)}"
+        if not self._ask("run_dir", lambda host: host.call("leave", path=path), [first]):
+            return
+        for host, found in self._ask("run_dir", lambda host: host.call("find", path=path), others).items():
+            if not found:
+                what = f"run_dir {run_dir} there is not that of {first.name}"
+                why = "as every process writes its part of a checkpoint"
+                self._find(host, "run_dir", f"{what}. Put it where all hosts share it, {why}.")
+        self._ask("run_dir", lambda host: host.call("remove", path=path), [first])
+
+    def _ask(
+        self, kind: str, call: Callable[[RemoteHost], Any], hosts: Sequence[RemoteHost] | None = None
+    ) -> dict[RemoteHost, Any]:
+        """Ask hosts at once; return the answers, and note the hosts that could not give one."""
+
+        def attempt(host: RemoteHost) -> Any:
+            try:
+                return call(host)
+            except HostError as error:
+                return error
+
+        asked = self.hosts if hosts is None else hosts
+        with ThreadPoolExecutor(max(1, len(asked))) as pool:
+            answers = dict(zip(asked, pool.map(attempt, asked), strict=True))
+        for host, answer in answers.items():
+            if isinstance(answer, HostError):
+                self._find(host, kind, answer.why)
+        return {host: answer for host, answer in answers.items() if not isinstance(answer, HostError)}
+
+    def _find(self, host: RemoteHost, kind: str, text: str) -> None:
+        self.findings.append(Finding(host.name, kind, text))
+
+
+def interface_variables(host: RemoteHost, site: Site) -> dict[str, str]:
+    """Name the interface of a host to torch's libraries, unless the user names one there."""
+    names = zip(INTERFACE_VARIABLES, host.interfaces, strict=True)
+    return {name: site.interface for name, interface in names if site.interface and not interface}

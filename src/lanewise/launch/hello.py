@@ -1,0 +1,89 @@
+"""Who a host is, and whether other hosts reach it."""
+
+import fcntl
+import os
+import platform
+import secrets
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+
+_SIOCGIFADDR = 0x8915  # of linux/sockios.h
+_TOKEN_BYTES = 16
+_SECONDS_TO_REACH = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """What a host says of itself first."""
+
+    lanewise: str
+    torch: str
+    python: str
+    """Its version."""
+    executable: str
+    name: str
+    """What the host calls itself."""
+    addresses: Sequence[tuple[str, str]]
+    """Those where others may reach it, the likeliest first, and the interface of each."""
+    port: int
+    """Who connects there is sent the token, which proves that it is this host."""
+    token: str
+
+
+def say_hello() -> Hello:
+    """Describe this machine, and let others find out whether they reach it."""
+    listener = socket.create_server(("", 0))
+    token = secrets.token_hex(_TOKEN_BYTES)
+    threading.Thread(target=_answer, args=(listener, token), daemon=True).start()
+    return describe_machine(listener.getsockname()[1], token)
+
+
+def describe_machine(port: int = 0, token: str = "") -> Hello:
+    """Describe this machine, where nobody calls it."""
+    return Hello(
+        lanewise=version("lanewise"),
+        torch=version("torch"),
+        python=platform.python_version(),
+        executable=sys.executable,
+        name=socket.gethostname(),
+        addresses=list(_addresses()),
+        port=port,
+        token=token,
+    )
+
+
+def _addresses() -> Iterator[tuple[str, str]]:
+    """Yield this machine's IPv4 addresses: first that by which the launcher came, last that of loopback."""
+    called = os.environ.get("SSH_CONNECTION", "").split()[2:3]
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, interface in socket.if_nameindex():
+            with suppress(OSError):  # it has none
+                request = struct.pack("256s", interface.encode()[:15])
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
+                found[socket.inet_ntoa(answer[20:24])] = interface
+    yield from sorted(found.items(), key=lambda item: (item[0] not in called, item[0].startswith("127.")))
+
+
+def _answer(listener: socket.socket, token: str) -> None:
+    """Tell who connects which host this is."""
+    while True:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall(token.encode())
+
+
+def call(token: str, address: str, port: int) -> str:
+    """Call a host; return why it can't be reached at an address, or nothing."""
+    try:
+        with socket.create_connection((address, port), timeout=_SECONDS_TO_REACH) as connection:
+            received = connection.recv(2 * _TOKEN_BYTES, socket.MSG_WAITALL).decode(errors="replace")
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if received == token else "another machine answers"

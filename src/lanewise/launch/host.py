@@ -1,0 +1,264 @@
+"""`python -m lanewise.launch.host`: runs the workers of one host for a launcher on another.
+
+A launcher starts it by ssh, srun or a Ray actor, and talks with it through its standard input and output: a
+line of JSON for each message. No file of the launcher's machine is needed here.
+
+    launcher                                 host
+    --------                                 ----
+                                        <-   MARK and who it is (`Hello`); what came before is not of ours
+    ["call", name, arguments]           ->   does what the method of `_Host` with that name does
+                                        <-   ["reply", value] or ["refused", why]
+    ["stop"]                            ->   lets the workers save and stop
+                                        <-   ["out", rank, 1 or 2, a line that a worker wrote there]
+                                        <-   ["begun"]  they train
+                                        <-   ["ended", the first failure or null, the result or null]
+    ["beat"] each second                <->  ["beat"] each second
+
+It ends with all workers when its standard input ends, or when nothing came for as long as the run may make
+no progress: then the launcher, its machine or the way to it is gone.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+from lanewise.die_with_parent import name_process
+from lanewise.errors import LanewiseError, text_of
+from lanewise.launch.agent import JobFiles, Place, Streams, Workers, join_store, open_store, run_workers
+from lanewise.launch.fork_server import end_servers, fork_server
+from lanewise.launch.hello import call, say_hello
+from lanewise.launch.scratch import remove_all, scratch_folder
+
+MARK = "lanewise host: "
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""In which a user names the interface that leads to the other hosts."""
+SECONDS_BETWEEN_BEATS = 1.0
+_SECONDS_FOR_THE_FIRST_WORD = 60.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_BUFFER_BYTES = 65536
+
+
+def main() -> NoReturn:
+    """Serve one launcher, until it has gone."""
+    with ExitStack() as stack:
+        replies = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)  # what else is printed here must not get between the messages
+        _Host(replies, stack.enter_context(scratch_folder())).serve()
+
+
+@final
+class _Host:
+    """Does what the launcher asks for.
+
+    Args:
+        replies: where its messages go.
+        folder: a temporary one, for the files of the job.
+    """
+
+    def __init__(self, replies: Any, folder: Path) -> None:
+        self._replies = replies
+        self._writing = threading.Lock()
+        self._files = JobFiles(folder / "job")
+        self._limit_seconds: float | None = _SECONDS_FOR_THE_FIRST_WORD
+        self._has_begun = False
+        self._store: Any = None
+
+    def serve(self) -> NoReturn:
+        """Say who this is, and do what is asked for until the launcher has gone."""
+        for sign in _STOP_SIGNALS:
+            signal.signal(sign, self._take_signal)
+        for sign in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(sign, signal.SIG_IGN)  # it is the launcher that says what they mean
+        self._write(MARK.encode() + json.dumps(asdict(say_hello())).encode())
+        threading.Thread(target=self._beat, daemon=True).start()
+        for kind, *rest in self._messages():
+            if kind == "call":
+                name, arguments = rest
+                try:
+                    self._send("reply", getattr(self, f"do_{name}")(**arguments))
+                except (OSError, LanewiseError) as error:
+                    self._send("refused", text_of(error))
+            elif kind == "stop":
+                self._files.stop.touch()
+        self._end()
+
+    def do_enter(self, folder: str, variables: Mapping[str, str], limit_seconds: float | None) -> list[str]:
+        """Take the working directory and the environment; return the interfaces that are set there.
+
+        Torch begins to be imported: here for the store, and in the process that workers are forked from.
+        """
+        os.chdir(folder)
+        os.environ.update(variables)
+        self._limit_seconds = limit_seconds
+        fork_server({})
+        threading.Thread(target=import_module, args=("torch.distributed",), daemon=True).start()
+        return [os.environ.get(name, "") for name in INTERFACE_VARIABLES]
+
+    def do_compare(self, search_path: str, sources: Mapping[str, str]) -> list[str]:
+        """Return which files differ from those of the launcher: relative paths and what is wrong."""
+        found = {name: _digest(Path(search_path, name)) for name in sources}
+        return [
+            f"{name} is missing" if found[name] is None else f"{name} differs"
+            for name, digest in sources.items()
+            if found[name] != digest
+        ]
+
+    def do_reach(self, peers: Sequence[tuple[str, Sequence[str], int]]) -> list[list[str]]:
+        """Call hosts, given as token, addresses and port; return for each address why it can't be reached."""
+        calls = [(token, address, port) for token, addresses, port in peers for address in addresses]
+        with ThreadPoolExecutor(max(1, len(calls))) as pool:
+            whys = iter(list(pool.map(lambda one: call(*one), calls)))
+        return [[next(whys) for _ in addresses] for _, addresses, _ in peers]
+
+    def do_leave(self, path: str) -> None:
+        """Leave a file for the other hosts to find."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).touch()
+
+    def do_find(self, path: str) -> bool:
+        """Tell whether such a file is there."""
+        return Path(path).exists()
+
+    def do_remove(self, path: str) -> None:
+        """Remove such a file."""
+        Path(path).unlink(missing_ok=True)
+
+    def do_clock(self) -> float:
+        """Return the time."""
+        return time.time()
+
+    def do_open_store(self, address: str) -> int:
+        """Open the store of the world; return its port."""
+        self._store, port = open_store(address)
+        return port
+
+    def do_run(self, workers: Mapping[str, Any], place: Mapping[str, Any], job: str, port: int) -> None:
+        """Start the workers; the rest is told later."""
+        self._files.job.write_bytes(base64.b64decode(job))
+        self._files.job.chmod(0o600)
+        given = Workers(**workers), Place(**place)
+        threading.Thread(target=self._run, args=(*given, port), daemon=True).start()
+
+    def _run(self, workers: Workers, place: Place, port: int) -> None:
+        """Run the workers, and tell how they ended."""
+        name_process(f"lanewise: host {place.node}, ranks {place.first_rank} and on of {place.world_size}")
+        store = self._store or join_store(place.address, port)
+        with _Outputs(self._send) as outputs:
+            failure = run_workers(
+                workers, place, self._files, store, port, lambda local: outputs.open(place.first_rank + local)
+            )
+        self._tell_begun()
+        result = None
+        if self._files.result.exists():
+            result = base64.b64encode(self._files.result.read_bytes()).decode()
+        self._send("ended", None if failure is None else failure.to_json(), result)
+
+    def _messages(self) -> Iterator[list[Any]]:
+        """Yield what the launcher says, until it has gone."""
+        rest = b""
+        last = time.monotonic()
+        while True:
+            ready, _, _ = select.select([0], [], [], SECONDS_BETWEEN_BEATS)
+            if ready:
+                received = os.read(0, _BUFFER_BYTES)
+                if not received:
+                    return
+                *lines, rest = (rest + received).split(b"\n")
+                last = time.monotonic()
+                yield from map(json.loads, filter(None, lines))
+            elif self._limit_seconds is not None and time.monotonic() - last > self._limit_seconds:
+                return
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(SECONDS_BETWEEN_BEATS)
+            self._send("beat")
+            self._tell_begun()
+
+    def _tell_begun(self) -> None:
+        if not self._has_begun and self._files.begun.exists():
+            self._has_begun = True
+            self._send("begun")
+
+    def _send(self, *message: object) -> None:
+        self._write(json.dumps(message).encode())
+
+    def _write(self, line: bytes) -> None:
+        with self._writing:
+            try:
+                self._replies.write(line + b"\n")
+            except OSError:
+                self._end()
+
+    def _take_signal(self, _sign: int, _frame: object) -> None:
+        """Let the workers save and stop; the second time end at once."""
+        if self._files.stop.exists():
+            self._end()
+        self._files.stop.touch()
+
+    def _end(self) -> NoReturn:
+        """End this process, with the workers."""
+        end_servers()
+        remove_all()
+        os._exit(0)
+
+
+@final
+class _Outputs:
+    """Sends what workers write, line by line.
+
+    Args:
+        send: sends a message.
+    """
+
+    def __init__(self, send: Any) -> None:
+        self._send = send
+        self._stack = ExitStack()
+        self._threads: list[threading.Thread] = []
+        self._ends: list[int] = []
+
+    def __enter__(self) -> "_Outputs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in self._ends:
+            os.close(end)
+        for thread in self._threads:
+            thread.join(SECONDS_BETWEEN_BEATS)  # something that a worker started may keep them open
+
+    def open(self, rank: int) -> Streams:
+        """Return the standard streams for a worker."""
+        streams = [os.open(os.devnull, os.O_RDONLY)]
+        for number in (1, 2):
+            read, write = os.pipe()
+            streams.append(write)
+            thread = threading.Thread(target=self._forward, args=(rank, number, read), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._ends += streams
+        return streams[0], streams[1], streams[2]
+
+    def _forward(self, rank: int, number: int, read: int) -> None:
+        with os.fdopen(read, "rb") as lines:
+            while line := lines.readline(_BUFFER_BYTES):
+                self._send("out", rank, number, line.decode(errors="replace").rstrip("\n"))
+
+
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What every launcher does: it runs the workers of a job somewhere, and waits for them."""
+
+import os
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn
+
+from lanewise.errors import LaunchError
+from lanewise.launch.agent import JobFiles, Workers
+
+if TYPE_CHECKING:
+    from lanewise.watch.failure import Failure
+
+
+class Launcher(ABC):
+    """Starts the workers of a job, and waits for all of them."""
+
+    @abstractmethod
+    def run(self, workers: Workers, files: JobFiles) -> None:
+        """Run the workers; the result is in `files`, if their job has one.
+
+        What they print goes to this process's standard streams. When this call returns or raises, or when
+        this process is killed, all of them have ended. Where they are started again, one line says why; a
+        user's mistake, or the same error at the same step twice, ends the launch instead.
+
+        Args:
+            workers: what they do.
+            files: of this process.
+
+        Raises:
+            LaunchError: what the first failing worker said.
+            KeyboardInterrupt: on SIGINT; SystemExit: on the other signals that end the launch.
+        """
+
+
+def run_again(workers: Workers, stderr: int, run_once: "Callable[[int], Failure | None]") -> None:
+    """Start all workers, and again as often as they may fail.
+
+    Args:
+        workers: what they do.
+        stderr: the file descriptor for the line that says why.
+        run_once: starts them, after so many restarts, and returns the first failure.
+    """
+    before: Failure | None = None
+    with _ending_on(workers.signals):
+        for num_restarts in range(workers.max_restarts + 1):
+            failure = run_once(num_restarts)
+            if failure is None:
+                return
+            if num_restarts == workers.max_restarts or failure.is_final(before):
+                raise LaunchError(str(failure), failure.exit_code)
+            before = failure
+            text = f"starting again, {num_restarts + 1} of {workers.max_restarts} times: {failure.summary}\n"
+            with suppress(OSError):  # nobody listens
+                os.write(stderr, text.encode(errors="backslashreplace"))
+
+
+@contextmanager
+def _ending_on(signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """Raise SystemExit on some signals; does nothing outside of the main thread, which gets them."""
+
+    def end(sign: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + sign)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {sign: signal.signal(sign, end) or signal.SIG_DFL for sign in (signals if is_main else ())}
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)

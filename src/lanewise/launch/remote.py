@@ -1,0 +1,211 @@
+"""Runs the workers of a job on several hosts, each of which runs its own part."""
+
+import base64
+import math
+import os
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from itertools import accumulate
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, final
+
+from lanewise.launch.agent import JobFiles, Place, Workers
+from lanewise.launch.agree import Agreement, Project, interface_variables
+from lanewise.launch.launcher import Launcher, run_again
+from lanewise.launch.wire import Event, RemoteHost, Wire
+
+if TYPE_CHECKING:
+    from lanewise.watch.failure import Failure
+
+_STDERR = 2
+_LOST = "lost host"
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_FOR_THE_TRUTH = 3.0
+"""How long to wait, after a first sign that something is wrong, for what the other hosts say."""
+
+
+class RemoteLauncher(Launcher):
+    """Starts a process on each host, which runs the workers there.
+
+    Args:
+        project: what all hosts have.
+        limit_seconds: after how long without a word from each other a host and this process give up; None:
+            never.
+    """
+
+    def __init__(self, project: Project, limit_seconds: float | None) -> None:
+        self.project = project
+        self.limit_seconds = limit_seconds
+
+    @abstractmethod
+    def connect(self) -> list[tuple[str, int, Wire]]:
+        """Start a process on each host; return the host's name, its number of workers and the wire to it."""
+
+    @contextmanager
+    def hosts(self) -> Iterator[tuple[list[RemoteHost], "SimpleQueue[Event]"]]:
+        """Connect to all hosts, and end what runs there in the end."""
+        events: SimpleQueue[Event] = SimpleQueue()
+        wires = self.connect()
+        first_ranks = accumulate((number for _, number, _ in wires), initial=0)
+        hosts = [
+            RemoteHost(name, number, first_rank, wire, events)
+            for (name, number, wire), first_rank in zip(wires, first_ranks, strict=False)
+        ]
+        try:
+            yield hosts, events
+        finally:
+            closing = [threading.Thread(target=host.close) for host in hosts]
+            for thread in closing:
+                thread.start()
+            for thread in closing:
+                thread.join()
+
+    def run(self, workers: Workers, files: JobFiles) -> None:
+        """See `Launcher`."""
+
+        def run_once(num_restarts: int) -> "Failure | None":
+            with self.hosts() as (hosts, events):
+                agreement = Agreement(hosts, self.project, self.limit_seconds)
+                agreement.look()
+                agreement.require()
+                if not num_restarts:
+                    _show(agreement)
+                _start(agreement, workers, files.job.read_bytes(), num_restarts)
+                return _Run(hosts, events, files, self.limit_seconds).wait()
+
+        run_again(workers, _STDERR, run_once)
+
+
+def _show(agreement: Agreement) -> None:
+    """Say what is used on each host."""
+    project = agreement.project
+    variables = f", with {', '.join(project.variables)}" if project.variables else ""
+    for host in agreement.hosts:
+        site = agreement.sites[host]
+        interface = host.interfaces[0] or site.interface
+        count = f"{host.num_processes} process{'es' * (host.num_processes > 1)}"
+        where = f"{site.address}{f' ({interface})' if interface else ''}"
+        _write(
+            _STDERR,
+            f"{host.name}: {count} of {host.hello.executable} in {project.folder}{variables}, at {where}",
+        )
+
+
+def _start(agreement: Agreement, workers: Workers, job: bytes, num_restarts: int) -> None:
+    """Start the workers of all hosts."""
+    first = agreement.hosts[0]
+    address = agreement.sites[first].address
+    port = first.call("open_store", address=address)
+    world_size = sum(host.num_processes for host in agreement.hosts)
+    for node, host in enumerate(agreement.hosts):
+        place = Place(
+            num_processes=host.num_processes,
+            world_size=world_size,
+            first_rank=host.first_rank,
+            node=node,
+            address=address,
+            num_restarts=num_restarts,
+        )
+        variables = {**workers.variables, **interface_variables(host, agreement.sites[host])}
+        given = asdict(replace(workers, variables=variables))
+        host.call("run", workers=given, place=asdict(place), job=base64.b64encode(job).decode(), port=port)
+
+
+@final
+class _Run:
+    """Waits for the workers of all hosts, and passes on what is said.
+
+    Args:
+        hosts: all of them, with their workers started.
+        events: what they say.
+        files: of this process.
+        limit_seconds: see `RemoteLauncher`.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[RemoteHost],
+        events: "SimpleQueue[Event]",
+        files: JobFiles,
+        limit_seconds: float | None,
+    ) -> None:
+        self._hosts = hosts
+        self._events = events
+        self._files = files
+        self._limit_seconds = limit_seconds
+        self._heard = {host: (host.num_heard, time.monotonic()) for host in hosts}
+        self._ended: dict[RemoteHost, Failure | None] = {}
+        self._is_told_to_stop = False
+
+    def wait(self) -> "Failure | None":
+        """Return when all hosts have done their part, or with the failure of one."""
+        from lanewise.watch.channel import SILENCE, STORE_LOST
+
+        deadline = math.inf
+        while len(self._ended) < len(self._hosts) and time.monotonic() < deadline:
+            with suppress(Empty):
+                self._take(self._events.get(timeout=_SECONDS_BETWEEN_LOOKS))
+            self._pass_wish_on()
+            self._look_for_silence()
+            if deadline == math.inf and any(self._ended.values()):
+                deadline = time.monotonic() + _SECONDS_FOR_THE_TRUTH
+        failures = [failure for failure in self._ended.values() if failure is not None]
+        # What says only that somebody is lost comes last.
+        vague = {_LOST: 1, SILENCE: 2, STORE_LOST: 2}
+        return min(failures, key=lambda failure: vague.get(failure.kind, 0), default=None)
+
+    def _take(self, event: Event) -> None:
+        """Do what an event asks for."""
+        host, kind, values = event
+        if kind == "out":
+            rank, number, text = values
+            _write(number, f"{host.name} rank {rank}: {text}")
+        elif kind == "begun":
+            self._files.begun.touch()
+        elif kind == "ended":
+            failure, result = values
+            self._ended[host] = None if failure is None else _read_failure(failure)
+            if result is not None:
+                self._files.result.write_bytes(base64.b64decode(result))
+        elif host not in self._ended:
+            self._ended[host] = _lost(host, values[0])
+
+    def _pass_wish_on(self) -> None:
+        """Tell all hosts once that the run shall stop, if it shall."""
+        if not self._is_told_to_stop and self._files.stop.exists():
+            self._is_told_to_stop = True
+            for host in self._hosts:
+                host.send("stop")
+
+    def _look_for_silence(self) -> None:
+        """Give up the hosts that said nothing for too long."""
+        now = time.monotonic()
+        for host in self._hosts:
+            number, since = self._heard[host]
+            if host.num_heard != number:
+                self._heard[host] = host.num_heard, now
+            elif self._limit_seconds is not None and now - since > self._limit_seconds:
+                what = f"said nothing for {self._limit_seconds:g} s"
+                self._ended.setdefault(host, _lost(host, f"{what}: it is stopped, or the way to it is cut."))
+
+
+def _read_failure(written: str) -> "Failure":
+    from lanewise.watch.failure import Failure
+
+    return Failure.from_json(written.encode())
+
+
+def _lost(host: RemoteHost, why: str) -> "Failure":
+    """Describe a host that is lost."""
+    from lanewise.watch.channel import failure_of
+
+    return replace(failure_of(host.first_rank, None, _LOST, f"host {host.name} {why}"), host=host.name)
+
+
+def _write(number: int, line: str) -> None:
+    with suppress(OSError):  # nobody listens
+        os.write(number, f"{line}\n".encode(errors="backslashreplace"))

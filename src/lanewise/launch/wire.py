@@ -1,0 +1,244 @@
+"""The launcher's side of one host: the program that reaches it, and what it says."""
+
+import json
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, final
+
+from lanewise.errors import LaunchError
+from lanewise.launch.hello import Hello
+from lanewise.launch.host import MARK, SECONDS_BETWEEN_BEATS
+
+_SECONDS_TO_CONNECT = 60.0
+_SECONDS_TO_ANSWER = 30.0
+_SECONDS_TO_END = 3.0
+_LINES_OF_STDERR = 20
+_BEAT = b'["beat"]\n'
+
+
+class HostError(LaunchError):
+    """A host cannot do what it should.
+
+    Args:
+        name: of the host.
+        why: what is wrong.
+    """
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"host {name}: {why}")
+        self.why = why
+
+
+class Wire(ABC):
+    """Leads to the standard input and output of a process `lanewise.launch.host`."""
+
+    @abstractmethod
+    def send(self, line: bytes) -> None:
+        """Send a line. Raises OSError where nobody receives it."""
+
+    @abstractmethod
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that come, until the other end has gone."""
+
+    @abstractmethod
+    def errors(self) -> Iterator[str]:
+        """Yield the lines that the host, or what reaches it, writes to its standard error."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it, so that the host's process ends; and wait a moment for that."""
+
+    @abstractmethod
+    def why_ended(self) -> str:
+        """Say how what reaches the host ended; empty where that says nothing."""
+
+
+@final
+class CommandWire(Wire):
+    """A wire through a command such as ssh or srun, which starts the process and carries its streams.
+
+    Args:
+        command: program and arguments.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._program = command[0]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C in the terminal is for the launcher
+            )
+        except FileNotFoundError:
+            raise LaunchError(f"{self._program} is not installed on this machine.") from None
+
+    def send(self, line: bytes) -> None:
+        """See `Wire`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line)
+
+    def lines(self) -> Iterator[bytes]:
+        """See `Wire`."""
+        assert self._process.stdout is not None
+        yield from iter(self._process.stdout.readline, b"")
+
+    def errors(self) -> Iterator[str]:
+        """See `Wire`."""
+        assert self._process.stderr is not None
+        for line in iter(self._process.stderr.readline, b""):
+            yield line.decode(errors="replace").rstrip()
+
+    def close(self) -> None:
+        """See `Wire`."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:  # the way to the host is cut
+            self._process.kill()
+            self._process.wait()
+
+    def why_ended(self) -> str:
+        """See `Wire`."""
+        with suppress(subprocess.TimeoutExpired):
+            return f"{self._program} ended with exit code {self._process.wait(_SECONDS_TO_END)}"
+        return ""
+
+
+class Event(NamedTuple):
+    """Something that a host said by itself."""
+
+    host: "RemoteHost"
+    kind: str
+    """`out`, `begun` or `ended`, as in `lanewise.launch.host`; or `lost`, where it says nothing any more."""
+    values: Sequence[Any]
+
+
+@final
+class RemoteHost:
+    """A host, with the process there that runs its workers.
+
+    Args:
+        name: as the user calls it.
+        num_processes: how many workers it has.
+        first_rank: the rank of the first of them.
+        wire: leads to it.
+        events: takes what it says by itself.
+    """
+
+    def __init__(
+        self, name: str, num_processes: int, first_rank: int, wire: Wire, events: "SimpleQueue[Event]"
+    ) -> None:
+        self.name = name
+        self.num_processes = num_processes
+        self.first_rank = first_rank
+        self._wire = wire
+        self._events = events
+        self._outbox: SimpleQueue[bytes] = SimpleQueue()
+        self._replies: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self._errors: deque[str] = deque(maxlen=_LINES_OF_STDERR)
+        self._hello: Hello | None = None
+        self.interfaces: Sequence[str] = ("", "")
+        """The values of `INTERFACE_VARIABLES` there."""
+        self.num_heard = 0
+        """How often it said something: where that stands still, it or the way to it is lost."""
+        self._closed = threading.Event()
+        self._reading_errors = self._start(self._read_errors)
+        self._start(self._read)
+        self._start(self._write)
+
+    @property
+    def hello(self) -> Hello:
+        """What the host said of itself."""
+        assert self._hello is not None
+        return self._hello
+
+    def wait_for_hello(self) -> None:
+        """Wait until the host has said who it is.
+
+        Raises:
+            HostError: it can't be reached, or lanewise can't run there.
+        """
+        self._reply("say who it is", _SECONDS_TO_CONNECT)
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        """Let the host do something, and return what came of it.
+
+        Raises:
+            HostError: it could not do it, or does not answer.
+        """
+        self.send("call", name, arguments)
+        return self._reply(f"answer to {name}", _SECONDS_TO_ANSWER)
+
+    def send(self, *message: object) -> None:
+        """Send a message, without waiting for it to go."""
+        self._outbox.put(json.dumps(message).encode() + b"\n")
+
+    def close(self) -> None:
+        """Let the process there end, with its workers."""
+        self._closed.set()
+        self._wire.close()
+
+    def _reply(self, what: str, seconds: float) -> Any:
+        try:
+            kind, value = self._replies.get(timeout=seconds)
+        except Empty:
+            kind, value = "refused", f"it did not {what} within {seconds:g} s"
+        if kind == "refused":
+            raise HostError(self.name, value)
+        return value
+
+    def _read(self) -> None:
+        lines = self._wire.lines()
+        for line in lines:  # what a login shell prints may come first
+            if line.startswith(MARK.encode()):
+                self._hello = Hello(**json.loads(line[len(MARK) :]))
+                self._replies.put(("reply", None))
+                break
+        for line in lines:
+            self.num_heard += 1
+            kind, *values = json.loads(line)
+            if kind in ("reply", "refused"):
+                self._replies.put((kind, values[0]))
+            elif kind != "beat":
+                self._events.put(Event(self, kind, values))
+        why = self._why_lost()
+        self._replies.put(("refused", why))
+        self._events.put(Event(self, "lost", [why]))
+
+    def _why_lost(self) -> str:
+        what = "lost its process" if self._hello else "cannot be reached, or lanewise cannot start there"
+        how = self._wire.why_ended()
+        self._reading_errors.join(_SECONDS_TO_END)
+        said = "\n".join(self._errors)
+        return f"{what}{f' ({how})' if how else ''}{f': {said}' if said else '.'}"
+
+    def _read_errors(self) -> None:
+        for line in self._wire.errors():
+            self._errors.append(line)
+            if self._hello is not None and not self._closed.is_set():
+                print(f"{self.name}: {line}", file=sys.stderr, flush=True)  # noqa: T201 - it is its console
+
+    def _write(self) -> None:
+        """Send what is to be sent, and a beat where there is nothing."""
+        with suppress(OSError):  # the host has gone, which `_read` tells
+            while not self._closed.is_set():
+                try:
+                    self._wire.send(self._outbox.get(timeout=SECONDS_BETWEEN_BEATS))
+                except Empty:
+                    self._wire.send(_BEAT)
+
+    def _start(self, target: Any) -> threading.Thread:
+        thread = threading.Thread(target=target, daemon=True)
+        thread.start()
+        return thread

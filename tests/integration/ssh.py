@@ -1,0 +1,111 @@
+"""Two hosts that ssh reaches: network namespaces, each with an sshd, a name and processes of its own."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.integration import hosts
+from tests.integration.command import LANEWISE, Cold, wait_for
+from tests.integration.hosts import Host, running_hosts
+
+WHY_NOT = hosts.WHY_NOT or (
+    "not installed: sshd (Debian: openssh-server)" if shutil.which("sshd", path="/usr/sbin") is None else None
+)
+"""What this machine lacks for such hosts, or None."""
+
+NAMES = ("node0", "node1")
+BOOTED = ("sh -ec", "unshare", "sshd: /", "/usr/sbin/sshd")
+"""How the command lines of those begin that are there without a run."""
+SSHD = """
+ListenAddress {address}
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/key.pub
+PidFile none
+UsePAM no
+StrictModes no
+PermitRootLogin yes
+"""
+CLIENT = """
+Host {name}
+    HostName {address}
+    IdentityFile {folder}/key
+    IdentitiesOnly yes
+    UserKnownHostsFile {folder}/known_hosts
+    StrictHostKeyChecking no
+    LogLevel ERROR
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Two hosts with an sshd each, called as `NAMES` says; the launcher is in the network of the first."""
+
+    folder: Path
+    hosts: Sequence[Host]
+    daemons: Sequence[Cold]
+    shared: Sequence[Path]
+    """The folder of each that is its /dev/shm."""
+
+    def start(self, *arguments: object, variables: Mapping[str, str] | None = None, **options: Any) -> Cold:
+        """Start `lanewise` on neither host, with an ssh that knows both; see `Cold`."""
+        path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
+        command = self.hosts[0].enter(*LANEWISE, *arguments)
+        return Cold(*command, variables={"PATH": path, **(variables or {})}, **options)
+
+    def pids(self) -> dict[int, str]:
+        """Return the command lines of what runs on both hosts, but for what boots them and listens."""
+        inside = {self._namespace(daemon.pid) for daemon in self.daemons}
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                line = (folder / "cmdline").read_text().replace("\0", " ")
+                is_ours = (folder / "ns" / "pid").readlink() in inside
+                if (
+                    is_ours
+                    and line
+                    and not line.startswith(("sh -ec", "unshare", "sshd: /", "/usr/sbin/sshd"))
+                ):
+                    found[int(folder.name)] = line
+        return found
+
+    @staticmethod
+    def _namespace(pid: int) -> Path:
+        """Return the process namespace of what a process unshared."""
+        return Path(f"/proc/{pid}/ns/pid_for_children").readlink()
+
+
+@contextmanager
+def running_ssh(folder: Path) -> Iterator[Cluster]:
+    """Boot the hosts, and shut them down in the end with all that runs there."""
+    Path("/run/sshd").mkdir(exist_ok=True)
+    for name in ("key", "host_key"):
+        command = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name)
+        subprocess.run(command, check=True)
+    (folder / "bin").mkdir()
+    wrapper = folder / "bin" / "ssh"
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
+    wrapper.chmod(0o755)
+    with ExitStack() as stack:
+        running = stack.enter_context(running_hosts())
+        names = folder / "hosts"
+        lines = [f"{host.address} {name}\n" for host, name in zip(running, NAMES, strict=True)]
+        names.write_text("127.0.0.1 localhost\n" + "".join(lines))
+        daemons, shared = [], []
+        with (folder / "ssh_config").open("w") as config:
+            for host, name in zip(running, NAMES, strict=True):
+                config.write(CLIENT.format(name=name, address=host.address, folder=folder))
+                (folder / f"sshd_{name}").write_text(SSHD.format(address=host.address, folder=folder))
+                shared.append(folder / f"shm_{name}")
+                shared[-1].mkdir()
+                daemon = ("/usr/sbin/sshd", "-D", "-e", "-f", folder / f"sshd_{name}")
+                log = stack.enter_context((folder / f"{name}.log").open("w"))
+                booted = host.boot(name, names, shared[-1], *daemon)
+                daemons.append(stack.enter_context(Cold(*booted, stdout=log, stderr=log)))
+        for host in running:
+            wait_for(lambda host=host: any(one.endswith(":0016") for one in host.listening()))
+        yield Cluster(folder, running, daemons, shared)
