@@ -16,13 +16,16 @@ TRUST = flag(
     "code of this environment and of the project that the run was trained from",
 )
 
+DRY_RUN = flag("--dry-run", "prints what would be started or submitted, and does nothing")
+
 
 def evaluate(arguments: Arguments) -> int:
     """Evaluate a trained model and print every value."""
     from lanewise.jobs.evaluate import evaluate_job
     from lanewise.jobs.start import run_command
 
-    run_command(evaluate_job(arguments[_RUN_OR_MODEL], arguments.overrides, trust=arguments[TRUST]), _show)
+    job = evaluate_job(arguments[_RUN_OR_MODEL], arguments.overrides, trust=arguments[TRUST])
+    run_command(job, _show, is_dry=arguments[DRY_RUN])
     return 0
 
 
@@ -41,6 +44,6 @@ any number of devices:
   lanewise evaluate runs/mnist/best.safetensors --distributed.devices 4""",
     run=evaluate,
     operands=(_RUN_OR_MODEL,),
-    options=(TRUST,),
+    options=(TRUST, DRY_RUN),
     has_overrides=True,
 )

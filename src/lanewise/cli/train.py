@@ -1,6 +1,7 @@
 """`lanewise train CONFIG`."""
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag
+from lanewise.cli.evaluate import DRY_RUN
 from lanewise.cli.help import write_keys
 from lanewise.config import MAY_DIFFER
 from lanewise.config.class_path import add_search_path
@@ -43,7 +44,7 @@ def train(arguments: Arguments) -> int:
         config, is_resumed=arguments[_RESUME], allow=arguments[_ALLOW], is_audited=arguments[_AUDIT]
     )
     try:
-        run_command(job, show=lambda _: None)
+        run_command(job, show=lambda _: None, is_dry=arguments[DRY_RUN])
     except KeyboardInterrupt:
         from lanewise.checkpoint import CheckpointFolder
 
@@ -75,7 +76,7 @@ Under torchrun or srun each process joins the others. Give a CONFIG with --help 
 classes.""",
     run=train,
     operands=(_CONFIG,),
-    options=(_RESUME, _ALLOW, _AUDIT),
+    options=(_RESUME, _ALLOW, _AUDIT, DRY_RUN),
     has_overrides=True,
     more_help=_describe_configuration,
 )

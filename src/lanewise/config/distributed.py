@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Literal
 
 from lanewise.config.check import A_PATH, Section, above, at_least
@@ -230,6 +230,10 @@ class DistributedConfig(Section):
     """What the launcher ssh uses on each host."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     """What the launcher slurm asks sbatch for."""
+
+    def on_this_machine(self) -> "DistributedConfig":
+        """Return the same without other hosts."""
+        return replace(self, launcher="local", hosts=(), hostfile=None, nodes=None)
 
     @property
     def collective_seconds(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Which launcher starts a job on other hosts, and what of this machine the job means there."""
+"""Which launcher starts a job, and what of this machine the job means on other hosts."""
 
 import hashlib
 import os
@@ -13,8 +13,8 @@ from lanewise.config.hosts import Host, read_hosts
 from lanewise.errors import ConfigError
 from lanewise.jobs.job import Job
 from lanewise.jobs.provenance import INSTALLED, own_modules
+from lanewise.launch import Launcher, LocalLauncher
 from lanewise.launch.agree import Project
-from lanewise.launch.remote import RemoteLauncher
 from lanewise.launch.ssh import SSHLauncher
 from lanewise.world.environment import Environment
 
@@ -50,9 +50,11 @@ def _num_processes(distributed: DistributedConfig, host: Host) -> int:
     return distributed.num_processes or host.num_devices or 1
 
 
-def launcher_to_hosts(job: Job) -> RemoteLauncher:
+def launcher_of(job: Job) -> Launcher:
     """Return the launcher of a job whose classes have been imported here."""
     distributed = job.config.distributed
+    if distributed.launcher == "local":
+        return LocalLauncher(distributed.num_processes or 1)
     hosts = read_hosts(distributed.hosts, distributed.hostfile)
     return SSHLauncher(
         [(host.name, _num_processes(distributed, host)) for host in hosts],

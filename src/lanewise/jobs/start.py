@@ -14,10 +14,10 @@ from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
 from lanewise.jobs import signals
 from lanewise.jobs.exit import refusing_exit
-from lanewise.jobs.hosts import job_there, launcher_to_hosts, places_of, python_path_there
+from lanewise.jobs.hosts import job_there, launcher_of, places_of, python_path_there
 from lanewise.jobs.job import Job
 from lanewise.jobs.rank import join_prepared_world, read_sent_result, run_in_world, tidy_up_at_end
-from lanewise.launch import JobFiles, Launcher, LocalLauncher, Workers, fork_server
+from lanewise.launch import JobFiles, Launcher, Workers, fork_server
 from lanewise.launch.remote import RemoteLauncher
 from lanewise.launch.scratch import folder_until_exit, scratch_folder
 from lanewise.world.environment import Environment
@@ -52,14 +52,13 @@ def start(job: Job, *, is_fresh: bool) -> Any:
 def _start_here(job: Job, *, is_fresh: bool) -> Any:
     """Run a job on this machine."""
     distributed = job.config.distributed
-    num_processes = distributed.num_processes or 1
-    starts_workers = num_processes > 1 or is_fresh
+    (environment,) = places_of(distributed)
+    starts_workers = environment.world_size > 1 or is_fresh
     if not is_fresh:
         pin_environment(distributed.threads, distributed.equality)
     add_search_path(job.config.search_path)
     if starts_workers:
         prepare_workers(distributed.threads, distributed.equality)
-    environment = Environment(world_size=num_processes, local_world_size=num_processes)
     with refusing_exit():  # it imports the user's modules
         job.check(environment)
         job.check_devices(environment)
@@ -76,7 +75,7 @@ def _start_here(job: Job, *, is_fresh: bool) -> Any:
     if "torchmetrics" in sys.modules:  # which takes seconds to import
         prepare_workers(distributed.threads, distributed.equality, "torchmetrics")
     with job.claim():
-        return _launch_watching(job, LocalLauncher(num_processes))
+        return _launch_watching(job, launcher_of(job))
 
 
 def _start_on_hosts(job: Job) -> Any:
@@ -85,7 +84,16 @@ def _start_on_hosts(job: Job) -> Any:
     with refusing_exit():
         for environment in places_of(job.config.distributed):
             job.check(environment)
-    return _launch_watching(job_there(job), launcher_to_hosts(job))
+    return _launch_watching(job_there(job), launcher_of(job))
+
+
+def describe_start(job: Job) -> str:
+    """Check a job as far as this machine can, and say exactly what `start` would start or submit."""
+    add_search_path(job.config.search_path)
+    with refusing_exit():
+        for environment in places_of(job.config.distributed):
+            job.check(environment)
+    return launcher_of(job).describe()
 
 
 def _launch_watching(job: Job, launcher: Launcher) -> Any:
@@ -104,8 +112,11 @@ def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:
     fork_server(pinned_variables(threads, equality)).preload(*modules)
 
 
-def run_command(job: Job, show: Callable[[Any], None]) -> None:
-    """Start a job for the command line, and show its result once."""
+def run_command(job: Job, show: Callable[[Any], None], *, is_dry: bool = False) -> None:
+    """Start a job for the command line, and show its result once; or say what would be started."""
+    if is_dry:
+        print(describe_start(job))  # noqa: T201 - what the command is for
+        return
     environment = Environment.from_env(os.environ)
     if environment is None:
         if job.can_stop:

@@ -31,6 +31,10 @@ class Project:
     run_dir: str | None
     """What all hosts must share; None: nothing."""
 
+    def __str__(self) -> str:
+        names = f", with {', '.join(self.variables)}" if self.variables else ""  # values may be secret
+        return f"{self.folder}{names}"
+
 
 class Finding(NamedTuple):
     """Something that is wrong with a host."""

@@ -35,6 +35,15 @@ class Launcher(ABC):
             KeyboardInterrupt: on SIGINT; SystemExit: on the other signals that end the launch.
         """
 
+    @abstractmethod
+    def describe(self) -> str:
+        """Say exactly what `run` would start or submit; contacts nothing, and shows no secret."""
+
+
+def count_processes(number: int) -> str:
+    """Write "1 process" or "2 processes"."""
+    return f"{number} process{'es' * (number != 1)}"
+
 
 def run_again(workers: Workers, stderr: int, run_once: "Callable[[int], Failure | None]") -> None:
     """Start all workers, and again as often as they may fail.

@@ -1,10 +1,11 @@
 """Starts the workers on this machine."""
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from lanewise.launch.agent import LOCALHOST, JobFiles, Place, Streams, Workers, open_store, run_workers
-from lanewise.launch.launcher import Launcher, run_again
+from lanewise.launch.launcher import Launcher, count_processes, run_again
 
 if TYPE_CHECKING:
     from lanewise.watch.failure import Failure
@@ -30,3 +31,9 @@ class LocalLauncher(Launcher):
             return run_workers(workers, place, files, store, port, lambda _: self.streams)
 
         run_again(workers, self.streams[2], run_once)
+
+    def describe(self) -> str:
+        """See `Launcher`."""
+        return (
+            f"{sys.executable} -m lanewise.jobs FILE  # {count_processes(self.num_processes)} on this machine"
+        )

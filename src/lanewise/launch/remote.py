@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 
 from lanewise.launch.agent import JobFiles, Place, Workers
 from lanewise.launch.agree import Agreement, Project, interface_variables
-from lanewise.launch.launcher import Launcher, run_again
+from lanewise.launch.launcher import Launcher, count_processes, run_again
 from lanewise.launch.wire import Event, RemoteHost, Wire
 
 if TYPE_CHECKING:
@@ -82,17 +82,12 @@ class RemoteLauncher(Launcher):
 
 def _show(agreement: Agreement) -> None:
     """Say what is used on each host."""
-    project = agreement.project
-    variables = f", with {', '.join(project.variables)}" if project.variables else ""
     for host in agreement.hosts:
         site = agreement.sites[host]
         interface = host.interfaces[0] or site.interface
-        count = f"{host.num_processes} process{'es' * (host.num_processes > 1)}"
+        program = f"{count_processes(host.num_processes)} of {host.hello.executable}"
         where = f"{site.address}{f' ({interface})' if interface else ''}"
-        _write(
-            _STDERR,
-            f"{host.name}: {count} of {host.hello.executable} in {project.folder}{variables}, at {where}",
-        )
+        _write(_STDERR, f"{host.name}: {program} in {agreement.project}, at {where}")
 
 
 def _start(agreement: Agreement, workers: Workers, job: bytes, num_restarts: int) -> None:

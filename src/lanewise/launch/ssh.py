@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import final
 
 from lanewise.launch.agree import Project
+from lanewise.launch.launcher import count_processes
 from lanewise.launch.remote import RemoteLauncher
 from lanewise.launch.wire import CommandWire, Wire
 
@@ -38,3 +39,10 @@ class SSHLauncher(RemoteLauncher):
         """Return the command that starts the process on a host; what is secret goes through its input."""
         # -P: what lies in the user's folder must not take the place of a module.
         return [*_SSH, name, f"exec {shlex.quote(self._python)} -P -m lanewise.launch.host"]
+
+    def describe(self) -> str:
+        """See `Launcher`."""
+        return "\n".join(
+            f"{shlex.join(self.command(name))}  # {count_processes(number)} in {self.project}"
+            for name, number in self._hosts
+        )

@@ -96,7 +96,9 @@ def _with_checkpointing(config: RunConfig, section: ActivationCheckpointingConfi
     return replace(
         config,
         memory=replace(config.memory, activation_checkpointing=section),
-        distributed=replace(config.distributed, reducer="ddp", devices=None, sync_batch_norm=False),
+        distributed=replace(
+            config.distributed.on_this_machine(), reducer="ddp", devices=None, sync_batch_norm=False
+        ),
         compile=None,
     )
 

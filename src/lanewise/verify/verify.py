@@ -142,7 +142,7 @@ def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
         devices = tuple(f"{accelerator_type()}:{rank % num_accelerators}" for rank in range(num_devices))
     reducer = "ddp" if config.distributed.reducer == "single" else config.distributed.reducer
     distributed = replace(
-        config.distributed,
+        config.distributed.on_this_machine(),
         devices=devices,
         equality="exact",
         reducer=reducer if num_devices > 1 else "single",
