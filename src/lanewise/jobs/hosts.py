@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lanewise.config import DistributedConfig, pinned_variables
-from lanewise.config.hosts import Host, read_hosts
+from lanewise.config.hosts import read_hosts
 from lanewise.errors import ConfigError
 from lanewise.jobs.job import Job
 from lanewise.jobs.provenance import INSTALLED, own_modules
@@ -27,41 +27,40 @@ def places_of(distributed: DistributedConfig) -> Iterator[Environment]:
     Raises:
         ConfigError: the hosts cannot be read, or contradict `distributed.devices`.
     """
-    counts = [
-        _num_processes(distributed, host) for host in read_hosts(distributed.hosts, distributed.hostfile)
-    ]
+    counts = [count for _, count in _hosts_of(distributed)]
     first_rank = 0
     for count in counts:
         yield Environment(first_rank, 0, sum(counts), count)
         first_rank += count
 
 
-def _num_processes(distributed: DistributedConfig, host: Host) -> int:
-    """Return how many processes a host has."""
-    told = distributed.num_devices
-    if host.num_devices is not None and (told or 1 if distributed.is_one_process else told) not in (
-        None,
-        host.num_devices,
-    ):
-        raise ConfigError(
-            f"distributed.devices contradicts the hosts: got {told}, and {host.num_devices} for {host.name}. "
-            "Leave one of them out."
-        )
-    return distributed.num_processes or host.num_devices or 1
-
-
 def launcher_of(job: Job) -> Launcher:
     """Return the launcher of a job whose classes have been imported here."""
     distributed = job.config.distributed
+    hosts = list(_hosts_of(distributed))
     if distributed.launcher == "local":
-        return LocalLauncher(distributed.num_processes or 1)
-    hosts = read_hosts(distributed.hosts, distributed.hostfile)
-    return SSHLauncher(
-        [(host.name, _num_processes(distributed, host)) for host in hosts],
-        distributed.ssh.python or sys.executable,
-        _project(job),
-        distributed.stall_seconds,
-    )
+        return LocalLauncher(hosts[0][1])
+    python = distributed.ssh.python or sys.executable
+    return SSHLauncher(hosts, python, _project(job), distributed.stall_seconds)
+
+
+def _hosts_of(distributed: DistributedConfig) -> Iterator[tuple[str, int]]:
+    """Yield the name of each host, if it is known, and its number of processes."""
+    count = distributed.num_processes or 1
+    if distributed.launcher != "ssh":
+        yield from [("", count)] * (distributed.nodes or 1)
+        return
+    for name, num_devices in read_hosts(distributed.hosts, distributed.hostfile):
+        if num_devices is None:
+            yield name, count
+            continue
+        if distributed.num_devices not in (None, num_devices) or distributed.is_one_process:
+            raise ConfigError(
+                f"the number of devices of {name} is said twice, or is not that of its processes: got "
+                f"{num_devices} there, distributed.devices {distributed.num_devices} and the reducer "
+                f"{distributed.reducer}. Leave it out beside the host's name."
+            )
+        yield name, num_devices
 
 
 def job_there(job: J) -> J:

@@ -13,6 +13,11 @@ from lanewise.launch.host import INTERFACE_VARIABLES
 from lanewise.launch.wire import HostError, RemoteHost
 
 _SHOWN_FILES = 3
+_REMEDIES = {
+    "folder": " Make it there, or set distributed.ssh.folder.",
+    "run_dir": " Let train.run_dir be where all hosts can write.",
+}
+"""For what a host itself could not do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +183,7 @@ class Agreement:
             answers = dict(zip(asked, pool.map(attempt, asked), strict=True))
         for host, answer in answers.items():
             if isinstance(answer, HostError):
-                self._find(host, kind, answer.why)
+                self._find(host, kind, f"{answer.why.rstrip('.')}.{_REMEDIES.get(kind, '')}")
         return {host: answer for host, answer in answers.items() if not isinstance(answer, HostError)}
 
     def _find(self, host: RemoteHost, kind: str, text: str) -> None:

@@ -12,7 +12,7 @@ line of JSON for each message. No file of the launcher's machine is needed here.
                                         <-   ["out", rank, 1 or 2, a line that a worker wrote there]
                                         <-   ["begun"]  they train
                                         <-   ["ended", the first failure or null, the result or null]
-    ["beat"] each second                <->  ["beat"] each second
+    ["beat"] twice a second          <->  ["beat"] twice a second
 
 It ends with all workers when its standard input ends, or when nothing came for as long as the run may make
 no progress: then the launcher, its machine or the way to it is gone.
@@ -24,6 +24,7 @@ import json
 import os
 import select
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +45,7 @@ from lanewise.launch.scratch import remove_all, scratch_folder
 MARK = "lanewise host: "
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """In which a user names the interface that leads to the other hosts."""
-SECONDS_BETWEEN_BEATS = 1.0
+SECONDS_BETWEEN_BEATS = 0.5
 _SECONDS_FOR_THE_FIRST_WORD = 60.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _BUFFER_BYTES = 65536
@@ -52,10 +53,9 @@ _BUFFER_BYTES = 65536
 
 def main() -> NoReturn:
     """Serve one launcher, until it has gone."""
-    with ExitStack() as stack:
-        replies = os.fdopen(os.dup(1), "wb", buffering=0)
-        os.dup2(2, 1)  # what else is printed here must not get between the messages
-        _Host(replies, stack.enter_context(scratch_folder())).serve()
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what else is printed here must not get between the messages
+    _Host(replies).serve()
 
 
 @final
@@ -64,13 +64,13 @@ class _Host:
 
     Args:
         replies: where its messages go.
-        folder: a temporary one, for the files of the job.
     """
 
-    def __init__(self, replies: Any, folder: Path) -> None:
+    def __init__(self, replies: Any) -> None:
         self._replies = replies
         self._writing = threading.Lock()
-        self._files = JobFiles(folder / "job")
+        self._folder = ExitStack()
+        self._files = JobFiles(Path(os.devnull))
         self._limit_seconds: float | None = _SECONDS_FOR_THE_FIRST_WORD
         self._has_begun = False
         self._store: Any = None
@@ -88,7 +88,9 @@ class _Host:
                 name, arguments = rest
                 try:
                     self._send("reply", getattr(self, f"do_{name}")(**arguments))
-                except (OSError, LanewiseError) as error:
+                except OSError as error:
+                    self._send("refused", f"{error.filename}: {error.strerror}")
+                except LanewiseError as error:
                     self._send("refused", text_of(error))
             elif kind == "stop":
                 self._files.stop.touch()
@@ -102,6 +104,8 @@ class _Host:
         os.chdir(folder)
         os.environ.update(variables)
         self._limit_seconds = limit_seconds
+        tempfile.tempdir = None  # of the environment before
+        self._files = JobFiles(self._folder.enter_context(scratch_folder()) / "job")
         fork_server({})
         threading.Thread(target=import_module, args=("torch.distributed",), daemon=True).start()
         return [os.environ.get(name, "") for name in INTERFACE_VARIABLES]

@@ -184,8 +184,8 @@ class _Run:
             if host.num_heard != number:
                 self._heard[host] = host.num_heard, now
             elif self._limit_seconds is not None and now - since > self._limit_seconds:
-                what = f"said nothing for {self._limit_seconds:g} s"
-                self._ended.setdefault(host, _lost(host, f"{what}: it is stopped, or the way to it is cut."))
+                what = f"it said nothing for {self._limit_seconds:g} s"
+                self._ended.setdefault(host, _lost(host, f"{what}: it is stopped, or the way to it is cut"))
 
 
 def _read_failure(written: str) -> "Failure":
@@ -198,7 +198,7 @@ def _lost(host: RemoteHost, why: str) -> "Failure":
     """Describe a host that is lost."""
     from lanewise.watch.channel import failure_of
 
-    return replace(failure_of(host.first_rank, None, _LOST, f"host {host.name} {why}"), host=host.name)
+    return replace(failure_of(host.first_rank, None, _LOST, f"host {host.name}: {why}."), host=host.name)
 
 
 def _write(number: int, line: str) -> None:

@@ -33,7 +33,11 @@ class SSHLauncher(RemoteLauncher):
 
     def connect(self) -> list[tuple[str, int, Wire]]:
         """See `RemoteLauncher`."""
-        return [(name, number, CommandWire(self.command(name))) for name, number in self._hosts]
+        remedy = f"`ssh NAME true` must succeed without a question, and {self._python} have lanewise there."
+        return [
+            (name, number, CommandWire(self.command(name), remedy.replace("NAME", name)))
+            for name, number in self._hosts
+        ]
 
     def command(self, name: str) -> list[str]:
         """Return the command that starts the process on a host; what is secret goes through its input."""

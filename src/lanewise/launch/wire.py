@@ -38,6 +38,9 @@ class HostError(LaunchError):
 class Wire(ABC):
     """Leads to the standard input and output of a process `lanewise.launch.host`."""
 
+    remedy: str
+    """What must be so that the process starts, as a sentence."""
+
     @abstractmethod
     def send(self, line: bytes) -> None:
         """Send a line. Raises OSError where nobody receives it."""
@@ -65,9 +68,11 @@ class CommandWire(Wire):
 
     Args:
         command: program and arguments.
+        remedy: what must be so that it reaches the host.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], remedy: str) -> None:
+        self.remedy = remedy
         self._program = command[0]
         try:
             self._process = subprocess.Popen(
@@ -217,11 +222,12 @@ class RemoteHost:
         self._events.put(Event(self, "lost", [why]))
 
     def _why_lost(self) -> str:
-        what = "lost its process" if self._hello else "cannot be reached, or lanewise cannot start there"
         how = self._wire.why_ended()
         self._reading_errors.join(_SECONDS_TO_END)
-        said = "\n".join(self._errors)
-        return f"{what}{f' ({how})' if how else ''}{f': {said}' if said else '.'}"
+        said = ": ".join(filter(None, [how, "\n".join(self._errors)]))
+        if self._hello is None:
+            return f"{said.rstrip('.') or 'it said nothing'}. {self._wire.remedy}"
+        return f"its process has ended ({said})" if said else "its process has ended"
 
     def _read_errors(self) -> None:
         for line in self._wire.errors():
