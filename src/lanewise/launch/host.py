@@ -12,7 +12,7 @@ line of JSON for each message. No file of the launcher's machine is needed here.
                                         <-   ["out", rank, 1 or 2, a line that a worker wrote there]
                                         <-   ["begun"]  they train
                                         <-   ["ended", the first failure or null, the result or null]
-    ["beat"] twice a second          <->  ["beat"] twice a second
+    ["beat"] twice a second             <->  ["beat"] twice a second
 
 It ends with all workers when its standard input ends, or when nothing came for as long as the run may make
 no progress: then the launcher, its machine or the way to it is gone.
