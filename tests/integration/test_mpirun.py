@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 
 import pytest
 
@@ -80,6 +81,31 @@ def test_exact_on_unequal_machines_is_refused_once(tmp_path):
     assert done.code == 1
     assert len(done.errors) == 1
     assert "got cpu_capability=DEFAULT of rank 1 on " in done.errors[0]
+
+
+OWN_LOOP = """
+import lanewise
+lanes = lanewise.Lanes(global_batch_size=8, micro_batch_size=2, equality="exact")
+assert lanes.rank != 1, "upside down"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ((), "AssertionError: upside down"),
+        (("-x", "ATEN_CPU_CAPABILITY=default"), "got cpu_capability=DEFAULT of rank 1 on "),
+    ],
+)
+def test_the_error_of_an_own_loop_is_shown_once(tmp_path, variables, says):
+    (tmp_path / "own_loop.py").write_text(OWN_LOOP)
+    command = ("-n", 1, *meeting(), sys.executable, tmp_path / "own_loop.py")
+    done = mpirun(*command, ":", *command[:-2], *variables, *command[-2:])
+    assert done.code == 1
+    assert len(done.errors) == 1, done.stderr
+    assert done.stderr.count(says) == 1
+    assert done.leftover == []
 
 
 @pytest.mark.slow

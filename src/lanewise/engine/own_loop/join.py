@@ -48,6 +48,8 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
         None if watch.meeting is None else watch.meeting.store,
         timeout_seconds=distributed.collective_seconds,
     )
+    if watch.meeting is not None:
+        sys.excepthook = watch.show_and_end  # torch has put its own around it, which keeps what it writes
     if distributed.equality == "exact":
         require_equal_machines(world)
     heartbeat.note = (OWN_CODE, None, None)
