@@ -113,7 +113,7 @@ class LaunchError(LanewiseError):
 
 
 class PreemptedError(LanewiseError):
-    """SIGTERM or SIGUSR1 stopped the run at a step boundary, after a checkpoint was saved."""
+    """SIGTERM, SIGUSR1 or SIGUSR2 stopped the run at a step boundary, after a checkpoint was saved."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Callback, Task, local_rank_zero_first
 
-RANK = int(os.environ.get("RANK", "0"))
+RANK = int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
 
 
 class Line(Task):

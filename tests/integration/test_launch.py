@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import socket
 import time
+from contextlib import ExitStack
 
 import pytest
 import yaml
@@ -137,6 +139,44 @@ def shows_only(done: Done, exception: str) -> None:
     assert "in step 1, lane 2, samples [" in done.stderr
     assert "gloo" not in done.stderr
     assert done.leftover == []
+
+
+@pytest.mark.parametrize("equality", ["exact", pytest.param("close", marks=ONE_MORE)])
+@pytest.mark.parametrize("command", ["train", pytest.param("evaluate", marks=ONE_MORE)])
+def test_exact_needs_equal_machines(tmp_path, command, equality):
+    config = write_config(tmp_path, "tasks.Evaluated", distributed={"equality": equality})
+    operands = [config]
+    if command == "evaluate":
+        train(config).require_success()
+        operands = [tmp_path / "run"]
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(
+                Warm(
+                    command,
+                    *operands,
+                    variables={
+                        **world,
+                        "RANK": str(rank),
+                        "LOCAL_RANK": str(rank),
+                        # Torch reads it when it computes for the first time.
+                        "ATEN_CPU_CAPABILITY": "default" if rank else None,
+                    },
+                )
+            )
+            for rank in range(2)
+        ]
+        dones = [one.finish() for one in both]
+    if equality == "close":
+        assert [done.code for done in dones] == [0, 0]
+        return
+    assert [done.code for done in dones] == [1, 1]
+    (error,) = [error for done in dones for error in done.errors]
+    assert "got cpu_capability=DEFAULT of rank 1 on " in error
+    assert command == "evaluate" or not (tmp_path / "run" / "model.safetensors").exists()
 
 
 def download(tmp_path, **init_args):

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and crashes: a run saves, or is started again, and then ends like one left alone."""
+"""Signals and crashes: a run saves, or is started again, and then ends like one left alone."""
 
 import os
 import signal
@@ -7,7 +7,18 @@ from functools import partial
 
 import pytest
 
-from tests.integration.command import TORCHRUN, Cold, Command, Done, Warm, train, wait_for, write_config
+from tests.integration import mpirun
+from tests.integration.command import (
+    LANEWISE,
+    TORCHRUN,
+    Cold,
+    Command,
+    Done,
+    Warm,
+    train,
+    wait_for,
+    write_config,
+)
 from tests.soak.kill_and_resume import losses, result, write_noisy
 
 ONE_MORE = pytest.mark.slow
@@ -54,7 +65,7 @@ def go_on(folder, devices: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sign", "num_workers"), [(signal.SIGTERM, 1), pytest.param(signal.SIGUSR1, 0, marks=ONE_MORE)]
+    ("sign", "num_workers"), [(signal.SIGTERM, 1), pytest.param(signal.SIGUSR2, 0, marks=ONE_MORE)]
 )
 def test_a_signal_to_the_launcher_saves_and_stops(tmp_path, whole, sign, num_workers):
     arguments = ("--distributed.devices", 2, "--data.num_workers", num_workers)
@@ -88,7 +99,7 @@ def test_a_signal_to_one_rank_alone_saves_and_stops_all(tmp_path, whole, sign, r
         (signal.SIGTERM, 1),
         pytest.param(signal.SIGTERM, 2, marks=ONE_MORE),
         pytest.param(signal.SIGUSR1, 1, marks=ONE_MORE),
-        (signal.SIGUSR1, 2),
+        (signal.SIGUSR2, 2),
     ],
 )
 def test_a_signal_to_every_process_with_its_loader_workers_saves_and_stops(tmp_path, whole, sign, devices):
@@ -114,6 +125,17 @@ def test_sigterm_to_torchrun_saves_and_stops(tmp_path, whole):
 def test_a_signal_to_one_rank_under_torchrun_saves_and_stops_all(tmp_path, whole):
     stop(tmp_path, lambda command: os.kill(command.worker(1), signal.SIGUSR1), start=under_torchrun)
     go_on(tmp_path, 3)
+    assert result(tmp_path) == result(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(mpirun.WHY_NOT is not None, reason=str(mpirun.WHY_NOT))
+def test_a_signal_to_mpirun_saves_and_stops(tmp_path, whole):
+    under_mpirun = partial(Cold, *mpirun.MPIRUN, "-n", 2, *mpirun.meeting(), *LANEWISE)
+    done = stop(tmp_path, lambda command: os.kill(command.pid, signal.SIGUSR2), start=under_mpirun)
+    assert done.code == 75
+    assert done.errors == []
+    go_on(tmp_path, 1)
     assert result(tmp_path) == result(whole)
 
 

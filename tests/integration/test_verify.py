@@ -74,4 +74,4 @@ def test_it_does_not_run_inside_a_world(tmp_path):
         },
     )
     assert done.code == 2
-    assert "run it without torchrun or srun" in done.errors[0]
+    assert "run it without torchrun, srun or mpirun" in done.errors[0]

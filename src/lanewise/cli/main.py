@@ -26,8 +26,8 @@ options:
   --help       show this
   --version    show the version
 
-Exit codes: 0 done, 1 failed, 2 a mistake in what was asked for, 75 stopped by SIGTERM or SIGUSR1 after saving
-a checkpoint, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 a mistake in what was asked for, 75 stopped by SIGTERM, SIGUSR1 or
+SIGUSR2 after saving a checkpoint, 130 interrupted.
 """
 
 _COMMANDS = {
@@ -41,7 +41,7 @@ _COMMANDS = {
 }
 """The usual form of each, and its purpose; `COMMAND` in the module of that name declares the rest."""
 _JOIN = ("train", "evaluate")
-"""Those that run in a world which torchrun or srun prepared."""
+"""Those that run in a world which torchrun, srun or mpirun prepared."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

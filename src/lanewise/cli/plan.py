@@ -45,7 +45,7 @@ _TIME_LANE = flag(
 def plan(arguments: Arguments) -> int:
     """Say what a run needs; the exit code is 1 if nothing fits."""
     if Environment.from_env(os.environ) is not None:
-        raise ConfigError("plan runs in one process: run it without torchrun or srun.")
+        raise ConfigError("plan runs in one process: run it without torchrun, srun or mpirun.")
     if arguments[_TFLOPS] is not None and arguments[_TIME_LANE]:
         raise ConfigError("--tflops and --time-lane both give the time of a lane: leave one of them out.")
     # The numbers of devices are those of --devices.

@@ -72,8 +72,8 @@ Trains as CONFIG says. Any key of it can be overridden:
 
   lanewise train mnist.yaml --distributed.devices 4 --optimizer.init_args.lr 3e-4
 
-Under torchrun or srun each process joins the others. Give a CONFIG with --help to see the arguments of its
-classes.""",
+Under torchrun, srun or mpirun each process joins the others. Give a CONFIG with --help to see the arguments
+of its classes.""",
     run=train,
     operands=(_CONFIG,),
     options=(_RESUME, _ALLOW, _AUDIT, DRY_RUN),

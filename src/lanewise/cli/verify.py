@@ -25,7 +25,7 @@ _RESUME = flag("--resume", "also goes on from a checkpoint of another number of 
 def verify(arguments: Arguments) -> int:
     """Compare numbers of devices; the exit code is 1 if something differs."""
     if Environment.from_env(os.environ) is not None:
-        raise ConfigError("verify starts its own processes: run it without torchrun or srun.")
+        raise ConfigError("verify starts its own processes: run it without torchrun, srun or mpirun.")
     # The numbers of devices are those of --devices.
     config = load_config(arguments[CONFIG], [*arguments.overrides, Override("distributed.devices", "null")])
 

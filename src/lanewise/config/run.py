@@ -196,7 +196,7 @@ class CheckpointConfig(Section):
     keep_best: Annotated[int, at_least(0)] = 0
     """How many are kept besides, of those with the best value of evaluate.best."""
     preempt_seconds: Annotated[float, above(0)] = 60.0
-    """How long a save may take after SIGTERM or SIGUSR1."""
+    """How long a save may take after SIGTERM, SIGUSR1 or SIGUSR2."""
 
 
 def _best_checkpoints_have_a_metric(checkpoint: CheckpointConfig, evaluate: EvaluateConfig) -> Iterator[str]:

@@ -67,7 +67,8 @@ def train(  # noqa: PLR0913 - the sections of the configuration
     """Train a task; the other arguments are the sections of a configuration file, as mappings.
 
     The training runs in fresh processes, one for each device, to which the task is sent; so a task may be
-    defined in a script or in a notebook. Under torchrun or Slurm it runs in the processes that are there.
+    defined in a script or in a notebook. Under torchrun, Slurm or MPI it runs in the processes that are
+    there.
 
     Args:
         task: what to train.

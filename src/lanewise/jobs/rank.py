@@ -84,6 +84,7 @@ def run_in_world(job: Job, environment: Environment, folder: Path, watch: "Watch
     from lanewise.device.choice import choose_backend, choose_devices
     from lanewise.device.determinism import set_determinism
     from lanewise.loggers import RankLog
+    from lanewise.world.agreement import require_equal_machines
     from lanewise.world.world import join_world
 
     distributed = job.config.distributed
@@ -105,6 +106,8 @@ def run_in_world(job: Job, environment: Environment, folder: Path, watch: "Watch
         is_restarted=watch.is_restarted,
     )
     log.share_warnings(world.is_first)
+    if distributed.equality == "exact":
+        require_equal_machines(world)
     try:
         with refusing_exit(watch):
             result = job.run(world)

@@ -1,7 +1,7 @@
-"""Takes SIGTERM and SIGUSR1 as a request to save and stop, in each kind of process that may get them.
+"""Takes SIGTERM, SIGUSR1 and SIGUSR2 as a request to save and stop, in each kind of process that gets them.
 
     lanewise, one process       the signal's handler notes it
-    torchrun's or srun's worker the same; they pass the signal on to every process
+    a process of a launcher     the same; torchrun, srun and mpirun pass the signal on to every process
     lanewise, the launcher      makes a file, for which every rank looks in each step
     a worker of that launcher   a thread takes the signal and notes it
 
@@ -9,8 +9,8 @@ In each step the ranks vote on the request, so that one rank that has it is enou
 process in any case. Before the first step there is nothing to save, and the command ends at once, with its
 workers. It raises no error for that: a signal may come while python runs code that catches every error, or
 ignores it, such as the callback of a weak reference. A process that is not the command's does before the
-first step what it did without lanewise. A worker of torchrun or srun does not take the signals until the
-first step, since it may be waiting for a process that failed, in code during which no handler runs.
+first step what it did without lanewise. A process of torchrun, srun or mpirun does not take the signals until
+the first step, since it may be waiting for a process that failed, in code during which no handler runs.
 """
 
 import atexit
@@ -28,7 +28,7 @@ from lanewise.launch.scratch import remove_all
 STOP_FILE_VARIABLE = "LANEWISE_STOP_FILE"
 """Environment variable in which the launcher tells its workers for which file to look."""
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _noted = threading.Event()
 _begun = threading.Event()
 _stop_file: Path | None = None

@@ -1,6 +1,8 @@
-"""Reads torchrun's or Slurm's variables: which process this is, and where it meets the others. No torch."""
+"""Reads the variables of torchrun, Slurm or MPI: which process this is, and where all meet. No torch."""
 
+import hashlib
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +13,22 @@ _TORCHRUN = (*_TORCHRUN_NUMBERS, "MASTER_ADDR", "MASTER_PORT")
 _SLURM_NUMBERS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS")
 _SLURM_PLACES = (*_SLURM_NUMBERS, "SLURM_STEP_TASKS_PER_NODE")
 _SLURM = (*_SLURM_PLACES, "SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_STEP_ID")
+
+# Of Open MPI, and of hydra, which starts the processes of MPICH and of Intel MPI; in the order of torchrun's.
+_OPEN_MPI_NUMBERS = (
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+_HYDRA_NUMBERS = ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS")
+_MPIRUN_OPTIONS = {
+    _OPEN_MPI_NUMBERS: "-x MASTER_ADDR=HOST -x MASTER_PORT=29400",
+    _HYDRA_NUMBERS: "-genv MASTER_ADDR HOST -genv MASTER_PORT 29400",
+}
+"""How mpirun is told where the processes meet."""
+_ONLY_MPIRUNS = {"OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"}
+"""What srun never sets; it sets PMI_RANK and PMI_SIZE with some of its plugins."""
 
 # Below Linux's ephemeral ports, which begin at 32768: no outgoing connection can hold the port by chance.
 _FIRST_PORT, _NUM_PORTS = 10_000, 20_000
@@ -38,7 +56,7 @@ class Environment:
     master_port: int = 0
     machine: int = 0
     terminal: int = 0
-    """The same for processes whose output goes to the same place: of a machine, and of all under srun."""
+    """The same for processes whose output goes to the same place: of a machine, or all of srun or mpirun."""
     has_agent_store: bool = False
     """Whether an agent keeps the store at which all meet; else rank 0 does."""
     is_restarted: bool = False
@@ -51,10 +69,11 @@ class Environment:
 
     @classmethod
     def from_env(cls, variables: Mapping[str, str]) -> "Environment | None":
-        """Read the variables of torchrun (or of whatever sets the same ones), else those of srun.
+        """Read the variables of torchrun (or of whatever sets the same ones), else of srun, else of mpirun.
 
         Slurm's count only inside a step of several tasks: its batch script has a SLURM_PROCID as well, and
-        would wait for the others for ever.
+        would wait for the others for ever. They do not count under mpirun, which in a job of Slurm starts its
+        daemons by srun: the processes then have the variables of a step that is not theirs.
 
         Args:
             variables: usually `os.environ`.
@@ -67,22 +86,20 @@ class Environment:
         """
         if {"RANK", "WORLD_SIZE"} & variables.keys():
             return cls._from_torchrun(variables)
-        if "SLURM_STEP_NUM_TASKS" in variables and _integer(variables, "SLURM_STEP_NUM_TASKS") > 1:
+        if _counts_several(variables, "SLURM_STEP_NUM_TASKS") and not _ONLY_MPIRUNS & variables.keys():
             return cls._from_slurm(variables)
+        for names in _MPIRUN_OPTIONS:
+            if _counts_several(variables, names[2]):
+                return cls._from_mpi(variables, names)
         return None
 
     @classmethod
     def _from_torchrun(cls, variables: Mapping[str, str]) -> "Environment":
+        if "LOCAL_SIZE" in variables:  # so DeepSpeed's launcher calls it
+            variables = {"LOCAL_WORLD_SIZE": variables["LOCAL_SIZE"], **variables}
         remedy = "Start through torchrun, or unset RANK and WORLD_SIZE."
         _require(_TORCHRUN, variables, "a world", remedy)
-        rank, local_rank, world_size, local_world_size = (
-            _integer(variables, name) for name in _TORCHRUN_NUMBERS
-        )
-        if not (0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size):
-            raise WorldError(
-                f"the environment contradicts itself: got RANK={rank} of WORLD_SIZE={world_size} and "
-                f"LOCAL_RANK={local_rank} of LOCAL_WORLD_SIZE={local_world_size}."
-            )
+        rank, local_rank, world_size, local_world_size = _numbers(_TORCHRUN_NUMBERS, variables)
         address, port = variables["MASTER_ADDR"], _port(variables)
         # torchrun numbers the processes of a machine one after the other.
         return cls(
@@ -124,12 +141,48 @@ class Environment:
         port = _port(variables) if "MASTER_PORT" in variables else _step_port(variables)
         return cls(rank, local_rank, world_size, sizes[node], address, port, node)
 
+    @classmethod
+    def _from_mpi(cls, variables: Mapping[str, str], names: tuple[str, str, str, str]) -> "Environment":
+        remedy = "Use an mpirun that sets them, such as that of Open MPI, MPICH or Intel MPI; or torchrun."
+        _require(names, variables, "processes of MPI", remedy)
+        numbers = _numbers(names, variables)
+        if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in variables]:
+            raise WorldError(
+                f"mpirun started {numbers[2]} processes, which do not know where they meet, without "
+                f"{' and '.join(missing)}. Name the host of rank 0 and a free port there: "
+                f"mpirun {_MPIRUN_OPTIONS[names]} ..."
+            )
+        return cls(*numbers, variables["MASTER_ADDR"], _port(variables), _number_of_host())
+
 
 def _require(names: Sequence[str], variables: Mapping[str, str], described: str, remedy: str) -> None:
     if missing := [name for name in names if name not in variables]:
         raise WorldError(
             f"the environment describes {described} only in part, without {', '.join(missing)}. {remedy}"
         )
+
+
+def _numbers(names: Sequence[str], variables: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """Read rank, local rank, world size and local world size."""
+    rank, local_rank, world_size, local_world_size = (_integer(variables, name) for name in names)
+    if not (0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size):
+        raise WorldError(
+            f"the environment contradicts itself: got {names[0]}={rank} of {names[2]}={world_size} and "
+            f"{names[1]}={local_rank} of {names[3]}={local_world_size}."
+        )
+    return rank, local_rank, world_size, local_world_size
+
+
+def _counts_several(variables: Mapping[str, str], name: str) -> bool:
+    return name in variables and _integer(variables, name) > 1
+
+
+def _number_of_host() -> int:
+    """Return a number that follows from the name of this host: no variable of mpirun counts the machines.
+
+    Neither do the ranks of a machine follow each other, with `--map-by node` for instance.
+    """
+    return int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:8])
 
 
 def _integer(variables: Mapping[str, str], name: str) -> int:

@@ -62,7 +62,7 @@ def test_it_is_no_job_for_several_processes(config, monkeypatch, capsys):
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "1")
     assert main(["plan", config]) == 2
-    assert "run it without torchrun or srun" in capsys.readouterr().err
+    assert "run it without torchrun, srun or mpirun" in capsys.readouterr().err
 
 
 def test_the_configuration_of_a_run_builds_no_object_that_no_type_asks_for(

@@ -7,17 +7,15 @@ import pytest
 
 from lanewise.jobs import signals
 
-SIGNALS = pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1])
+ALL = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = pytest.mark.parametrize("sign", ALL)
 
 
 @pytest.fixture(autouse=True)
 def seen():
     """Numbers of the signals that come to whoever was there before; none ends the tests."""
     numbers = []
-    before = {
-        sign: signal.signal(sign, lambda number, _: numbers.append(number))
-        for sign in (signal.SIGTERM, signal.SIGUSR1)
-    }
+    before = {sign: signal.signal(sign, lambda number, _: numbers.append(number)) for sign in ALL}
     yield numbers
     for sign, handler in before.items():
         signal.signal(sign, handler)

@@ -1,6 +1,7 @@
-"""The place of a process, as the variables of torchrun and Slurm tell it."""
+"""The place of a process, as the variables of torchrun, Slurm and MPI tell it."""
 
 import re
+import socket
 
 import pytest
 from hypothesis import given
@@ -42,6 +43,12 @@ def test_two_machines_with_two_processes_each_as_drawn():
         assert Environment.from_env(variables) == Environment(
             rank, local_rank, 4, 2, *MEETING, machine=rank - local_rank, terminal=rank - local_rank
         )
+
+
+def test_the_launcher_of_deepspeed_calls_a_variable_otherwise():
+    variables = {key: value for key, value in TORCHRUN.items() if key != "LOCAL_WORLD_SIZE"}
+    assert Environment.from_env(variables | {"LOCAL_SIZE": "2"}) == Environment.from_env(TORCHRUN)
+    assert Environment.from_env(TORCHRUN | {"LOCAL_SIZE": "3"}) == Environment.from_env(TORCHRUN)
 
 
 @pytest.mark.parametrize("variables", [{}, {"PATH": "/usr/bin"}, {"MASTER_ADDR": "h", "MASTER_PORT": "1"}])
@@ -276,6 +283,97 @@ def test_a_node_list_that_slurm_would_not_write_is_shown(written):
         WorldError, match=re.escape(f"got '{written}'. Set MASTER_ADDR to the host of task 0")
     ):
         Environment.from_env(SLURM | {"SLURM_STEP_NODELIST": written})
+
+
+# What Open MPI 4.1 and the hydra of MPICH 4.0 set for the last of three processes on two machines.
+PLACES = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "3",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "OMPI_COMM_WORLD_NODE_RANK": "0",
+    "PMIX_RANK": "2",
+}
+HYDRA = {
+    "PMI_RANK": "2",
+    "MPI_LOCALRANKID": "0",
+    "PMI_SIZE": "3",
+    "MPI_LOCALNRANKS": "1",
+    "PMI_FD": "6",
+}
+MPI = pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA], ids=["Open MPI", "hydra"])
+
+
+@MPI
+def test_what_mpirun_sets(variables):
+    environment = Environment.from_env(variables | PLACES)
+    machine = environment.machine
+    assert environment == Environment(2, 0, 3, 1, *MEETING, machine=machine, terminal=0)
+
+
+@MPI
+def test_processes_of_mpirun_are_on_one_machine_if_its_name_is_the_same(variables, monkeypatch):
+    def machine(host: str, rank: int) -> int:
+        monkeypatch.setattr(socket, "gethostname", lambda: host)
+        return Environment.from_env(variables | PLACES | {next(iter(variables)): str(rank)}).machine
+
+    assert machine("node1", 0) == machine("node1", 2)
+    assert machine("node1", 0) != machine("node2", 1)
+
+
+@MPI
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [({}, "MASTER_ADDR and MASTER_PORT"), ({"MASTER_ADDR": "node1"}, "MASTER_PORT")],
+)
+def test_where_the_processes_of_mpirun_meet_must_be_said(variables, given, missing):
+    option = (
+        "-x MASTER_ADDR=HOST -x MASTER_PORT=" if variables is OPEN_MPI else "-genv MASTER_ADDR HOST -genv"
+    )
+    with pytest.raises(
+        WorldError, match=f"started 3 processes, .* without {missing}\\. Name .* mpirun {option}"
+    ):
+        Environment.from_env(variables | given)
+
+
+@MPI
+def test_one_process_of_mpirun_is_no_world(variables):
+    rank, local_rank, world_size, local_world_size = list(variables)[:4]
+    one = {rank: "0", local_rank: "0", world_size: "1", local_world_size: "1"}
+    assert Environment.from_env(variables | one) is None
+
+
+@MPI
+def test_a_missing_variable_of_mpirun_is_named(variables):
+    for name in list(variables)[:4]:
+        rest = {key: value for key, value in variables.items() if key != name}
+        if "SIZE" in name and "LOCAL" not in name:
+            assert Environment.from_env(rest) is None
+            continue
+        with pytest.raises(
+            WorldError, match=rf"processes of MPI only in part, without {name}\. Use an mpirun"
+        ):
+            Environment.from_env(rest | PLACES)
+
+
+@MPI
+def test_contradictions_of_mpirun_are_shown(variables):
+    rank, local_rank, world_size, local_world_size = list(variables)[:4]
+    expected = f"got {rank}=3 of {world_size}=3 and {local_rank}=0 of {local_world_size}=1."
+    with pytest.raises(WorldError, match=expected):
+        Environment.from_env(variables | PLACES | {rank: "3"})
+
+
+def test_torchrun_comes_before_mpirun_and_srun_before_its_own_pmi():
+    assert Environment.from_env(OPEN_MPI | PLACES | TORCHRUN) == Environment.from_env(TORCHRUN)
+    pmi = {"PMI_RANK": "2", "PMI_SIZE": "3", "PMI_FD": "10"}  # srun --mpi=pmi2
+    assert Environment.from_env(SLURM | pmi) == Environment.from_env(SLURM)
+
+
+@MPI
+def test_the_step_in_which_srun_started_the_daemons_of_mpirun_is_not_that_of_the_processes(variables):
+    assert Environment.from_env(SLURM | variables | PLACES) == Environment.from_env(variables | PLACES)
 
 
 NAMES = st.text("abz019-.", min_size=1)

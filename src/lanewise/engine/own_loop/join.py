@@ -9,12 +9,13 @@ from lanewise.die_with_parent import die_with_parent
 from lanewise.watch.heartbeat import OWN_CODE, heartbeat
 from lanewise.watch.meeting import Meeting
 from lanewise.watch.watch import Watch
+from lanewise.world.agreement import require_equal_machines
 from lanewise.world.environment import Environment
 from lanewise.world.world import World, join_world
 
 
 def join(environment: Environment, distributed: DistributedConfig) -> tuple[World, Watch]:
-    """Join the world that torchrun or srun prepared, or be a process alone.
+    """Join the world that torchrun, srun or mpirun prepared, or be a process alone.
 
     From now on an error that nobody catches is told to the other processes, which end, too. A process alone
     is not watched: nobody waits for it.
@@ -27,6 +28,9 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
 
     Returns:
         The world, and the watch of this process, which is closed before the world.
+
+    Raises:
+        WorldError: the processes cannot meet, or `exact` cannot hold on their machines.
     """
     devices = choose_devices(distributed.device_type, environment.local_world_size)
     backend = choose_backend(distributed.backend, devices, environment.world_size)
@@ -44,5 +48,9 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
         None if watch.meeting is None else watch.meeting.store,
         timeout_seconds=distributed.collective_seconds,
     )
+    if watch.meeting is not None:
+        sys.excepthook = watch.show_and_end  # torch has put its own around it, which keeps what it writes
+    if distributed.equality == "exact":
+        require_equal_machines(world)
     heartbeat.note = (OWN_CODE, None, None)
     return world, watch

@@ -76,7 +76,7 @@ class Lanes:
                     step.backward(loss_function(model(images), labels))
                 optimizer.step()
 
-    It joins the processes that torchrun or Slurm started, or runs as a single process. It also seeds the
+    It joins the processes that torchrun, Slurm or MPI started, or runs as a single process. It also seeds the
     default random generators, so make it before any computation, and build the models afterwards. Every
     method but `autocast` and `print` is collective: every rank must call it.
 

@@ -1,0 +1,16 @@
+"""Open MPI's mpirun, with what it needs on any machine."""
+
+import shutil
+import socket
+
+WHY_NOT = None if shutil.which("mpirun") else "not installed: mpirun (Debian: openmpi-bin)"
+
+# As root, and with more processes than the machine has cores.
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe")
+
+
+def meeting() -> tuple[str, ...]:
+    """Return the options that tell the processes where they meet on this machine, at a port that is free."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+    return ("-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={port}")
