@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from lanewise.config.check import A_PATH, Section, above, at_least
 from lanewise.config.hosts import (
     LAUNCHERS_WITH_NODES,
+    KubernetesConfig,
     LauncherName,
     SlurmConfig,
     SSHConfig,
@@ -168,6 +169,14 @@ def _launcher_has_its_hosts(
         )
 
 
+def _pods_have_an_image(launcher: LauncherName, kubernetes: KubernetesConfig) -> Iterator[str]:
+    if launcher == "kubernetes" and not kubernetes.image:
+        yield (
+            "distributed.launcher kubernetes needs an image that has lanewise and your code. "
+            "Set distributed.kubernetes.image."
+        )
+
+
 class DistributedConfig(Section):
     """Which devices carry the lanes, and how gradients are reduced; the model does not depend on it."""
 
@@ -179,6 +188,7 @@ class DistributedConfig(Section):
         _fsdp_can_do_it,
         _ddp_has_options,
         _launcher_has_its_hosts,
+        _pods_have_an_image,
     )
 
     devices: Devices | None = None
@@ -230,6 +240,8 @@ class DistributedConfig(Section):
     """What the launcher ssh uses on each host."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     """What the launcher slurm asks sbatch for."""
+    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
+    """What the manifests of the launcher kubernetes say of the pods."""
 
     def on_this_machine(self) -> "DistributedConfig":
         """Return the same without other hosts."""

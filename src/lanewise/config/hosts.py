@@ -60,6 +60,44 @@ class SlurmConfig(Section):
     """Further options of sbatch, each as one text: [--account=lab, --gres=gpu:8]."""
 
 
+def _claims_have_paths(claims: Mapping[str, object]) -> Iterator[str]:
+    for name, path in claims.items():
+        if not isinstance(path, str) or not path.startswith("/"):
+            yield (
+                f"distributed.kubernetes.claims.{name} must be the path where the pods see it: got "
+                f"{show(path)}. Write {name}: /data."
+            )
+
+
+def _resources_are_quantities(resources: Mapping[str, object]) -> Iterator[str]:
+    for name, quantity in resources.items():
+        if isinstance(quantity, bool) or not isinstance(quantity, int | float | str):
+            yield (
+                f"distributed.kubernetes.resources.{name} must be a quantity such as 8 or 64Gi: got "
+                f"{show(quantity)}."
+            )
+
+
+class KubernetesConfig(Section):
+    """What the manifests of the launcher kubernetes say of the pods; edit them for anything else."""
+
+    RULES = (_claims_have_paths, _resources_are_quantities)
+
+    kind: Literal["TrainJob", "JobSet"] = "TrainJob"
+    """What runs the pods: a TrainJob of Kubeflow Trainer 2, or a JobSet."""
+    image: str | None = None
+    """The image, which has lanewise, and your code in its working directory."""
+    namespace: str | None = None
+    """The namespace; unset: that of kubectl."""
+    claims: Mapping[str, Any] = field(default_factory=dict)
+    """Persistent volume claims by name, and the path where all pods see each: {shared: /data}."""
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """What each pod has: {cpu: 16, memory: 64Gi}. Where device_type or devices say cuda, nvidia.com/gpu is
+    added for the devices, unless this names an extended resource such as amd.com/gpu itself."""
+    secrets: tuple[str, ...] = ()
+    """Secrets of the cluster, by name, whose keys are environment variables of the pods."""
+
+
 def read_hosts(hosts: Sequence[str], hostfile: str | None) -> list[Host]:
     """Return the hosts of `distributed.hosts`, or of the file that `distributed.hostfile` names.
 

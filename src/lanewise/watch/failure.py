@@ -129,6 +129,7 @@ def record_failure(failure: Failure) -> None:
         return
     message = {
         "message": f"{failure.kind}: {failure.text}",
+        "errorCode": failure.exit_code,  # that of the first failure, whatever ends this process
         # What torchrun shows as the traceback.
         "extraInfo": {"py_callstack": str(failure), "timestamp": str(int(time.time()))},
     }

@@ -167,3 +167,13 @@ def test_batch_norm_is_synchronised_under_ddp_in_close():
     assert mistake.startswith("distributed.sync_batch_norm depends on the number of processes")
     assert "Leave sync_batch_norm out: BatchNorm's statistics are merged over the lanes" in mistake
     assert DistributedConfig(sync_batch_norm=True).sync_batch_norm
+
+
+def test_the_launcher_kubernetes_needs_an_image():
+    (mistake,) = mistakes_of(lambda: DistributedConfig(launcher="kubernetes"))
+    assert mistake == (
+        "distributed.launcher kubernetes needs an image that has lanewise and your code. "
+        "Set distributed.kubernetes.image."
+    )
+    DistributedConfig(launcher="kubernetes", kubernetes={"image": "digits:1"}, nodes=2)
+    DistributedConfig()

@@ -97,4 +97,5 @@ def test_torchrun_finds_the_failure_in_its_file(tmp_path, monkeypatch):
     message = json.loads((tmp_path / "error.json").read_bytes())["message"]
     assert message["message"] == "ValueError: boom"
     assert message["extraInfo"]["py_callstack"] == str(failure)
+    assert message["errorCode"] == failure.exit_code
     assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
