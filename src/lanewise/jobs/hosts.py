@@ -10,11 +10,13 @@ from typing import TypeVar
 
 from lanewise.config import DistributedConfig, pinned_variables
 from lanewise.config.hosts import read_hosts
+from lanewise.config.load import dump_config
 from lanewise.errors import ConfigError
 from lanewise.jobs.job import Job
 from lanewise.jobs.provenance import INSTALLED, own_modules
 from lanewise.launch import Launcher, LocalLauncher
 from lanewise.launch.agree import Project
+from lanewise.launch.kubernetes import CONFIG_FILE, KubernetesLauncher, manifest
 from lanewise.launch.ssh import SSHLauncher
 from lanewise.world.environment import Environment
 
@@ -40,6 +42,9 @@ def launcher_of(job: Job) -> Launcher:
     hosts = list(_hosts_of(distributed))
     if distributed.launcher == "local":
         return LocalLauncher(hosts[0][1])
+    if distributed.launcher == "kubernetes":
+        program = job.program(CONFIG_FILE)
+        return KubernetesLauncher(manifest(job.config, program, dump_config(job.config)))
     python = distributed.ssh.python or sys.executable
     return SSHLauncher(hosts, python, _project(job), distributed.stall_seconds)
 

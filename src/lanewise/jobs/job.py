@@ -2,6 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,20 @@ class Job(ABC):
             is_restarted: whether an earlier start of the same launch may have begun it.
         """
         return nullcontext()
+
+    def program(self, config_file: str) -> Sequence[str]:
+        """Return what follows `lanewise` to do this job in a prepared world that the cluster may start again.
+
+        Args:
+            config_file: where the configuration is there.
+
+        Raises:
+            ConfigError: no command does it.
+        """
+        raise ConfigError(
+            f"distributed.launcher {self.config.distributed.launcher} is for training. "
+            "Evaluate with distributed.launcher local, or in a world that torchrun prepared."
+        )
 
     @property
     def shared_folder(self) -> Path | None:

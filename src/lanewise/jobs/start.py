@@ -115,7 +115,7 @@ def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:
 def run_command(job: Job, show: Callable[[Any], None], *, is_dry: bool = False) -> None:
     """Start a job for the command line, and show its result once; or say what would be started."""
     if is_dry:
-        print(describe_start(job))  # noqa: T201 - what the command is for
+        print(describe_start(job).rstrip())  # noqa: T201 - what the command is for
         return
     environment = Environment.from_env(os.environ)
     if environment is None:

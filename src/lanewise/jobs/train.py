@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -67,6 +67,11 @@ class TrainJob(Job):
                     with suppress(StorageError):  # that the run failed is what matters
                         record.end(RunEnd.of_error(error))
                 raise
+
+    def program(self, config_file: str) -> Sequence[str]:
+        """See `Job`."""
+        allow = ["--allow", ",".join(self.allow)] if self.allow else []
+        return ["train", config_file, "--resume", *allow, *["--audit"] * self.is_audited]
 
     @property
     def shared_folder(self) -> Path | None:

@@ -7,13 +7,15 @@ since it cannot itself say what an exit code means, and Kubeflow's runtimes do n
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import yaml
 
 from lanewise.config import DistributedConfig, RunConfig
 from lanewise.config.strict_yaml import read_yaml, write_yaml
 from lanewise.errors import ConfigError, PreemptedError
+from lanewise.launch.agent import JobFiles, Workers
+from lanewise.launch.launcher import Launcher
 
 CONFIG_FILE = "/etc/lanewise/config.yaml"
 """Where the pods find the configuration."""
@@ -29,6 +31,29 @@ _LONGEST_NAME = 40
 _SECONDS_OF_A_STEP = 60
 """How long the step may take that ends before the save."""
 _SECONDS_TO_END = 30
+
+
+@final
+class KubernetesLauncher(Launcher):
+    """Writes manifests; it is kubectl that submits them.
+
+    Args:
+        text: what `manifest` wrote.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def run(self, workers: Workers, files: JobFiles) -> NoReturn:
+        """See `Launcher`."""
+        raise ConfigError(
+            "distributed.launcher kubernetes writes manifests, and submits nothing. Add --dry-run, and pipe the "
+            "output to: kubectl apply -f -"
+        )
+
+    def describe(self) -> str:
+        """See `Launcher`."""
+        return self._text
 
 
 def manifest(config: RunConfig, program: Sequence[str], configuration: str) -> str:
