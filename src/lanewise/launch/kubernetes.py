@@ -47,8 +47,8 @@ class KubernetesLauncher(Launcher):
     def run(self, workers: Workers, files: JobFiles) -> NoReturn:
         """See `Launcher`."""
         raise ConfigError(
-            "distributed.launcher kubernetes writes manifests, and submits nothing. Add --dry-run, and pipe the "
-            "output to: kubectl apply -f -"
+            "distributed.launcher kubernetes writes manifests, and submits nothing. Add --dry-run, and pipe "
+            "the output to: kubectl apply -f -"
         )
 
     def describe(self) -> str:
