@@ -16,6 +16,7 @@ from tests.integration.command import BIN, Cold, Command, Warm, wait_for, write_
 from tests.integration.faults import STEP_SAMPLES
 from tests.integration.hosts import Host, running_hosts
 from tests.integration.slurm import Slurm
+from tests.integration.ssh import Cluster
 
 STALL_SECONDS = 3.0
 START_SECONDS = 6.0
@@ -90,9 +91,11 @@ class Observed:
 
     Args:
         folder: where the run leaves its mark.
+        elsewhere: returns the processes of the run, by number, that its commands have not started themselves.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, elsewhere: Callable[[], Mapping[int, str]] = dict) -> None:
+        self._elsewhere = elsewhere
         self._mark = folder / "mark"
         self._running = ExitStack()
         self._commands: list[Command] = []
@@ -158,7 +161,8 @@ class Observed:
         return [float(line) for line in self._mark.read_text().split()] if self._mark.exists() else []
 
     def _pids(self) -> dict[int, str]:
-        return {pid: line for command in self._commands for pid, line in command.pids().items()}
+        own = {pid: line for command in self._commands for pid, line in command.pids().items()}
+        return {**own, **self._elsewhere()}
 
 
 def _code(command: Command) -> tuple[int] | None:
@@ -217,8 +221,7 @@ def on_hosts(
                 given["GLOO_SOCKET_IFNAME"] = host.interface
             run.start(partial(_start, commands, entered, given))
         if act is not None:
-            metrics = config.parent / "run" / "metrics.jsonl"
-            wait_for(lambda: metrics.exists() and len(metrics.read_bytes().splitlines()) > 3)
+            wait_for_steps(config)
             run.mark()
             act(hosts, commands)
         listening = [host.listening for host in hosts]
@@ -235,6 +238,41 @@ def under_slurm(slurm: Slurm, config: Path) -> Ended:
         return run.finish()
 
 
+def over_ssh(cluster: Cluster, config: Path, *overrides: object, act: Act | None = None) -> Ended:
+    """Let a run fail that `launcher: ssh` starts on two hosts, each with two processes.
+
+    Args:
+        cluster: the hosts.
+        config: what `write_faulty` wrote.
+        overrides: of the configuration.
+        act: see `on_hosts`.
+    """
+    before = cluster.listening()
+    with Observed(config.parent, cluster.pids) as run:
+        folder = run.folder()
+        command_line = ("train", config, *OVER_SSH, "--distributed.ssh.variables.TMPDIR", folder, *overrides)
+        commands: list[Command] = []
+
+        def start(output: int) -> Command:
+            commands.append(
+                cluster.start(*command_line, variables={"TMPDIR": str(folder)}, stdout=output, stderr=output)
+            )
+            return commands[0]
+
+        run.start(start)
+        if act is not None:
+            wait_for_steps(config)
+            run.mark()
+            act(cluster.hosts, commands)
+        return run.finish(lambda: [one for one in cluster.listening() if one not in before])
+
+
+def wait_for_steps(config: Path) -> None:
+    """Wait until a run has taken some steps."""
+    metrics = config.parent / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and len(metrics.read_bytes().splitlines()) > 3)
+
+
 def _start(
     commands: list[Command], line: Sequence[object], variables: Mapping[str, str], output: int
 ) -> Command:
@@ -249,6 +287,7 @@ def _torchrun(*options: str, num_nodes: int = 2) -> list[str]:
     ]
 
 
+OVER_SSH = ("--distributed.launcher", "ssh", "--distributed.hosts", "['node0:2', 'node1:2']")
 _STATIC = ("--master-addr=10.77.0.1", "--master-port=29400")
 _C10D = ("--rdzv-backend=c10d", "--rdzv-id=fails", "--rdzv-endpoint=10.77.0.1:29400")
 

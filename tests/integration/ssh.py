@@ -19,7 +19,7 @@ WHY_NOT = hosts.WHY_NOT or (
 """What this machine lacks for such hosts, or None."""
 
 NAMES = ("node0", "node1")
-BOOTED = ("sh -ec", "unshare", "sshd: /", "/usr/sbin/sshd")
+BOOTED = ("sh -ec", "unshare", "sshd: ", "/usr/sbin/sshd")
 """How the command lines of those begin that are there without a run."""
 SSHD = """
 ListenAddress {address}
@@ -48,13 +48,17 @@ class Cluster:
     folder: Path
     hosts: Sequence[Host]
     daemons: Sequence[Cold]
-    shared: Sequence[Path]
-    """The folder of each that is its /dev/shm."""
 
-    def start(self, *arguments: object, variables: Mapping[str, str] | None = None, **options: Any) -> Cold:
-        """Start `lanewise` on neither host, with an ssh that knows both; see `Cold`."""
+    def start(
+        self,
+        *arguments: object,
+        program: Sequence[str] = LANEWISE,
+        variables: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Cold:
+        """Start `lanewise`, or another program, on neither host, with an ssh that knows both; see `Cold`."""
         path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
-        command = self.hosts[0].enter(*LANEWISE, *arguments)
+        command = self.hosts[0].enter(*program, *arguments)
         return Cold(*command, variables={"PATH": path, **(variables or {})}, **options)
 
     def pids(self) -> dict[int, str]:
@@ -68,10 +72,14 @@ class Cluster:
                 if (
                     is_ours
                     and line
-                    and not line.startswith(("sh -ec", "unshare", "sshd: /", "/usr/sbin/sshd"))
+                    and not line.startswith(("sh -ec", "unshare", "sshd: ", "/usr/sbin/sshd"))
                 ):
                     found[int(folder.name)] = line
         return found
+
+    def listening(self) -> list[str]:
+        """Return the addresses where anybody on the hosts listens."""
+        return [f"{host.namespace} {one}" for host in self.hosts for one in host.listening()]
 
     @staticmethod
     def _namespace(pid: int) -> Path:
@@ -95,17 +103,17 @@ def running_ssh(folder: Path) -> Iterator[Cluster]:
         names = folder / "hosts"
         lines = [f"{host.address} {name}\n" for host, name in zip(running, NAMES, strict=True)]
         names.write_text("127.0.0.1 localhost\n" + "".join(lines))
-        daemons, shared = [], []
+        daemons = []
         with (folder / "ssh_config").open("w") as config:
             for host, name in zip(running, NAMES, strict=True):
                 config.write(CLIENT.format(name=name, address=host.address, folder=folder))
                 (folder / f"sshd_{name}").write_text(SSHD.format(address=host.address, folder=folder))
-                shared.append(folder / f"shm_{name}")
-                shared[-1].mkdir()
+                shared_memory = folder / f"shm_{name}"
+                shared_memory.mkdir()
                 daemon = ("/usr/sbin/sshd", "-D", "-e", "-f", folder / f"sshd_{name}")
                 log = stack.enter_context((folder / f"{name}.log").open("w"))
-                booted = host.boot(name, names, shared[-1], *daemon)
+                booted = host.boot(name, names, shared_memory, *daemon)
                 daemons.append(stack.enter_context(Cold(*booted, stdout=log, stderr=log)))
         for host in running:
             wait_for(lambda host=host: any(one.endswith(":0016") for one in host.listening()))
-        yield Cluster(folder, running, daemons, shared)
+        yield Cluster(folder, running, daemons)

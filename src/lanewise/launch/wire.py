@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -230,14 +229,11 @@ class RemoteHost:
         return f"its process has ended ({said})" if said else "its process has ended"
 
     def _read_errors(self) -> None:
-        for line in self._wire.errors():
-            self._errors.append(line)
-            if self._hello is not None and not self._closed.is_set():
-                print(f"{self.name}: {line}", file=sys.stderr, flush=True)  # noqa: T201 - it is its console
+        self._errors.extend(self._wire.errors())  # which matter if the process ends
 
     def _write(self) -> None:
         """Send what is to be sent, and a beat where there is nothing."""
-        with suppress(OSError):  # the host has gone, which `_read` tells
+        with suppress(OSError, ValueError):  # the host has gone, which `_read` tells, or the wire is closed
             while not self._closed.is_set():
                 try:
                     self._wire.send(self._outbox.get(timeout=SECONDS_BETWEEN_BEATS))
