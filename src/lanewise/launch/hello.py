@@ -36,9 +36,8 @@ class Hello:
     token: str
 
 
-def say_hello() -> Hello:
-    """Describe this machine, and let others find out whether they reach it."""
-    listener = socket.create_server(("", 0))
+def say_hello(listener: socket.socket) -> Hello:
+    """Describe this machine, and tell who calls the listener which machine it is, until that is shut down."""
     token = secrets.token_hex(_TOKEN_BYTES)
     threading.Thread(target=_answer, args=(listener, token), daemon=True).start()
     return describe_machine(listener.getsockname()[1], token)
@@ -72,11 +71,11 @@ def _addresses() -> Iterator[tuple[str, str]]:
 
 
 def _answer(listener: socket.socket, token: str) -> None:
-    """Tell who connects which host this is."""
-    while True:
-        connection, _ = listener.accept()
-        with connection, suppress(OSError):
-            connection.sendall(token.encode())
+    with suppress(OSError):  # it was shut down
+        while True:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                connection.sendall(token.encode())
 
 
 def call(token: str, address: str, port: int) -> str:

@@ -24,12 +24,12 @@ import json
 import os
 import select
 import signal
+import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -40,7 +40,8 @@ from lanewise.errors import LanewiseError, text_of
 from lanewise.launch.agent import JobFiles, Place, Streams, Workers, join_store, open_store, run_workers
 from lanewise.launch.fork_server import end_servers, fork_server
 from lanewise.launch.hello import call, say_hello
-from lanewise.launch.scratch import remove_all, scratch_folder
+from lanewise.launch.launcher import count_processes
+from lanewise.launch.scratch import folder_until_exit, remove_all
 
 MARK = "lanewise host: "
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -53,7 +54,7 @@ _BUFFER_BYTES = 65536
 
 def main() -> NoReturn:
     """Serve one launcher, until it has gone."""
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what else is printed here must not get between the messages
     _Host(replies).serve()
 
@@ -69,8 +70,8 @@ class _Host:
     def __init__(self, replies: Any) -> None:
         self._replies = replies
         self._writing = threading.Lock()
-        self._folder = ExitStack()
-        self._files = JobFiles(Path(os.devnull))
+        self._listener = socket.create_server(("", 0))  # by which the others find out whether they reach it
+        self._files: JobFiles | None = None
         self._limit_seconds: float | None = _SECONDS_FOR_THE_FIRST_WORD
         self._has_begun = False
         self._store: Any = None
@@ -81,7 +82,7 @@ class _Host:
             signal.signal(sign, self._take_signal)
         for sign in (signal.SIGINT, signal.SIGHUP):
             signal.signal(sign, signal.SIG_IGN)  # it is the launcher that says what they mean
-        self._write(MARK.encode() + json.dumps(asdict(say_hello())).encode())
+        self._write(MARK.encode() + json.dumps(asdict(say_hello(self._listener))).encode())
         threading.Thread(target=self._beat, daemon=True).start()
         for kind, *rest in self._messages():
             if kind == "call":
@@ -92,7 +93,7 @@ class _Host:
                     self._send("refused", f"{error.filename}: {error.strerror}")
                 except LanewiseError as error:
                     self._send("refused", text_of(error))
-            elif kind == "stop":
+            elif kind == "stop" and self._files is not None:
                 self._files.stop.touch()
         self._end()
 
@@ -105,7 +106,7 @@ class _Host:
         os.environ.update(variables)
         self._limit_seconds = limit_seconds
         tempfile.tempdir = None  # of the environment before
-        self._files = JobFiles(self._folder.enter_context(scratch_folder()) / "job")
+        self._files = JobFiles(folder_until_exit() / "job")
         fork_server({})
         threading.Thread(target=import_module, args=("torch.distributed",), daemon=True).start()
         return [os.environ.get(name, "") for name in INTERFACE_VARIABLES]
@@ -150,23 +151,26 @@ class _Host:
 
     def do_run(self, workers: Mapping[str, Any], place: Mapping[str, Any], job: str, port: int) -> None:
         """Start the workers; the rest is told later."""
+        assert self._files is not None
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
         self._files.job.write_bytes(base64.b64decode(job))
-        self._files.job.chmod(0o600)
-        given = Workers(**workers), Place(**place)
-        threading.Thread(target=self._run, args=(*given, port), daemon=True).start()
+        given = Workers(**workers), Place(**place), self._files, port
+        threading.Thread(target=self._run, args=given, daemon=True).start()
 
-    def _run(self, workers: Workers, place: Place, port: int) -> None:
+    def _run(self, workers: Workers, place: Place, files: JobFiles, port: int) -> None:
         """Run the workers, and tell how they ended."""
-        name_process(f"lanewise: host {place.node}, ranks {place.first_rank} and on of {place.world_size}")
-        store = self._store or join_store(place.address, port)
-        with _Outputs(self._send) as outputs:
-            failure = run_workers(
-                workers, place, self._files, store, port, lambda local: outputs.open(place.first_rank + local)
-            )
+        from lanewise.watch.failure import Failure
+
+        name_process(f"lanewise: host {place.node}, {count_processes(place.num_processes)}")
+        try:
+            store = self._store or join_store(place.address, port)
+            with _Outputs(self._send, place.first_rank) as outputs:
+                failure = run_workers(workers, place, files, store, port, outputs.open)
+        except Exception as error:  # noqa: BLE001 - it is the launcher that raises it
+            failure = Failure.of(error, place.first_rank)
         self._tell_begun()
-        result = None
-        if self._files.result.exists():
-            result = base64.b64encode(self._files.result.read_bytes()).decode()
+        result = base64.b64encode(files.result.read_bytes()).decode() if files.result.exists() else None
         self._send("ended", None if failure is None else failure.to_json(), result)
 
     def _messages(self) -> Iterator[list[Any]]:
@@ -192,7 +196,7 @@ class _Host:
             self._tell_begun()
 
     def _tell_begun(self) -> None:
-        if not self._has_begun and self._files.begun.exists():
+        if not self._has_begun and self._files is not None and self._files.begun.exists():
             self._has_begun = True
             self._send("begun")
 
@@ -203,12 +207,13 @@ class _Host:
         with self._writing:
             try:
                 self._replies.write(line + b"\n")
+                self._replies.flush()
             except OSError:
                 self._end()
 
     def _take_signal(self, _sign: int, _frame: object) -> None:
-        """Let the workers save and stop; the second time end at once."""
-        if self._files.stop.exists():
+        """Let the workers save and stop; the second time, or without workers, end at once."""
+        if self._files is None or self._files.stop.exists():
             self._end()
         self._files.stop.touch()
 
@@ -225,11 +230,12 @@ class _Outputs:
 
     Args:
         send: sends a message.
+        first_rank: the rank of the first worker here.
     """
 
-    def __init__(self, send: Any) -> None:
+    def __init__(self, send: Callable[..., None], first_rank: int) -> None:
         self._send = send
-        self._stack = ExitStack()
+        self._first_rank = first_rank
         self._threads: list[threading.Thread] = []
         self._ends: list[int] = []
 
@@ -242,8 +248,9 @@ class _Outputs:
         for thread in self._threads:
             thread.join(SECONDS_BETWEEN_BEATS)  # something that a worker started may keep them open
 
-    def open(self, rank: int) -> Streams:
+    def open(self, local_rank: int) -> Streams:
         """Return the standard streams for a worker."""
+        rank = self._first_rank + local_rank
         streams = [os.open(os.devnull, os.O_RDONLY)]
         for number in (1, 2):
             read, write = os.pipe()

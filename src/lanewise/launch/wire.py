@@ -79,7 +79,6 @@ class CommandWire(Wire):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                bufsize=0,
                 start_new_session=True,  # Ctrl-C in the terminal is for the launcher
             )
         except FileNotFoundError:
@@ -89,6 +88,7 @@ class CommandWire(Wire):
         """See `Wire`."""
         assert self._process.stdin is not None
         self._process.stdin.write(line)
+        self._process.stdin.flush()
 
     def lines(self) -> Iterator[bytes]:
         """See `Wire`."""
