@@ -97,8 +97,8 @@ def load_tree(written: bytes) -> Any:
         WorldError: if something else wrote it.
     """
     header, rest = int.from_bytes(written[:_ALIGNMENT], "big"), written[_ALIGNMENT:]
-    buffer = torch.frombuffer(bytearray(rest), dtype=torch.uint8).unsqueeze(0)
-    return _read_all(buffer, _check([(header, len(rest))]))[0]
+    lengths = _check([(header, len(rest))])
+    return _read_all(torch.frombuffer(bytearray(rest), dtype=torch.uint8).unsqueeze(0), lengths)[0]
 
 
 @final

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from lanewise.errors import WorldError
 from lanewise.testing import run_distributed
 from lanewise.world.shards import HeldTensor
-from lanewise.world.tree_message import all_gather_single
+from lanewise.world.tree_message import all_gather_single, dump_tree, load_tree
 from lanewise.world.world import LocalWorld
 
 HOST = torch.device("cpu")
@@ -251,3 +251,15 @@ def test_damaged_messages_are_values_or_errors():
     assert taken + refused == 300
     assert taken > 0
     assert refused > 100
+
+
+def test_a_result_is_read_on_another_host_as_it_was_written():
+    read = load_tree(dump_tree(value_of(2)))
+    assert read["rank"] == 2
+    assert read["text"] == value_of(2)["text"]
+
+
+@pytest.mark.parametrize("written", [b"", b"\0" * 8, b"\0" * 7 + b"\5hello", pickle.dumps({"a": 1})])
+def test_what_something_else_wrote_is_an_error(written):
+    with pytest.raises(WorldError):
+        load_tree(written)
