@@ -20,9 +20,11 @@ from tests.integration.failing import (
     Ended,
     on_hosts,
     on_one_machine,
+    over_ssh,
     write_faulty,
 )
 from tests.integration.faults import GROUP_VARIABLE, STEP_SAMPLES
+from tests.integration.ssh import running_ssh
 
 KILLED = 128 + signal.SIGKILL
 RAISED = "ValueError: the image is upside down"
@@ -62,7 +64,7 @@ class Case:
 
         Args:
             folder: an empty one.
-            launcher: one of `failing.LAUNCHERS`, or `warm`.
+            launcher: one of `failing.LAUNCHERS`, or `warm` or `ssh`.
             rank: the one that fails.
         """
         overrides = ("--distributed.devices", 2) if launcher == "lanewise" else ()
@@ -82,6 +84,10 @@ class Case:
                 stack.enter_context(disk(folder / "run", self.disk_mib))
             if launcher == "warm":
                 return on_one_machine(config, *overrides, variables=variables)
+            if launcher == "ssh":
+                (folder / "ssh").mkdir()
+                cluster = stack.enter_context(running_ssh(folder / "ssh"))
+                return over_ssh(cluster, config, *overrides, act=self.act)
             return on_hosts(config, launcher, *overrides, act=self.act, variables=variables)
 
     def patterns(self, rank: int, processes: int) -> list[str]:
@@ -235,4 +241,8 @@ BETWEEN_HOSTS = (
     Case(what="kill -9 of torchrun on the second host", says=(r"rank [23]\b",), act=partial(_kill, 1)),
 )
 """From outside."""
+OVER_SSH = [
+    case for case in MATRIX if case.what.removesuffix(" in forward") in ("an exception", "SIGKILL", "SIGSTOP")
+]
+"""Those that are shown over ssh too, for a worker of each host."""
 OF_THE_LAUNCHER = Case(what="kill -9 of lanewise", code=KILLED, act=partial(_kill, 0))

@@ -33,13 +33,21 @@ def main() -> None:
         for launcher, rank, where in (("c10d", 0, " on the first host"), ("static", 3, " on the second host"))
     ]
     two += [(case, "static", 0, "") for case in cases.BETWEEN_HOSTS]
+    over = [
+        (case, "ssh", rank, where)
+        for case in cases.OVER_SSH
+        for rank, where in ((0, " on the first host"), (3, " on the second host"))
+    ]
+    over += [(case, "ssh", 0, "") for case in (cases.BETWEEN_HOSTS[0], cases.OF_THE_LAUNCHER)]
     text = (
         f"{datetime.now(tz=UTC).date()}, torch {torch.__version__}, on the CPU, with `stall_seconds` "
         f"{STALL_SECONDS:g}. Seconds are those from the fault until no process was left on any host.\n\n"
         "One machine, `lanewise train --distributed.devices 2`:\n\n"
         f"{table(one)}\n\n"
         "Two hosts, torchrun with two processes on each. Where both terminals showed the same first, it is "
-        f"given once:\n\n{table(two)}\n"
+        f"given once:\n\n{table(two)}\n\n"
+        "Two hosts with two processes each, `distributed.launcher: ssh`. There is one terminal:\n\n"
+        f"{table(over)}\n"
     )
     written = PAGE.read_text(encoding="utf-8").partition(HEADING)[0]
     PAGE.write_text(f"{written}{HEADING}\n\n{text}", encoding="utf-8")
