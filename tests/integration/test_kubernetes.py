@@ -55,6 +55,7 @@ def stop_first(both: list[Cold], metrics: Path) -> None:
     os.kill(both[0].pid, signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_pod_that_is_preempted_lets_all_save_and_start_again(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(write_noisy(whole)).require_success()
@@ -72,8 +73,8 @@ def test_a_pod_that_is_preempted_lets_all_save_and_start_again(tmp_path):
     ("task", "init_args", "code"),
     [
         ("tasks.Detached", {}, 2),
-        ("tasks.Ends", {"how": "sys", "rank": 1}, 2),
-        ("tasks.RaisesInForward", {"rank": 0}, 1),
+        pytest.param("tasks.Ends", {"how": "sys", "rank": 1}, 2, marks=pytest.mark.slow),
+        pytest.param("tasks.RaisesInForward", {"rank": 0}, 1, marks=pytest.mark.slow),
     ],
 )
 def test_every_pod_exits_with_the_code_of_the_first_error(tmp_path, task, init_args, code):
@@ -81,5 +82,6 @@ def test_every_pod_exits_with_the_code_of_the_first_error(tmp_path, task, init_a
     assert [ended.code for ended in done] == [code, code], [ended.stderr for ended in done]
 
 
+@pytest.mark.slow
 def test_a_mistake_in_the_configuration_ends_a_pod_with_2(tmp_path):
     assert [done.code for done in finish(pods(write_config(tmp_path), "--no-such-option"))] == [2, 2]
