@@ -102,6 +102,11 @@ class RunRecord:
             known = {name: value for name, value in columns.items() if value is not None}
             self._append(size, {"event": "end", "run_id": start["run_id"], "id": start["id"], **known})
 
+    def stands_still(self) -> bool:
+        """Tell whether the last two starts that were told to stop ended before the same step."""
+        stopped = [line.get("next_step") for line in self._read()[0] if line.get("reason") == "preempted"]
+        return len(stopped) > 1 and stopped[-1] == stopped[-2]
+
     def _read(self) -> tuple[list[dict[str, Any]], int]:
         """Return the lines that can be read, and how many bytes of the file are whole lines."""
         if not os.path.lexists(self._path):

@@ -9,6 +9,7 @@ import pytest
 from tests.architecture.test_layers import SRC, read_sources
 
 OWN_FILES = {
+    "lanewise.jobs.batch": "the job, in a file that only its submitter can write",
     "lanewise.jobs.rank": "the job, in the private folder of the parent: its own, or what its launcher sent",
     "lanewise.jobs.start": "the result of its own worker on this machine, in its private folder",
     "lanewise.testing.distributed": "results of its own processes, in its private folder",

@@ -38,7 +38,8 @@ PATIENCE_SECONDS = 120.0
 GRACE_SECONDS = 2.0
 """After this nothing of a run that ended may be left."""
 
-_MARKER = "LANEWISE_TEST_RUN"
+MARKER = "LANEWISE_TEST_RUN"
+"""The variable by which the processes of a program are found."""
 _PINS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG")
 
 
@@ -154,10 +155,10 @@ class Cold(Command):
         **options: Any,
     ) -> None:
         marker = uuid.uuid4().hex
-        self._marker = f"{_MARKER}={marker}".encode()
+        self._marker = f"{MARKER}={marker}".encode()
         self._process = subprocess.Popen(
             list(map(str, arguments)),
-            env=_environment({_MARKER: marker, **(variables or {})}),
+            env=_environment({MARKER: marker, **(variables or {})}),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             text=True,

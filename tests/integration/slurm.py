@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.integration.command import BIN, Cold, Done, wait_for
+from tests.integration.command import BIN, MARKER, Cold, Done, wait_for
 
 # The nodes' names resolve in here only. Its /proc has its own pids: Slurm looks there for a task's children.
 NAMESPACE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -32,10 +32,14 @@ SelectType=select/cons_tres
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0
 # Seconds from SIGTERM to SIGKILL; Slurm's default is 30.
-KillWait=2
+KillWait=5
+# A job of the second partition takes the nodes of those of the first.
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
 NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
-PartitionName=all Nodes=ALL Default=YES
+PartitionName=all Nodes=ALL Default=YES PriorityTier=1
+PartitionName=urgent Nodes=ALL PriorityTier=2
 """
 
 # The first process of a pid namespace takes all others with it when it ends. Munged needs --force because the
@@ -78,22 +82,39 @@ class Slurm:
         given: dict[str, str | None] = {name: None for name in os.environ if name.startswith("SLURM_")}
         given["SLURM_CONF"] = str(self.folder / "slurm.conf")
         given["PATH"] = os.pathsep.join([str(BIN), os.environ["PATH"]])
+        given["SBATCH_EXPORT"] = f"ALL,{MARKER}="  # a job outlives the command that submits it
         return Cold(*arguments, variables={**given, **(variables or {})}, **options)
 
     def run_batch(self, *arguments: object, cwd: Path) -> str:
         """Submit a batch script and return the state in which it ended; --wait would look only rarely."""
         job = self.run("sbatch", "--parsable", *arguments, cwd=cwd).require_success().stdout.strip()
+        return self.wait_for_end(job)
+
+    def start_again(self, job: str) -> None:
+        """Wait until a job is back in the queue, and spare it the two minutes that it would have to wait."""
+        wait_for(lambda: self.show(job)["JobState"] == "PENDING", every_seconds=0.1)
+        self.run("scontrol", "update", f"JobId={job}", "StartTime=now").require_success()
+
+    def wait_for_end(self, job: str) -> str:
+        """Return the state in which a job ended."""
 
         def ended() -> str | None:
-            shown = self.run("scontrol", "--oneliner", "show", "job", job).stdout
-            state = dict(item.partition("=")[::2] for item in shown.split())["JobState"]
+            state = self.show(job)["JobState"]
             return None if state in ("PENDING", "RUNNING", "COMPLETING") else state
 
         return wait_for(ended, every_seconds=0.2)
 
+    def show(self, job: str) -> dict[str, str]:
+        """Return what Slurm says of a job."""
+        shown = self.run("scontrol", "--oneliner", "show", "job", job).require_success().stdout
+        return dict(item.partition("=")[::2] for item in shown.split())
+
     def is_ready(self) -> bool:
         """Tell whether both nodes wait for work."""
-        return self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split() == ["idle", "idle"]
+        return self.run("sinfo", "--noheader", "--Node", "--partition=all", "--format=%T").stdout.split() == [
+            "idle",
+            "idle",
+        ]
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Which launcher starts a job, and what of this machine the job means on other hosts."""
 
 import hashlib
+import math
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lanewise.config import DistributedConfig, pinned_variables
-from lanewise.config.hosts import read_hosts
+from lanewise.config.hosts import SSHConfig, read_hosts
 from lanewise.config.load import dump_config
 from lanewise.errors import ConfigError
 from lanewise.jobs.job import Job
@@ -17,6 +19,8 @@ from lanewise.jobs.provenance import INSTALLED, own_modules
 from lanewise.launch import Launcher, LocalLauncher
 from lanewise.launch.agree import Project
 from lanewise.launch.kubernetes import CONFIG_FILE, KubernetesLauncher, manifest
+from lanewise.launch.sbatch import BatchJob
+from lanewise.launch.slurm import ALLOCATION, SlurmLauncher, allocated_nodes
 from lanewise.launch.ssh import SSHLauncher
 from lanewise.world.environment import Environment
 
@@ -45,6 +49,9 @@ def launcher_of(job: Job) -> Launcher:
     if distributed.launcher == "kubernetes":
         program = job.program(CONFIG_FILE)
         return KubernetesLauncher(manifest(job.config, program, dump_config(job.config)))
+    if distributed.launcher == "slurm":
+        num_starts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        return SlurmLauncher(hosts, _project(job), distributed.stall_seconds, num_starts)
     python = distributed.ssh.python or sys.executable
     return SSHLauncher(hosts, python, _project(job), distributed.stall_seconds)
 
@@ -52,6 +59,15 @@ def launcher_of(job: Job) -> Launcher:
 def _hosts_of(distributed: DistributedConfig) -> Iterator[tuple[str, int]]:
     """Yield the name of each host, if it is known, and its number of processes."""
     count = distributed.num_processes or 1
+    if distributed.launcher == "slurm" and not is_submitted(distributed):
+        names = allocated_nodes()
+        if distributed.nodes not in (None, len(names)):
+            raise ConfigError(
+                f"distributed.nodes contradicts the allocation of Slurm: got {distributed.nodes}, and "
+                f"{len(names)} in it. Leave nodes out inside of an allocation."
+            )
+        yield from [(name, count) for name in names]
+        return
     if distributed.launcher != "ssh":
         yield from [("", count)] * (distributed.nodes or 1)
         return
@@ -66,6 +82,27 @@ def _hosts_of(distributed: DistributedConfig) -> Iterator[tuple[str, int]]:
                 f"{distributed.reducer}. Leave it out beside the host's name."
             )
         yield name, num_devices
+
+
+def is_submitted(distributed: DistributedConfig) -> bool:
+    """Tell whether a job becomes a batch job of Slurm, as there is no allocation to run in."""
+    return distributed.launcher == "slurm" and ALLOCATION not in os.environ
+
+
+def batch_job_of(job: Job) -> BatchJob:
+    """Return the batch job that runs a job; its files are in the run directory, which the nodes share."""
+    config = job.config
+    hosts = list(_hosts_of(config.distributed))
+    num_processes = hosts[0][1]
+    return BatchJob(
+        file=Path(config.train.run_dir, "slurm", f"{secrets.token_hex(4)}.job").absolute(),
+        cwd=Path.cwd(),
+        num_nodes=len(hosts),
+        num_processes=num_processes,
+        num_cores=num_processes * (config.distributed.threads + config.data.num_workers),
+        seconds_to_save=math.ceil(config.checkpoint.preempt_seconds),
+        slurm=config.distributed.slurm,
+    )
 
 
 def job_there(job: J) -> J:
@@ -89,7 +126,8 @@ def _project(job: Job) -> Project:
     config = job.config
     distributed = config.distributed
     search_path = config.search_path or str(Path.cwd())
-    given = distributed.ssh.variables
+    ssh = _ssh(distributed)
+    given = ssh.variables
     if unset := [name for name, value in given.items() if value is None and name not in os.environ]:
         raise ConfigError(
             f"distributed.ssh.variables takes {', '.join(unset)} from this environment, where it is not set. "
@@ -97,7 +135,7 @@ def _project(job: Job) -> Project:
         )
     variables = {name: os.environ[name] if value is None else value for name, value in given.items()}
     return Project(
-        folder=distributed.ssh.folder or str(Path.cwd()),
+        folder=ssh.folder or str(Path.cwd()),
         variables=variables,
         pins=pinned_variables(distributed.threads, distributed.equality),
         search_path=_path_there(search_path, distributed),
@@ -106,9 +144,14 @@ def _project(job: Job) -> Project:
     )
 
 
+def _ssh(distributed: DistributedConfig) -> SSHConfig:
+    """Return what the launcher ssh uses on each host; with another launcher nothing is special there."""
+    return distributed.ssh if distributed.launcher == "ssh" else SSHConfig()
+
+
 def _path_there(path: str, distributed: DistributedConfig) -> str:
     """Return what a path is on the hosts: the same below their working directory, or as it is."""
-    folder = distributed.ssh.folder
+    folder = _ssh(distributed).folder
     here = Path.cwd().resolve()
     if folder is None or not Path(path).is_relative_to(here):
         return path

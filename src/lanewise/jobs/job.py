@@ -61,6 +61,11 @@ class Job(ABC):
         """The folder that the processes of all hosts write together, if they do."""
         return None
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether it got no further between the last two times that it was told to stop."""
+        return False
+
     def log_file(self, rank: int) -> Path:
         """Return where a rank logs."""
         return Path(os.devnull)

@@ -151,14 +151,14 @@ def work(file: Path) -> None:
         except PreemptedError as error:  # no failure: the agent must not start the processes again
             result = error
         if environment.rank == 0:
-            written = _write_sent_result(result) if is_remote else pickle.dumps(result)
+            written = write_sent_result(result) if is_remote else pickle.dumps(result)
             JobFiles(file).result.write_bytes(written)
     except BaseException as error:  # noqa: BLE001 - this process ends here
         watch.fail(error)
 
 
-def _write_sent_result(result: Any) -> bytes:
-    """Write a result for a launcher on another machine: without pickle, which could run code there."""
+def write_sent_result(result: Any) -> bytes:
+    """Write a result for a process on another machine: without pickle, which could run code there."""
     from lanewise.world.tree_message import dump_tree
 
     stopped = str(result) if isinstance(result, PreemptedError) else None

@@ -14,11 +14,20 @@ from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
 from lanewise.jobs import signals
 from lanewise.jobs.exit import refusing_exit
-from lanewise.jobs.hosts import job_there, launcher_of, places_of, python_path_there
+from lanewise.jobs.hosts import (
+    batch_job_of,
+    is_submitted,
+    job_there,
+    launcher_of,
+    places_of,
+    python_path_there,
+)
 from lanewise.jobs.job import Job
+from lanewise.jobs.outcome import Outcome
 from lanewise.jobs.rank import join_prepared_world, read_sent_result, run_in_world, tidy_up_at_end
 from lanewise.launch import JobFiles, Launcher, Workers, fork_server
 from lanewise.launch.remote import RemoteLauncher
+from lanewise.launch.sbatch import BatchJob
 from lanewise.launch.scratch import folder_until_exit, scratch_folder
 from lanewise.world.environment import Environment
 
@@ -80,19 +89,36 @@ def _start_here(job: Job, *, is_fresh: bool) -> Any:
 
 def _start_on_hosts(job: Job) -> Any:
     """Run a job on other hosts. What is on them is looked at there, and rank 0 has the run directory."""
+    _check_for_hosts(job)
+    if is_submitted(job.config.distributed):
+        batch = _write_batch(job, show=lambda _: None)
+        number, exit_code = batch.submit_and_wait()
+        return Outcome(batch.file).read(exit_code, batch.log(number))
+    return _launch_watching(job_there(job), launcher_of(job))
+
+
+def _check_for_hosts(job: Job) -> None:
+    """Find what is wrong with a job as far as this machine can."""
     add_search_path(job.config.search_path)
     with refusing_exit():
         for environment in places_of(job.config.distributed):
             job.check(environment)
-    return _launch_watching(job_there(job), launcher_of(job))
+
+
+def _write_batch(job: Job, show: Callable[[Any], None]) -> BatchJob:
+    """Write what the batch job of a job reads, which nobody else may read or write."""
+    batch = batch_job_of(job)
+    written = _write_job(job, (job_there(job), show), is_remote=True)
+    with job.claim():  # or it could not begin there
+        batch.write_file(written)
+    return batch
 
 
 def describe_start(job: Job) -> str:
     """Check a job as far as this machine can, and say exactly what `start` would start or submit."""
-    add_search_path(job.config.search_path)
-    with refusing_exit():
-        for environment in places_of(job.config.distributed):
-            job.check(environment)
+    _check_for_hosts(job)
+    if is_submitted(job.config.distributed):
+        return batch_job_of(job).describe()
     return launcher_of(job).describe()
 
 
@@ -118,6 +144,11 @@ def run_command(job: Job, show: Callable[[Any], None], *, is_dry: bool = False) 
         print(describe_start(job).rstrip())  # noqa: T201 - what the command is for
         return
     environment = Environment.from_env(os.environ)
+    if environment is None and is_submitted(job.config.distributed):
+        _check_for_hosts(job)
+        batch = _write_batch(job, show)
+        print(batch.tell(batch.submit()))  # noqa: T201 - it is what there is to know
+        return
     if environment is None:
         if job.can_stop:
             is_remote = job.config.distributed.launcher != "local"
@@ -149,7 +180,7 @@ def launch(job: Job, launcher: Launcher, *, signals_to_end: Sequence[Signals] = 
     is_remote = isinstance(launcher, RemoteLauncher)
     with scratch_folder() as folder:
         files = JobFiles(folder / "job")
-        files.job.write_bytes(_write_job(job, is_remote=is_remote))
+        files.job.write_bytes(_write_job(job, job, is_remote=is_remote))
         variables = pinned_variables(distributed.threads, distributed.equality)
         variables[signals.STOP_FILE_VARIABLE] = ""  # that of this process is not for the workers of a trial
         if job.can_stop:
@@ -175,10 +206,10 @@ def launch(job: Job, launcher: Launcher, *, signals_to_end: Sequence[Signals] = 
         return result
 
 
-def _write_job(job: Job, *, is_remote: bool) -> bytes:
-    """Write what `lanewise.jobs.rank.work` reads."""
+def _write_job(job: Job, given: object, *, is_remote: bool) -> bytes:
+    """Write what `lanewise.jobs.rank.work` and `lanewise.jobs.batch` read: a job, or what has it inside."""
     try:
-        pickled = cloudpickle.dumps(job)
+        pickled = cloudpickle.dumps(given)
     except Exception as error:
         raise ConfigError(
             f"the task cannot be sent to worker processes: {text_of(error)}. Keep what cannot be pickled "

@@ -78,6 +78,11 @@ class TrainJob(Job):
         """See `Job`: every process writes its part of a checkpoint there."""
         return self.run_dir.path
 
+    @property
+    def stands_still(self) -> bool:
+        """See `Job`."""
+        return RunRecord(self.run_dir.record).stands_still()
+
     def log_file(self, rank: int) -> Path:
         """See `Job`."""
         return self.run_dir.log(rank)

@@ -9,13 +9,15 @@ line of JSON for each message. No file of the launcher's machine is needed here.
     ["call", name, arguments]           ->   does what the method of `_Host` with that name does
                                         <-   ["reply", value] or ["refused", why]
     ["stop"]                            ->   lets the workers save and stop
+    ["end"]                             ->   ends with all workers
                                         <-   ["out", rank, 1 or 2, a line that a worker wrote there]
                                         <-   ["begun"]  they train
                                         <-   ["ended", the first failure or null, the result or null]
     ["beat"] twice a second             <->  ["beat"] twice a second
 
-It ends with all workers when its standard input ends, or when nothing came for as long as the run may make
-no progress: then the launcher, its machine or the way to it is gone.
+It also ends with all workers when its standard input ends, or when nothing came for as long as the run may
+make no progress: then the launcher, its machine or the way to it is gone. Only where Slurm ends the job the
+workers save first: its signal for that ends srun, too.
 """
 
 import base64
@@ -48,6 +50,8 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """In which a user names the interface that leads to the other hosts."""
 SECONDS_BETWEEN_BEATS = 0.5
 _SECONDS_FOR_THE_FIRST_WORD = 60.0
+_SECONDS_FOR_SLURMS_SIGNAL = 2.0
+"""How much later than to srun it may come to this process."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _BUFFER_BYTES = 65536
 
@@ -73,6 +77,8 @@ class _Host:
         self._listener = socket.create_server(("", 0))  # by which the others find out whether they reach it
         self._files: JobFiles | None = None
         self._limit_seconds: float | None = _SECONDS_FOR_THE_FIRST_WORD
+        self._is_told_to_stop = False
+        self._has_workers = False
         self._has_begun = False
         self._store: Any = None
 
@@ -93,8 +99,12 @@ class _Host:
                     self._send("refused", f"{error.filename}: {error.strerror}")
                 except LanewiseError as error:
                     self._send("refused", text_of(error))
-            elif kind == "stop" and self._files is not None:
-                self._files.stop.touch()
+            elif kind == "stop":
+                self._stop_workers()
+            elif kind == "end":
+                self._end()
+        if "SLURM_STEP_ID" in os.environ:
+            self._let_workers_stop()
         self._end()
 
     def do_enter(self, folder: str, variables: Mapping[str, str], limit_seconds: float | None) -> list[str]:
@@ -107,6 +117,8 @@ class _Host:
         self._limit_seconds = limit_seconds
         tempfile.tempdir = None  # of the environment before
         self._files = JobFiles(folder_until_exit() / "job")
+        if self._is_told_to_stop:
+            self._stop_workers()
         fork_server({})
         threading.Thread(target=import_module, args=("torch.distributed",), daemon=True).start()
         return [os.environ.get(name, "") for name in INTERFACE_VARIABLES]
@@ -155,6 +167,7 @@ class _Host:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._files.job.write_bytes(base64.b64decode(job))
+        self._has_workers = True
         given = Workers(**workers), Place(**place), self._files, port
         threading.Thread(target=self._run, args=given, daemon=True).start()
 
@@ -172,6 +185,19 @@ class _Host:
         self._tell_begun()
         result = base64.b64encode(files.result.read_bytes()).decode() if files.result.exists() else None
         self._send("ended", None if failure is None else failure.to_json(), result)
+        self._has_workers = False
+
+    def _stop_workers(self) -> None:
+        """Let the workers save and stop, as soon as they are there."""
+        self._is_told_to_stop = True
+        if self._files is not None:
+            self._files.stop.touch()
+
+    def _let_workers_stop(self) -> None:
+        """Wait for the workers, if they were told to stop or are told so within a moment."""
+        deadline = time.monotonic() + _SECONDS_FOR_SLURMS_SIGNAL
+        while self._has_workers and (self._is_told_to_stop or time.monotonic() < deadline):
+            time.sleep(0.05)
 
     def _messages(self) -> Iterator[list[Any]]:
         """Yield what the launcher says, until it has gone."""
@@ -212,10 +238,10 @@ class _Host:
                 self._end()
 
     def _take_signal(self, _sign: int, _frame: object) -> None:
-        """Let the workers save and stop; the second time, or without workers, end at once."""
-        if self._files is None or self._files.stop.exists():
+        """Let the workers save and stop; the second time end at once."""
+        if self._is_told_to_stop:
             self._end()
-        self._files.stop.touch()
+        self._stop_workers()
 
     def _end(self) -> NoReturn:
         """End this process, with the workers."""

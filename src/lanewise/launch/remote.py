@@ -35,11 +35,13 @@ class RemoteLauncher(Launcher):
         project: what all hosts have.
         limit_seconds: after how long without a word from each other a host and this process give up; None:
             never.
+        num_starts: how often the same launch was started before, by Slurm for instance.
     """
 
-    def __init__(self, project: Project, limit_seconds: float | None) -> None:
+    def __init__(self, project: Project, limit_seconds: float | None, num_starts: int = 0) -> None:
         self.project = project
         self.limit_seconds = limit_seconds
+        self.num_starts = num_starts
 
     @abstractmethod
     def connect(self) -> list[tuple[str, int, Wire]]:
@@ -74,7 +76,7 @@ class RemoteLauncher(Launcher):
                 agreement.require()
                 if not num_restarts:
                     _show(agreement)
-                _start(agreement, workers, files.job.read_bytes(), num_restarts)
+                _start(agreement, workers, files.job.read_bytes(), self.num_starts + num_restarts)
                 return _Run(hosts, events, files, self.limit_seconds).wait()
 
         run_again(workers, _STDERR, run_once)

@@ -18,7 +18,9 @@ _SECONDS_TO_CONNECT = 60.0
 _SECONDS_TO_ANSWER = 30.0
 _SECONDS_TO_END = 3.0
 _LINES_OF_STDERR = 20
+_SECONDS_TO_SAY_SO = 1.0
 _BEAT = b'["beat"]\n'
+_END = b'["end"]\n'
 
 
 class HostError(LaunchError):
@@ -156,10 +158,9 @@ class RemoteHost:
         """The values of `INTERFACE_VARIABLES` there."""
         self.num_heard = 0
         """How often it said something: where that stands still, it or the way to it is lost."""
-        self._closed = threading.Event()
         self._reading_errors = self._start(self._read_errors)
         self._start(self._read)
-        self._start(self._write)
+        self._writing = self._start(self._write)
 
     @property
     def hello(self) -> Hello:
@@ -190,7 +191,8 @@ class RemoteHost:
 
     def close(self) -> None:
         """Let the process there end, with its workers."""
-        self._closed.set()
+        self._outbox.put(_END)
+        self._writing.join(_SECONDS_TO_SAY_SO)
         self._wire.close()
 
     def _reply(self, what: str, seconds: float) -> Any:
@@ -234,11 +236,13 @@ class RemoteHost:
     def _write(self) -> None:
         """Send what is to be sent, and a beat where there is nothing."""
         with suppress(OSError, ValueError):  # the host has gone, which `_read` tells, or the wire is closed
-            while not self._closed.is_set():
+            line = b""
+            while line != _END:
                 try:
-                    self._wire.send(self._outbox.get(timeout=SECONDS_BETWEEN_BEATS))
+                    line = self._outbox.get(timeout=SECONDS_BETWEEN_BEATS)
                 except Empty:
-                    self._wire.send(_BEAT)
+                    line = _BEAT
+                self._wire.send(line)
 
     def _start(self, target: Any) -> threading.Thread:
         thread = threading.Thread(target=target, daemon=True)
