@@ -11,7 +11,7 @@ from tests.soak.kill_and_resume import losses, result, write_noisy
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
-ON_TWO_NODES = ("--distributed.launcher", "slurm", "--distributed.nodes", 2, "--distributed.devices", 2)
+ON_TWO_NODES = ("--distributed.launcher", "slurm", "--distributed.nodes", 2, "--distributed.devices")
 SLOWLY = ("--task.init_args.sleep_seconds", 0.1)
 
 
@@ -29,9 +29,9 @@ def whole(tmp_path_factory):
     return folder
 
 
-def submit(slurm, config, *arguments: object) -> tuple[str, Done]:
-    """Submit a run; return the number of its job, and what was said."""
-    done = slurm.run(*LANEWISE, "train", config, *ON_TWO_NODES, *arguments, cwd=config.parent)
+def submit(slurm, config, devices: int, *arguments: object) -> tuple[str, Done]:
+    """Submit a run on both nodes; return the number of its job, and what was said."""
+    done = slurm.run(*LANEWISE, "train", config, *ON_TWO_NODES, devices, *arguments, cwd=config.parent)
     done.require_success()
     (job,) = re.findall(r"^job (\d+) is submitted\.$", done.stdout, re.MULTILINE)
     return job, done
@@ -43,7 +43,7 @@ def log_of(folder, job: str) -> str:
 
 def begin(slurm, folder) -> str:
     """Submit a run that saves only if it is told to stop, and wait for a few steps."""
-    job, _ = submit(slurm, write_noisy(folder, checkpoint={}), *SLOWLY)
+    job, _ = submit(slurm, write_noisy(folder, checkpoint={}), 1, *SLOWLY)
     metrics = folder / "run" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and len(losses(folder / "run")) >= 2)
     return job
@@ -65,7 +65,7 @@ def test_a_submitted_run_leaves_the_model_of_one_process(slurm, tmp_path):
     one = tmp_path / "one"
     one.mkdir()
     train(write_config(one)).require_success()
-    job, done = submit(slurm, write_config(tmp_path))
+    job, done = submit(slurm, write_config(tmp_path), 2)
     assert f"scancel {job}" in done.stdout
     assert slurm.wait_for_end(job) == "COMPLETED", log_of(tmp_path, job)
     assert "4 processes on cpu" in log_of(tmp_path, job)

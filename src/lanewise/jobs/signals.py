@@ -6,7 +6,8 @@
     a worker of that launcher   a thread takes the signal and notes it
 
 In each step the ranks vote on the request, so that one rank that has it is enough. A second signal ends the
-process in any case. Before the first step there is nothing to save, and the command ends at once, with its
+process in any case, but within a second it counts as the first: Slurm sends two at once where it takes the
+nodes for another job. Before the first step there is nothing to save, and the command ends at once, with its
 workers. It raises no error for that: a signal may come while python runs code that catches every error, or
 ignores it, such as the callback of a weak reference. A process that is not the command's does before the
 first step what it did without lanewise. A process of torchrun, srun or mpirun does not take the signals until
@@ -14,9 +15,11 @@ the first step, since it may be waiting for a process that failed, in code durin
 """
 
 import atexit
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +32,8 @@ STOP_FILE_VARIABLE = "LANEWISE_STOP_FILE"
 """Environment variable in which the launcher tells its workers for which file to look."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_SECONDS_OF_ONE = 1.0
+"""Within which a signal that comes again is the same wish."""
 _noted = threading.Event()
 _begun = threading.Event()
 _stop_file: Path | None = None
@@ -114,11 +119,17 @@ def _install(before_training: Callable[[int], object], *more: signal.Signals) ->
     _is_watched = True
     _noted.clear()
     _begun.clear()
+    came: dict[int, float] = {}
 
     def handle(sign: int, _frame: object) -> None:
-        signal.signal(sign, before[signal.Signals(sign)])
+        now = time.monotonic()
+        is_second = now - came.setdefault(sign, now) > _SECONDS_OF_ONE
+        if is_second or not _has_begun():
+            signal.signal(sign, before[signal.Signals(sign)])
         _note()
-        if not _has_begun():
+        if is_second:
+            signal.raise_signal(sign)
+        elif not _has_begun():
             before_training(sign)
 
     before = {sign: signal.signal(sign, handle) or signal.SIG_DFL for sign in (*_SIGNALS, *more)}
@@ -154,8 +165,10 @@ def _begun_file(stop_file: Path) -> Path:
 
 
 def _take_signals() -> None:
+    first = math.inf
     while True:
         info = signal.sigwaitinfo(_SIGNALS)
-        if _noted.is_set():
+        if time.monotonic() - first > _SECONDS_OF_ONE:
             os._exit(128 + info.si_signo)
+        first = min(first, time.monotonic())
         _note()

@@ -108,7 +108,7 @@ def _check_for_hosts(job: Job) -> None:
 def _write_batch(job: Job, show: Callable[[Any], None]) -> BatchJob:
     """Write what the batch job of a job reads, which nobody else may read or write."""
     batch = batch_job_of(job)
-    written = _write_job(job, (job_there(job), show), is_remote=True)
+    written = _write_job(job, (job, show), is_remote=True)
     with job.claim():  # or it could not begin there
         batch.write_file(written)
     return batch

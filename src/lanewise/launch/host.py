@@ -238,9 +238,7 @@ class _Host:
                 self._end()
 
     def _take_signal(self, _sign: int, _frame: object) -> None:
-        """Let the workers save and stop; the second time end at once."""
-        if self._is_told_to_stop:
-            self._end()
+        """Let the workers save and stop. Slurm may send it twice; it is the launcher that ends them at once."""
         self._stop_workers()
 
     def _end(self) -> NoReturn:
