@@ -1,10 +1,12 @@
 """The launcher slurm, on two nodes: what it submits, how it stops, and how it goes on after a requeue."""
 
+import os
 import re
+import sys
 
 import pytest
 
-from tests.integration.command import LANEWISE, Done, train, wait_for, write_config
+from tests.integration.command import LANEWISE, ROOT, Done, train, wait_for, write_config
 from tests.integration.slurm import running_slurm, why_not
 from tests.soak.kill_and_resume import losses, result, write_noisy
 
@@ -12,6 +14,22 @@ REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 ON_TWO_NODES = ("--distributed.launcher", "slurm", "--distributed.nodes", 2, "--distributed.devices")
+SCRIPT = """
+import lanewise
+from tests.integration.tasks import Evaluated
+
+distributed = {"launcher": "slurm", "nodes": 2, "devices": 1, "device_type": "cpu"}
+print(
+    lanewise.train(
+        Evaluated(),
+        batch={"global_batch_size": 8, "micro_batch_size": 2},
+        train={"epochs": 1, "run_dir": "run"},
+        optimizer={"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01}},
+        distributed=distributed,
+    ).evaluation
+)
+"""
+PYTHONPATH = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 SLOWLY = ("--task.init_args.sleep_seconds", 0.1)
 
 
@@ -70,6 +88,28 @@ def test_a_submitted_run_leaves_the_model_of_one_process(slurm, tmp_path):
     assert slurm.wait_for_end(job) == "COMPLETED", log_of(tmp_path, job)
     assert "4 processes on cpu" in log_of(tmp_path, job)
     assert (tmp_path / "run/model.safetensors").read_bytes() == (one / "run/model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_in_an_allocation_a_run_uses_its_nodes(slurm, tmp_path):
+    write_config(tmp_path)
+    train_it = "lanewise train config.yaml --distributed.launcher slurm --distributed.devices 2"
+    (tmp_path / "mine.sh").write_text(f"#!/bin/sh\n{train_it}\n")
+    state = slurm.run_batch("--nodes=2", "--cpus-per-task=2", "--output=log", "mine.sh", cwd=tmp_path)
+    log = (tmp_path / "log").read_text()
+    assert state == "COMPLETED", log
+    assert "node2: 2 processes" in log
+    assert "4 processes on cpu" in log
+
+
+@pytest.mark.slow
+def test_from_python_a_run_waits_for_its_result(slurm, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = slurm.run(sys.executable, script, cwd=tmp_path, variables={"PYTHONPATH": PYTHONPATH})
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("all/loss") == 1
+    assert "is submitted" in done.stderr
 
 
 def test_a_run_that_is_requeued_saves_and_goes_on(slurm, tmp_path, whole):

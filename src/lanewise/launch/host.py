@@ -238,7 +238,7 @@ class _Host:
                 self._end()
 
     def _take_signal(self, _sign: int, _frame: object) -> None:
-        """Let the workers save and stop. Slurm may send it twice; it is the launcher that ends them at once."""
+        """Let the workers save and stop; the launcher ends them at once. Slurm may send a signal twice."""
         self._stop_workers()
 
     def _end(self) -> NoReturn:

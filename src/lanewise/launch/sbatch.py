@@ -111,8 +111,10 @@ class BatchJob:
             KeyboardInterrupt: after the job was cancelled.
         """
         ours, theirs = pty.openpty()  # into a pipe sbatch would write the number at its end only
-        with os.fdopen(ours, "r", encoding="utf-8") as lines:
-            sbatch = start_slurm(*self.command("--wait"), stdout=theirs)
+        with (
+            os.fdopen(ours, "r", encoding="utf-8") as lines,
+            start_slurm(*self.command("--wait"), stdout=theirs) as sbatch,
+        ):
             os.close(theirs)
             number = ""
             try:
