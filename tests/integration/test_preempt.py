@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from contextlib import suppress
 from functools import partial
 
@@ -171,6 +172,7 @@ def test_a_second_signal_ends_a_single_process_at_once(tmp_path):
         with suppress(ProcessLookupError):  # it is gone a moment before `poll` knows
             while command.poll() is None:
                 os.kill(command.pid, signal.SIGTERM)
+                time.sleep(0.1)
         assert command.finish().code == -signal.SIGTERM
 
 
