@@ -41,7 +41,7 @@ class Project:
         return f"{self.folder}{names}"
 
 
-class Finding(NamedTuple):
+class Fault(NamedTuple):
     """Something that is wrong with a host."""
 
     host: str
@@ -68,19 +68,25 @@ class Agreement:
     """
 
     def __init__(self, hosts: Sequence[RemoteHost], project: Project, limit_seconds: float | None) -> None:
-        self.findings: list[Finding] = []
+        self.faults: list[Fault] = []
+        self.answering = list(hosts)
+        """Those of which the rest can be seen."""
         self.sites: dict[RemoteHost, Site] = {}
         """Where each host is reached, if all others reach it."""
         self.hosts = hosts
         self.project = project
         self._limit_seconds = limit_seconds
 
-    def look(self) -> None:
-        """Look at everything that must hold before the workers start; stops where the rest can't be seen."""
+    def look(self, *, at_all: bool = False) -> None:
+        """Look at everything that must hold before the workers start.
+
+        Args:
+            at_all: whether to go on with the hosts of which the rest can be seen, where something is wrong.
+        """
         for looks in ((self._meet,), (self._enter,), (self._compare_code, self._find_sites, self._share)):
             for look in looks:
                 look()
-            if self.findings:
+            if self.faults and not at_all:
                 return
 
     def require(self) -> None:
@@ -89,31 +95,33 @@ class Agreement:
         Raises:
             ConfigError: lists all of it.
         """
-        if self.findings:
-            raise ConfigError(*(f"host {host}: {text}" for host, _, text in self.findings))
+        if self.faults:
+            raise ConfigError(*(f"host {host}: {text}" for host, _, text in self.faults))
 
     def _meet(self) -> None:
         """Wait until every host has said who it is, with the versions of this machine."""
         here = describe_machine()
-        for host in self._ask("connection", RemoteHost.wait_for_hello):
+        for host in self.ask("connection", RemoteHost.wait_for_hello):
             for name in ("lanewise", "torch"):
                 there, own = getattr(host.hello, name), getattr(here, name)
                 if there != own:
                     what = f"{host.hello.executable} there has {name} {there}, and this machine has {own}"
                     self._find(host, "versions", f"{what}. Install the same version on all.")
+            if host.hello.lanewise != here.lanewise:  # it may know other messages
+                self.answering.remove(host)
 
     def _enter(self) -> None:
         """Let every host take the folder and the variables."""
         given = {"folder": self.project.folder, "variables": {**self.project.variables, **self.project.pins}}
         limit = self._limit_seconds
-        answers = self._ask("folder", lambda host: host.call("enter", **given, limit_seconds=limit))
+        answers = self.ask("folder", lambda host: host.call("enter", **given, limit_seconds=limit))
         for host, interfaces in answers.items():
             host.interfaces = interfaces
 
     def _compare_code(self) -> None:
         """Find the hosts whose user code differs from that of this machine."""
         path, sources = self.project.search_path, dict(self.project.sources)
-        answers = self._ask("code", lambda host: host.call("compare", search_path=path, sources=sources))
+        answers = self.ask("code", lambda host: host.call("compare", search_path=path, sources=sources))
         for host, differing in answers.items():
             if differing:
                 more = f" and {len(differing) - _SHOWN_FILES} more" if len(differing) > _SHOWN_FILES else ""
@@ -126,12 +134,13 @@ class Agreement:
         if len(self.hosts) == 1:
             self.sites = {self.hosts[0]: Site(LOCALHOST, "")}
             return
+        hosts = tuple(self.answering)
         peers = [
             (host.hello.token, [address for address, _ in host.hello.addresses], host.hello.port)
-            for host in self.hosts
+            for host in hosts
         ]
-        answers = self._ask("network", lambda host: host.call("reach", peers=peers))
-        for index, host in enumerate(self.hosts):
+        answers = self.ask("network", lambda host: host.call("reach", peers=peers))
+        for index, host in enumerate(hosts):
             sites = [Site(*place) for place in host.hello.addresses]
             whys = {
                 peer: dict(zip(sites, answer[index], strict=True))
@@ -139,6 +148,8 @@ class Agreement:
                 if peer is not host
             }
             reached = [site for site in sites if not any(why[site] for why in whys.values())]
+            if host not in answers:
+                continue
             if reached:
                 self.sites[host] = min(reached, key=lambda site: site.interface not in host.interfaces)
                 continue
@@ -153,21 +164,22 @@ class Agreement:
 
     def _share(self) -> None:
         """Find the hosts that do not share the run directory of the first one."""
-        if self.project.run_dir is None:
+        if self.project.run_dir is None or not self.answering:
             return
-        first, *others = self.hosts
+        first, *others = self.answering
         run_dir = self.project.run_dir
         path = f"{run_dir}/.shared-{secrets.token_hex(4)}"
-        if not self._ask("run_dir", lambda host: host.call("leave", path=path), [first]):
+        made = self.ask("run_dir", lambda host: host.call("leave", path=path), [first])
+        if not made:
             return
-        for host, found in self._ask("run_dir", lambda host: host.call("find", path=path), others).items():
+        for host, found in self.ask("run_dir", lambda host: host.call("find", path=path), others).items():
             if not found:
                 what = f"run_dir {run_dir} there is not that of {first.name}"
                 why = "as every process writes its part of a checkpoint"
                 self._find(host, "run_dir", f"{what}. Put it where all hosts share it, {why}.")
-        self._ask("run_dir", lambda host: host.call("remove", path=path), [first])
+        self.ask("run_dir", lambda host: host.call("remove", path=path, folders=made[first]), [first])
 
-    def _ask(
+    def ask(
         self, kind: str, call: Callable[[RemoteHost], Any], hosts: Sequence[RemoteHost] | None = None
     ) -> dict[RemoteHost, Any]:
         """Ask hosts at once; return the answers, and note the hosts that could not give one."""
@@ -178,16 +190,18 @@ class Agreement:
             except HostError as error:
                 return error
 
-        asked = self.hosts if hosts is None else hosts
+        asked = tuple(self.answering if hosts is None else hosts)
         with ThreadPoolExecutor(max(1, len(asked))) as pool:
             answers = dict(zip(asked, pool.map(attempt, asked), strict=True))
         for host, answer in answers.items():
             if isinstance(answer, HostError):
                 self._find(host, kind, f"{answer.why.rstrip('.')}.{_REMEDIES.get(kind, '')}")
+                if host.is_lost or kind == "folder":
+                    self.answering.remove(host)
         return {host: answer for host, answer in answers.items() if not isinstance(answer, HostError)}
 
     def _find(self, host: RemoteHost, kind: str, text: str) -> None:
-        self.findings.append(Finding(host.name, kind, text))
+        self.faults.append(Fault(host.name, kind, text))
 
 
 def interface_variables(host: RemoteHost, site: Site) -> dict[str, str]:

@@ -86,3 +86,11 @@ def call(token: str, address: str, port: int) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return "" if received == token else "another machine answers"
+
+
+def resolves(name: str) -> bool:
+    """Tell whether the name of a host leads to an address here."""
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except OSError:
+        return False

@@ -32,6 +32,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -41,7 +42,7 @@ from lanewise.die_with_parent import name_process
 from lanewise.errors import LanewiseError, text_of
 from lanewise.launch.agent import JobFiles, Place, Streams, Workers, join_store, open_store, run_workers
 from lanewise.launch.fork_server import end_servers, fork_server
-from lanewise.launch.hello import call, say_hello
+from lanewise.launch.hello import call, resolves, say_hello
 from lanewise.launch.launcher import count_processes
 from lanewise.launch.scratch import folder_until_exit, remove_all
 
@@ -139,22 +140,32 @@ class _Host:
             whys = iter(list(pool.map(lambda one: call(*one), calls)))
         return [[next(whys) for _ in addresses] for _, addresses, _ in peers]
 
-    def do_leave(self, path: str) -> None:
-        """Leave a file for the other hosts to find."""
+    def do_leave(self, path: str) -> list[str]:
+        """Leave a file for the other hosts to find; return the folders that were made for it."""
+        made = [str(folder) for folder in Path(path).parents if not folder.exists()]
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).touch()
+        return made
 
     def do_find(self, path: str) -> bool:
         """Tell whether such a file is there."""
         return Path(path).exists()
 
-    def do_remove(self, path: str) -> None:
-        """Remove such a file."""
+    def do_remove(self, path: str, folders: Sequence[str]) -> None:
+        """Remove such a file, and the folders that were made for it."""
         Path(path).unlink(missing_ok=True)
+        for folder in folders:
+            with suppress(OSError):  # something else is in it by now
+                Path(folder).rmdir()
 
     def do_clock(self) -> float:
         """Return the time."""
         return time.time()
+
+    def do_resolve(self, names: Sequence[str]) -> list[str]:
+        """Return which names of hosts lead to no address here."""
+        with ThreadPoolExecutor(max(1, len(names))) as pool:
+            return [name for name, leads in zip(names, pool.map(resolves, names), strict=True) if not leads]
 
     def do_open_store(self, address: str) -> int:
         """Open the store of the world; return its port."""

@@ -89,8 +89,11 @@ class CommandWire(Wire):
     def send(self, line: bytes) -> None:
         """See `Wire`."""
         assert self._process.stdin is not None
-        self._process.stdin.write(line)
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except ValueError:  # it was closed meanwhile
+            raise BrokenPipeError from None
 
     def lines(self) -> Iterator[bytes]:
         """See `Wire`."""
@@ -156,6 +159,8 @@ class RemoteHost:
         self._hello: Hello | None = None
         self.interfaces: Sequence[str] = ("", "")
         """The values of `INTERFACE_VARIABLES` there."""
+        self.is_lost = False
+        """Whether it has ended, or did not answer: what it says after that is no answer any more."""
         self.num_heard = 0
         """How often it said something: where that stands still, it or the way to it is lost."""
         self._reading_errors = self._start(self._read_errors)
@@ -167,6 +172,11 @@ class RemoteHost:
         """What the host said of itself."""
         assert self._hello is not None
         return self._hello
+
+    @property
+    def has_said_hello(self) -> bool:
+        """Whether it has said who it is."""
+        return self._hello is not None
 
     def wait_for_hello(self) -> None:
         """Wait until the host has said who it is.
@@ -182,6 +192,7 @@ class RemoteHost:
         Raises:
             HostError: it could not do it, or does not answer.
         """
+        assert not self.is_lost
         self.send("call", name, arguments)
         return self._reply(f"answer to {name}", _SECONDS_TO_ANSWER)
 
@@ -199,8 +210,9 @@ class RemoteHost:
         try:
             kind, value = self._replies.get(timeout=seconds)
         except Empty:
-            kind, value = "refused", f"it did not {what} within {seconds:g} s"
-        if kind == "refused":
+            kind, value = "lost", f"it did not {what} within {seconds:g} s"
+        self.is_lost = kind == "lost"
+        if kind != "reply":
             raise HostError(self.name, value)
         return value
 
@@ -219,7 +231,7 @@ class RemoteHost:
             elif kind != "beat":
                 self._events.put(Event(self, kind, values))
         why = self._why_lost()
-        self._replies.put(("refused", why))
+        self._replies.put(("lost", why))
         self._events.put(Event(self, "lost", [why]))
 
     def _why_lost(self) -> str:
