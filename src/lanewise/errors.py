@@ -105,11 +105,13 @@ class LaunchError(LanewiseError):
     Args:
         message: what the first failing worker said, with its rank and host.
         exit_code: the exit code of that worker; 1 where a signal ended it.
+        rank: of that worker; None where none was started.
     """
 
-    def __init__(self, message: str, exit_code: int = 1) -> None:
+    def __init__(self, message: str, exit_code: int = 1, rank: int | None = None) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.rank = rank
 
 
 class PreemptedError(LanewiseError):

@@ -60,7 +60,7 @@ def run_again(workers: Workers, stderr: int, run_once: "Callable[[int], Failure 
             if failure is None:
                 return
             if num_restarts == workers.max_restarts or failure.is_final(before):
-                raise LaunchError(str(failure), failure.exit_code)
+                raise LaunchError(str(failure), failure.exit_code, failure.rank)
             before = failure
             text = f"starting again, {num_restarts + 1} of {workers.max_restarts} times: {failure.summary}\n"
             with suppress(OSError):  # nobody listens
