@@ -18,7 +18,7 @@ ROWS = (
     {"loggers", "transforms"},
     {"engine"},
     {"jobs"},
-    {"verify", "bench", "plan", "testing"},
+    {"verify", "bench", "plan", "doctor", "testing"},
     {"cli"},
     {"__main__"},  # starts cli, and is a row of its own for that reason only
 )
@@ -41,7 +41,7 @@ ENGINE_OFFERS = {
 """What verify may use of engine: it compares runs that are built and taken as the trainer does."""
 ROW_OF = {package: row for row, packages in enumerate(ROWS) for package in packages}
 LAUNCH_MAY_IMPORT = {"errors", "config", "die_with_parent", "watch"}
-MAY_IMPORT_LAUNCH = {"jobs", "verify", "bench", "plan", "testing", "cli"}
+MAY_IMPORT_LAUNCH = {"jobs", "verify", "bench", "plan", "doctor", "testing", "cli"}
 FORBIDDEN = {("data", "world"): "data is told which lanes to serve and never sees a rank"}
 MAY_IMPORT_LATE = {"", "cli", "jobs", "launch", "__main__"}
 NO_TORCH_AT_IMPORT = {"", "errors", "die_with_parent", "config", "lanes", "launch", "jobs", "cli", "__main__"}

@@ -35,6 +35,7 @@ _COMMANDS = {
     "evaluate": ("RUN_OR_MODEL [--key value]", "evaluate a trained model"),
     "verify": ("CONFIG --devices 1,2", "prove that devices compute the same, or say why not"),
     "plan": ("CONFIG --devices 1,2,4", "say what memory and time a run needs, before it"),
+    "doctor": ("[CONFIG]", "find the host, clock, disk or link that is at fault"),
     "audit": ("RUN", "check that every sample was trained once, where it was planned"),
     "checkpoints": ("RUN", "list the checkpoints of a run, and verify them"),
     "export": ("RUN_OR_CHECKPOINT --output F", "write the weights of a checkpoint"),
@@ -84,11 +85,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     from lanewise.errors import LanewiseError, PreemptedError, mistakes_of
 
     try:
-        from lanewise.cli.arguments import read_arguments
+        from lanewise.cli.arguments import REQUIRED, read_arguments
 
         command = _find(name)
         found = read_arguments(command, rest)
-        if found.wants_help or not rest:
+        needs_some = any(one.default is REQUIRED for one in (*command.operands, *command.options))
+        if found.wants_help or (needs_some and not rest):
             from lanewise.cli.help import write_help
 
             print(write_help(command, found), end="")

@@ -16,7 +16,7 @@ from lanewise.run_dir import RunDir
 from lanewise.world.environment import Environment
 
 
-def _amount(name: str, meaning: str, value_name: str, unit: float) -> Argument[float | None]:
+def amount(name: str, meaning: str, value_name: str, unit: float = 1.0) -> Argument[float | None]:
     """Declare an option whose value is an amount, which is multiplied by its unit."""
 
     def read(text: str) -> float:
@@ -34,9 +34,9 @@ def _amount(name: str, meaning: str, value_name: str, unit: float) -> Argument[f
 _DEVICES = Argument[Sequence[int]](
     "--devices", "numbers of devices; 1,2,4,8 if left out", "A,B", read_counts, (1, 2, 4, 8)
 )
-_MEMORY = _amount("--memory-gib", "memory of a device, in GiB", "GIB", 2**30)
-_LINK = _amount("--link-gbit", "what a device can send to others, in gigabits per second", "GBIT", 1e9 / 8)
-_TFLOPS = _amount("--tflops", "what a device reaches in training, in 10^12 operations per second", "N", 1e12)
+_MEMORY = amount("--memory-gib", "memory of a device, in GiB", "GIB", 2**30)
+_LINK = amount("--link-gbit", "what a device can send to others, in gigabits per second", "GBIT", 1e9 / 8)
+_TFLOPS = amount("--tflops", "what a device reaches in training, in 10^12 operations per second", "N", 1e12)
 _TIME_LANE = flag(
     "--time-lane", "instead of --tflops: takes the time of a lane and of an update on this machine's CPU"
 )

@@ -5,7 +5,7 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +18,9 @@ from lanewise.jobs.job import Job
 from lanewise.jobs.provenance import INSTALLED, own_modules
 from lanewise.launch import Launcher, LocalLauncher
 from lanewise.launch.agree import Project
+from lanewise.launch.here import HereLauncher
 from lanewise.launch.kubernetes import CONFIG_FILE, KubernetesLauncher, manifest
+from lanewise.launch.remote import RemoteLauncher
 from lanewise.launch.sbatch import BatchJob
 from lanewise.launch.slurm import ALLOCATION, SlurmLauncher, allocated_nodes
 from lanewise.launch.ssh import SSHLauncher
@@ -54,6 +56,42 @@ def launcher_of(job: Job) -> Launcher:
         return SlurmLauncher(hosts, _project(job), distributed.stall_seconds, num_starts)
     python = distributed.ssh.python or sys.executable
     return SSHLauncher(hosts, python, _project(job), distributed.stall_seconds)
+
+
+def remote_launcher_of(job: Job) -> RemoteLauncher:
+    """Return the launcher of a job that shall look at its hosts; for the launcher local, at this machine.
+
+    Raises:
+        ConfigError: the launcher starts processes where nothing can be asked before.
+    """
+    distributed = job.config.distributed
+    if distributed.launcher == "local":
+        ((_, count),) = _hosts_of(distributed)
+        return HereLauncher(count, _project(job), distributed.stall_seconds)
+    launcher = launcher_of(job)
+    if is_submitted(distributed):
+        raise ConfigError(
+            "doctor looks at the nodes of an allocation. Run it inside of one, as `salloc` makes."
+        )
+    if not isinstance(launcher, RemoteLauncher):
+        raise ConfigError(
+            "doctor looks at hosts that a launcher reaches from here: got distributed.launcher "
+            f"{distributed.launcher}. Run it there with --distributed.launcher local."
+        )
+    return launcher
+
+
+def only_on(names: Collection[str], distributed: DistributedConfig) -> DistributedConfig:
+    """Return the same with some of its hosts only."""
+    if distributed.launcher != "ssh":
+        return distributed
+    hosts = read_hosts(distributed.hosts, distributed.hostfile)
+    kept = (
+        host.name if host.num_devices is None else f"{host.name}:{host.num_devices}"
+        for host in hosts
+        if host.name in names
+    )
+    return replace(distributed, hosts=tuple(kept), hostfile=None)
 
 
 def _hosts_of(distributed: DistributedConfig) -> Iterator[tuple[str, int]]:

@@ -89,7 +89,7 @@ def _start_here(job: Job, *, is_fresh: bool) -> Any:
 
 def _start_on_hosts(job: Job) -> Any:
     """Run a job on other hosts. What is on them is looked at there, and rank 0 has the run directory."""
-    _check_for_hosts(job)
+    check_for_hosts(job)
     if is_submitted(job.config.distributed):
         batch = _write_batch(job, show=lambda _: None)
         number, exit_code = batch.submit_and_wait()
@@ -97,7 +97,7 @@ def _start_on_hosts(job: Job) -> Any:
     return _launch_watching(job_there(job), launcher_of(job))
 
 
-def _check_for_hosts(job: Job) -> None:
+def check_for_hosts(job: Job) -> None:
     """Find what is wrong with a job as far as this machine can."""
     add_search_path(job.config.search_path)
     with refusing_exit():
@@ -116,7 +116,7 @@ def _write_batch(job: Job, show: Callable[[Any], None]) -> BatchJob:
 
 def describe_start(job: Job) -> str:
     """Check a job as far as this machine can, and say exactly what `start` would start or submit."""
-    _check_for_hosts(job)
+    check_for_hosts(job)
     if is_submitted(job.config.distributed):
         return batch_job_of(job).describe()
     return launcher_of(job).describe()
@@ -145,7 +145,7 @@ def run_command(job: Job, show: Callable[[Any], None], *, is_dry: bool = False) 
         return
     environment = Environment.from_env(os.environ)
     if environment is None and is_submitted(job.config.distributed):
-        _check_for_hosts(job)
+        check_for_hosts(job)
         batch = _write_batch(job, show)
         print(batch.tell(batch.submit()))  # noqa: T201 - it is what there is to know
         return

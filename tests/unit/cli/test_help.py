@@ -43,12 +43,13 @@ More.
 
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_every_command_shows_its_help(capsys, command):
-    assert main([command]) == 2
+    assert main([command, "--help"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"usage: lanewise {command} ")
-    assert main([command, "--help"]) == 0
-    assert capsys.readouterr().out == shown
     assert all(len(line) <= 110 for line in shown.splitlines())
+    if command != "doctor":  # which needs no argument
+        assert main([command]) == 2
+        assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ def test_each_command_is_declared_in_the_module_of_its_name(name):
     command = import_module(f"lanewise.cli.{name}").COMMAND
     form, _ = _COMMANDS[name]
     assert command.name == name
-    assert command.operands[0].name == form.split()[0]
+    assert command.operands[0].usage == form.split()[0]
     needed_options = {word for word in form.split() if word.startswith("--")}
     assert needed_options <= {option.name for option in command.options}
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "verify", "plan"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "verify", "plan", "doctor"])
 def test_no_key_of_the_configuration_is_taken_for_a_misspelt_option(name):
     keys = re.findall(r"^  --(\S+)  ", write_keys(), re.MULTILINE)
     keys += [field.name for field in fields(RunConfig)]
@@ -67,7 +67,7 @@ def test_the_help_imports_nothing_that_takes_long():
         ("--hlep", "Did you mean --help?"),
         (
             "run.yaml",
-            "Valid here: train, evaluate, verify, plan, audit, checkpoints, export, --help, --version.",
+            "Valid here: " + ", ".join([*_COMMANDS, "--help", "--version."]),
         ),
     ],
 )

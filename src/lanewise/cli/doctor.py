@@ -1,0 +1,49 @@
+"""`lanewise doctor [CONFIG]`."""
+
+import os
+
+from lanewise.cli.arguments import Argument, Arguments, Command
+from lanewise.cli.plan import amount
+from lanewise.cli.result import JSON, show_result
+from lanewise.config.load import load_config
+from lanewise.errors import ConfigError
+from lanewise.world.environment import Environment
+
+_CONFIG = Argument[str | None](
+    "CONFIG", "the configuration whose hosts are looked at; left out: this machine alone", default=None
+)
+_EXPECTED = amount(
+    "--expect-gbit", "what every link must reach, in gigabits per second; else the links are compared", "GBIT"
+)
+
+
+def doctor(arguments: Arguments) -> int:
+    """Look at hosts; the exit code is 1 if something is wrong."""
+    if Environment.from_env(os.environ) is not None:
+        raise ConfigError("doctor starts its own processes: run it without torchrun, srun or mpirun.")
+    file = arguments[_CONFIG]
+    if file is None and arguments.overrides:
+        raise ConfigError(f"--{arguments.overrides[0].key} is a key of a configuration. Name CONFIG first.")
+    config = None if file is None else load_config(file, arguments.overrides)
+
+    from rich.console import Console
+
+    from lanewise.doctor.doctor import doctor as run
+
+    with Console(stderr=True).status("") as status:
+        report = run(config, f"lanewise plan {file or 'CONFIG'}", arguments[_EXPECTED], status.update)
+    show_result(report, file or "this machine", arguments[JSON])
+    return 0 if report.is_sound else 1
+
+
+COMMAND = Command(
+    name="doctor",
+    text="""\
+Looks at the hosts of CONFIG before a training, and names those at fault: versions, devices, ports, names,
+clocks, the shared run_dir, your code; then it measures what each pair of hosts can send, in both directions.
+Without hosts, or without CONFIG, it looks at this machine. Nothing is left behind.""",
+    run=doctor,
+    operands=(_CONFIG,),
+    options=(_EXPECTED, JSON),
+    has_overrides=True,
+)
