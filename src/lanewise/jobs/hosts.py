@@ -154,7 +154,7 @@ def job_there(job: J) -> J:
 
 def python_path_there(distributed: DistributedConfig) -> list[str]:
     """Return where the hosts look for the user's modules, besides what is installed there."""
-    installed = (*INSTALLED, str(Path(__file__).parents[2]))
+    installed = tuple(str(Path(place).resolve()) for place in (*INSTALLED, Path(__file__).parents[2]))
     own = [str(Path(entry).resolve()) for entry in sys.path]
     return [_path_there(entry, distributed) for entry in own if not entry.startswith(installed)]
 

@@ -100,14 +100,16 @@ class Agreement:
 
     def _meet(self) -> None:
         """Wait until every host has said who it is, with the versions of this machine."""
-        here = describe_machine()
+        here = describe_machine().versions
         for host in self.ask("connection", RemoteHost.wait_for_hello):
-            for name in ("lanewise", "torch"):
-                there, own = getattr(host.hello, name), getattr(here, name)
-                if there != own:
-                    what = f"{host.hello.executable} there has {name} {there}, and this machine has {own}"
+            versions = host.hello.versions
+            for name, there in versions.items():
+                if there != here[name]:
+                    what = (
+                        f"{host.hello.executable} there has {name} {there}, and this machine has {here[name]}"
+                    )
                     self._find(host, "versions", f"{what}. Install the same version on all.")
-            if host.hello.lanewise != here.lanewise:  # it may know other messages
+            if versions["lanewise"] != here["lanewise"]:  # it may know other messages
                 self.answering.remove(host)
 
     def _enter(self) -> None:

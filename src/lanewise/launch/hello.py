@@ -35,6 +35,15 @@ class Hello:
     """Who connects there is sent the token, which proves that it is this host."""
     token: str
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions that all hosts must have; of python's, the last number does not matter."""
+        return {
+            "lanewise": self.lanewise,
+            "torch": self.torch,
+            "python": self.python.rpartition(".")[0],
+        }
+
 
 def say_hello(listener: socket.socket) -> Hello:
     """Describe this machine, and tell who calls the listener which machine it is, until that is shut down."""

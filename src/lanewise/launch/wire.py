@@ -112,7 +112,7 @@ class CommandWire(Wire):
         with suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(_SECONDS_TO_END)
+            self._process.wait(_SECONDS_TO_SAY_SO)
         except subprocess.TimeoutExpired:  # the way to the host is cut
             self._process.kill()
             self._process.wait()
