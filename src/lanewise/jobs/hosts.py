@@ -154,7 +154,8 @@ def job_there(job: J) -> J:
 
 def python_path_there(distributed: DistributedConfig) -> list[str]:
     """Return where the hosts look for the user's modules, besides what is installed there."""
-    installed = tuple(str(Path(place).resolve()) for place in (*INSTALLED, Path(__file__).parents[2]))
+    places = (*INSTALLED, str(Path(__file__).parents[2]))
+    installed = tuple(str(Path(place).resolve()) for place in places)
     own = [str(Path(entry).resolve()) for entry in sys.path]
     return [_path_there(entry, distributed) for entry in own if not entry.startswith(installed)]
 
