@@ -20,6 +20,7 @@ from lanewise.launch import Launcher, LocalLauncher
 from lanewise.launch.agree import Project
 from lanewise.launch.here import HereLauncher
 from lanewise.launch.kubernetes import CONFIG_FILE, KubernetesLauncher, manifest
+from lanewise.launch.ray import RayLauncher
 from lanewise.launch.remote import RemoteLauncher
 from lanewise.launch.sbatch import BatchJob
 from lanewise.launch.slurm import ALLOCATION, SlurmLauncher, allocated_nodes
@@ -54,6 +55,13 @@ def launcher_of(job: Job) -> Launcher:
     if distributed.launcher == "slurm":
         num_starts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         return SlurmLauncher(hosts, _project(job), distributed.stall_seconds, num_starts)
+    if distributed.launcher == "ray":
+        types = {name.partition(":")[0] for name in distributed.device_names} or {distributed.device_type}
+        takes_gpus = None if types == {"auto"} else types == {"cuda"}
+        num_nodes, num_processes = len(hosts), hosts[0][1]
+        num_gpus, num_cores = distributed.num_devices or 1, _num_cores(job)
+        limit = distributed.stall_seconds
+        return RayLauncher(num_nodes, num_processes, num_cores, num_gpus, takes_gpus, _project(job), limit)
     python = distributed.ssh.python or sys.executable
     return SSHLauncher(hosts, python, _project(job), distributed.stall_seconds)
 
@@ -137,10 +145,16 @@ def batch_job_of(job: Job) -> BatchJob:
         cwd=Path.cwd(),
         num_nodes=len(hosts),
         num_processes=num_processes,
-        num_cores=num_processes * (config.distributed.threads + config.data.num_workers),
+        num_cores=_num_cores(job),
         seconds_to_save=math.ceil(config.checkpoint.preempt_seconds),
         slurm=config.distributed.slurm,
     )
+
+
+def _num_cores(job: Job) -> int:
+    """Return how many cores the processes of a host need, with those that load data."""
+    distributed = job.config.distributed
+    return (distributed.num_processes or 1) * (distributed.threads + job.config.data.num_workers)
 
 
 def job_there(job: J) -> J:

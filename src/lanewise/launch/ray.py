@@ -1,0 +1,284 @@
+"""Starts the workers on nodes of a Ray cluster that runs."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, final
+
+from lanewise.errors import LaunchError
+from lanewise.launch.agree import Project
+from lanewise.launch.launcher import count_processes
+from lanewise.launch.remote import RemoteLauncher
+from lanewise.launch.wire import Event, RemoteHost, Wire
+
+_SECONDS_TO_PLACE = 300.0
+"""How long the cluster may take to have room; it may add nodes meanwhile."""
+_SECONDS_TO_ANSWER = 10.0
+_SECONDS_TO_END = 3.0
+_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 - where Ray notes it
+_CHUNK_BYTES = 2**20
+_CALLS_AT_ONCE = 5  # one of each method of `_Carrier`
+
+
+@final
+class _Carrier:
+    """The actor of a host: starts the process there, and carries its streams. With it the process ends."""
+
+    def __init__(self) -> None:
+        # -P: what lies in the user's folder must not take the place of a module.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "lanewise.launch.host"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # signals for the actor are not for the workers
+        )
+
+    def send(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line)
+
+    def read(self) -> bytes:
+        assert self._process.stdout is not None
+        return os.read(self._process.stdout.fileno(), _CHUNK_BYTES)
+
+    def read_error(self) -> bytes:
+        assert self._process.stderr is not None
+        return os.read(self._process.stderr.fileno(), _CHUNK_BYTES)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self.wait()
+
+    def wait(self) -> int | None:
+        """Return the exit code, if the process ends in a moment."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_SECONDS_TO_END)
+        return None
+
+
+@final
+class _RayWire(Wire):
+    """A wire through an actor.
+
+    Args:
+        actor: a `_Carrier`.
+    """
+
+    remedy = "The nodes of the cluster need the lanewise of this machine in the environment of Ray's workers."
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._why = ""
+
+    def send(self, line: bytes) -> None:
+        """See `Wire`."""
+        self._call("send", line)
+
+    def lines(self) -> Iterator[bytes]:
+        """See `Wire`."""
+        rest = b""
+        with suppress(OSError):
+            while chunk := self._call("read"):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+
+    def errors(self) -> Iterator[str]:
+        """See `Wire`."""
+        with suppress(OSError):
+            while chunk := self._call("read_error"):
+                yield from chunk.decode(errors="replace").splitlines()
+
+    def close(self) -> None:
+        """See `Wire`."""
+        import ray
+
+        with suppress(OSError):
+            self._call("close")
+        ray.kill(self._actor)
+
+    def why_ended(self) -> str:
+        """See `Wire`."""
+        with suppress(OSError):
+            return f"it ended with exit code {self._call('wait')}"
+        return self._why
+
+    def _call(self, name: str, *arguments: object) -> Any:
+        """Call a method of the actor. Raises OSError where it is not there, or the process is not."""
+        import ray
+
+        try:
+            return ray.get(getattr(self._actor, name).remote(*arguments))
+        except ray.exceptions.RayError as error:
+            self._why = f"Ray's actor is gone: {str(error).splitlines()[0].rstrip('.')}"
+            raise OSError(self._why) from error
+
+
+@final
+class RayLauncher(RemoteLauncher):
+    """Reaches each node by an actor, in a bundle of a placement group.
+
+    Args:
+        num_nodes: how many.
+        num_processes: the workers of each.
+        num_cores: the CPUs of each bundle.
+        num_gpus: the GPUs of each bundle.
+        takes_gpus: whether they are asked for; None: if the cluster has any.
+        project: see `RemoteLauncher`.
+        limit_seconds: likewise.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        num_processes: int,
+        num_cores: int,
+        num_gpus: int,
+        takes_gpus: bool | None,
+        project: Project,
+        limit_seconds: float | None,
+    ) -> None:
+        super().__init__(project, limit_seconds)
+        self._num_nodes = num_nodes
+        self._num_processes = num_processes
+        self._num_cores = num_cores
+        self._num_gpus = num_gpus
+        self._takes_gpus = takes_gpus
+        self._group: Any = None
+
+    @contextmanager
+    def hosts(self) -> Iterator[tuple[list[RemoteHost], "SimpleQueue[Event]"]]:
+        """See `RemoteLauncher`."""
+        with _connected():
+            from ray.util import placement_group, remove_placement_group
+
+            bundle = self._bundle(takes_gpus=self._takes_gpus_here())
+            self._group = placement_group([bundle] * self._num_nodes, strategy=self._strategy)
+            try:
+                if not self._group.wait(_SECONDS_TO_PLACE):
+                    raise LaunchError(
+                        f"the Ray cluster had no room for {self._what(bundle)} within "
+                        f"{_SECONDS_TO_PLACE:g} s. `ray status` shows what it has: add nodes, or let the run "
+                        "need less."
+                    )
+                with super().hosts() as found:
+                    yield found
+            finally:
+                remove_placement_group(self._group)
+
+    def connect(self) -> list[tuple[str, int, Wire]]:
+        """See `RemoteLauncher`."""
+        import ray
+        from ray.util import placement_group_table
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        node_of = placement_group_table(self._group)["bundles_to_node_id"]
+        names = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+        bundle = self._group.bundle_specs[0]
+        carrier = ray.remote(_Carrier)
+        return [
+            (
+                names[node_of[index]],
+                self._num_processes,
+                _RayWire(
+                    carrier.options(
+                        num_cpus=bundle["CPU"],
+                        num_gpus=bundle.get("GPU", 0),
+                        max_concurrency=_CALLS_AT_ONCE,
+                        scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
+                    ).remote()
+                ),
+            )
+            for index in range(self._num_nodes)
+        ]
+
+    def describe(self) -> str:
+        """See `Launcher`."""
+        what = self._what(self._bundle(takes_gpus=self._takes_gpus is True))
+        gpus = f", and with GPU {self._num_gpus} if the cluster has GPUs" if self._takes_gpus is None else ""
+        number = count_processes(self._num_processes)
+        return f"a placement group of {what}{gpus}; in each an actor with {number} in {self.project}"
+
+    def _what(self, bundle: Mapping[str, float]) -> str:
+        resources = " and ".join(f"{name} {number:g}" for name, number in bundle.items())
+        return f"{self._num_nodes} bundle{'s' * (self._num_nodes != 1)} of {resources}, {self._strategy}"
+
+    @property
+    def _strategy(self) -> str:
+        return "STRICT_SPREAD" if self._num_nodes > 1 else "PACK"
+
+    def _bundle(self, *, takes_gpus: bool) -> dict[str, float]:
+        return {"CPU": self._num_cores, **({"GPU": self._num_gpus} if takes_gpus else {})}
+
+    def _takes_gpus_here(self) -> bool:
+        import ray
+
+        return "GPU" in ray.cluster_resources() if self._takes_gpus is None else self._takes_gpus
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """Connect this process to the cluster, unless it is connected.
+
+    Raises:
+        LaunchError: there is no cluster, or no Ray here.
+    """
+    with _keeping_signals():
+        try:
+            import ray
+        except ImportError as error:
+            raise LaunchError(
+                f"distributed.launcher ray needs Ray, which cannot be imported: {error}. "
+                "Install it: pip install 'lanewise[ray]'."
+            ) from None
+        is_ours = not ray.is_initialized()
+        if is_ours:
+            try:
+                ray.init(address=_address(), logging_level=logging.WARNING, log_to_driver=False)
+            except (OSError, RuntimeError, ValueError) as error:
+                raise LaunchError(
+                    f"no Ray cluster can be reached: {str(error).rstrip('.')}. Start one (ray start --head), "
+                    "or set RAY_ADDRESS."
+                ) from None
+    try:
+        yield
+    finally:
+        if is_ours:
+            with _keeping_signals():
+                ray.shutdown()
+
+
+def _address() -> str:
+    """Return where the cluster is. Raises OSError where nobody answers, as Ray would ask for ever."""
+    with suppress(FileNotFoundError):
+        address = os.environ.get("RAY_ADDRESS") or _CURRENT_CLUSTER.read_text(encoding="utf-8").strip()
+        host, _, port = address.rpartition(":")
+        if "//" not in host and port.isdigit():
+            with socket.create_connection((host, int(port)), timeout=_SECONDS_TO_ANSWER):
+                pass
+        return address
+    return "auto"
+
+
+@contextmanager
+def _keeping_signals() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which Ray takes for itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
