@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -292,10 +293,27 @@ def end(folder, devices: int, num_workers: int, act, *, is_cold: bool = False) -
         pytest.param(2, 1, True, marks=ONE_MORE),
     ],
 )
-def test_ctrl_c_ends_every_process(tmp_path, devices, num_workers, is_cold):
+def test_ctrl_c_saves_and_ends_every_process(tmp_path, devices, num_workers, is_cold):
     done = end(tmp_path, devices, num_workers, Command.interrupt, is_cold=is_cold)
-    assert done.code == 130
-    assert done.stderr.splitlines()[-1] == "interrupted: no checkpoint was saved yet"
+    assert done.code == 75, done.stderr
+    *said, last = done.stderr.splitlines()
+    assert "stopping after this step, and saving; Ctrl-C again ends the run at once." in said
+    assert re.fullmatch(
+        r"a signal stopped the run after \d+ steps?, and a checkpoint was saved\. Go on with --resume\.", last
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=ONE_MORE), 2])
+def test_ctrl_c_again_ends_every_process_at_once(tmp_path, devices):
+    def interrupt_twice(command: Command) -> None:
+        command.interrupt()
+        time.sleep(0.02)  # two at once would be one
+        command.interrupt()
+
+    done = end(tmp_path, devices, 0, interrupt_twice)
+    assert done.code == 130, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("interrupted: ")
     assert "death signal" not in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -26,8 +26,8 @@ options:
   --help       show this
   --version    show the version
 
-Exit codes: 0 done, 1 failed, 2 a mistake in what was asked for, 75 stopped by SIGTERM, SIGUSR1 or
-SIGUSR2 after saving a checkpoint, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 a mistake in what was asked for, 75 stopped after saving a
+checkpoint (SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C), 130 interrupted by a second Ctrl-C.
 """
 
 _COMMANDS = {

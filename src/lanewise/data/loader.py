@@ -137,7 +137,7 @@ def _until_told(batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
         raise
 
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
 def _init_worker(worker: int) -> None:

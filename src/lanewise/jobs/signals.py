@@ -5,6 +5,8 @@
     lanewise, the launcher      makes a file, for which every rank looks in each step
     a worker of that launcher   a thread takes the signal and notes it
 
+Ctrl-C in the terminal of the command is such a request as well.
+
 In each step the ranks vote on the request, so that one rank that has it is enough. A second signal ends the
 process in any case, but within a second it counts as the first: Slurm sends two at once where it takes the
 nodes for another job. Before the first step there is nothing to save, and the command ends at once, with its
@@ -23,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lanewise.errors import PreemptedError
 from lanewise.launch.scratch import remove_all
@@ -73,9 +75,9 @@ def watch_as_worker() -> None:
     threading.Thread(target=_take_signals, name="signals", daemon=True).start()
 
 
-def watch_until_exit(*more: signal.Signals) -> None:
-    """Take the signals, and more, by handlers as long as this process lives, which is the command's."""
-    _install(_end_at_once, *more)
+def watch_until_exit() -> None:
+    """Take the signals, and Ctrl-C, by handlers as long as this process lives, which is the command's."""
+    _install(_end_at_once, signal.SIGINT)
     ignore_at_exit()
 
 
@@ -123,7 +125,8 @@ def _install(before_training: Callable[[int], object], *more: signal.Signals) ->
 
     def handle(sign: int, _frame: object) -> None:
         now = time.monotonic()
-        is_second = now - came.setdefault(sign, now) > _SECONDS_OF_ONE
+        is_second = sign in came and (sign == signal.SIGINT or now - came[sign] > _SECONDS_OF_ONE)
+        came.setdefault(sign, now)
         if is_second or not _has_begun():
             signal.signal(sign, before[signal.Signals(sign)])
         _note()
@@ -131,17 +134,25 @@ def _install(before_training: Callable[[int], object], *more: signal.Signals) ->
             signal.raise_signal(sign)
         elif not _has_begun():
             before_training(sign)
+        elif sign == signal.SIGINT:
+            _say(b"stopping after this step, and saving; Ctrl-C again ends the run at once.\n")
 
     before = {sign: signal.signal(sign, handle) or signal.SIG_DFL for sign in (*_SIGNALS, *more)}
     return before
 
 
-def _end_at_once(_sign: int) -> NoReturn:
+def _end_at_once(sign: int) -> None:
     """End this process, and with it those that it started; the kernel frees what it holds in memory."""
-    with suppress(OSError):  # nobody listens
-        os.write(2, b"a signal stopped the run before its first step. Start it again.\n")
+    if sign == signal.SIGINT:
+        raise KeyboardInterrupt
+    _say(b"a signal stopped the run before its first step. Start it again.\n")
     remove_all()
     os._exit(PreemptedError.exit_code)
+
+
+def _say(line: bytes) -> None:
+    with suppress(OSError):  # nobody listens
+        os.write(2, line)
 
 
 def _ignore() -> None:

@@ -151,8 +151,7 @@ def run_command(job: Job, show: Callable[[Any], None], *, is_dry: bool = False) 
         return
     if environment is None:
         if job.can_stop:
-            is_remote = job.config.distributed.launcher != "local"
-            signals.watch_until_exit(*([Signals.SIGINT] if is_remote else []))
+            signals.watch_until_exit()
         show(start(job, is_fresh=False))
         return
     if job.can_stop:
