@@ -48,7 +48,10 @@ class EvaluateJob(Job):
         placement = Placement.of(config.batch.num_lanes, world)
         evaluator = build_evaluator(config, lanes, model.to(world.device), world, placement)
         if evaluator is None:
-            raise TaskError(f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on.")
+            raise TaskError(
+                f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on. Let the task have "
+                "this method, which returns datasets by name."
+            )
         return evaluator.run() if self.dataset is None else evaluator.predict(self.dataset)
 
 

@@ -121,11 +121,15 @@ def _hosts_of(distributed: DistributedConfig) -> Iterator[tuple[str, int]]:
         if num_devices is None:
             yield name, count
             continue
-        if distributed.num_devices not in (None, num_devices) or distributed.is_one_process:
+        if distributed.is_one_process:
             raise ConfigError(
-                f"the number of devices of {name} is said twice, or is not that of its processes: got "
-                f"{num_devices} there, distributed.devices {distributed.num_devices} and the reducer "
-                f"{distributed.reducer}. Leave it out beside the host's name."
+                f"distributed.reducer {distributed.reducer} drives all devices of a host from one process: got "
+                f"{name}:{num_devices}. Write {name} alone, and distributed.devices={num_devices}."
+            )
+        if distributed.num_devices not in (None, num_devices):
+            raise ConfigError(
+                f"distributed.devices contradicts distributed.hosts: got {distributed.num_devices}, and "
+                f"{num_devices} for {name}. Remove one of them."
             )
         yield name, num_devices
 

@@ -33,10 +33,16 @@ def test_each_host_has_the_ranks_that_follow_those_of_the_one_before():
     assert [one.world_size for one in places_of(DistributedConfig(devices=2))] == [2]
 
 
-@pytest.mark.parametrize("keys", [{"devices": 3}, {"reducer": "data_parallel", "devices": 2}])
-def test_the_devices_of_a_host_are_said_once(keys):
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"devices": 3}, r"contradicts distributed.hosts: got 3, and 2 for b\. Remove one of them"),
+        ({"reducer": "data_parallel"}, r"one process: got b:2\. Write b alone, and distributed.devices=2"),
+    ],
+)
+def test_the_devices_of_a_host_are_said_once(keys, says):
     hosts = DistributedConfig(launcher="ssh", hosts=("a", "b:2"), **keys)
-    with pytest.raises(ConfigError, match="the number of devices of b is said twice"):
+    with pytest.raises(ConfigError, match=says):
         list(places_of(hosts))
 
 
