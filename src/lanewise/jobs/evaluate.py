@@ -49,8 +49,8 @@ class EvaluateJob(Job):
         evaluator = build_evaluator(config, lanes, model.to(world.device), world, placement)
         if evaluator is None:
             raise TaskError(
-                f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on. Let the task have "
-                "this method, which returns datasets by name."
+                f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on. Give the "
+                "task this method, which returns datasets by name."
             )
         return evaluator.run() if self.dataset is None else evaluator.predict(self.dataset)
 

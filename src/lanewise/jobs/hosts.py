@@ -123,8 +123,8 @@ def _hosts_of(distributed: DistributedConfig) -> Iterator[tuple[str, int]]:
             continue
         if distributed.is_one_process:
             raise ConfigError(
-                f"distributed.reducer {distributed.reducer} drives all devices of a host from one process: got "
-                f"{name}:{num_devices}. Write {name} alone, and distributed.devices={num_devices}."
+                f"distributed.reducer {distributed.reducer} drives all devices of a host from one process: "
+                f"got {name}:{num_devices}. Write {name} alone, and distributed.devices={num_devices}."
             )
         if distributed.num_devices not in (None, num_devices):
             raise ConfigError(
