@@ -46,37 +46,51 @@ def carriers() -> list[int]:
 
 @pytest.fixture
 def begun(address, tmp_path):
-    """A run that has taken a step, and saves only if it is told to stop."""
+    """A run that has taken some steps, and saves only if it is told to stop."""
+    metrics = tmp_path / "run" / "metrics.jsonl"
     with start(address, write_noisy(tmp_path, num_steps=1000, checkpoint={}), *SLOWLY) as command:
-        wait_for((tmp_path / "run" / "metrics.jsonl").exists)
+        wait_for(lambda: metrics.exists() and len(metrics.read_bytes().splitlines()) > 3)
         yield command
 
 
-def hosts() -> list[str]:
-    """The names of what runs for the launcher on the nodes: the processes of the hosts, and the ranks."""
-    paths = Path("/proc").glob("[0-9]*/cmdline")
-    with suppress(OSError):
-        return [text for path in paths if (text := path.read_text()).startswith("lanewise: ")]
-    return hosts()
+def of_the_run() -> list[int]:
+    """The process ids of what the actors have started: the processes of the hosts, and the ranks."""
+    parents, names = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            pid = int(folder.name)
+            parents[pid] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            names[pid] = (folder / "cmdline").read_text()
+    found = set(carriers())
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return [pid for pid in found if names[pid].startswith("lanewise: ")]
+
+
+def is_gone(pids: list[int]) -> bool:
+    """Tell whether all of some processes have ended."""
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_an_actor_that_is_killed_ends_the_run_and_is_named(begun):
-    assert len(hosts()) == 2 + 4
+    started = of_the_run()
+    assert len(started) == 2 + 4
     os.kill(carriers()[0], signal.SIGKILL)
     done = begun.finish()
     assert done.code == 1
     (error,) = done.errors
     assert "its process has ended (Ray's actor is gone: The actor died unexpectedly" in error
-    wait_for(lambda: not hosts())
+    wait_for(lambda: is_gone(started))
 
 
 def test_a_run_that_is_told_to_stop_saves(begun, tmp_path):
+    started = of_the_run()
     os.kill(begun.pid, signal.SIGTERM)
     done = begun.finish()
     assert done.code == 75, done.stderr
     num_steps = len(losses(tmp_path / "run"))
     assert [path.name for path in tmp_path.glob("run/checkpoints/*")] == [f"step-{num_steps:06d}"]
-    wait_for(lambda: not hosts())
+    wait_for(lambda: is_gone(started))
 
 
 def test_without_a_cluster_one_error_says_so(tmp_path):

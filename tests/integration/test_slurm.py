@@ -56,7 +56,7 @@ def documented(pattern: str) -> str:
 
 @pytest.mark.slow  # the batch script below contains the same command
 def test_four_processes_on_two_nodes_leave_the_model_of_one(slurm, digits, on_one_process):
-    command = shlex.split(documented(r"^    (srun [^\n]*)$"))
+    command = shlex.split(documented(r"^    (srun --nodes[^\n]*)$"))
     assert command[:3] == ["srun", *FOUR]
     done = slurm.run(*command, cwd=digits).require_success()
     assert "4 processes on cpu" in done.stderr

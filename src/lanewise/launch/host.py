@@ -50,6 +50,8 @@ MARK = "lanewise host: "
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """In which a user names the interface that leads to the other hosts."""
 SECONDS_BETWEEN_BEATS = 0.5
+_LOOKS_PER_BEAT = 5
+"""How often it looks whether the workers train: from then on a signal lets them save."""
 _SECONDS_FOR_THE_FIRST_WORD = 60.0
 _SECONDS_FOR_SLURMS_SIGNAL = 2.0
 """How much later than to srun it may come to this process."""
@@ -228,9 +230,10 @@ class _Host:
 
     def _beat(self) -> None:
         while True:
-            time.sleep(SECONDS_BETWEEN_BEATS)
             self._send("beat")
-            self._tell_begun()
+            for _ in range(_LOOKS_PER_BEAT):
+                time.sleep(SECONDS_BETWEEN_BEATS / _LOOKS_PER_BEAT)
+                self._tell_begun()
 
     def _tell_begun(self) -> None:
         if not self._has_begun and self._files is not None and self._files.begun.exists():

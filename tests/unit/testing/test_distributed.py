@@ -164,6 +164,7 @@ def test_nothing_is_left_running_after_a_failure(tmp_path):
 
 
 def test_nothing_is_left_running_after_a_success(tmp_path):
+    before = multiprocessing.active_children()
     run_distributed(sleep, 2, tmp_path, [])
     assert len(pids_in(tmp_path)) == 2
     assert not [pid for pid in pids_in(tmp_path) if is_running(pid)]
