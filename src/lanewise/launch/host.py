@@ -99,7 +99,8 @@ class _Host:
                 try:
                     self._send("reply", getattr(self, f"do_{name}")(**arguments))
                 except OSError as error:
-                    self._send("refused", f"{error.filename}: {error.strerror}")
+                    what = f"{error.filename}: {error.strerror}" if error.filename else text_of(error)
+                    self._send("refused", what)
                 except LanewiseError as error:
                     self._send("refused", text_of(error))
             elif kind == "stop":
