@@ -220,6 +220,12 @@ DYNAMO = (
 )
 
 PRIVATE = {
+    # Ray
+    "ray._private.services.get_ray_address_from_environment": Private(
+        "launch/ray.py",
+        "finds the cluster as ray.init does, which asks a dead one again and again, for ever",
+        "ImportError with distributed.launcher ray alone; ray.init finds the cluster itself",
+    ),
     # torch, by whole names
     "torch._C._autograd._top_saved_tensors_default_hooks": Private(
         "transforms/checkpointed.py",

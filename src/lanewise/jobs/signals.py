@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from lanewise.errors import PreemptedError
+from lanewise.launch import JobFiles
 from lanewise.launch.scratch import remove_all
 
 STOP_FILE_VARIABLE = "LANEWISE_STOP_FILE"
@@ -52,7 +53,7 @@ def begin() -> None:
     _begun.set()
     if _stop_file is not None:
         with suppress(FileNotFoundError):  # the launcher has ended
-            _begun_file(_stop_file).touch()
+            JobFiles(_stop_file).begun.touch()
 
 
 def pass_on(stop_file: Path) -> None:
@@ -168,11 +169,7 @@ def _note() -> None:
 
 
 def _has_begun() -> bool:
-    return _begun.is_set() or (_stop_file is not None and _begun_file(_stop_file).exists())
-
-
-def _begun_file(stop_file: Path) -> Path:
-    return stop_file.with_suffix(".begun")
+    return _begun.is_set() or (_stop_file is not None and JobFiles(_stop_file).begun.exists())
 
 
 def _take_signals() -> None:

@@ -89,11 +89,11 @@ def _start_here(job: Job, *, is_fresh: bool) -> Any:
 
 def _start_on_hosts(job: Job) -> Any:
     """Run a job on other hosts. What is on them is looked at there, and rank 0 has the run directory."""
-    check_for_hosts(job)
     if is_submitted(job.config.distributed):
         batch = _write_batch(job, show=lambda _: None)
         number, exit_code = batch.submit_and_wait()
         return Outcome(batch.file).read(exit_code, batch.log(number))
+    check_for_hosts(job)
     return _launch_watching(job_there(job), launcher_of(job))
 
 
@@ -106,7 +106,8 @@ def check_for_hosts(job: Job) -> None:
 
 
 def _write_batch(job: Job, show: Callable[[Any], None]) -> BatchJob:
-    """Write what the batch job of a job reads, which nobody else may read or write."""
+    """Check a job, and write what its batch job reads, which nobody else may read or write."""
+    check_for_hosts(job)
     batch = batch_job_of(job)
     written = _write_job(job, (job, show), is_remote=True)
     with job.claim():  # or it could not begin there
@@ -145,7 +146,6 @@ def run_command(job: Job, show: Callable[[Any], None], *, is_dry: bool = False) 
         return
     environment = Environment.from_env(os.environ)
     if environment is None and is_submitted(job.config.distributed):
-        check_for_hosts(job)
         batch = _write_batch(job, show)
         print(batch.tell(batch.submit()))  # noqa: T201 - it is what there is to know
         return

@@ -32,10 +32,14 @@ Streams = tuple[int, int, int]
 
 @final
 class JobFiles:
-    """What a launcher and its workers leave for each other on a host, beside the file of the job."""
+    """What a launcher and its workers leave for each other on a host, beside the file of the job.
+
+    Args:
+        job: that file, or any of those beside it.
+    """
 
     def __init__(self, job: Path) -> None:
-        self.job = job
+        self.job = job.with_suffix("")
         """What the workers do; every one of them reads it."""
         self.result = job.with_suffix(".result")
         """What came of it; rank 0 writes it."""

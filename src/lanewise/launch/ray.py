@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, final
 
@@ -23,7 +22,6 @@ _SECONDS_TO_PLACE = 300.0
 """How long the cluster may take to have room; it may add nodes meanwhile."""
 _SECONDS_TO_ANSWER = 10.0
 _SECONDS_TO_END = 3.0
-_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 - where Ray notes it
 _CHUNK_BYTES = 2**20
 _CALLS_AT_ONCE = 5  # one of each method of `_Carrier`
 
@@ -261,14 +259,13 @@ def _connected() -> Iterator[None]:
 
 def _address() -> str:
     """Return where the cluster is. Raises OSError where nobody answers, as Ray would ask for ever."""
-    with suppress(FileNotFoundError):
-        address = os.environ.get("RAY_ADDRESS") or _CURRENT_CLUSTER.read_text(encoding="utf-8").strip()
-        host, _, port = address.rpartition(":")
-        if "//" not in host and port.isdigit():
-            with socket.create_connection((host, int(port)), timeout=_SECONDS_TO_ANSWER):
-                pass
-        return address
-    return "auto"
+    from ray._private.services import get_ray_address_from_environment
+
+    address: str = get_ray_address_from_environment("auto", None)
+    host, _, port = address.rpartition(":")
+    if "//" not in host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_SECONDS_TO_ANSWER).close()
+    return address
 
 
 @contextmanager

@@ -247,7 +247,7 @@ class RemoteHost:
 
     def _write(self) -> None:
         """Send what is to be sent, and a beat where there is nothing."""
-        with suppress(OSError, ValueError):  # the host has gone, which `_read` tells, or the wire is closed
+        with suppress(OSError):  # the host has gone, which `_read` tells, or the wire is closed
             line = b""
             while line != _END:
                 try:
