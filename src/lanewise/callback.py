@@ -18,16 +18,18 @@ class RunStart:
     config: RunConfig
     """What this start was asked for, with all defaults."""
     first_step: int
-    """Greater than 0 where the run goes on from a checkpoint."""
+    """Greater than 1 where the run goes on from a checkpoint."""
     last_step: int
-    """The step before which training ends."""
+    """The step after which training ends."""
 
 
 class Callback:
     """Observes a run on rank 0. It receives numbers and changes nothing; every method is optional.
 
+    Epochs and steps count from 1, over the whole run, as on the console and in metrics.jsonl.
+
         on_start        before the first step
-        on_step         after each logged step: step 0, the multiples of log.every_steps, and the last one
+        on_step         after each logged step: the first, the multiples of log.every_steps, and the last
         on_epoch        after the last step of an epoch, or of the run, where the dataset counts what it reads
         on_evaluation   after each evaluation, which follows its step
         on_best         after the best model so far was written, which follows its evaluation

@@ -25,6 +25,8 @@ from pathlib import Path
 
 _MAX_LENGTH = 600
 _MAX_MISTAKES = 10
+MOST_SHOWN = 8
+"""Of samples or lanes that a message lists."""
 
 
 class LanewiseError(Exception):
@@ -118,6 +120,13 @@ class PreemptedError(LanewiseError):
     """SIGTERM, SIGUSR1 or SIGUSR2 stopped the run at a step boundary, after a checkpoint was saved."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again
+
+
+def shorten(numbers: Sequence[int]) -> str:
+    """Write the first `MOST_SHOWN` of many numbers, such as the indices of the samples of a micro-batch."""
+    if len(numbers) <= MOST_SHOWN:
+        return str(list(numbers))
+    return f"{list(numbers[:MOST_SHOWN])} and {len(numbers) - MOST_SHOWN} more"
 
 
 def text_of(error: BaseException) -> str:

@@ -28,8 +28,8 @@ class RunEnd:
     """Why a start of a run ended."""
 
     reason: Literal["finished", "stopped early", "preempted", "error"]
-    next_step: int | None = None
-    """The step after the last one that was taken; None: that of the last line of metrics, if there is one."""
+    last_step: int | None = None
+    """The last step that was taken, from 1; None: that of the last line of metrics, if there is one."""
     error: str | None = None
     """The class of the error."""
     text: str | None = None
@@ -94,17 +94,17 @@ class RunRecord:
             if not lines or lines[-1]["event"] == "end" or lines[-1]["id"] in self._old_starts:
                 return
             start = lines[-1]
-            next_step = end.next_step
-            if next_step is None:
+            last_step = end.last_step
+            if last_step is None:
                 logged = _last_logged_step(self._path.with_name("metrics.jsonl"))
-                next_step = None if logged is None or logged < start["first_step"] else logged + 1
-            columns = {"reason": end.reason, "next_step": next_step, "error": end.error, "text": end.text}
+                last_step = None if logged is None or logged < start["first_step"] else logged
+            columns = {"reason": end.reason, "last_step": last_step, "error": end.error, "text": end.text}
             known = {name: value for name, value in columns.items() if value is not None}
             self._append(size, {"event": "end", "run_id": start["run_id"], "id": start["id"], **known})
 
     def stands_still(self) -> bool:
         """Tell whether the last two starts that were told to stop ended before the same step."""
-        stopped = [line.get("next_step") for line in self._read()[0] if line.get("reason") == "preempted"]
+        stopped = [line.get("last_step") for line in self._read()[0] if line.get("reason") == "preempted"]
         return len(stopped) > 1 and stopped[-1] == stopped[-2]
 
     def _read(self) -> tuple[list[dict[str, Any]], int]:

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, Subset
 
 from lanewise.data.file_dataset import FileDataset
 from lanewise.data.rows import Rows
-from lanewise.errors import note_place
+from lanewise.errors import note_place, shorten
 from lanewise.lanes import LaneTurn, read_seed, sample_seed
 from lanewise.nested import map_leaves
 from lanewise.random_state import set_random_state
@@ -43,10 +43,10 @@ class LaneBatch:
     def place(self) -> str:
         """Say which batch this is, for an error."""
         step, lane = self.turn.step, self.turn.lane
-        place = f"step {step}, lane {lane}"
+        place = f"step {step + 1}, lane {lane}"
         if self.eval_dataset:
-            place = f"eval dataset {self.eval_dataset}, lane {lane}, micro-batch {step}"
-        return f"in {place}, samples {list(self.indices)}"
+            place = f"eval dataset {self.eval_dataset}, lane {lane}, micro-batch {step + 1}"
+        return f"in {place}, samples {shorten(self.indices)}"
 
     def pin_memory(self) -> "LaneBatch":
         """Return the batch in page-locked memory, from which a GPU can copy it by itself; see DataLoader."""

@@ -100,16 +100,16 @@ class Engine:
             PreemptedError: if a signal stopped the run.
         """
         world, num_behind = self.run.world, 1 if has_streams(self.run.world.device) else 0
-        phases = PhaseLog(run_dir.phases, world.rank, world.world_size, self.first_step)
+        phases = PhaseLog(run_dir.phases, world.rank, world.world_size, after_step=self.first_step)
 
         def write_times(report: IntervalReport) -> None:
-            phases.write(report.step, report.own_columns(self._num_own_steps(report), world.device))
+            phases.write(report.step + 1, report.own_columns(self._num_own_steps(report), world.device))
 
         observers = Observers(
             callbacks if world.rank == 0 else (), write_times, self._name_metrics, num_behind
         )
         begin = time.perf_counter()
-        start = RunStart(run_dir.path, run_id, self.run.config, self.first_step, self.run.last_step)
+        start = RunStart(run_dir.path, run_id, self.run.config, self.first_step + 1, self.run.last_step)
         with closing(phases), observers.observing(start):
             if self.evaluation is not None and self.evaluation.is_due:  # a signal came before this evaluation
                 self._evaluate(self.first_step - 1, run_dir, observers)
@@ -204,7 +204,7 @@ class Engine:
         assert self.evaluation is not None
         observers.catch_up()
         heartbeat.note = (EVALUATION, step, None)
-        with noting(lambda: f"in the evaluation after step {step}"):
+        with noting(lambda: f"in the evaluation after step {step + 1}"):
             wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False
             values, is_best = self.evaluation.run(wants_stop)
         plateau, value = self.run.plateau, self.evaluation.last_value

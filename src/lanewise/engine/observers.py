@@ -1,4 +1,4 @@
-"""Calls the callbacks of a run."""
+"""Calls the callbacks of a run, whose epochs and steps count from 1; those in here are indices."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,17 +48,17 @@ class Observers:
     def show_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Show how much an epoch read."""
         for callback in self.callbacks:
-            callback.on_epoch(epoch, step, values)
+            callback.on_epoch(epoch + 1, step + 1, values)
 
     def show_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Show the values of an evaluation."""
         for callback in self.callbacks:
-            callback.on_evaluation(epoch, step, values)
+            callback.on_evaluation(epoch + 1, step + 1, values)
 
     def show_best(self, epoch: int, step: int, model: Path) -> None:
         """Show that the best model so far was written."""
         for callback in self.callbacks:
-            callback.on_best(epoch, step, model)
+            callback.on_best(epoch + 1, step + 1, model)
 
     def _show_all_but(self, num_behind: int) -> None:
         while len(self._unseen) > num_behind:
@@ -67,9 +67,9 @@ class Observers:
                 continue
             self.write_times(report)
             metrics = self.name_metrics(report) if self.callbacks else {}
-            with noting(lambda step=report.step: f"in a callback after step {step}"):  # type: ignore[misc]
+            with noting(lambda step=report.step: f"in a callback after step {step + 1}"):  # type: ignore[misc]
                 for callback in self.callbacks:
-                    callback.on_step(report.epoch, report.step, metrics)
+                    callback.on_step(report.epoch + 1, report.step + 1, metrics)
 
 
 def _end(callback: Callback, _kind: object, error: BaseException | None, _traceback: object) -> None:

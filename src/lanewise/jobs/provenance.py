@@ -34,7 +34,7 @@ def describe_start(run: "Run", first_step: int) -> dict[str, Any]:
 
     Args:
         run: built, on every rank.
-        first_step: the first step of this start.
+        first_step: the index of the first step of this start.
     """
     from lanewise.device.accelerator import device_name
 
@@ -45,7 +45,7 @@ def describe_start(run: "Run", first_step: int) -> dict[str, Any]:
     places = world.all_gather_tree([socket.gethostname(), names])
     config = json.dumps(asdict(run.config), default=str)
     return {
-        "first_step": first_step,
+        "first_step": first_step + 1,
         "world_size": world.world_size,
         "hosts": Counter(host for host, _ in places),
         "devices": Counter(name for _, of_rank in places for name in of_rank),

@@ -21,14 +21,14 @@ class AuditLog:
 
     audit/
         plan.jsonl          from which step on which samples were due: a line for each start of the run
-        plan-000000.npz     what the order was made from besides, such as the lengths of the samples
+        plan-000001.npz     what the order was made from besides, such as the lengths of the samples
         rank-00000.jsonl    what the lanes of a rank were given; a killed run keeps its lines
 
     Args:
         folder: of the audit.
         rank: of this process.
         world_size: processes of the run; what ranks beyond it wrote earlier is cut by rank 0.
-        first_step: lines of this step and later ones are cut off, as a run that goes on writes them again.
+        after_step: lines of later steps are cut off, as a run that goes on writes them again.
         plan: what determines the samples of a step.
         tables: what the order was made from besides, by name.
     """
@@ -38,20 +38,20 @@ class AuditLog:
         folder: Path,
         rank: int,
         world_size: int,
-        first_step: int,
+        after_step: int,
         plan: Mapping[str, Any],
         tables: Mapping[str, npt.NDArray[Any]],
     ) -> None:
-        self._path = cut_ranks(folder, rank, world_size, first_step)
+        self._path = cut_ranks(folder, rank, world_size, after_step)
         plans = folder / "plan.jsonl"
         if rank == 0:
-            cut(plans, first_step)
+            cut(plans, after_step)
             if tables:
-                path = folder / f"plan-{first_step:06d}.npz"
+                path = folder / f"plan-{after_step + 1:06d}.npz"
                 with replacing(path) as new, new.open("wb") as file_of_tables:
                     np.savez(file_of_tables, **dict(tables))  # type: ignore[arg-type]  # names are not its own
             with closing(JsonLines(plans)) as lines:
-                lines.write({"step": first_step, **plan})
+                lines.write({"step": after_step + 1, **plan})
 
     def record(self, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
         """Yield the batches, each written down first; on a GPU this waits for its copy."""
@@ -59,7 +59,7 @@ class AuditLog:
             for batch in batches:
                 if batch.turn.positions:
                     columns = {
-                        "step": batch.turn.step,
+                        "step": batch.turn.step + 1,
                         "lane": batch.turn.lane,
                         "indices": list(batch.indices),
                         "tensors": digest(batch.data),

@@ -7,16 +7,16 @@ from lanewise.loggers.tensorboard import TensorBoardLogger
 from lanewise.run_dir import RunDir
 
 
-def build_loggers(run_dir: RunDir, first_step: int, *, evaluates_first: bool) -> list[Callback]:
+def build_loggers(run_dir: RunDir, after_step: int, *, evaluates_first: bool) -> list[Callback]:
     """Build what writes the numbers of a run, on rank 0.
 
     Args:
         run_dir: where they are written.
-        first_step: the first step of this start of the run, which may go on from a checkpoint.
-        evaluates_first: whether the run evaluates before it.
+        after_step: the step of the checkpoint from which the run goes on; 0 where it begins.
+        evaluates_first: whether the run evaluates before the next step.
     """
     return [
-        JsonlLogger(run_dir.metrics, first_step, evaluates_first=evaluates_first),
-        TensorBoardLogger(run_dir.tensorboard, first_step),
+        JsonlLogger(run_dir.metrics, after_step, evaluates_first=evaluates_first),
+        TensorBoardLogger(run_dir.tensorboard, after_step),
         ProgressLogger(),
     ]

@@ -29,14 +29,14 @@ class JsonlLogger(Callback):
 
     Args:
         path: the file, made with the first line, so that a run that fails before has none.
-        first_step: lines of this step and later ones are cut off, as a run that goes on writes them again.
-        evaluates_first: whether it also evaluates again after the step before.
+        after_step: lines of later steps are cut off, as a run that goes on writes them again.
+        evaluates_first: whether it also evaluates again after this step.
     """
 
-    def __init__(self, path: Path, first_step: int = 0, *, evaluates_first: bool = False) -> None:
+    def __init__(self, path: Path, after_step: int = 0, *, evaluates_first: bool = False) -> None:
         self._path = path
         self._lines: JsonLines | None = None
-        cut(path, first_step, evaluates_first=evaluates_first)
+        cut(path, after_step, evaluates_first=evaluates_first)
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
@@ -59,15 +59,15 @@ class JsonlLogger(Callback):
             self._lines.close()
 
 
-def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
-    """Remove the lines from a step on, and those that are damaged, which a warning counts.
+def cut(path: Path, after_step: int, *, evaluates_first: bool = False) -> None:
+    """Remove the lines of the steps after one, and those that are damaged, which a warning counts.
 
     An unfinished last line, of a killed run, is removed without a warning.
 
     Args:
         path: a file of lines, each with its step; it need not be there.
-        first_step: the first step to remove.
-        evaluates_first: whether to remove the evaluation after the step before as well.
+        after_step: the last step whose lines stay.
+        evaluates_first: whether to remove the evaluation after this step as well.
     """
     if not os.path.lexists(path):
         return
@@ -80,8 +80,8 @@ def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
                     damaged.append(number)
                 continue
             is_evaluation = not columns.keys() & {"train/learning_rate", "data/read_bytes"}
-            is_repeated = evaluates_first and is_evaluation and columns["step"] == first_step - 1
-            if columns["step"] < first_step and not is_repeated:
+            is_repeated = evaluates_first and is_evaluation and columns["step"] == after_step
+            if columns["step"] <= after_step and not is_repeated:
                 kept.write(line if line.endswith(b"\n") else line + b"\n")
     if damaged:
         logger.warning(
@@ -92,14 +92,14 @@ def cut(path: Path, first_step: int, *, evaluates_first: bool = False) -> None:
         )
 
 
-def cut_ranks(folder: Path, rank: int, world_size: int, first_step: int) -> Path:
+def cut_ranks(folder: Path, rank: int, world_size: int, after_step: int) -> Path:
     """Make a folder with a file of lines for each rank, and cut that of this one.
 
     Args:
         folder: of the files.
         rank: of this process.
         world_size: processes of the run; what ranks beyond it wrote earlier is cut by rank 0.
-        first_step: the first step to remove.
+        after_step: the last step whose lines stay.
 
     Returns:
         The path of this rank's file.
@@ -110,7 +110,7 @@ def cut_ranks(folder: Path, rank: int, world_size: int, first_step: int) -> Path
     own = folder / f"rank-{rank:05d}.jsonl"
     others = [path for path in written if int(path.stem[5:]) >= world_size] if rank == 0 else []
     for path in (own, *others):
-        cut(path, first_step)
+        cut(path, after_step)
     return own
 
 

@@ -17,11 +17,11 @@ class PhaseLog:
         folder: of these files, made here.
         rank: of this process.
         world_size: processes of the run.
-        first_step: lines of this step and later ones are cut off, as a run that goes on writes them again.
+        after_step: lines of later steps are cut off, as a run that goes on writes them again.
     """
 
-    def __init__(self, folder: Path, rank: int, world_size: int, first_step: int) -> None:
-        self._path = cut_ranks(folder, rank, world_size, first_step)
+    def __init__(self, folder: Path, rank: int, world_size: int, *, after_step: int) -> None:
+        self._path = cut_ranks(folder, rank, world_size, after_step)
         self._lines: JsonLines | None = None
 
     def write(self, step: int, columns: Mapping[str, float]) -> None:

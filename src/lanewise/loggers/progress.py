@@ -35,7 +35,7 @@ class ProgressLogger(Callback):
                 console=self._console,
             )
             self._row = self._bar.add_task(
-                "", total=start.last_step, completed=start.first_step, epoch="", text=""
+                "", total=start.last_step, completed=start.first_step - 1, epoch="", text=""
             )
             self._bar.start()
 
@@ -43,17 +43,15 @@ class ProgressLogger(Callback):
         """See `Callback`."""
         text = f"loss {metrics['train/loss']:.4f}  {metrics['perf/samples_per_second']:,.0f} samples/s"
         if self._bar is not None:
-            self._bar.update(self._row, completed=step + 1, epoch=f"epoch {epoch + 1}", text=text)
-        elif time.monotonic() >= self._next_line or step + 1 == self._last_step:
-            self._console.print(
-                f"epoch {epoch + 1}  step {step + 1}/{self._last_step}  {text}", highlight=False
-            )
+            self._bar.update(self._row, completed=step, epoch=f"epoch {epoch}", text=text)
+        elif time.monotonic() >= self._next_line or step == self._last_step:
+            self._console.print(f"epoch {epoch}  step {step}/{self._last_step}  {text}", highlight=False)
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `Callback`. A line that stays above the bar."""
         text = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
-        self._console.print(f"epoch {epoch + 1}  after step {step + 1}  {text}", highlight=False)
+        self._console.print(f"epoch {epoch}  after step {step}  {text}", highlight=False)
 
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`."""

@@ -25,13 +25,12 @@ class TensorBoardLogger(Callback):
 
     Args:
         folder: gets an event file, with the first number.
-        first_step: TensorBoard is told to forget this step and later ones, which a run that goes on writes
-            again.
+        after_step: TensorBoard is told to forget later steps, which a run that goes on writes again.
     """
 
-    def __init__(self, folder: Path, first_step: int = 0) -> None:
+    def __init__(self, folder: Path, after_step: int = 0) -> None:
         self._folder = folder
-        self._first_step = first_step
+        self._after_step = after_step
         self._file: FileIO | None = None
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
@@ -64,7 +63,7 @@ class TensorBoardLogger(Callback):
         file = FileIO(self._folder / name, "x")
         file.write(_record(Event(wall_time=now, file_version="brain.Event:2")))
         start = SessionLog(status=SessionLog.START)
-        file.write(_record(Event(wall_time=now, step=self._first_step, session_log=start)))
+        file.write(_record(Event(wall_time=now, step=self._after_step + 1, session_log=start)))
         return file
 
 

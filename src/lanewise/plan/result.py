@@ -37,7 +37,7 @@ class Plan:
         turn, why_real = self.batch.turn, self.measured[0].why_real
         tensors = f"real tensors, as the task needs values ({why_real})" if why_real else "fake tensors"
         return (
-            f"lane {turn.lane} of step {turn.step}, the largest of the first batches, on {tensors}; "
+            f"lane {turn.lane} of step {turn.step + 1}, the largest of the first batches, on {tensors}; "
             f"device type {self.device_type}; precision {self.config.precision}; "
             f"equality {self.config.distributed.equality}"
         )

@@ -307,7 +307,7 @@ def _with_data(lane: Any) -> Any:
     if not lane.has_samples and lane.data is None:
         number = turn.lane if turn.positions else 0
         raise DataError(
-            f"none of the samples of lane {number} in step {turn.step} can be read, and under fsdp each lane "
-            "needs one. Mend the files, or use another distributed.reducer."
+            f"none of the samples of lane {number} in step {turn.step + 1} can be read, and under fsdp each "
+            "lane needs one. Mend the files, or use another distributed.reducer."
         )
     return lane

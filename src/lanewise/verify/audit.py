@@ -86,7 +86,7 @@ class Audit:
         with reading(plans):
             self._plans = [_Plan.from_line(line, folder) for line in _lines(plans)]
         self.steps: dict[int, dict[int, list[LaneRecord]]] = defaultdict(lambda: defaultdict(list))
-        """What was given, by step and lane."""
+        """What was given, by step, which counts from 1, and lane."""
         for path in sorted(folder.glob("rank-*.jsonl")):
             with reading(path):
                 for line in _lines(path):
@@ -105,7 +105,7 @@ class Audit:
         num_epochs = num_samples = 0
         due = first_step = self._plans[0].first_step
         seen: dict[int, Counter[int]] = defaultdict(Counter)
-        if first_step:
+        if first_step > 1:
             notes.append(f"steps before {first_step} were trained without --audit")
         for step, lanes in sorted(self.steps.items()):
             if due < step:
@@ -121,11 +121,11 @@ class Audit:
                     problems += _compare(step, lane, records, plan)
                 num_samples += records[0].num_samples
                 if plan.order is None:
-                    seen[step // plan.schedule.steps_per_epoch].update(records[0].indices)
+                    seen[(step - 1) // plan.schedule.steps_per_epoch + 1].update(records[0].indices)
                 if skipped := records[0].num_skipped:
                     notes.append(f"step {step}, lane {lane}: {skipped} samples could not be read")
             notes += (*_equal_tensors(step, lanes), *_fewer_rows(step, lanes))
-            num_epochs += (step + 1) % plan.schedule.steps_per_epoch == 0 and not missing
+            num_epochs += step % plan.schedule.steps_per_epoch == 0 and not missing
         if not any(plan.repeats for plan in self._plans):
             problems += [
                 f"epoch {epoch}: sample {sample} came {count} times"
@@ -153,7 +153,7 @@ class Audit:
 
     def missing_lanes(self, step: int) -> list[int]:
         """Return the lanes of a step that were given nothing."""
-        num_lanes = self._plan(step).schedule.num_present_lanes(step)
+        num_lanes = self._plan(step).schedule.num_present_lanes(step - 1)
         return [lane for lane in range(num_lanes) if lane not in self.steps.get(step, {})]
 
     def _plan(self, step: int) -> "_Plan":
@@ -200,7 +200,7 @@ def _compare(step: int, lane: int, records: list[LaneRecord], plan: _Plan) -> It
         yield f"{place}: trained {len(records)} times ({', '.join(record.file for record in records)})"
     if plan.order is None:
         return
-    due = plan.order.samples(next(plan.schedule.turns(range(lane, lane + 1), step, step + 1)))
+    due = plan.order.samples(next(plan.schedule.turns(range(lane, lane + 1), step - 1, step)))
     for record in records:
         if record.indices != due:
             yield f"{place}: trained on samples {list(record.indices)} instead of {list(due)} ({record.file})"

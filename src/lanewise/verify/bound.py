@@ -70,7 +70,7 @@ def judge(folder: Path, engine: Engine, world: World, steps: Sequence[int], num_
             bound = 2 * gamma * (1 + 2 * gamma) * sums[name].double()
             ratio = torch.where(difference == 0, 0.0, difference / bound).nan_to_num(nan=math.inf)
             if float(ratio.max()) > worst:
-                worst, place = float(ratio.max()), f"step {step}, {name}"
+                worst, place = float(ratio.max()), f"step {step + 1}, {name}"
     for _ in run_steps(engine, world, steps):
         pass
     others = load_file(folder / _WEIGHTS)

@@ -36,7 +36,7 @@ class VerifyReport:
         """Describe what was run."""
         batch = self.config.batch
         full = batch.global_batch_size
-        sizes = {step.step: sum(map(len, step.samples.values())) for step in self.steps}
+        sizes = {step.step + 1: sum(map(len, step.samples.values())) for step in self.steps}
         steps = [str(step) for step in sizes]
         steps += [f"step {step} with {size} of {full} samples" for step, size in sizes.items() if size < full]
         reducer = self.config.distributed.reducer

@@ -59,7 +59,7 @@ class Trace:
         """Yield check, place and values, in the order in which they were computed."""
         for step in self.steps:
             for check in CHECKS[:-1]:
-                yield check, f"step {step.step}", getattr(step, check)
+                yield check, f"step {step.step + 1}", getattr(step, check)
         yield "evaluation", "", self.evaluation
 
 

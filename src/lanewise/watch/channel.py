@@ -160,7 +160,8 @@ class Channel:
             return found
         for rank, beat in self._all_beats().items():
             if beat.note[0] == DONE:
-                text = f"{beat.describe(rank)} left after step {beat.note[1]}, while others wait for it."
+                taken = 0 if beat.note[1] is None else beat.note[1] + 1
+                text = f"{beat.describe(rank)} left after step {taken}, while others wait for it."
                 return failure_of(rank, beat, "left", text)
         return None
 

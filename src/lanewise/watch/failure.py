@@ -110,7 +110,7 @@ def described(note: Note) -> str:
     phase, step, lane = note
     if step is None:
         return phase
-    return f"{phase} of step {step}" + ("" if lane is None else f", lane {lane}")
+    return f"{phase} of step {step + 1}" + ("" if lane is None else f", lane {lane}")
 
 
 def is_consequence(error: BaseException) -> bool:

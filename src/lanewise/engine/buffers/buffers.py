@@ -228,7 +228,7 @@ class LaneBuffers:
                 if other != first or first is None:
                     shapes = [str(tuple(form[0])) if form else "None" for form in (first, other)]
                     raise TaskError(
-                        f"buffer {name} has another shape after step {self._lanes[0].turn.step}: "
+                        f"buffer {name} has another shape after step {self._lanes[0].turn.step + 1}: "
                         f"{' in some lanes and '.join(dict.fromkeys(shapes))}"
                         f"{' in others' if other != first else ''}. "
                         "Give it the same shape in every lane of a step."
@@ -276,7 +276,7 @@ def _refuse(pack: BufferPack, turn: LaneTurn, value: torch.Tensor, expected: tor
     for name, made, other in zip(pack.names, pack.split(value), pack.split(expected), strict=True):
         if not torch.equal(made, other):
             raise TaskError(
-                f"integer buffer {name} differs between the lanes of step {turn.step}: "
+                f"integer buffer {name} differs between the lanes of step {turn.step + 1}: "
                 f"lane {turn.lane} made {made.tolist()} of it, and the first {other.tolist()}. "
                 "Make it a float buffer, or equal in all lanes."
             )

@@ -57,7 +57,7 @@ class Steps:
         while self.epoch == epoch:
             if self._last is not None and not self._last.is_done:
                 raise TaskError(
-                    f"step {self._last.number} was left before its micro-batches were done. "
+                    f"step {self._last.number + 1} was left before its micro-batches were done. "
                     "Iterate over each step to its end."
                 )
             step = self._last = Step(self._next, epoch, self._batches, self._prepared)
@@ -71,7 +71,7 @@ class Step:
 
     def __init__(self, number: int, epoch: int, batches: Iterator[LaneBatch], prepared: Prepared) -> None:
         self.number = number
-        """Number of the step, counted over the whole run."""
+        """Index of the step over the whole run, from 0 as in Python; messages and files count from 1."""
         self.epoch = epoch
         self._batches = StepBatches(batches)
         self._prepared = prepared
@@ -116,7 +116,7 @@ class Step:
             raise TaskError("this model was not prepared. Call lanes.prepare(model) before the first step.")
         if self._running is not None:
             raise TaskError(
-                f"step {self.number} was left before its micro-batches were done. "
+                f"step {self.number + 1} was left before its micro-batches were done. "
                 "Iterate over each step to its end."
             )
         self._running, self._gradient = gradients, None

@@ -48,7 +48,7 @@ class EpochReads:
         if self._world.rank == 0:
             logger.info(
                 "epoch %d: %.3g MB read of %.3g MB%s",
-                epoch,
+                epoch + 1,
                 read_bytes / 1e6,
                 self._total_bytes / 1e6,
                 f", and {num_skipped} samples left out, as they cannot be read" if num_skipped else "",

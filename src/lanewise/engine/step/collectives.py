@@ -58,7 +58,7 @@ class CollectiveDetector:
         if len(counts) > 1:
             raise TaskError(
                 "the forward of a lane communicates with other processes, and in step "
-                f"{turn.step} these have {max(counts)} and {min(counts)} lanes, so that some would wait "
+                f"{turn.step + 1} these have {max(counts)} and {min(counts)} lanes, so that some would wait "
                 "forever. Let the number of processes divide the lanes, and set data.drop_last. "
                 f"{_REMEDY}"
             )
@@ -91,7 +91,7 @@ class CollectiveDetector:
         """Raise TaskError if the model has SyncBatchNorm: the others would wait for this lane's backward."""
         if self._is_synchronised:
             raise TaskError(
-                f"lane {turn.lane} has no samples in step {turn.step}, or a loss of weight 0, and so no "
+                f"lane {turn.lane} has no samples in step {turn.step + 1}, or a loss of weight 0, and so no "
                 "backward, for which SyncBatchNorm would wait forever on the other processes. "
                 f"Give every micro-batch something to learn from. {_REMEDY}"
             )

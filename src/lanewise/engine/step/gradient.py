@@ -141,7 +141,7 @@ class LaneGradients:
             yield in_round
             if self._open:
                 raise TaskError(
-                    f"a lane of step {turn.step} had no backward. Call step.backward(loss), which is not "
+                    f"a lane of step {turn.step + 1} had no backward. Call step.backward(loss), which is not "
                     "loss.backward(), once for each micro-batch; give a loss of weight 0 if there is nothing "
                     "to learn from it."
                 )
@@ -233,7 +233,9 @@ class LaneGradients:
             self._describe_first_step(totals)
         self._losses.require_finite(totals, self._turn)
         if not totals.weight:
-            logger.warning("step %d: the global batch has weight 0, so nothing was updated", self._turn.step)
+            logger.warning(
+                "step %d: the global batch has weight 0, so nothing was updated", self._turn.step + 1
+            )
         return StepGradient(self._turn, totals, norm, norms, allows_update, self._is_logged)
 
     def check(self) -> None:

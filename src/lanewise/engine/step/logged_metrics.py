@@ -31,7 +31,7 @@ class IntervalTotals:
 class LogInterval:
     """The steps since the last line of metrics, the same on every rank.
 
-    A line is written after the first step, after each multiple of `every_steps` and after the last step.
+    A line is written after the first step, after every `every_steps` of the run and after the last step.
 
     Args:
         every_steps: steps from one line to the next.
@@ -45,7 +45,8 @@ class LogInterval:
 
     def ends_with(self, step: int) -> bool:
         """Tell whether a line is written after a step."""
-        return step % self._every_steps == 0 or step + 1 == self._last_step
+        done = step + 1
+        return done in (1, self._last_step) or done % self._every_steps == 0
 
     def add(self, totals: StepTotals) -> None:
         """Add a step."""

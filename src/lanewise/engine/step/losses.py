@@ -10,13 +10,10 @@ import torch
 from lanewise.data import LaneBatch
 from lanewise.engine.step.lane import LaneLoss
 from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals, Term
-from lanewise.errors import NonFiniteLossError
+from lanewise.errors import MOST_SHOWN, NonFiniteLossError, shorten
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import LossScale
 from lanewise.world.world import World
-
-_MOST_SHOWN = 16
-"""The most lanes, and the most samples of each, that an error names."""
 
 
 @final
@@ -113,20 +110,13 @@ class StepLosses:
         samples: Mapping[int, Sequence[int]] = ChainMap(*self._world.all_gather_tree(self._samples))
         bad = [lane for lane in totals.lanes if not math.isfinite(lane.loss_sum)]
         described = [
-            f"  lane {lane.lane}: loss {lane.loss_sum}, samples {_shorten(samples[lane.lane])}"
-            for lane in bad[:_MOST_SHOWN]
+            f"  lane {lane.lane}: loss {lane.loss_sum}, samples {shorten(samples[lane.lane])}"
+            for lane in bad[:MOST_SHOWN]
         ]
-        if len(bad) > _MOST_SHOWN:
-            described.append(f"  and {len(bad) - _MOST_SHOWN} more of {len(totals.lanes)} lanes")
+        if len(bad) > MOST_SHOWN:
+            described.append(f"  and {len(bad) - MOST_SHOWN} more of {len(totals.lanes)} lanes")
         listed = "\n".join(described)
         raise NonFiniteLossError(
-            f"the loss is not finite in step {turn.step} (epoch {turn.epoch}), so the weights were not "
-            f"updated.\n{listed}\nLook at these samples, or lower the learning rate."
+            f"the loss is not finite in step {turn.step + 1} (epoch {turn.epoch + 1}), so the weights were "
+            f"not updated.\n{listed}\nLook at these samples, or lower the learning rate."
         )
-
-
-def _shorten(numbers: Sequence[int]) -> str:
-    """Write the first of many numbers."""
-    if len(numbers) <= _MOST_SHOWN:
-        return str(list(numbers))
-    return f"{list(numbers[:_MOST_SHOWN])} and {len(numbers) - _MOST_SHOWN} more"

@@ -38,7 +38,7 @@ class ParameterMonitor:
         for (name, parameter), was_trainable in zip(self._all, self._trainable, strict=True):
             if parameter.requires_grad != was_trainable:
                 raise TaskError(
-                    f"the trainable parameters changed before step {step}: requires_grad of {name} was "
+                    f"the trainable parameters changed before step {step + 1}: requires_grad of {name} was "
                     f"{was_trainable} at the start and is {parameter.requires_grad} now. "
                     "Freeze parameters in build_model, and start a new run to train others."
                 )
@@ -52,7 +52,7 @@ class ParameterMonitor:
         if self._left is not None and (now := self._gradient_versions()) != self._left:
             raise TaskError(
                 f"parameter {self._name_of_first(now, self._left)} got a gradient before the backward of "
-                f"lane {turn.lane} in step {turn.step}: the forward or the loss calls backward(). Return "
+                f"lane {turn.lane} in step {turn.step + 1}: the forward or the loss calls backward(). Return "
                 "the whole loss to lanewise, which calls backward; inside of a loss use torch.autograd.grad."
             )
         if self._hooks:
@@ -64,8 +64,8 @@ class ParameterMonitor:
         if self._hooks and (now := [parameter._version for parameter in self._trained]) != self._versions:
             raise TaskError(
                 f"parameter {self._name_of_first(now, self._versions)} changed in the backward of lane "
-                f"{turn.lane} in step {turn.step}: a hook updates it there, by the gradient of a part of the "
-                "global batch. Leave updates to the optimizer, which steps after all lanes."
+                f"{turn.lane} in step {turn.step + 1}: a hook updates it there, by the gradient of a part of "
+                "the global batch. Leave updates to the optimizer, which steps after all lanes."
             )
 
     def unused(self, world: World) -> list[str]:

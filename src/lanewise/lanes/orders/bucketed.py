@@ -99,8 +99,8 @@ class BucketedOrder(SampleOrder):
         assert self._max_tokens is not None
         if high > self._max_tokens:
             raise DataError(
-                f"a micro-batch of the steps from {first_step} on needs {high} tokens, its padding counted, "
-                f"and data.order.init_args.max_tokens is {self._max_tokens}. Use a smaller "
+                f"a micro-batch of the steps from {first_step + 1} on needs {high} tokens, its padding "
+                f"counted, and data.order.init_args.max_tokens is {self._max_tokens}. Use a smaller "
                 "batch.micro_batch_size, which makes more micro-batches of a step."
             )
         ends = _cut(lengths, high, num_parts)

@@ -26,7 +26,7 @@ def unequal_ranks(evidence: Evidence) -> Iterator[str]:
             steps = result.trace.steps if result.trace else ()
             for mine, theirs in zip(layout.steps, steps, strict=False):
                 options = changed(mine.options, theirs.options)
-                where = f"between ranks 0 and {rank} of {layout.name} after step {mine.step}"
+                where = f"between ranks 0 and {rank} of {layout.name} after step {mine.step + 1}"
                 also = f", and so does {listed(options)}" if options else ""
                 for name in changed(mine.weights, theirs.weights):
                     yield f"{name} differs {where}{also}."

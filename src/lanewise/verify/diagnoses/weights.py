@@ -44,7 +44,7 @@ def changed_parameter(evidence: Evidence) -> Iterator[str]:
         for step in layout.steps:
             if step.changed_outside:
                 names = listed(step.changed_outside)
-                yield f"{names} changed before the update of step {step.step} ({layout.name})."
+                yield f"{names} changed before the update of step {step.step + 1} ({layout.name})."
 
 
 @diagnosis(
