@@ -22,7 +22,9 @@ from sides import installed
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest
+from lanewise.checkpoint.saver import Saver
 from lanewise.engine.state.run_state import take_optimizer
 from lanewise.world.world import LocalWorld
 

@@ -13,7 +13,10 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
-from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_model, save_model
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest
+from lanewise.checkpoint.model_file import load_model, save_model
+from lanewise.checkpoint.saver import Saver
 from lanewise.config import EvaluateConfig, RunConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 from lanewise import Loss
-from lanewise.checkpoint import save_model
+from lanewise.checkpoint.model_file import save_model
 from lanewise.config import DistributedConfig, FSDPConfig, RunConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from lanewise.checkpoint import CheckpointFolder
+from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.config import CheckpointConfig, DistributedConfig, EveryConfig, LogConfig, RunConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine

@@ -12,7 +12,7 @@ def checkpoints(arguments: Arguments) -> int:
     from rich.console import Console
     from rich.table import Column, Table
 
-    from lanewise.checkpoint import CheckpointFolder
+    from lanewise.checkpoint.folder import CheckpointFolder
 
     folder = CheckpointFolder(RunDir(arguments[_RUN]).checkpoints)
     found = list(folder.read())

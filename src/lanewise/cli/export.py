@@ -18,7 +18,9 @@ def export(arguments: Arguments) -> int:
     """Write the weights of a checkpoint."""
     import torch
 
-    from lanewise.checkpoint import CheckpointFolder, load_state, read_good, save_tensors
+    from lanewise.checkpoint.folder import CheckpointFolder, read_good
+    from lanewise.checkpoint.model_file import save_tensors
+    from lanewise.checkpoint.saver import load_state
 
     source, output = arguments[_SOURCE], arguments[_OUTPUT]
     checkpoints = CheckpointFolder(RunDir(source).checkpoints)

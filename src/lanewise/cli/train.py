@@ -46,7 +46,7 @@ def train(arguments: Arguments) -> int:
     try:
         run_command(job, show=lambda _: None, is_dry=arguments[DRY_RUN])
     except KeyboardInterrupt:
-        from lanewise.checkpoint import CheckpointFolder
+        from lanewise.checkpoint.folder import CheckpointFolder
 
         saved = CheckpointFolder(job.run_dir.checkpoints).all()
         what = f"--resume goes on from {saved[0]}" if saved else "no checkpoint was saved yet"

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -129,7 +130,17 @@ def _places(path: str) -> tuple[Path, Path]:
 
 
 def _is_installed(file: str) -> bool:
-    return any(lies_in(file, sysconfig.get_path(name)) for name in _ENVIRONMENT)
+    places = _environment()
+    if ".." not in file and file.startswith(
+        places
+    ):  # nearly all of the thousands of modules that are imported
+        return True
+    return any(lies_in(file, place) for place in places)
+
+
+@cache
+def _environment() -> tuple[str, ...]:
+    return tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in _ENVIRONMENT)
 
 
 def _is_own(folder: Path) -> bool:

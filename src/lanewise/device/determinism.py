@@ -6,7 +6,7 @@ from lanewise.config import Equality
 from lanewise.device.accelerator import device_name
 
 
-def set_determinism(equality: Equality, threads: int) -> None:
+def set_determinism(equality: Equality, threads: int, *, trains: bool = True) -> None:
     """Fix how this process computes.
 
     Args:
@@ -15,26 +15,30 @@ def set_determinism(equality: Equality, threads: int) -> None:
             leaves all of it to torch.
         threads: intra-op threads. Never derived from the number of processes: the order of float additions
             depends on it.
+        trains: whether an optimizer will step, which imports torch's compiler; else that takes a second more,
+            and `fix_compilation` is for those who see that something has imported it.
     """
     torch.set_num_threads(threads)
     if equality == "exact":
-        torch.use_deterministic_algorithms(True)
+        torch.set_deterministic_debug_mode("error")
         # Filling every new tensor with NaN finds reads of uninitialised memory, but costs a write each.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
         # In evaluation nn.TransformerEncoder takes a fused path, but not where modules have hooks.
         torch.backends.mha.set_fastpath_enabled(False)
-        _fix_compilation()
+        if trains:
+            fix_compilation()
 
 
-def _fix_compilation() -> None:
+def fix_compilation() -> None:
     """Let a compiled function depend on its code and its shapes, not on what this process compiled before.
 
     By default the first shapes get a kernel of their own, and the second ones a kernel for any shapes. Which
     shapes come first depends on the lanes that a process carries. Decision 0006 has the figures.
     """
-    from torch._dynamo import config  # noqa: PLC0415 - takes a second, which every optimizer spends anyway
+    from torch._dynamo import config  # noqa: PLC0415 - takes a second
 
+    torch.use_deterministic_algorithms(True)  # tells torch's compiler as well
     config.automatic_dynamic_shapes = False
     # The default lets the ninth shape run uncompiled, whichever that is.
     config.recompile_limit = config.accumulated_recompile_limit

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 import torch.distributed as dist
@@ -117,6 +117,7 @@ class MeasureJob(Job):
     sizes: tuple[int, ...] = field(default=(), kw_only=True)
     """The number of processes of each host, in the order of the ranks."""
     needs_equal_machines: bool = field(default=False, kw_only=True)
+    trains: ClassVar[bool] = False
 
     def run(self, world: World) -> dict[str, Any]:
         """See `Job`."""

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import final
 
 from lanewise.callback import Callback, RunStart
-from lanewise.checkpoint import save_model
+from lanewise.checkpoint.model_file import save_model
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
 from lanewise.device.accelerator import device_name, has_streams

@@ -39,7 +39,7 @@ class TrainResult:
 
     def model(self) -> "nn.Module":
         """Return a new model with the trained weights, on the CPU and in evaluation mode."""
-        from lanewise.checkpoint import load_model
+        from lanewise.checkpoint.model_file import load_model
 
         model = self.task.build_model()
         load_model(model, RunDir(self.run_dir).model)

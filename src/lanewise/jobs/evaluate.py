@@ -1,10 +1,11 @@
 """Evaluating a trained model, and predicting with it."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from lanewise.config.check import expand_user
 from lanewise.config.load import Override, load_config
@@ -27,12 +28,14 @@ class EvaluateJob(Job):
     """
 
     model_file: Path
+    trains: ClassVar[bool] = False
     dataset: str | None = None
     """Name of the eval dataset whose outputs are computed; None: all of them are evaluated."""
 
     def run(self, world: "World") -> Any:
         """See `Job`."""
-        from lanewise.checkpoint import load_model
+        from lanewise.checkpoint.model_file import load_model
+        from lanewise.device.determinism import fix_compilation
         from lanewise.engine.evaluation.evaluation import build_evaluator
         from lanewise.engine.run.model import build_model, build_task, transform
         from lanewise.engine.step.lane import LaneRunner
@@ -43,6 +46,8 @@ class EvaluateJob(Job):
         config = self.config
         task = self.task or build_task(config)
         model = transform(build_model(task, config.train.seed), config, world.device)
+        if config.distributed.equality == "exact" and "torch._dynamo" in sys.modules:
+            fix_compilation()
         load_model(model, self.model_file)
         lanes = LaneRunner(task, Precision(config.precision, world.device.type), config.train.seed)
         placement = Placement.of(config.batch.num_lanes, world)

@@ -27,6 +27,8 @@ class Job(ABC):
     """The user's task, where it was given as an object; None: built from the configuration."""
     untrusted: tuple[str, ...] = field(default=(), kw_only=True)
     """Folders that no code may come from."""
+    trains: ClassVar[bool] = True
+    """Whether an optimizer steps."""
     can_stop: ClassVar[bool] = False
     """Whether the job, told so by a file, ends by itself in good order; else signals end its processes."""
 

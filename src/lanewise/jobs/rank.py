@@ -91,7 +91,7 @@ def run_in_world(job: Job, environment: Environment, folder: Path, watch: "Watch
     place = f"rank {environment.rank} of {environment.world_size}"
     name_process(f"lanewise: {place}, {job.config.train.run_dir}")
     log = RankLog(job.log_file(environment.rank), environment.rank)
-    set_determinism(distributed.equality, distributed.threads)
+    set_determinism(distributed.equality, distributed.threads, trains=job.trains)
     devices = choose_devices(distributed.device_type, environment.local_world_size, distributed.device_names)
     if devices[environment.local_rank] == "cpu":
         set_malloc(keeps_freed=job.config.memory.activation_checkpointing is None)

@@ -89,7 +89,7 @@ class TrainJob(Job):
 
     def run(self, world: "World") -> dict[str, float]:
         """See `Job`."""
-        from lanewise.checkpoint import CheckpointFolder
+        from lanewise.checkpoint.folder import CheckpointFolder
         from lanewise.device.determinism import exact_pins
         from lanewise.engine.engine import Engine
         from lanewise.engine.run.build import build_callbacks, build_run

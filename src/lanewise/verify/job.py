@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest
+from lanewise.checkpoint.saver import Saver
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run

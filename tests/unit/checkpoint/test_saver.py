@@ -18,8 +18,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_state, saver
-from lanewise.checkpoint.manifest import write_durably
+from lanewise.checkpoint import saver
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest, write_durably
+from lanewise.checkpoint.saver import Saver, load_state
 from lanewise.errors import CheckpointError, StorageError
 from lanewise.testing import run_distributed
 from lanewise.world.world import LocalWorld

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest
+from lanewise.checkpoint.saver import Saver
 from lanewise.cli.main import main
 from lanewise.world.world import LocalWorld
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest
+from lanewise.checkpoint.saver import Saver
 from lanewise.engine.state.restore import find_newest, restore
 from lanewise.engine.state.run_state import RunState
 from lanewise.errors import CheckpointError

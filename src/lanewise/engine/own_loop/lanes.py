@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 from torch.utils.data import Dataset
 
-from lanewise.checkpoint import save_model
+from lanewise.checkpoint.model_file import save_model
 from lanewise.collate import collate as default_collate
 from lanewise.config import (
     Backend,

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection
 
-from lanewise.checkpoint import CheckpointFolder
+from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import follow_new_length
 from lanewise.engine.state.restore import find_newest, restore

@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable
 from typing import final
 
-from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest
+from lanewise.checkpoint.saver import Saver
 from lanewise.engine.run.run import Run
 from lanewise.errors import CheckpointError, PreemptedError
 

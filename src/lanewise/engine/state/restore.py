@@ -6,7 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lanewise.checkpoint import CheckpointFolder, Manifest, load_state
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest
+from lanewise.checkpoint.saver import load_state
 from lanewise.config import MAY_DIFFER
 from lanewise.engine.state.resume_check import compare
 from lanewise.engine.state.run_state import RunState

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lanewise.checkpoint import grow_buffers, grown_buffers
+from lanewise.checkpoint.model_file import grow_buffers, grown_buffers
 from lanewise.engine.state.mismatch import (
     CLASS,
     EXTRA_STATE,

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from lanewise.checkpoint import grow_buffers
+from lanewise.checkpoint.model_file import grow_buffers
 from lanewise.data import LaneBatch
 from lanewise.engine.step.gradient import LaneGradients, StepGradient
 from lanewise.engine.step.lane import LaneRunner

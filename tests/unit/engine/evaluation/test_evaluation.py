@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from lanewise.checkpoint import CheckpointFolder
+from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.config import CheckpointConfig, EarlyStoppingConfig, EvaluateConfig, EveryConfig, RunConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine

@@ -13,7 +13,9 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
-from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest
+from lanewise.checkpoint.saver import Saver
 from lanewise.config import DataConfig, EvaluateConfig, RunConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine

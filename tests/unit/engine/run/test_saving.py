@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.checkpoint import CheckpointFolder
+from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.config import RunConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine

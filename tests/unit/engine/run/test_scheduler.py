@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from lanewise.checkpoint import CheckpointFolder
+from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.config import CheckpointConfig, EvaluateConfig, EveryConfig, RunConfig, SchedulerConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine

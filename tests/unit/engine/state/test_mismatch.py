@@ -17,8 +17,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, MultiStepLR, SequentialLR
 
-from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_state
-from lanewise.checkpoint.manifest import write_durably
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest, write_durably
+from lanewise.checkpoint.saver import Saver, load_state
 from lanewise.engine.state.mismatch import kind_mismatches, optimizer_mismatches
 from lanewise.engine.state.restore import restore
 from lanewise.engine.state.run_state import RunState, take_optimizer

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.checkpoint import CheckpointFolder, Manifest, Saver
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest
+from lanewise.checkpoint.saver import Saver
 from lanewise.config import ClassConfig, DistributedConfig, RunConfig, SchedulerConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine

@@ -16,7 +16,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
-from lanewise.checkpoint import CheckpointFolder, Manifest, Saver, load_state
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.checkpoint.manifest import Manifest
+from lanewise.checkpoint.saver import Saver, load_state
 from lanewise.config import ClassConfig, EvaluateConfig, RunConfig, SchedulerConfig
 from lanewise.config.scheduler import SchedulerName
 from lanewise.device.determinism import set_determinism
