@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import shutil
 import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -50,11 +51,21 @@ class RunDir:
         """The log of one rank."""
         return self.path / "logs" / f"rank-{rank:05d}.log"
 
-    def claim(self, *, may_hold_run: bool = False) -> ExitStack:
+    def require_free(self) -> None:
+        """Raise RunDirError if the folder holds a run already."""
+        if held := self.held():
+            raise RunDirError(
+                f"run_dir {self.path} holds a run already (it has {held[0].name}). Go on with it (--resume, "
+                "from Python resume=True), replace it (--overwrite, overwrite=True), or choose another "
+                "train.run_dir, such as one with {time} or {number} in its name."
+            )
+
+    def claim(self, *, may_hold_run: bool = False, overwrites: bool = False) -> ExitStack:
         """Make the folder and become its only writer, until what is returned is closed or the process ends.
 
         Args:
             may_hold_run: whether it may hold a run already, to go on with.
+            overwrites: whether to remove the files of a run that it holds; other files in it stay.
 
         Half-written files of a killed run are removed.
 
@@ -69,14 +80,11 @@ class RunDir:
             except OSError as error:
                 if is_full(error):
                     raise storage_error(error, self.path) from error
-                raise RunDirError(
-                    f"run_dir {self.path} cannot be written: {reason(error, self.path)}."
-                ) from None
-            if not may_hold_run and (held := self.held()):
-                raise RunDirError(
-                    f"run_dir {self.path} holds a run already (it has {held[0].name}). "
-                    "Go on with it (--resume, from Python resume=True), or choose another train.run_dir."
-                )
+                raise cannot_be_written(self.path, error) from None
+            if overwrites and self.held():
+                self._remove()
+            if not may_hold_run:
+                self.require_free()
             with writing(self.path):
                 for file in (self.config, self.metrics, *self._models):
                     remove_leftover(file)
@@ -118,3 +126,18 @@ class RunDir:
             with writing(folder), suppress(FileNotFoundError):
                 held += [folder] if any(folder.iterdir()) else []
         return held
+
+    def _remove(self) -> None:
+        """Remove the files of a run; the checkpoints, from which it could go on, last."""
+        files = (self.config, self.record, self.metrics, *self._models)
+        with writing(self.path):
+            for file in files:
+                file.unlink(missing_ok=True)
+            for folder in (self.phases, self.log(0).parent, self.tensorboard, self.audit, self.checkpoints):
+                if os.path.lexists(folder):
+                    shutil.rmtree(folder)
+
+
+def cannot_be_written(path: Path, error: OSError) -> RunDirError:
+    """Say why a run directory cannot be used."""
+    return RunDirError(f"run_dir {path} cannot be written: {reason(error, path)}.")

@@ -26,6 +26,7 @@ _ALLOW = Argument[tuple[str, ...]](
     _read_names,
     default=(),
 )
+_OVERWRITE = flag("--overwrite", "removes the run that is in run_dir, if there is one, and begins anew")
 _AUDIT = flag(
     "--audit", "writes the sample indices and a hash of the tensors of every lane, for `lanewise audit`"
 )
@@ -35,22 +36,21 @@ def train(arguments: Arguments) -> int:
     """Train as the configuration says."""
     if arguments[_ALLOW] and not arguments[_RESUME]:
         raise ConfigError("--allow says what may differ on resume: add --resume, or leave it out.")
+    if arguments[_OVERWRITE] and arguments[_RESUME]:
+        raise ConfigError("--overwrite begins anew, and --resume goes on: leave one of them out.")
     config = load_config(arguments[_CONFIG], arguments.overrides)
 
     from lanewise.jobs.start import run_command
     from lanewise.jobs.train import TrainJob
 
     job = TrainJob(
-        config, is_resumed=arguments[_RESUME], allow=arguments[_ALLOW], is_audited=arguments[_AUDIT]
+        config,
+        is_resumed=arguments[_RESUME],
+        allow=arguments[_ALLOW],
+        overwrites=arguments[_OVERWRITE],
+        is_audited=arguments[_AUDIT],
     )
-    try:
-        run_command(job, show=lambda _: None, is_dry=arguments[DRY_RUN])
-    except KeyboardInterrupt:
-        from lanewise.checkpoint.folder import CheckpointFolder
-
-        saved = CheckpointFolder(job.run_dir.checkpoints).all()
-        what = f"--resume goes on from {saved[0]}" if saved else "no checkpoint was saved yet"
-        raise KeyboardInterrupt(what) from None
+    run_command(job, show=lambda _: None, is_dry=arguments[DRY_RUN])
     return 0
 
 
@@ -76,7 +76,7 @@ Under torchrun, srun or mpirun each process joins the others. Give a CONFIG with
 of its classes.""",
     run=train,
     operands=(_CONFIG,),
-    options=(_RESUME, _ALLOW, _AUDIT, DRY_RUN),
+    options=(_RESUME, _ALLOW, _OVERWRITE, _AUDIT, DRY_RUN),
     has_overrides=True,
     more_help=_describe_configuration,
 )

@@ -1,7 +1,9 @@
 """The configuration of a run: a tree of frozen dataclasses whose field names are the keys of the file."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import field
+from pathlib import PurePath
 from typing import Annotated, ClassVar, Literal
 
 from lanewise.config.check import A_PATH, Section, above, at_least, below, expand_user
@@ -13,6 +15,8 @@ from lanewise.errors import ConfigError
 
 PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
 Mode = Literal["max", "min"]
+PLACEHOLDERS = ("{time}", "{number}")
+"""What `train.run_dir` may contain."""
 
 MAY_DIFFER = ("lanes", "dataset", "seed", "num_steps", "max_grad_norm", "ema_decay")
 """What the user may allow to differ from the checkpoint on resume; nothing else may differ."""
@@ -79,14 +83,25 @@ def _some_end_is_given(epochs: int | None, max_steps: int | None) -> Iterator[st
         )
 
 
+def _placeholders_are_known(run_dir: str) -> Iterator[str]:
+    given = re.findall(r"\{[^{}]*\}", run_dir)
+    if len(given) > 1 or not all(one in PLACEHOLDERS and one in PurePath(run_dir).name for one in given):
+        yield (
+            f"train.run_dir may have {' or '.join(PLACEHOLDERS)} in its last part, once: got {run_dir}. "
+            "Write one of them there, or a path without braces."
+        )
+
+
 class TrainConfig(Section):
     """How long to train, from which seed, and where the results go."""
 
-    RULES = (_some_end_is_given,)
+    RULES = (_some_end_is_given, _placeholders_are_known)
     MOVED: ClassVar = {"warmup_steps": "scheduler.warmup"}
 
     run_dir: Annotated[str, A_PATH]
-    """Folder that the run writes into, relative to the working directory; ~ is the user's folder."""
+    """Folder that the run writes into, relative to the working directory; ~ is the user's folder. In its
+    name {time} stands for the time at which the run begins, and {number} for the next number: each run then
+    has a folder of its own, and --resume takes the newest one."""
     epochs: Annotated[int, at_least(1)] | None = None
     """Passes over the training data after which the run ends; unset: no limit."""
     max_steps: Annotated[int, at_least(1)] | None = None

@@ -214,6 +214,7 @@ class Engine:
         epoch = step // self.run.schedule.steps_per_epoch
         observers.show_evaluation(epoch, step, values)
         if is_best:
+            self.evaluation.best_step = step + 1
             heartbeat.note = (SAVE, step, None)
             save_model(self.training.evaluated_model, run_dir.best_model, self.run.world.rank)
             observers.show_best(epoch, step, run_dir.best_model)

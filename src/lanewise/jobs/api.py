@@ -33,16 +33,33 @@ class TrainResult:
     """What `train` returns."""
 
     run_dir: Path
+    """Where the run is; of a pattern, what it stood for."""
+    step: int
+    """The last step that was taken, whose model the run ended with."""
     evaluation: Mapping[str, float]
     """What the last evaluation gave, by `set/metric`; empty where the task has no eval datasets."""
+    best_step: int | None
+    """The step after which the best model was written; None where `evaluate.best` names no metric."""
+    best_value: float | None
+    """Its value of that metric."""
     task: "Task"
+
+    @property
+    def model_file(self) -> Path:
+        """The trained weights."""
+        return RunDir(self.run_dir).model
+
+    @property
+    def best_model_file(self) -> Path | None:
+        """The weights of the best model; None where there is none."""
+        return None if self.best_step is None else RunDir(self.run_dir).best_model
 
     def model(self) -> "nn.Module":
         """Return a new model with the trained weights, on the CPU and in evaluation mode."""
         from lanewise.checkpoint.model_file import load_model
 
         model = self.task.build_model()
-        load_model(model, RunDir(self.run_dir).model)
+        load_model(model, self.model_file)
         return model.eval()
 
 
@@ -63,6 +80,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
     distributed: Section | None = None,
     callbacks: "Sequence[Callback]" = (),
     resume: bool = False,
+    overwrite: bool = False,
 ) -> TrainResult:
     """Train a task; the other arguments are the sections of a configuration file, as mappings.
 
@@ -86,6 +104,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         distributed: which devices to use; `devices` unset: all GPUs, or one process on a CPU.
         callbacks: observe the run on rank 0, in its process.
         resume: whether to go on from the newest good checkpoint in run_dir, if there is one.
+        overwrite: whether to remove the run that is in run_dir, if there is one, and begin anew.
 
     Returns:
         Where the run is, and what its last evaluation gave.
@@ -114,8 +133,13 @@ def train(  # noqa: PLR0913 - the sections of the configuration
     }
     given = {name: section for name, section in sections.items() if section is not None}
     config = _on_all_devices(read_section(RunConfig, given))
-    values = start(TrainJob(config, task, tuple(callbacks), resume), is_fresh=True)
-    return TrainResult(Path(config.train.run_dir), values, task)
+    if overwrite and resume:
+        raise ConfigError(
+            "overwrite begins anew, and resume goes on: got True for both. Leave one of them out."
+        )
+    job = TrainJob(config, task, tuple(callbacks), is_resumed=resume, overwrites=overwrite)
+    result = start(job, is_fresh=True)
+    return TrainResult(**{**result, "run_dir": Path(result["run_dir"]), "task": task})
 
 
 def evaluate(

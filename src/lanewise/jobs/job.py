@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +43,17 @@ class Job(ABC):
             is_restarted: whether an earlier start of the same launch may have begun it.
         """
         return nullcontext()
+
+    def require_free(self) -> None:  # noqa: B027 - most jobs write nothing
+        """Raise RunDirError if there is already what the job would write; takes no time."""
+
+    def settled(self, agree: Callable[[Callable[[], str]], str] = lambda choose: choose()) -> "Job":
+        """Return the job with what is chosen once for all processes.
+
+        Args:
+            agree: returns what rank 0 chose.
+        """
+        return self
 
     def program(self, config_file: str) -> Sequence[str]:
         """Return what follows `lanewise` to do this job in a prepared world that the cluster may start again.

@@ -42,6 +42,7 @@ def join_prepared_world(job: Job, environment: Environment) -> Any:
             job.check(environment)
             job.check_devices(environment)
         watch.meet()
+        job = job.settled(watch.agree)
         with job.claim(is_restarted=watch.is_restarted) if environment.rank == 0 else nullcontext():
             return run_in_world(job, environment, folder_until_exit(), watch)
     except PreemptedError:  # on every rank, in good order
@@ -144,6 +145,7 @@ def work(file: Path) -> None:
         if is_remote:  # the launcher has looked neither at these devices nor at the run directory
             job.check_devices(environment)
         watch.meet()
+        job = job.settled(watch.agree)
         claims = is_remote and environment.rank == 0
         try:
             with job.claim(is_restarted=watch.is_restarted) if claims else nullcontext():

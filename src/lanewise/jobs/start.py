@@ -60,6 +60,7 @@ def start(job: Job, *, is_fresh: bool) -> Any:
 
 def _start_here(job: Job, *, is_fresh: bool) -> Any:
     """Run a job on this machine."""
+    job.require_free()
     distributed = job.config.distributed
     (environment,) = places_of(distributed)
     starts_workers = environment.world_size > 1 or is_fresh
@@ -71,6 +72,7 @@ def _start_here(job: Job, *, is_fresh: bool) -> Any:
     with refusing_exit():  # it imports the user's modules
         job.check(environment)
         job.check_devices(environment)
+    job = job.settled()
     if not starts_workers:
         from lanewise.watch.watch import Watch
 
@@ -108,6 +110,7 @@ def check_for_hosts(job: Job) -> None:
 def _write_batch(job: Job, show: Callable[[Any], None]) -> BatchJob:
     """Check a job, and write what its batch job reads, which nobody else may read or write."""
     check_for_hosts(job)
+    job = job.settled()
     batch = batch_job_of(job)
     written = _write_job(job, (job, show), is_remote=True)
     with job.claim():  # or it could not begin there

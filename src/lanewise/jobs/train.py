@@ -2,17 +2,18 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from lanewise.config import RunConfig
 from lanewise.config.load import dump_config, load_config
 from lanewise.errors import LaunchError, PreemptedError, StorageError
 from lanewise.jobs.job import Job
+from lanewise.jobs.run_dir_pattern import find_or_make, is_pattern
 from lanewise.jobs.signals import training, wants_stop
 from lanewise.jobs.start import launch
 from lanewise.launch import LocalLauncher
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 @final
 @dataclass(frozen=True)
 class TrainJob(Job):
-    """Trains; the result is what the last evaluation gave."""
+    """Trains; the result is what `TrainResult` needs, as plain values."""
 
     callbacks: "tuple[Callback, ...]" = ()
     """Observers that were given as objects."""
@@ -41,6 +42,8 @@ class TrainJob(Job):
     """Whether to go on from the newest good checkpoint, if there is one."""
     allow: tuple[str, ...] = ()
     """What may differ from what the checkpoint is of."""
+    overwrites: bool = False
+    """Whether to remove the run that is in run_dir first."""
     is_audited: bool = False
     """Whether to write what every lane is given; a run that was audited before goes on so."""
     can_stop: ClassVar[bool] = True
@@ -56,7 +59,8 @@ class TrainJob(Job):
 
         If the error only follows from another process's, the watch knows which one the end is.
         """
-        with self.run_dir.claim(may_hold_run=self.is_resumed or is_restarted):
+        may_hold_run = self.is_resumed or is_restarted
+        with self.run_dir.claim(may_hold_run=may_hold_run, overwrites=self.overwrites and not may_hold_run):
             record = RunRecord(self.run_dir.record)
             try:
                 yield
@@ -66,7 +70,29 @@ class TrainJob(Job):
                 if not is_consequence(error):
                     with suppress(StorageError):  # that the run failed is what matters
                         record.end(RunEnd.of_error(error))
+                if isinstance(error, KeyboardInterrupt):
+                    raise KeyboardInterrupt(self._describe_interrupt()) from None
                 raise
+
+    def _describe_interrupt(self) -> str:
+        from lanewise.checkpoint.folder import CheckpointFolder
+
+        saved = CheckpointFolder(self.run_dir.checkpoints).all()
+        return f"--resume goes on from {saved[0]}" if saved else "no checkpoint was saved yet"
+
+    def require_free(self) -> None:
+        """See `Job`."""
+        may_hold_run = self.is_resumed or self.overwrites or is_pattern(self.config.train.run_dir)
+        if not may_hold_run:
+            self.run_dir.require_free()
+
+    def settled(self, agree: Callable[[Callable[[], str]], str] = lambda choose: choose()) -> "TrainJob":
+        """See `Job`: a run directory of its own, where train.run_dir is a pattern."""
+        train = self.config.train
+        if not is_pattern(train.run_dir):
+            return self
+        run_dir = agree(lambda: find_or_make(train.run_dir, newest=self.is_resumed))
+        return replace(self, config=replace(self.config, train=replace(train, run_dir=run_dir)))
 
     def program(self, config_file: str) -> Sequence[str]:
         """See `Job`."""
@@ -76,7 +102,8 @@ class TrainJob(Job):
     @property
     def shared_folder(self) -> Path | None:
         """See `Job`: every process writes its part of a checkpoint there."""
-        return self.run_dir.path
+        run_dir = self.run_dir.path
+        return run_dir.parent if is_pattern(run_dir.name) else run_dir
 
     @property
     def stands_still(self) -> bool:
@@ -87,7 +114,7 @@ class TrainJob(Job):
         """See `Job`."""
         return self.run_dir.log(rank)
 
-    def run(self, world: "World") -> dict[str, float]:
+    def run(self, world: "World") -> dict[str, Any]:
         """See `Job`."""
         from lanewise.checkpoint.folder import CheckpointFolder
         from lanewise.device.determinism import exact_pins
@@ -136,7 +163,15 @@ class TrainJob(Job):
                 RunEnd("stopped early" if engine.next_step < run.last_step else "finished", engine.next_step)
             )
         world.all_gather_tree(None)  # no rank goes on before the model is on disk
-        return values
+        best = None if run.evaluation is None else run.evaluation.best
+        best_step, best_value = (None, None) if best is None else best
+        return {
+            "run_dir": self.config.train.run_dir,
+            "step": engine.next_step,
+            "evaluation": values,
+            "best_step": best_step,
+            "best_value": best_value,
+        }
 
     def _micro_batch_size(self, world: "World") -> int:
         """Return what `auto` stands for: what it stood for when the run began. Collective."""

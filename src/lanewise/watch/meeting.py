@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import final
 
@@ -88,6 +88,15 @@ class Meeting:
             self._require_time(deadline, [0])
         channel.has_met = True
         return self._store.get(f"{channel.start}/begun") == b"true"
+
+    def agree(self, choose: Callable[[], str]) -> str:
+        """Return what rank 0 chose, in the first start of a launch. Collective: every rank must call this."""
+        deadline = time.monotonic() + self._timeout_seconds
+        if self.environment.rank == 0 and not self._store.has("agreed"):
+            self._store.set("agreed", choose())
+        while not self._store.has("agreed"):
+            self._require_time(deadline, [0])
+        return self._store.get("agreed").decode()
 
     def _arrive(self) -> int:
         """Return the number of the start to which this process belongs.

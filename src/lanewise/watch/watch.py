@@ -87,6 +87,10 @@ class Watch:
         if self.meeting is not None:
             self.is_restarted = self.meeting.wait()
 
+    def agree(self, choose: Callable[[], str]) -> str:
+        """Return what rank 0 chose in the first start of a launch. Collective: every rank must call this."""
+        return choose() if self.meeting is None else self.meeting.agree(choose)
+
     def close(self) -> None:
         """End the watch: this process has done its part. The others need not do so at the same time."""
         heartbeat.note = (DONE, heartbeat.step, None)

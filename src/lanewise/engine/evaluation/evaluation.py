@@ -95,6 +95,8 @@ class Evaluation:
         self.sign = 1 if config.best_mode == "max" else -1
         self.best_value = -math.inf
         """The best value so far, times -1 where a lower value is better."""
+        self.best_step: int | None = None
+        """The step, from 1, whose model that is of; None where there is none."""
         self.last_values: dict[str, float] = {}
         """The values of the last evaluation; empty before the first one."""
         self.is_due = False
@@ -112,7 +114,12 @@ class Evaluation:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        state = {"best": self.best_value, "last": self.last_values, "is_due": self.is_due}
+        state = {
+            "best": self.best_value,
+            "best_step": self.best_step,
+            "last": self.last_values,
+            "is_due": self.is_due,
+        }
         if self.early_stopping is None:
             return state
         return {**state, "early_stopping": self.early_stopping.state_dict()}
@@ -124,20 +131,32 @@ class Evaluation:
             ValueError: if `state` is not what `state_dict` returns.
         """
         best, last, is_due = state["best"], state["last"], state["is_due"]
+        best_step = state.get("best_step")
         early_stopping = state.get("early_stopping")
         if not all(isinstance(key, str) and isinstance(value, float) for key, value in last.items()):
             raise ValueError(f"not the values of an evaluation: {last!r:.100}")
-        num_known = 3 if early_stopping is None else 4
-        if not isinstance(best, float) or not isinstance(is_due, bool) or len(state) > num_known:
+        num_known = 4 if early_stopping is None else 5
+        is_step = best_step is None or type(best_step) is int
+        if (
+            not isinstance(best, float)
+            or not is_step
+            or not isinstance(is_due, bool)
+            or len(state) > num_known
+        ):
             raise ValueError(f"not a state of the evaluation: {state!r:.100}")
         if self.early_stopping is not None and early_stopping is not None:
             self.early_stopping.load_state_dict(early_stopping)
-        self.best_value = -math.inf if math.isnan(best) else best
+        self.best_value, self.best_step = (-math.inf if math.isnan(best) else best), best_step
         self.last_values, self.is_due = dict(last), is_due
 
     def forget_best(self) -> None:
         """Forget the best value, which was of another metric or another mode (min or max)."""
-        self.best_value = -math.inf
+        self.best_value, self.best_step = -math.inf, None
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The step, from 1, of the best model, and its value; None where there is none."""
+        return None if self.best_step is None else (self.best_step, self.sign * self.best_value)
 
     @property
     def ends_run(self) -> bool:
