@@ -25,6 +25,13 @@ def test_a_loop_of_the_users_own_does_not_import_the_trainer():
     assert not [name for name in modules if "ddp_comm_hooks" in name]
 
 
+def test_what_lists_checkpoints_or_refuses_a_used_run_dir_needs_no_torch():
+    """It took 2.6 and 3.3 s, of which torch was nearly all."""
+    modules = imported_with("lanewise.checkpoint.folder", "lanewise.jobs.train", "lanewise.cli.checkpoints")
+    assert {"lanewise.run_dir", "lanewise.checkpoint.manifest"} <= modules
+    assert not [name for name in modules if name.partition(".")[0] == "torch"]
+
+
 def test_a_worker_is_forked_with_the_whole_engine_imported():
     modules = imported_with(*PRELOAD)
     engine = {name for name in read_sources(SRC) if name.startswith("lanewise.engine.")}

@@ -252,7 +252,7 @@ PRIVATE = {
         "ImportError in every run; torch.compiler.disable does the same",
     ),
     "torch._dynamo": Private(
-        "launch/fork_server.py",
+        "device/determinism.py launch/fork_server.py",
         "is imported once for all workers, as every optimizer imports it",
         "ImportError when workers start; without the line each takes seconds longer",
     ),

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import lanewise
 from lanewise.errors import CheckpointError, ConfigError, LaunchError
 from tests.integration import curve
-from tests.integration.command import TORCHRUN, Cold, run, train, wait_for, write_config
+from tests.integration.command import LANEWISE, ROOT, TORCHRUN, Cold, run, train, wait_for, write_config
 from tests.integration.command import lanewise as command_line
 from tests.integration.notebook import Notebook, quiet_kernel
 from tests.script import run_script
@@ -97,6 +97,14 @@ def test_evaluating_a_run_gives_the_values_of_its_last_evaluation(finished, devi
 
 
 @pytest.mark.slow
+def test_evaluating_does_not_import_the_compiler_that_only_an_optimizer_needs(finished):
+    """It takes 1.3 s, as long as torch itself nearly."""
+    program = "import sys; from lanewise.cli.main import main; main(sys.argv[1:]); print(sorted(sys.modules))"
+    modules = python("-c", program, "evaluate", finished, cwd=finished).splitlines()[-1]
+    assert "'torch.nn'" in modules
+    assert "'torch._dynamo'" not in modules
+
+
 def test_evaluating_under_torchrun_shows_the_values_once(finished):
     done = run(*TORCHRUN, 2, "-m", "lanewise", "evaluate", finished / "model.safetensors").require_success()
     values = dict(line.split() for line in done.stdout.splitlines())
@@ -196,6 +204,38 @@ def test_the_exception_of_a_worker_is_an_error_here(tmp_path):
     with pytest.raises(LaunchError, match=r"rank 0 on [\s\S]*ValueError: the curve is flat"):
         lanewise.train(Failing(), **options(tmp_path))
     assert os.environ == before
+
+
+UNGUARDED = """
+import lanewise
+from tests.integration.curve import Curve
+
+class Mine(Curve):
+    pass
+
+print("the script runs")
+result = lanewise.train(
+    Mine(),
+    batch={"global_batch_size": 16, "micro_batch_size": 4},
+    train={"max_steps": 2, "run_dir": "run"},
+    optimizer={"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01}},
+    distributed={"devices": 2},
+)
+assert lanewise.evaluate(result.run_dir) == dict(result.evaluation)
+assert len(lanewise.predict(result.run_dir, "held_out")) > 0
+"""
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path):
+    """Its class is in the script, which evaluate imported by its name: so it trained again, and again."""
+    script = tmp_path / "unguarded.py"
+    script.write_text(UNGUARDED)
+    done = run(sys.executable, script, cwd=tmp_path, variables={"PYTHONPATH": str(ROOT)})
+    assert (done.code, done.stdout) == (0, "the script runs\n"), done.stderr
+    again = run(*LANEWISE, "evaluate", tmp_path / "run", variables={"PYTHONPATH": str(ROOT)})
+    assert again.code == 2
+    (error,) = again.errors
+    assert "unguarded calls lanewise.train when it is imported. Put that call below if __name__ ==" in error
 
 
 def test_there_is_no_model_before_a_run_has_ended(tmp_path):

@@ -130,11 +130,29 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path):
     with pytest.raises(RunDirError) as caught:
         RunDir(tmp_path).claim()
     assert str(caught.value) == (
-        f"run_dir {tmp_path} holds a run already (it has metrics.jsonl). "
-        "Go on with it (--resume, from Python resume=True), or choose another train.run_dir."
+        f"run_dir {tmp_path} holds a run already (it has metrics.jsonl). Go on with it (--resume, "
+        "from Python resume=True), replace it (--overwrite, overwrite=True), or choose another "
+        "train.run_dir, such as one with {time} or {number} in its name."
     )
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", ".lock"}
     assert (tmp_path / "metrics.jsonl").read_text() == "precious"
+
+
+def test_a_run_is_replaced_where_that_was_asked_for_and_other_files_stay(tmp_path):
+    run_dir = RunDir(tmp_path)
+    for path in (run_dir.metrics, run_dir.record, run_dir.config, run_dir.model, tmp_path / "notes.txt"):
+        path.write_text("old")
+    (run_dir.checkpoints / "step-000004").mkdir(parents=True)
+    (run_dir.checkpoints / "step-000004" / "manifest.json").write_text("old")
+    run_dir.claim(overwrites=True).close()
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", ".lock"}
+
+
+def test_a_file_that_only_looks_like_one_of_a_run_is_not_removed(tmp_path):
+    """A project's own config.yaml in the folder that becomes run_dir."""
+    (tmp_path / "config.yaml").write_text("mine")
+    RunDir(tmp_path).claim(overwrites=True).close()
+    assert (tmp_path / "config.yaml").read_text() == "mine"
 
 
 def test_other_files_may_be_there(tmp_path):

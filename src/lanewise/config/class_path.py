@@ -6,6 +6,8 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import field
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +22,10 @@ class ClassConfig(Section):
     """The class, as `module.Class`."""
     init_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the constructor by name, without those that only the running program knows."""
+
+
+_importing: list[str] = []
+"""The modules of the user that are just being imported."""
 
 
 def add_search_path(search_path: str | None) -> None:
@@ -49,7 +55,8 @@ def resolve_class(key: str, config: ClassConfig) -> type:
         raise ConfigError(
             f"{key}.class_path: {module_name} is a program. Name a class of a module that only defines it."
         )
-    module = _import_module(f"{key}.class_path", module_name)
+    script = sys.modules["__main__"] if is_of_script(config) else None
+    module = script or _import_module(f"{key}.class_path", module_name)
     found = getattr(module, class_name, None)
     if found is None:
         classes = {
@@ -66,8 +73,32 @@ def resolve_class(key: str, config: ClassConfig) -> type:
     return found
 
 
+def refuse_in_import(call: str) -> None:
+    """Raise ConfigError if a module that a configuration names calls this while it is imported."""
+    if _importing:
+        raise ConfigError(
+            f"{_importing[-1]} calls {call} when it is imported. Put that call below "
+            'if __name__ == "__main__":, so that only the script itself makes it.'
+        )
+
+
+def is_of_script(config: ClassConfig) -> bool:
+    """Tell whether a class is of the script that is running, which is not imported again by its own name."""
+    script, module_name = (
+        getattr(sys.modules["__main__"], "__file__", None),
+        config.class_path.rpartition(".")[0],
+    )
+    if script is None or module_name != Path(script).stem:
+        return False
+    spec = find_spec(module_name)
+    return (
+        spec is not None and spec.origin is not None and Path(spec.origin).resolve() == Path(script).resolve()
+    )
+
+
 def _import_module(key: str, name: str) -> ModuleType:
     """Import a module of the user; an error in it becomes a mistake with its file and line."""
+    _importing.append(name)
     try:
         return importlib.import_module(name)
     except ConfigError as error:  # of `refusing_imports_from`
@@ -81,6 +112,8 @@ def _import_module(key: str, name: str) -> ModuleType:
         text = " ".join(f"{type(error).__name__}: {text_of(error)}".split())
         mistake = f"{key}: importing {name} failed with {text}, at {_place(error)}. Correct that line."
         raise ConfigError(mistake) from error
+    finally:
+        _importing.pop()
 
 
 def _suggest_module(name: str | None) -> str:

@@ -1,5 +1,7 @@
 """Sets what `exact` needs for a whole process."""
 
+import sys
+
 import torch
 
 from lanewise.config import Equality
@@ -15,8 +17,8 @@ def set_determinism(equality: Equality, threads: int, *, trains: bool = True) ->
             leaves all of it to torch.
         threads: intra-op threads. Never derived from the number of processes: the order of float additions
             depends on it.
-        trains: whether an optimizer will step, which imports torch's compiler; else that takes a second more,
-            and `fix_compilation` is for those who see that something has imported it.
+        trains: whether an optimizer will step, which imports torch's compiler, and that takes a second; else
+            call `fix_imported_compiler` when the user's code was imported.
     """
     torch.set_num_threads(threads)
     if equality == "exact":
@@ -27,10 +29,16 @@ def set_determinism(equality: Equality, threads: int, *, trains: bool = True) ->
         # In evaluation nn.TransformerEncoder takes a fused path, but not where modules have hooks.
         torch.backends.mha.set_fastpath_enabled(False)
         if trains:
-            fix_compilation()
+            _fix_compilation()
 
 
-def fix_compilation() -> None:
+def fix_imported_compiler() -> None:
+    """Do `_fix_compilation` where something has imported torch's compiler."""
+    if "torch._dynamo" in sys.modules:
+        _fix_compilation()
+
+
+def _fix_compilation() -> None:
     """Let a compiled function depend on its code and its shapes, not on what this process compiled before.
 
     By default the first shapes get a kernel of their own, and the second ones a kernel for any shapes. Which

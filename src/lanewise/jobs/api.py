@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from lanewise.config import RunConfig
 from lanewise.config.check import read_section
+from lanewise.config.class_path import is_of_script, refuse_in_import
+from lanewise.config.classes import build, check_classes
 from lanewise.config.load import Override
 from lanewise.errors import ConfigError
 from lanewise.jobs.evaluate import OBJECT, evaluate_job
@@ -114,6 +116,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         LaunchError: what the first failing process said.
         PreemptedError: a signal stopped the run, which saved a checkpoint first.
     """
+    refuse_in_import("lanewise.train")
     class_config, search_path = _describe_task(task)
     sections = {
         "task": class_config,
@@ -209,11 +212,15 @@ def _run_model(
     trust: bool,
     dataset: str | None = None,
 ) -> Any:
+    refuse_in_import(f"lanewise.{'predict' if dataset else 'evaluate'}")
     overrides = []
     if devices is not None:
         value = str(devices) if isinstance(devices, int) else f"[{', '.join(devices)}]"
         overrides = [Override("distributed.devices", value)]
     job = evaluate_job(Path(run_or_model), overrides, task=task, trust=trust, dataset=dataset)
+    if task is None and is_of_script(job.config.task):  # which a worker must not import
+        check_classes(job.config, untrusted=job.untrusted)
+        job = replace(job, task=build("task", job.config.task))
     return start(job, is_fresh=True)
 
 

@@ -1,7 +1,6 @@
 """Evaluating a trained model, and predicting with it."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,7 @@ class EvaluateJob(Job):
     def run(self, world: "World") -> Any:
         """See `Job`."""
         from lanewise.checkpoint.model_file import load_model
-        from lanewise.device.determinism import fix_compilation
+        from lanewise.device.determinism import fix_imported_compiler
         from lanewise.engine.evaluation.evaluation import build_evaluator
         from lanewise.engine.run.model import build_model, build_task, transform
         from lanewise.engine.step.lane import LaneRunner
@@ -46,8 +45,8 @@ class EvaluateJob(Job):
         config = self.config
         task = self.task or build_task(config)
         model = transform(build_model(task, config.train.seed), config, world.device)
-        if config.distributed.equality == "exact" and "torch._dynamo" in sys.modules:
-            fix_compilation()
+        if config.distributed.equality == "exact":
+            fix_imported_compiler()
         load_model(model, self.model_file)
         lanes = LaneRunner(task, Precision(config.precision, world.device.type), config.train.seed)
         placement = Placement.of(config.batch.num_lanes, world)

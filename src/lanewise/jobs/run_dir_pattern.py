@@ -52,7 +52,7 @@ def _matches(pattern: str) -> Iterator[tuple[int, str]]:
     """Yield each run directory of a pattern with its number, which for `{time}` is that of its digits."""
     (placeholder,) = (one for one in PLACEHOLDERS if one in pattern)
     before, after = map(re.escape, Path(pattern).name.split(placeholder))
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         for path in Path(pattern).parent.iterdir():
             if match := re.fullmatch(before + _FORMS[placeholder] + after, path.name):
                 yield int(match[1].replace("-", "")), str(path)

@@ -28,9 +28,10 @@ SECTIONS: dict[str, Any] = {
 def test_it_takes_every_section_of_a_configuration(monkeypatch):
     """Without `memory` and `compile` they were a TypeError."""
     jobs = []
-    monkeypatch.setattr(api, "start", lambda job, **_: jobs.append(job) or {})
+    result = {"run_dir": "runs", "step": 1, "evaluation": {}, "best_step": None, "best_value": None}
+    monkeypatch.setattr(api, "start", lambda job, **_: jobs.append(job) or result)
     names = {field.name for field in fields(RunConfig)} - {"search_path"}  # where the task's module lies
-    assert set(inspect.signature(train).parameters) == names | {"resume"}
+    assert set(inspect.signature(train).parameters) == names | {"resume", "overwrite"}
     assert set(SECTIONS) == names - {"task", "callbacks"}  # which are objects
     train(Smooth(), **SECTIONS)
     least = {name: SECTIONS[name] for name in ("batch", "train", "optimizer")}

@@ -70,3 +70,16 @@ def test_a_port_that_something_else_has_is_named():
     _store, port = make_store()
     with pytest.raises(WorldError, match=f"there is no store at 127.0.0.1:{port}"):
         Meeting(make_environment(port, 0, 2, has_agent_store=False), 1.0)
+
+
+def test_what_rank_0_chose_in_the_first_start_is_what_all_get_in_every_start():
+    _store, port = make_store()
+
+    def choose(rank: int, answer: str) -> str:
+        meeting = Meeting(make_environment(port, rank, 2), 20.0)
+        meeting.wait()
+        return meeting.agree(lambda: answer)
+
+    for answers in (("first", "other"), ("second", "another")):
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(choose, (0, 1), answers)) == ["first", "first"]
