@@ -155,9 +155,9 @@ CALLS_OF_A_STEP = 10
         (
             0,
             False,
-            r"2, a Wandering, returned something else when it ran again.*counter(.|\n)*step 0, lane 0",
+            r"2, a Wandering, returned something else when it ran again.*counter(.|\n)*step 1, lane 0",
         ),
-        (CALLS_OF_A_STEP, True, r"2, a Wandering, returned something else.*counter(.|\n)*step 1, lane"),
+        (CALLS_OF_A_STEP, True, r"2, a Wandering, returned something else.*counter(.|\n)*step 2, lane"),
         (CALLS_OF_A_STEP, False, "^$"),  # a run compares in its first step alone
     ],
 )

@@ -88,7 +88,7 @@ def test_a_nan_names_step_lane_and_samples_on_every_rank_and_updates_nothing(wor
     assert name == "NonFiniteLossError"
     assert is_untouched
     lane = FeistelShuffle(22, seed=0).indices(0, 12, 14).tolist()
-    assert "step 1 (epoch 0)" in message
+    assert "step 2 (epoch 1)" in message
     assert f"lane 2: loss nan, samples {lane}" in message
     assert message.count("  lane") == 1
 
@@ -290,7 +290,7 @@ class UpdateInBackward(Line):
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        (IntegersThatDiffer, "integer buffer largest differs between the lanes of step 0"),
+        (IntegersThatDiffer, "integer buffer largest differs between the lanes of step 1"),
         (SparseLine, "parameter weight has a sparse gradient"),
         (Thawing, "requires_grad of bias was False at the start and is True now"),
         (Frozen, "the model has no trainable parameter"),
@@ -389,8 +389,8 @@ class Talking(Line):
     ("world_size", "equality", "said"),
     [
         (2, "exact", "so its result depends on their number, which exact rules out"),
-        (3, "close", "in step 0 these have 2 and 1 lanes"),
-        (2, "close", "in step 2 these have 2 and 1 lanes"),  # the partial last one of the epoch
+        (3, "close", "in step 1 these have 2 and 1 lanes"),
+        (2, "close", "in step 3 these have 2 and 1 lanes"),  # the partial last one of the epoch
     ],
 )
 def test_a_forward_that_talks_is_an_error_and_no_hang(world_size, equality, said):

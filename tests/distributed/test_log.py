@@ -69,7 +69,7 @@ def whole(tmp_path_factory):
     """The folder of a run that nobody stopped, on one process, with a line every five steps."""
     folder = tmp_path_factory.mktemp("whole")
     run_distributed(fit, 1, logged(5), str(folder))
-    assert [line["step"] for line in lines_of(folder)] == [0, 5, 10, 15, 20, 22]
+    assert [line["step"] for line in lines_of(folder)] == [1, 5, 10, 15, 20, 23]
     return folder
 
 
@@ -91,17 +91,17 @@ def test_a_run_that_was_killed_between_two_lines_goes_on_with_the_same_lines(
     logged_steps = [line["step"] for line in lines_of(whole)]
     for rank in range(world_size):
         steps = [line["step"] for line in phases_of(folder, rank)]
-        assert steps == [step for step in logged_steps if rank == 0 or step >= saved]
+        assert steps == [step for step in logged_steps if rank == 0 or step > saved]
 
 
 def test_a_line_is_of_all_steps_since_the_one_before(tmp_path, whole):
     run_distributed(fit, 1, logged(1), str(tmp_path))
     steps = lines_of(tmp_path)
-    assert [line["step"] for line in steps] == list(range(23))
+    assert [line["step"] for line in steps] == list(range(1, 24))
     start = 0
     for line in lines_of(whole):
-        interval = steps[start : line["step"] + 1]
-        start = line["step"] + 1
+        interval = steps[start : line["step"]]
+        start = line["step"]
         weight = sum(step["train/weight"] for step in interval)
         loss_sum = sum(step["train/loss"] * step["train/weight"] for step in interval)
         expected = {"train/loss": loss_sum / weight, "train/weight": weight / len(interval)}
@@ -143,7 +143,7 @@ def test_a_line_tells_who_computes_slowest_and_each_rank_what_it_spent_its_time_
 
 
 def norms(world, config) -> tuple[list[int], dict[int, float]]:
-    """Train; return the steps in which the norm was computed, and what the lines say."""
+    """Train; return the indices of the steps in which the norm was computed, and what the lines say."""
     set_determinism("exact", 1)
     engine = build_engine(config, world)
     compute, calls = engine.reducer.gradient_norms, []
@@ -172,7 +172,7 @@ def every_norm():
 @pytest.mark.parametrize(("reducer", "world_size"), [("ddp", 1), ("ddp", 2), ("fsdp", 2)])
 def test_the_norm_is_computed_for_a_line_only(every_norm, reducer, world_size):
     for computed, written in run_distributed(norms, world_size, logged(10, reducer=reducer)):
-        assert computed == [0, 10, 20, 22]
+        assert computed == [0, 9, 19, 22]
         assert written == {step: every_norm[step] for step in computed}
 
 
@@ -191,11 +191,11 @@ def test_clipping_and_a_loss_scale_need_the_norm_of_every_step(reducer, needs):
     expected = run_distributed(norms, 1, logged(1, **needs))[0][1]
     for computed, written in run_distributed(norms, 2, logged(10, reducer=reducer, **needs)):
         assert computed == list(range(23))
-        assert written == {step: expected[step] for step in (0, 10, 20, 22)}
+        assert written == {step: expected[step] for step in (0, 9, 19, 22)}
 
 
 def gradient_norms(world, config) -> tuple[list[int], list[dict[str, float]], list[dict[str, float]]]:
-    """Train; return the steps in which these were computed, and what lines say of them and of the whole."""
+    """Train; return the indices of the steps in which these were computed, and what lines say of them and of the whole."""
     set_determinism("exact", 1)
     engine = build_engine(config, world)
     finish, gradients = engine.train_step.gradients.finish, []
@@ -228,7 +228,7 @@ def norms_of_parameters():
 
 def test_lines_have_the_norm_of_each_parameter_before_clipping(norms_of_parameters):
     computed, each, together = norms_of_parameters
-    assert computed == [0, 10, 20, 22]
+    assert computed == [0, 9, 19, 22]
     clipped = run_distributed(gradient_norms, 1, logging_gradients(clips=True))[0]
     assert clipped[1][0] == each[0]
     names = [f"gradients/{name}" for name, _ in TinyTransformer().named_parameters()]
@@ -269,7 +269,7 @@ def test_in_close_they_are_close(norms_of_parameters, reducer):
 @pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
 def test_without_being_asked_for_no_line_has_them_and_only_the_norm_of_a_line_computes_them(reducer):
     for computed, each, _ in run_distributed(gradient_norms, 2, logged(10, reducer=reducer)):
-        assert (computed, each) == ([0, 10, 20, 22], [{}] * 4)
+        assert (computed, each) == ([0, 9, 19, 22], [{}] * 4)
 
 
 def test_they_are_columns_of_the_metrics(tmp_path):

@@ -146,7 +146,7 @@ def test_several_devices_of_a_process_go_on():
 
 def test_fsdp_needs_a_sample_in_each_lane():
     config = config_for(DamagedLanguage, distributed={"reducer": "fsdp", "equality": "close"})
-    with pytest.raises(RuntimeError, match="none of the samples of lane 0 in step 1 can be read"):
+    with pytest.raises(RuntimeError, match="none of the samples of lane 0 in step 2 can be read"):
         run_distributed(train, 2, config)
 
 

@@ -184,7 +184,7 @@ def test_a_scheduler_that_knows_the_size_is_named(model):
 
     (finding,) = verify(scheduled(True)).findings
     assert finding.cause == CAUSES["groups that know the size"]
-    assert finding.evidence == "step 0, lr of group 0 is 0.1 in one process and 0.2 in 2 processes."
+    assert finding.evidence == "step 1, lr of group 0 is 0.1 in one process and 0.2 in 2 processes."
     assert verify(scheduled(False)).is_verified
 
 
@@ -274,7 +274,7 @@ def test_a_partial_last_step_is_among_the_steps():
     assert [step.step for step in report.steps] == [0, 2, 3]
     assert [len(step.samples) for step in report.steps] == [4, 4, 4]
     assert report.describe_steps() == (
-        "steps 0, 2, 3, step 2 with 13 of 16 samples; 4 lanes; precision float32; "
+        "steps 1, 3, 4, step 3 with 13 of 16 samples; 4 lanes; precision float32; "
         "reducer ddp; compared with one process, byte for byte"
     )
     assert [layout.name for layout in report.layouts] == [

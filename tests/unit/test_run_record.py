@@ -23,7 +23,7 @@ def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def begin(path: Path, first_step: int = 0) -> RunRecord:
+def begin(path: Path, first_step: int = 1) -> RunRecord:
     record = RunRecord(path)
     record.begin({"first_step": first_step})
     return record
@@ -48,7 +48,7 @@ def test_a_start_and_its_end(path):
         "event": "start", "run_id": run_id, "id": identifier, "first_step": 2, "world_size": 3,
     }  # fmt: skip
     assert end == {
-        "event": "end", "run_id": run_id, "id": identifier, "reason": "finished", "next_step": 12,
+        "event": "end", "run_id": run_id, "id": identifier, "reason": "finished", "last_step": 12,
     }  # fmt: skip
 
 
@@ -117,13 +117,13 @@ def test_the_end_that_an_error_makes(error, expected):
 @pytest.mark.parametrize(
     ("metrics", "first_step", "expected"),
     [
-        (None, 0, None),
-        (b"", 0, None),
-        (b'{"step": 0}\n{"step": 7}\n', 0, 8),
-        (b'{"step": 0}\n{"step": 7}\n{"step": 9, "tr', 0, 8),
-        (b'{"step": 0}\n{"step": 7}\n', 8, None),
-        (b'{"step": 0, "x": "' + b"x" * 2**20 + b'"}\n{"step": 3}\n', 0, 4),
-        (b"damaged", 0, None),
+        (None, 1, None),
+        (b"", 1, None),
+        (b'{"step": 1}\n{"step": 7}\n', 1, 7),
+        (b'{"step": 1}\n{"step": 7}\n{"step": 9, "tr', 1, 7),
+        (b'{"step": 1}\n{"step": 7}\n', 8, None),
+        (b'{"step": 1, "x": "' + b"x" * 2**20 + b'"}\n{"step": 3}\n', 1, 3),
+        (b"damaged", 1, None),
     ],
 )
 def test_who_does_not_know_the_step_takes_that_of_the_last_line_of_metrics(
@@ -133,7 +133,7 @@ def test_who_does_not_know_the_step_takes_that_of_the_last_line_of_metrics(
         path.with_name("metrics.jsonl").write_bytes(metrics)
     record = begin(path, first_step)
     record.end(RunEnd("error"))
-    assert lines_of(path)[-1].get("next_step") == expected
+    assert lines_of(path)[-1].get("last_step") == expected
 
 
 @pytest.mark.parametrize("damage", [b'{"event": "e', b'{"event": "end"}', b"\xff"])
@@ -168,4 +168,4 @@ def test_a_link_in_its_place_is_never_written_through(tmp_path, path):
 def test_a_full_disk_is_one_error_that_names_the_file(small_disk):
     record = RunRecord(small_disk / "run.jsonl")
     with pytest.raises(StorageError, match=r"run\.jsonl cannot be written: No space left on device"):
-        record.begin({"first_step": 0, "config": "x" * 2**25})
+        record.begin({"first_step": 1, "config": "x" * 2**25})

@@ -256,7 +256,7 @@ def test_an_error_of_the_dataset_reaches_the_trainer(num_workers):
     with pytest.raises(KeyError, match="no sample") as caught:
         next(batches)
     shown = "".join(traceback.format_exception(caught.value))
-    assert shown.count("in step 0, lane 0, samples [") == 1
+    assert shown.count("in step 1, lane 0, samples [") == 1
     # The traceback holds the iterator in a cycle: torch takes 5 s to end workers that the collector finds.
     traceback.clear_frames(caught.tb)
     del batches

@@ -202,8 +202,8 @@ def overlook(samples):
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        ("", "in step 7, lane 3, samples [4, 5]"),
-        ("test", "in eval dataset test, lane 3, micro-batch 7, samples [4, 5]"),
+        ("", "in step 8, lane 3, samples [4, 5]"),
+        ("test", "in eval dataset test, lane 3, micro-batch 8, samples [4, 5]"),
     ],
 )
 def test_an_error_while_a_batch_is_made_says_of_which(dataset, collate, notes, name, place):

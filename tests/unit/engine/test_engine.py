@@ -110,13 +110,13 @@ def fit(config: RunConfig, folder: Path) -> Remember:
     return seen
 
 
-@pytest.mark.parametrize(("best_mode", "steps_of_best"), [("min", [1, 3, 4]), ("max", [1])])
+@pytest.mark.parametrize(("best_mode", "steps_of_best"), [("min", [2, 4, 5]), ("max", [2])])
 def test_events_come_in_the_order_of_the_run(tmp_path, best_mode, steps_of_best):
-    expected: list[tuple[Any, ...]] = [("start", tmp_path, 0, 5)]
-    for step in range(5):
-        epoch = step // 3
+    expected: list[tuple[Any, ...]] = [("start", tmp_path, 1, 5)]
+    for step in range(1, 6):
+        epoch = (step - 1) // 3 + 1
         expected.append(("step", epoch, step))
-        if step in {1, 3, 4}:
+        if step in {2, 4, 5}:
             expected.append(("evaluation", epoch, step, "test/loss"))
         if step in steps_of_best:
             expected.append(("best", epoch, step, tmp_path / "best.safetensors"))
@@ -128,7 +128,7 @@ def test_the_end_is_told_what_made_training_fail(tmp_path):
     engine = build_engine(line(first_bad_step=1), LocalWorld(torch.device("cpu")))
     with pytest.raises(NonFiniteLossError) as caught:
         engine.fit(RunDir(tmp_path), [seen])
-    assert seen.events == [("start", tmp_path, 0, 5), ("step", 0, 0), ("end", caught.value)]
+    assert seen.events == [("start", tmp_path, 1, 5), ("step", 1, 1), ("end", caught.value)]
     assert not RunDir(tmp_path).model.exists()
 
 
@@ -199,7 +199,7 @@ def test_a_line_has_the_mean_times_and_all_samples_of_its_steps(tmp_path, monkey
     every, seldom = (
         fit(without_evaluation(log_every_steps=every_steps), tmp_path).metrics for every_steps in (1, 3)
     )
-    intervals = [every[0:1], every[1:4], every[4:5]]
+    intervals = [every[0:1], every[1:3], every[3:5]]
     for metrics, interval in zip(seldom, intervals, strict=True):
         seconds = {name: sum(step[name] for step in interval) for name in metrics if name.startswith("time/")}
         assert {name: metrics[name] for name in seconds} == pytest.approx(
@@ -212,7 +212,7 @@ def test_a_line_has_the_mean_times_and_all_samples_of_its_steps(tmp_path, monkey
 def test_the_line_after_a_resume_has_the_times_of_this_process_alone(tmp_path, monkeypatch):
     now = count(0.0, 1 / 64)
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    run = build_run(without_evaluation(log_every_steps=4), LocalWorld(torch.device("cpu")))
+    run = build_run(without_evaluation(log_every_steps=5), LocalWorld(torch.device("cpu")))
     run.log_interval.load_state_dict({"num_steps": 2, "loss_sum": 9.0, "weight": 8.0})
     seen = Remember()
     Engine(run, first_step=3).fit(RunDir(tmp_path), [seen])
@@ -226,14 +226,14 @@ def test_a_callback_is_told_the_configuration_and_the_id_of_the_run(tmp_path):
     config, seen = without_evaluation(), Starts()
     run = build_run(config, LocalWorld(torch.device("cpu")))
     Engine(run, first_step=3).fit(RunDir(tmp_path), [seen], "the id")
-    assert seen.starts == [RunStart(tmp_path, "the id", config, first_step=3, last_step=5)]
+    assert seen.starts == [RunStart(tmp_path, "the id", config, first_step=4, last_step=5)]
 
 
 def test_callbacks_are_called_after_logged_steps_only(tmp_path):
     steps = [
         event[2] for event in fit(line(steps=9, log_every_steps=4), tmp_path).events if event[0] == "step"
     ]
-    assert steps == [0, 4, 8]
+    assert steps == [1, 4, 8, 9]
 
 
 def test_a_line_is_shown_in_the_step_after_its_own_where_looking_at_it_would_wait(tmp_path):
@@ -246,8 +246,8 @@ def test_a_line_is_shown_in_the_step_after_its_own_where_looking_at_it_would_wai
         observers.show(report.interval)
         shown.append([event[2] for event in seen.events])
     observers.catch_up()
-    assert shown == [[], [0], [0], [0], [0], [0, 4], [0, 4], [0, 4], [0, 4]]
-    assert [event[2] for event in seen.events] == [0, 4, 8]
+    assert shown == [[], [1], [1], [1], [1, 4], [1, 4], [1, 4], [1, 4], [1, 4, 8]]
+    assert [event[2] for event in seen.events] == [1, 4, 8, 9]
 
 
 def with_callbacks(*sections: ClassConfig) -> RunConfig:

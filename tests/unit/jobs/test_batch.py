@@ -26,8 +26,8 @@ def stops_before(folder, *steps: int) -> None:
     lines = []
     for step in steps:
         of_start = {"run_id": "a", "id": f"{len(lines)}"}
-        lines.append({"event": "start", "first_step": 0, **of_start})
-        lines.append({"event": "end", "reason": "preempted", "next_step": step, **of_start})
+        lines.append({"event": "start", "first_step": 1, **of_start})
+        lines.append({"event": "end", "reason": "preempted", "last_step": step, **of_start})
     (folder / "run.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 

@@ -49,7 +49,7 @@ def test_what_is_known_of_a_start():
     start, other = run_distributed(describe, 2, 5)
     assert start == other
     assert json.loads(json.dumps(start)) == start
-    assert start["first_step"] == 5
+    assert start["first_step"] == 6
     assert start["world_size"] == 2
     assert start["hosts"] == {platform.node(): 2}
     assert start["devices"] == {"cpu": 2}

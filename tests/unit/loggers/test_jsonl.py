@@ -92,27 +92,27 @@ def test_a_line_is_written_when_its_step_ends(tmp_path):
 
 def test_what_is_there_is_kept(tmp_path):
     for step in range(2):
-        logger = JsonlLogger(tmp_path / "m", first_step=step)
-        logger.on_step(0, step, {})
+        logger = JsonlLogger(tmp_path / "m", after_step=step)
+        logger.on_step(1, step + 1, {})
         logger.on_end(None)
         logger.on_end(None)  # harmless
-    assert lines_of(tmp_path / "m") == [{"epoch": 0, "step": 0}, {"epoch": 0, "step": 1}]
+    assert lines_of(tmp_path / "m") == [{"epoch": 1, "step": 1}, {"epoch": 1, "step": 2}]
 
 
 def test_a_run_that_goes_on_cuts_the_lines_that_it_writes_again(tmp_path):
     path = tmp_path / "m"
-    path.write_text('{"epoch": 0, "step": 0}\n{"epoch": 0, "step": 1}\n{"epoch": 0, "st')
-    JsonlLogger(path, first_step=1)
-    assert lines_of(path) == [{"epoch": 0, "step": 0}]
+    path.write_text('{"epoch": 1, "step": 1}\n{"epoch": 1, "step": 2}\n{"epoch": 1, "st')
+    JsonlLogger(path, after_step=1)
+    assert lines_of(path) == [{"epoch": 1, "step": 1}]
 
 
 @pytest.mark.parametrize("is_logged", [True, False])
 @pytest.mark.parametrize("evaluates_first", [False, True])
 def test_a_run_that_evaluates_again_cuts_what_that_evaluation_gave(tmp_path, evaluates_first, is_logged):
     path = tmp_path / "m"
-    first, *later = (f'{{"step": {step}, "train/learning_rate": 0.1}}\n' for step in range(3))
-    steps = [first, '{"step": 0, "test/loss": 3}\n', *(later[:1] if is_logged else [])]
-    evaluation = '{"step": 1, "test/loss": 2}\n'
+    first, *later = (f'{{"step": {step}, "train/learning_rate": 0.1}}\n' for step in (1, 2, 3))
+    steps = [first, '{"step": 1, "test/loss": 3}\n', *(later[:1] if is_logged else [])]
+    evaluation = '{"step": 2, "test/loss": 2}\n'
     path.write_text("".join([*steps, evaluation, later[1]]))
     JsonlLogger(path, 2, evaluates_first=evaluates_first)
     assert path.read_text() == "".join(steps if evaluates_first else [*steps, evaluation])
@@ -133,7 +133,7 @@ DAMAGES = [
 def test_a_damaged_line_costs_itself_and_is_told(tmp_path, caplog, damage):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n' + damage + b'{"step": 1}\n{"step": 2}\n')
-    JsonlLogger(path, first_step=2)
+    JsonlLogger(path, after_step=1)
     assert path.read_bytes() == b'{"step": 0}\n{"step": 1}\n'
     (record,) = caplog.records
     assert record.getMessage() == (
@@ -144,7 +144,7 @@ def test_a_damaged_line_costs_itself_and_is_told(tmp_path, caplog, damage):
 def test_what_a_killed_run_left_unfinished_is_no_damage(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n{"st')
-    JsonlLogger(path, first_step=2)
+    JsonlLogger(path, after_step=1)
     assert path.read_bytes() == b'{"step": 0}\n'
     assert not caplog.records
 
@@ -153,10 +153,10 @@ def test_a_link_in_its_place_is_never_written_through(tmp_path):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "precious")
     with pytest.raises(StorageError, match="it is a link"):
-        JsonlLogger(tmp_path / "metrics.jsonl", first_step=2)
+        JsonlLogger(tmp_path / "metrics.jsonl", after_step=1)
     (tmp_path / "precious").unlink()
     with pytest.raises(StorageError, match="it is a link"):
-        JsonlLogger(tmp_path / "metrics.jsonl", first_step=2)
+        JsonlLogger(tmp_path / "metrics.jsonl", after_step=1)
     assert not (tmp_path / "precious").exists()
 
 
@@ -174,6 +174,6 @@ def test_a_line_without_end_is_not_read_whole(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(jsonl, "_MAX_LINE", 20)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n' + b"\0" * 50 + b'\n{"step": 1}\n')
-    JsonlLogger(path, first_step=2)
+    JsonlLogger(path, after_step=1)
     assert path.read_bytes() == b'{"step": 0}\n{"step": 1}\n'
     assert "1 lines that cannot be read are left out" in caplog.text

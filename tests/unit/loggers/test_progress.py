@@ -40,12 +40,12 @@ def metrics(loss: float) -> dict[str, float]:
 
 
 def test_a_line_at_once_and_every_ten_seconds_and_at_the_end(capsys, clock):
-    logger = start(0, 100)
+    logger = start(1, 100)
     for step, seconds in enumerate([0, 1, 9.9, 10, 19.9, 20]):
         clock[0] = 1000 + seconds
-        logger.on_step(step // 3, step, metrics(step))
-    logger.on_step(2, 98, metrics(98))
-    logger.on_step(2, 99, metrics(99))
+        logger.on_step(step // 3 + 1, step + 1, metrics(step))
+    logger.on_step(3, 99, metrics(98))
+    logger.on_step(3, 100, metrics(99))
     logger.on_end(None)
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -58,24 +58,24 @@ def test_a_line_at_once_and_every_ten_seconds_and_at_the_end(capsys, clock):
 
 
 def test_a_resumed_run_counts_from_the_runs_first_step(capsys):
-    logger = start(50, 100)
-    logger.on_step(1, 50, metrics(0.5))
+    logger = start(51, 100)
+    logger.on_step(2, 51, metrics(0.5))
     logger.on_end(None)
     assert capsys.readouterr().err == "epoch 2  step 51/100  loss 0.5000  12,346 samples/s\n"
 
 
 @pytest.mark.parametrize(("loss", "shown"), [(float("nan"), "loss nan"), (float("inf"), "loss inf")])
 def test_a_loss_that_is_no_number_is_shown_as_such(capsys, loss, shown):
-    start(0, 1).on_step(0, 0, metrics(loss))
+    start(1, 1).on_step(1, 1, metrics(loss))
     assert shown in capsys.readouterr().err
 
 
 def test_a_bar_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     threads = set(threading.enumerate())
-    logger = start(2, 8)
+    logger = start(3, 8)
     for step in range(2, 8):
-        logger.on_step(step // 4, step, metrics(step))
+        logger.on_step(step // 4 + 1, step + 1, metrics(step))
     logger.on_end(None)
     for thread in set(threading.enumerate()) - threads:  # the one that redraws the bar was told to end
         thread.join(timeout=5)
@@ -91,7 +91,7 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
 
 def test_a_bar_begins_where_the_run_resumes(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    start(6, 8).on_end(None)
+    start(7, 8).on_end(None)
     printed = capsys.readouterr().err
     assert "6/8" in printed
     assert "epoch" not in printed  # nobody knows it before the first step: it was 0

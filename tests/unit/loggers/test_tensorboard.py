@@ -61,7 +61,7 @@ def test_a_killed_run_leaves_its_lines(tmp_path):
 
 
 def test_a_run_that_goes_on_writes_steps_again_and_tensorboard_forgets_the_first_time(tmp_path):
-    earlier, later = TensorBoardLogger(tmp_path), TensorBoardLogger(tmp_path, first_step=3)
+    earlier, later = TensorBoardLogger(tmp_path), TensorBoardLogger(tmp_path, after_step=2)
     for step in range(5):
         earlier.on_step(0, step, {"train/loss": float(step)})
     later.on_step(0, 3, {"train/loss": 30.0})

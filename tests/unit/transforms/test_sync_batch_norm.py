@@ -151,7 +151,7 @@ def test_lanes_in_turn_end_with_one_model():
 
 
 def test_an_unequal_number_of_lanes_is_an_error_before_the_first_forward():
-    with pytest.raises(RuntimeError, match="in step 0 these have 2 and 1 lanes"):
+    with pytest.raises(RuntimeError, match="in step 1 these have 2 and 1 lanes"):
         run_distributed(train, 3, configured(4, 4))
 
 

@@ -85,7 +85,7 @@ def test_a_line_that_a_kill_cut_short(tmp_path):
     path.write_text(path.read_text()[:-20])
     report = Audit(tmp_path).check()
     assert report.is_good
-    assert report.notes == ["step 3 is not complete: the run was stopped in it"]
+    assert report.notes == ["step 4 is not complete: the run was stopped in it"]
     write(tmp_path, 3, 6, 1)
     assert Audit(tmp_path).check().notes == []
 
@@ -97,11 +97,11 @@ def at(step: int, lane: int, change: Change) -> Change:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda _: [], "step 1, lane 2: nothing was trained"),
-        (lambda batch: [batch, batch], "step 1, lane 2: trained 2 times (rank-00001, rank-00001)"),
+        (lambda _: [], "step 2, lane 2: nothing was trained"),
+        (lambda batch: [batch, batch], "step 2, lane 2: trained 2 times (rank-00001, rank-00001)"),
         (
             lambda batch: [replace(batch, indices=(0, 1))],
-            "step 1, lane 2: trained on samples [0, 1] instead of",
+            "step 2, lane 2: trained on samples [0, 1] instead of",
         ),
     ],
 )
@@ -116,7 +116,7 @@ def test_equal_tensors_in_two_lanes_are_noted(tmp_path):
     write(tmp_path, 0, 1, 2, lambda batch: [replace(batch, data=torch.zeros(2))])
     report = Audit(tmp_path).check()
     assert report.is_good
-    assert report.notes[0] == "step 0: lanes 0 and 1 got equal tensors for different samples"
+    assert report.notes[0] == "step 1: lanes 0 and 1 got equal tensors for different samples"
 
 
 def test_a_batch_with_fewer_rows_than_samples_is_noted(tmp_path):
@@ -125,7 +125,7 @@ def test_a_batch_with_fewer_rows_than_samples_is_noted(tmp_path):
     report = Audit(tmp_path).check()
     assert report.is_good
     assert report.notes == [
-        "step 1, lane 2: collate got 2 samples and made tensors of 1 rows: it may leave samples out"
+        "step 2, lane 2: collate got 2 samples and made tensors of 1 rows: it may leave samples out"
     ]
 
 
@@ -141,7 +141,7 @@ def test_two_runs_are_compared_by_their_tensors(tmp_path):
     write(tmp_path / "third", 0, 4, 3, at(2, 1, lambda batch: [replace(batch, data=1)]))
     one, other, third = (Audit(tmp_path / name) for name in ("one", "other", "third"))
     assert list(one.compare(other)) == []
-    assert list(one.compare(third)) == ["step 2, lane 1: the tensors differ"]
+    assert list(one.compare(third)) == ["step 3, lane 1: the tensors differ"]
 
 
 def test_a_plan_that_changed_on_the_way_counts_from_there_on(tmp_path):
@@ -149,7 +149,7 @@ def test_a_plan_that_changed_on_the_way_counts_from_there_on(tmp_path):
     other: dict[str, Any] = {**PLAN, "seed": 1}
     AuditLog(tmp_path, 0, 1, 2, other, {})
     plans = [json.loads(line) for line in (tmp_path / "plan.jsonl").read_text().splitlines()]
-    assert [(plan["step"], plan["seed"]) for plan in plans] == [(0, 0), (2, 1)]
+    assert [(plan["step"], plan["seed"]) for plan in plans] == [(1, 0), (3, 1)]
     assert Audit(tmp_path).check().problems == []
 
 
@@ -187,7 +187,7 @@ def test_of_an_order_of_the_users_is_known_that_no_sample_may_come_twice(tmp_pat
     write(tmp_path, 0, 3, 2, order=order, spec=spec)
     report = Audit(tmp_path).check()
     assert len(report.problems) == problems
-    assert all(problem.startswith("epoch 0: sample 5 came ") for problem in report.problems)
+    assert all(problem.startswith("epoch 1: sample 5 came ") for problem in report.problems)
 
 
 def test_samples_that_could_not_be_read_are_noted(tmp_path):
@@ -197,7 +197,7 @@ def test_samples_that_could_not_be_read_are_noted(tmp_path):
     write(tmp_path, 0, 3, 1, at(1, 2, lose_one))
     report = Audit(tmp_path).check()
     assert report.problems == []
-    assert report.notes == ["step 1, lane 2: 1 samples could not be read"]
+    assert report.notes == ["step 2, lane 2: 1 samples could not be read"]
     assert report.num_samples == 21
 
 
@@ -205,7 +205,7 @@ def test_an_audit_that_began_later_says_so(tmp_path):
     write(tmp_path, 4, 7, 2)
     report = Audit(tmp_path).check()
     assert (report.is_good, report.num_steps) == (True, 3)
-    assert report.notes == ["steps before 4 were trained without --audit"]
+    assert report.notes == ["steps before 5 were trained without --audit"]
 
 
 def test_the_last_step_is_compared_unless_a_run_was_stopped_in_it(tmp_path):
@@ -216,7 +216,7 @@ def test_the_last_step_is_compared_unless_a_run_was_stopped_in_it(tmp_path):
     write(tmp_path / "other", 0, 1, 1, at(0, 3, other))
     audits = [Audit(tmp_path / name) for name in ("one", "other")]
     assert list(audits[0].compare(audits[0])) == []
-    assert list(audits[0].compare(audits[1])) == ["step 0, lane 3: the tensors differ"]
+    assert list(audits[0].compare(audits[1])) == ["step 1, lane 3: the tensors differ"]
 
 
 def test_runs_that_have_nothing_in_common_are_not_equal(tmp_path):
@@ -246,7 +246,7 @@ def append(**fields: object) -> Callable[[Path], object]:
 
 def replan(**fields: object) -> Callable[[Path], object]:
     """Return what puts other values into the plan."""
-    return lambda folder: (folder / "plan.jsonl").write_text(json.dumps({"step": 0, **PLAN, **fields}))
+    return lambda folder: (folder / "plan.jsonl").write_text(json.dumps({"step": 1, **PLAN, **fields}))
 
 
 def put(name: str, kind: Callable[[Path], object]) -> Callable[[Path], object]:
@@ -275,7 +275,7 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "no order": replan(order={"class_path": "lanewise.lanes.Schedule", "init_args": {}}),
     "late": replan(step=3),
     "no plan": lambda folder: (folder / "plan.jsonl").write_text(""),
-    "tables": lambda folder: (replan(order=BUCKETED)(folder), (folder / "plan-000000.npz").write_text("PK")),
+    "tables": lambda folder: (replan(order=BUCKETED)(folder), (folder / "plan-000001.npz").write_text("PK")),
     "pipe": put("rank-00000.jsonl", os.mkfifo),
     "folder": put("plan.jsonl", Path.mkdir),
     "loop": put("plan.jsonl", lambda path: path.symlink_to(path.name)),
@@ -296,7 +296,7 @@ def test_steps_that_nobody_trained_are_one_problem(tmp_path):
     write(tmp_path, 0, 3, 2)
     append(step=10**18)(tmp_path)
     report = Audit(tmp_path).check()
-    assert f"steps 3 to {10**18 - 1}: nothing was trained" in report.problems
+    assert f"steps 4 to {10**18 - 1}: nothing was trained" in report.problems
 
 
 def test_bytes_that_are_no_text_cost_their_line(tmp_path):
@@ -304,4 +304,4 @@ def test_bytes_that_are_no_text_cost_their_line(tmp_path):
     path = tmp_path / "rank-00000.jsonl"
     first, *later = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([first.replace(b"step", b"st\xffp"), *later]))
-    assert Audit(tmp_path).check().problems == ["step 0, lane 0: nothing was trained"]
+    assert Audit(tmp_path).check().problems == ["step 1, lane 0: nothing was trained"]

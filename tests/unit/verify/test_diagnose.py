@@ -248,12 +248,12 @@ CASES = [
     (
         "a parameter is changed outside of the optimizer",
         evidence(trace=Trace([StepTrace(3, changed_outside=["first.weight"])])),
-        "first.weight changed before the update of step 3 (1 process).",
+        "first.weight changed before the update of step 4 (1 process).",
     ),
     (
         "the learning rate or another option of the optimizer depends on the number of processes",
         evidence("rank 0", trace=OPTIONS),
-        "step 0, lr of group 0 is None in one process and 0.2 in 2 processes.",
+        "step 1, lr of group 0 is None in one process and 0.2 in 2 processes.",
     ),
     (
         "collate leaves samples out",
@@ -305,7 +305,7 @@ CASES = [
         NOT_SAVED,
         resumed(results=[RankResult(trace=STEPS)]),
         "2 processes, going on, diverges from the uninterrupted run",
-        " at step 0, first.weight (weights); also changed: model.level.",
+        " at step 1, first.weight (weights); also changed: model.level.",
     ),
     (
         "a run cannot go on from a checkpoint",
@@ -332,18 +332,18 @@ CASES = [
     (
         "the layouts diverge for an unknown reason",
         evidence("again", trace=replace(STEPS, hidden={"model.level": "1"})),
-        "differ in weights, at step 0, first.weight: None in one process, v there; also changed: task.",
+        "differ in weights, at step 1, first.weight: None in one process, v there; also changed: task.",
     ),
     (
         OF_THE_RANK,
         evidence("rank", trace=PARTED),
-        "differ in weights, at step 0, first.weight: None in one process, v there; ",
+        "differ in weights, at step 1, first.weight: None in one process, v there; ",
         "one process gives the same each time that it is started.",
     ),
     (
         "ranks hold different weights",
         of_one_rank(),
-        "first.weight differs between ranks 0 and 1 of 2 processes after step 0.",
+        "first.weight differs between ranks 0 and 1 of 2 processes after step 1.",
     ),
     (
         LEFT_OUT,

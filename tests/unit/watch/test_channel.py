@@ -46,7 +46,7 @@ def test_a_rank_that_ended_without_a_word_is_named_with_its_last_phase():
     assert first.rank == 1
     assert first.note == ("forward", 17, 3)
     assert first.text.startswith("rank 1 on gpu-a (process 4194305), which has ended, told no error.")
-    assert "forward of step 17, lane 3" in first.text
+    assert "forward of step 18, lane 3" in first.text
     assert one.first() == first
 
 
@@ -63,7 +63,7 @@ def test_a_rank_that_left_while_others_wait_for_it_is_named():
     zero, one = make_channels(2)
     one.beat(make_beat(note=(DONE, 17, None)))
     first = zero.report(failure(0, "connection reset"), is_consequence=True)
-    assert first.text == "rank 1 on gpu-a (process 4194305) left after step 17, while others wait for it."
+    assert first.text == "rank 1 on gpu-a (process 4194305) left after step 18, while others wait for it."
 
 
 def test_something_else_in_the_store_is_no_heartbeat():

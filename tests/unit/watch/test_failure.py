@@ -32,7 +32,7 @@ def test_an_error_of_the_users_code_is_shown_with_its_place_and_its_traceback():
     shown = str(Failure.of(error, rank=1))
     first, *rest = shown.splitlines()
     assert first.startswith("rank 1 on ")
-    assert first.endswith(" failed in forward of step 17, lane 3:")
+    assert first.endswith(" failed in forward of step 18, lane 3:")
     assert rest[0] == "Traceback (most recent call last):"
     assert rest[-2:] == ["ValueError: boom", "in step 17, lane 3, samples [5, 6]"]
 

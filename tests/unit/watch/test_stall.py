@@ -27,10 +27,10 @@ def test_the_one_that_computes_is_named_before_those_that_wait_for_it():
     assert failure.note == ("forward", 17, 3)
     assert failure.text.splitlines() == [
         "no progress within distributed.stall_seconds=300.",
-        "rank 1 on gpu-a (process 4194305): in forward of step 17, lane 3 for 301 s",
+        "rank 1 on gpu-a (process 4194305): in forward of step 18, lane 3 for 301 s",
         "ranks 0, 2 wait for rank 1:",
-        "  rank 0 on gpu-a (process 4194305): in communication of step 17 for 301 s",
-        "  rank 2 on gpu-a (process 4194305): in communication of step 17 for 301 s",
+        "  rank 0 on gpu-a (process 4194305): in communication of step 18 for 301 s",
+        "  rank 2 on gpu-a (process 4194305): in communication of step 18 for 301 s",
         "stack of rank 1:",
         "loops",
         "stack of ranks 0, 2:",

@@ -180,7 +180,7 @@ def test_a_buffer_may_begin_as_none():
 def test_lanes_that_give_a_buffer_different_shapes_are_an_error(late_lane):
     holder = Holder(torch.zeros(0))
     shapes = r"\(2,\) in some lanes and \(3,\)" if late_lane else r"\(3,\) in some lanes and \(2,\)"
-    with pytest.raises(TaskError, match=f"buffer value has another shape after step 0: {shapes} in others"):
+    with pytest.raises(TaskError, match=f"buffer value has another shape after step 1: {shapes} in others"):
         Steps(holder).run(lambda lane: holder.replace(torch.zeros(3 if lane == late_lane else 2)))
 
 
@@ -208,7 +208,7 @@ def test_an_integer_that_differs_between_lanes_is_found_by_the_next_look(find):
     steps = Steps(holder)
     steps.run(lambda lane: holder.write(torch.tensor(6 if lane < 3 else 13)))
     with pytest.raises(
-        TaskError, match="value differs between the lanes of step 0: lane 3 made 13 of it, and the first 6"
+        TaskError, match="value differs between the lanes of step 1: lane 3 made 13 of it, and the first 6"
     ):
         find(steps.buffers)
 

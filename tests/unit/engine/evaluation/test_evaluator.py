@@ -290,7 +290,7 @@ def with_evaluation(**options) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("options", "steps"), [({}, [3, 7, 8]), ({"every_epochs": 2}, [7, 8]), ({"every_steps": 3}, [2, 5, 8])]
+    ("options", "steps"), [({}, [4, 8, 9]), ({"every_epochs": 2}, [8, 9]), ({"every_steps": 3}, [3, 6, 9])]
 )
 def test_it_is_done_every_so_often_and_at_the_end(tmp_path, options, steps):
     ((seen, _),) = run_distributed(fit, 1, with_evaluation(**options), str(tmp_path))
@@ -440,9 +440,9 @@ class Broken(Ranking):
 @pytest.mark.parametrize(
     ("where", "num_workers", "place"),
     [
-        ("update_metrics", 0, "in eval dataset test, lane 0, micro-batch 0, samples [0, 1, 2"),
-        ("collate", 0, "in eval dataset few, lane 0, micro-batch 0, samples [0]"),
-        ("collate", 1, "in eval dataset few, lane 0, micro-batch 0, samples [0]"),
+        ("update_metrics", 0, "in eval dataset test, lane 0, micro-batch 1, samples [0, 1, 2"),
+        ("collate", 0, "in eval dataset few, lane 0, micro-batch 1, samples [0]"),
+        ("collate", 1, "in eval dataset few, lane 0, micro-batch 1, samples [0]"),
     ],
 )
 def test_an_error_says_in_which_evaluation_dataset_and_samples_it_arose(tmp_path, where, num_workers, place):
@@ -453,7 +453,7 @@ def test_an_error_says_in_which_evaluation_dataset_and_samples_it_arose(tmp_path
     with pytest.raises(RuntimeError, match="ValueError: broken") as caught:
         run_distributed(fit, 1, config, str(tmp_path))
     assert str(caught.value).count(place) == 1
-    assert str(caught.value).count("in the evaluation after step 0") == 1
+    assert str(caught.value).count("in the evaluation after step 1") == 1
 
 
 class EmptyEvalSet(Ranking):

@@ -383,11 +383,11 @@ def misuse(world, use):
     [
         (
             no_backward,
-            "a lane of step 0 had no backward. Call step.backward(loss), which is not loss.backward()",
+            "a lane of step 1 had no backward. Call step.backward(loss), which is not loss.backward()",
         ),
         (two_backwards, "backward was called twice for one micro-batch"),
-        (all_but_the_end_of_a_step, "step 0 was left before its micro-batches were done"),
-        (half_a_step, "step 0 was left before its micro-batches were done"),
+        (all_but_the_end_of_a_step, "step 1 was left before its micro-batches were done"),
+        (half_a_step, "step 1 was left before its micro-batches were done"),
         (whose_gradients, "2 models were prepared"),
         (
             vector,

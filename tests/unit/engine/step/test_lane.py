@@ -54,7 +54,7 @@ def run(config: RunConfig) -> None:
 def test_a_lane_of_one_sample_names_what_batchnorm_needs():
     with pytest.raises(TaskError, match=r"torch.Size\(\[1, 4\]\). BatchNorm .* data.drop_last") as caught:
         run(configure(Normed, num_lanes=2, steps=3))
-    assert "in step 2, lane 0, samples [" in describe(caught.value)
+    assert "in step 3, lane 0, samples [" in describe(caught.value)
 
 
 def test_too_many_compiled_shapes_name_the_limit():
@@ -88,7 +88,7 @@ def test_out_of_memory_names_the_sizes_of_the_lane_and_the_remedies():
     assert "a micro-batch of 2 samples (['inputs'] [2, 3])" in said
     assert "activation_checkpointing=auto" in said
     assert "Tried to allocate 20.00 MiB.\n" in said
-    assert "in step 0, lane 0, samples [" in said
+    assert "in step 1, lane 0, samples [" in said
     assert "GPU 0 has" not in said
 
 

@@ -24,17 +24,17 @@ def lane_values(name: str) -> list[float]:
 @pytest.mark.parametrize(
     ("every_steps", "last_step", "logged"),
     [
-        (1, 4, [0, 1, 2, 3]),
-        (2, 5, [0, 2, 4]),
-        (3, 9, [0, 3, 6, 8]),
-        (10, 21, [0, 10, 20]),
-        (10, 22, [0, 10, 20, 21]),
-        (100, 1, [0]),
+        (1, 4, [1, 2, 3, 4]),
+        (2, 5, [1, 2, 4, 5]),
+        (3, 9, [1, 3, 6, 9]),
+        (10, 21, [1, 10, 20, 21]),
+        (10, 20, [1, 10, 20]),
+        (100, 1, [1]),
     ],
 )
 def test_the_first_step_multiples_and_the_last_step_are_logged(every_steps, last_step, logged):
     interval = LogInterval(every_steps, last_step)
-    assert [step for step in range(last_step) if interval.ends_with(step)] == logged
+    assert [step + 1 for step in range(last_step) if interval.ends_with(step)] == logged
 
 
 def test_the_loss_is_the_sum_of_all_losses_by_the_sum_of_all_weights():

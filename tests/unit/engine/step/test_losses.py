@@ -36,8 +36,8 @@ def test_of_many_samples_and_lanes_the_first_are_named():
     with pytest.raises(NonFiniteLossError) as caught:
         losses.require_finite(losses.finish(), turn)
     first, *lanes, rest, remedy = str(caught.value).splitlines()
-    assert first == "the loss is not finite in step 7 (epoch 1), so the weights were not updated."
-    assert len(lanes) == 16
-    assert lanes[1] == f"  lane 1: loss nan, samples {list(range(1000, 1016))} and 84 more"
-    assert rest == "  and 24 more of 40 lanes"
+    assert first == "the loss is not finite in step 8 (epoch 2), so the weights were not updated."
+    assert len(lanes) == 8
+    assert lanes[1] == f"  lane 1: loss nan, samples {list(range(1000, 1008))} and 92 more"
+    assert rest == "  and 32 more of 40 lanes"
     assert remedy == "Look at these samples, or lower the learning rate."
