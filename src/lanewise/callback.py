@@ -36,7 +36,23 @@ class Callback:
         on_end          after the last step, or after the error that ends the run
 
     On a GPU the methods are called while the next step is already computed.
+
+    Each of them but on_end may call `stop`.
     """
+
+    stop_reason: str | None = None
+    """Why this callback ends the run; None while it does not."""
+
+    def stop(self, reason: str) -> None:
+        """End the run after the next step, alike on any number of devices.
+
+        The model and a checkpoint are written, no further evaluation is made, and the exit code is 0. The run
+        can go on with --resume, as if it had not been stopped.
+
+        Args:
+            reason: a few words for the console and run.jsonl, such as "the accuracy is above 0.99".
+        """
+        object.__setattr__(self, "stop_reason", str(reason))  # a frozen dataclass may be a callback
 
     def on_start(self, start: RunStart) -> None:
         """Take where the run writes, what it was asked for, and which steps it will take."""

@@ -195,7 +195,7 @@ def test_clipping_and_a_loss_scale_need_the_norm_of_every_step(reducer, needs):
 
 
 def gradient_norms(world, config) -> tuple[list[int], list[dict[str, float]], list[dict[str, float]]]:
-    """Train; return the indices of the steps in which these were computed, and what lines say of them and of the whole."""
+    """Train; return the indices of the steps that computed these, and what lines say of them and of all."""
     set_determinism("exact", 1)
     engine = build_engine(config, world)
     finish, gradients = engine.train_step.gradients.finish, []

@@ -28,7 +28,7 @@ from tests.integration.ssh import running_ssh
 
 KILLED = 128 + signal.SIGKILL
 RAISED = "ValueError: the image is upside down"
-SAMPLES = r"in step 2, lane {lane}, samples \[{samples}\]"
+SAMPLES = r"in step 3, lane {lane}, samples \[{samples}\]"
 
 
 @final
@@ -199,8 +199,8 @@ PHASES = (
     _raises("data", _READING),
     _raises("collate", SAMPLES),
     _raises("backward", SAMPLES),
-    _raises("evaluation", "in the evaluation after step 3", init_args=_AT_A_SAVE),
-    _raises("save", r"\bstep 3\b", init_args=_AT_A_SAVE),
+    _raises("evaluation", "in the evaluation after step 4", init_args=_AT_A_SAVE),
+    _raises("save", r"\bstep 4\b", init_args=_AT_A_SAVE),
     Case(what="an exception in a loader process", phase="data", says=(RAISED, _READING), num_workers=1),
     _dies("SIGKILL", r"rank {rank}\b", "communication"),
     _stalls("deadlock", "start"),

@@ -53,6 +53,36 @@ class OfTheRank(Line):
         return TensorDataset(inputs + 0.01 * RANK, targets)
 
 
+class PrintsAndRaises(Line):
+    """Prints wherever a user does, without a flush, and then raises on one rank.
+
+    Args:
+        rank: the one that raises, which waits until the other has printed.
+    """
+
+    def __init__(self, rank: int = 0) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def build_model(self) -> nn.Module:
+        print("printed in build_model")
+        return super().build_model()
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        print("printed in loss")
+        if self.rank == RANK:
+            time.sleep(0.5 * (RANK > 0))
+            raise ValueError("after it was printed")
+        return super().loss(outputs, batch)
+
+
+class PrintsAndStarts(Callback):
+    """Prints when the run begins."""
+
+    def on_start(self, start: Any) -> None:
+        print("printed in a callback")
+
+
 class Evaluated(Line):
     """Is evaluated on what it is trained on."""
 

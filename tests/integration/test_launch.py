@@ -56,12 +56,12 @@ def test_a_run_leaves_a_line_of_metrics_for_each_step(chat):
     _, run_dir = chat
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [(line["epoch"], line["step"]) for line in lines] == [
-        (0, 0),
-        (0, 1),
-        (0, 2),
+        (1, 1),
+        (1, 2),
         (1, 3),
-        (1, 4),
-        (1, 5),
+        (2, 4),
+        (2, 5),
+        (2, 6),
     ]
     assert all(line["train/loss"] > 0 for line in lines)
 
@@ -137,7 +137,7 @@ def shows_only(done: Done, exception: str) -> None:
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count(exception) == 1
     assert "reducer.py" not in done.stderr  # the frames of lanewise above the user's
-    assert "in step 1, lane 2, samples [" in done.stderr
+    assert "in step 2, lane 2, samples [" in done.stderr
     assert "gloo" not in done.stderr
     assert done.leftover == []
 
@@ -199,13 +199,26 @@ def test_a_download_that_fails_ends_every_process(tmp_path, fails, said):
     assert done.leftover == []
 
 
+@pytest.mark.parametrize(("devices", "rank"), [(1, 0), (2, 0), (2, 1)])
+def test_what_was_printed_before_an_exception_is_not_lost(tmp_path, devices, rank):
+    """Where standard output is no terminal it was kept in a buffer, and the end of the process lost it."""
+    callbacks = [{"class_path": "tasks.PrintsAndStarts"}]
+    path = write_config(tmp_path, "tasks.PrintsAndRaises", callbacks=callbacks)
+    done = train(path, "--distributed.devices", devices, "--task.init_args.rank", rank)
+    assert done.code == 1
+    printed = {"printed in build_model", "printed in a callback", "printed in loss"}
+    assert set(done.stdout.splitlines()) == printed
+    log = (tmp_path / "run" / "logs" / f"rank-{devices - 1:05d}.log").read_text()
+    assert devices == 1 or "printed in loss" in log
+
+
 def test_the_exception_of_a_single_process_is_shown_once(tmp_path):
     done = train(write_config(tmp_path, "tasks.RaisesInForward"), "--task.init_args.rank", 0)
     assert done.code == 1
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count("ValueError: the image is upside down") == 1
     assert "lanewise/" not in done.stderr.partition("Traceback")[2]
-    assert "in step 0, lane 2, samples [" in done.stderr
+    assert "in step 1, lane 2, samples [" in done.stderr
 
 
 OS = ("os", 2, "os._exit(0) was called before the end, in ")

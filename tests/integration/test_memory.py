@@ -18,7 +18,7 @@ def test_out_of_memory_is_one_error_that_names_the_lane_and_what_to_do(tmp_path)
     (error,) = done.errors
     assert "out of memory with a micro-batch of 1 sample ([0] [1, 1], [1] [1, 1])" in error
     assert "memory.activation_checkpointing=auto" in error
-    assert "in step 0, lane 0, samples [" in done.stderr
+    assert "in step 1, lane 0, samples [" in done.stderr
     assert "Traceback" not in done.stderr
 
 

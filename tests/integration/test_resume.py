@@ -86,12 +86,12 @@ def test_resume_in_an_empty_run_dir_starts(tmp_path, whole):
 
 
 def test_a_run_that_is_killed_between_two_lines_of_metrics_writes_the_same_lines(tmp_path):
-    """Checkpoints are after 3, 6 and 9 steps, lines after 1, 6, 11 and 12."""
+    """Checkpoints are after 3, 6 and 9 steps, lines after 1, 5, 10 and 12."""
     folders = [tmp_path / name for name in ("whole", "killed")]
     whole, killed = (write_noisy(folder, log={"every_steps": 5}) for folder in folders)
     train(whole).require_success()
     kill_and_resume(killed, Random(4), ["worker"], print, 12, Warm)
-    assert [step for _, step, _ in result(folders[0])[1]] == [0, 5, 10, 11]
+    assert [step for _, step, _ in result(folders[0])[1]] == [1, 5, 10, 12]
     assert result(folders[1]) == result(folders[0])
 
 
@@ -113,7 +113,7 @@ def test_a_run_that_early_stopping_ended_has_ended(tmp_path, devices):
         distributed={"devices": devices},
     )
     done = train(config).require_success()
-    assert "so the run ends after 4 of 6 steps" in done.stderr
+    assert "the run ends after 4 of 6 steps (early stopping: " in done.stderr
     model = (tmp_path / "run" / "model.safetensors").read_bytes()
     done = train(config, "--resume").require_success()
     assert "nothing was left to train: all 4 steps were taken before" in done.stderr
@@ -256,9 +256,9 @@ def test_run_jsonl_tells_each_start_and_how_it_ended(tmp_path, whole):
     assert len({first["id"], second["id"], third["id"]}) == 3
     assert (preempted["id"], finished["id"]) == (second["id"], third["id"])
     assert (preempted["reason"], finished["reason"]) == ("preempted", "finished")
-    assert f"step-{preempted['next_step']:06d}" == newest
-    assert (third["first_step"], finished["next_step"]) == (preempted["next_step"], 12)
-    assert 0 == first["first_step"] < second["first_step"] < third["first_step"]
+    assert f"step-{preempted['last_step']:06d}" == newest
+    assert (third["first_step"], finished["last_step"]) == (preempted["last_step"] + 1, 12)
+    assert 1 == first["first_step"] < second["first_step"] < third["first_step"]
     for start, devices in ((first, 2), (second, 3), (third, 1)):
         assert start["world_size"] == devices
         assert start["devices"] == {"cpu": devices}
@@ -303,4 +303,4 @@ def test_run_jsonl_tells_that_rank_0_was_killed(tmp_path):
     assert (end["event"], end["id"], end["reason"]) == ("end", start["id"], "error")
     assert end["error"] == "LaunchError"
     assert "rank 0" in end["text"]
-    assert end["next_step"] >= 1
+    assert end["last_step"] >= 1

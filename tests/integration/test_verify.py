@@ -27,7 +27,7 @@ def test_mnist_is_verified_and_nothing_is_left(tmp_path):
     rows = [line.split() for line in done.stdout.splitlines() if line.rstrip().endswith(" same")]
     assert len(rows) == 4  # one process again, two, and both of them going on from the other
     assert all(row[-8:] == ["same"] * 8 for row in rows)
-    assert "steps 0, 1, 62, 63, step 62 with 32 of 64 samples" in done.stdout
+    assert "steps 1, 2, 63, 64, step 63 with 32 of 64 samples" in done.stdout
     assert "BatchNorm" in done.stdout
     assert done.stdout.splitlines()[-1] == ("verified: 1 process and 2 processes compute the same bytes")
     written = json.loads(report.read_text())

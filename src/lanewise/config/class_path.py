@@ -47,6 +47,17 @@ def resolve_class(key: str, config: ClassConfig) -> type:
     Raises:
         ConfigError: there is no such module or class, or the module fails while it is imported.
     """
+    found = resolve(key, config)
+    if not isinstance(found, type):
+        raise ConfigError(
+            f"{key}.class_path must name a class: got {config.class_path}, which is a "
+            f"{type(found).__name__}. Name a class."
+        )
+    return found
+
+
+def resolve(key: str, config: ClassConfig) -> Any:
+    """Import what a section names, as `resolve_class` does, whatever it is."""
     class_path = config.class_path
     module_name, _, class_name = class_path.rpartition(".")
     if not all(part.isidentifier() for part in class_path.split(".")) or not module_name:
@@ -65,11 +76,6 @@ def resolve_class(key: str, config: ClassConfig) -> type:
         own = [name for name, one in classes.items() if one.__module__.startswith(module_name)]
         hint = suggest(class_name, own or classes, prefix=f"{module_name}.")
         raise ConfigError(f"{key}.class_path: module {module_name} has no {class_name}. {hint}")
-    if not isinstance(found, type):
-        kind = type(found).__name__
-        raise ConfigError(
-            f"{key}.class_path must name a class: got {class_path}, which is a {kind}. Name a class."
-        )
     return found
 
 

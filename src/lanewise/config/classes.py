@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, final, get_args, get_origin
 
 from lanewise.config.check import read_section, show, suggest
-from lanewise.config.class_path import ClassConfig, resolve_class
+from lanewise.config.class_path import ClassConfig, resolve, resolve_class
 from lanewise.config.optimizer import refuse_optimizer
 from lanewise.config.run import RunConfig
 from lanewise.config.trust import REMEDY, is_known, named_in, refusing_imports_from
@@ -38,12 +38,14 @@ class _Kind:
     """How many of the first arguments of the constructor are given at run time."""
     refuse: Callable[[type], str] = lambda _: ""
     """Says why a class of this kind cannot be used, and what to do; nothing where it can be used."""
+    may_be_function: bool = False
+    """Whether a function may make the object, whose class is then known when it is built."""
 
 
 _KINDS = {
     "task": _Kind("lanewise.Task"),
     "optimizer": _Kind("torch.optim.Optimizer", num_runtime_args=1, refuse=refuse_optimizer),
-    "scheduler": _Kind("torch.optim.lr_scheduler.LRScheduler", num_runtime_args=1),
+    "scheduler": _Kind("torch.optim.lr_scheduler.LRScheduler", num_runtime_args=1, may_be_function=True),
     "callbacks": _Kind("lanewise.Callback"),
     "data": _Kind("lanewise.lanes.SampleOrder", num_runtime_args=1),
 }
@@ -108,7 +110,7 @@ def _sections(config: RunConfig) -> list[tuple[str, ClassConfig]]:
     sections = {
         "task": config.task,
         "optimizer": config.optimizer,
-        "scheduler": None if config.scheduler is None else config.scheduler.of_class,
+        "scheduler": None if config.scheduler is None else config.scheduler.of_length(1),
         "data.order": config.data.order_class,
         **{f"callbacks.{number}": section for number, section in enumerate(config.callbacks)},
     }
@@ -135,10 +137,12 @@ class _Constructor:
     """
 
     def __init__(self, config: ClassConfig, key: str, kind: _Kind) -> None:
-        self.cls = resolve_class(key, config)
+        self.cls = resolve(key, config)
+        self._is_function = kind.may_be_function and inspect.isfunction(self.cls)
         self.class_path = config.class_path
         self._num_runtime_args = kind.num_runtime_args
-        _require_kind(self.cls, config.class_path, key, kind)
+        if not self._is_function:
+            _require_kind(resolve_class(key, config), config.class_path, key, kind)
         try:
             parameters = inspect.signature(self.cls).parameters
         except ValueError as error:  # some classes written in C
@@ -212,7 +216,8 @@ class _Constructor:
 
         parser = ArgumentParser(exit_on_error=False, print_config=None)
         others = set() if only is None else self.arguments.keys() - {only}
-        parser.add_class_arguments(self.cls, fail_untyped=False, skip={self._num_runtime_args, *others})
+        add = parser.add_function_arguments if self._is_function else parser.add_class_arguments
+        add(self.cls, fail_untyped=False, skip={self._num_runtime_args, *others})
         return parser
 
 

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
-from lanewise.config.class_path import ClassConfig, resolve_class
+from lanewise.config.class_path import ClassConfig, resolve, resolve_class
 from lanewise.config.run import RunConfig
 from lanewise.config.scheduler import SchedulerConfig
 from lanewise.errors import ConfigError
@@ -84,7 +84,10 @@ def _closure_mistakes(config: RunConfig) -> Iterator[str]:
 def follows_evaluation(scheduler: SchedulerConfig) -> bool:
     """Tell whether a scheduler is stepped by what an evaluation gave, instead of after each step."""
     section, plateau = scheduler.of_class, "torch.optim.lr_scheduler.ReduceLROnPlateau"
-    return section is not None and _is_a(resolve_class("scheduler", section), plateau)
+    if section is None:
+        return False
+    found = resolve("scheduler", section)
+    return isinstance(found, type) and _is_a(found, plateau)
 
 
 def choose_implementation(

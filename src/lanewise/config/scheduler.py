@@ -1,7 +1,7 @@
 """The section `scheduler`: how the learning rate changes over a run."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Any, Literal
 
 from lanewise.config.check import Section, at_least, below, show
@@ -13,6 +13,8 @@ Steps = Annotated[int, at_least(0)] | Annotated[float, at_least(0), below(1)]
 """A number of steps, or a part of those of the run."""
 
 WSD_DECAY = 0.2
+AUTO = "auto"
+"""The value of an argument of a class that stands for the length of the run."""
 
 
 def _one_kind_is_given(name: SchedulerName | None, class_path: str | None, warmup: float) -> Iterator[str]:
@@ -58,9 +60,11 @@ class SchedulerConfig(Section):
     decay: Steps | None = None
     """Of wsd: over how many of the last steps the learning rate falls to 0, likewise; unset: 0.2."""
     class_path: str | None = None
-    """In place of a name: a scheduler as `module.Class`, which begins after the warm-up."""
+    """In place of a name: a scheduler as `module.Class`, which begins after the warm-up, or a function that
+    makes one, such as transformers.get_cosine_schedule_with_warmup."""
     init_args: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the class by name, without its optimizer, which is given at run time."""
+    """Arguments of the class by name, without its optimizer, which is given at run time. auto, such as
+    T_max: auto, is the number of steps of the run after the warm-up."""
 
     @property
     def of_class(self) -> ClassConfig | None:
@@ -68,6 +72,20 @@ class SchedulerConfig(Section):
         if self.class_path is None:
             return None
         return ClassConfig(class_path=self.class_path, init_args=self.init_args)
+
+    @property
+    def knows_length(self) -> bool:
+        """Whether the learning rate of a step depends on the length of the run."""
+        return self.name is not None or AUTO in self.init_args.values()
+
+    def of_length(self, num_steps: int) -> ClassConfig | None:
+        """Return `of_class` for a run of so many steps, which is what `auto` stands for; warm-up excluded."""
+        section = self.of_class
+        if section is None:
+            return None
+        after_warmup = num_steps - self.warmup_steps(num_steps)
+        args = {name: after_warmup if value == AUTO else value for name, value in section.init_args.items()}
+        return replace(section, init_args=args)
 
     def warmup_steps(self, num_steps: int) -> int:
         """Return how many of the steps of a run are the warm-up."""

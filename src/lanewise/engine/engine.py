@@ -59,6 +59,9 @@ class Engine:
         self.reducer = run.reducer
         self.first_step = self.next_step = first_step
         self._saving = saving
+        self.stop_reason: str | None = None
+        """Why a callback wanted the run to end, on the rank that has the callbacks; None where none did."""
+        self._is_ended_by_callback = False
         self._record = record
         self._reads = EpochReads(run.world, run.loader.reader.total_bytes)
         config, loss_scale = run.config, run.training.runner.precision.loss_scale
@@ -71,7 +74,7 @@ class Engine:
             equality=config.distributed.equality,
             loss_scale=loss_scale,
             modules=[[replica] for replica in run.reducer.replicas],
-            vote=(lambda: (False, False)) if saving is None else saving.vote,
+            vote=(lambda: (False, False, False)) if saving is None else saving.vote,
         )
         self.train_step = TrainStep(
             run.training,
@@ -113,8 +116,10 @@ class Engine:
         with closing(phases), observers.observing(start):
             if self.evaluation is not None and self.evaluation.is_due:  # a signal came before this evaluation
                 self._evaluate(self.first_step - 1, run_dir, observers)
+            if self._saving is not None:
+                self._saving.wants_end = lambda: observers.stop_reason is not None
             for report in self.steps():
-                stops = report.totals.wants_stop
+                stops, self._is_ended_by_callback = report.totals.wants_stop, report.totals.wants_end
                 saves = self._saving is not None and self._saving.is_due_after(report.step)
                 saves = saves or report.totals.wants_save
                 observers.show(report.interval)
@@ -127,9 +132,8 @@ class Engine:
                 if saves or stops or self._ends_early:
                     self._save(report.step, observers, stops=stops)
             observers.catch_up()
-            if self._ends_early and self._saving is not None:
-                self._saving.finish()
-            self._write_models(run_dir)
+            self.stop_reason = observers.stop_reason
+            self._finish(run_dir)
         if self.run.world.rank == 0:
             self._describe_end(self.next_step, time.perf_counter() - begin)
             logger.info("model: %s", run_dir.model)
@@ -138,7 +142,7 @@ class Engine:
         return {} if self.evaluation is None else self.evaluation.last_values
 
     def steps(self) -> Iterator[StepReport]:
-        """Take one step after the other, up to the last step or until an evaluation ends the run.
+        """Take one step after the other, to the last one or until an evaluation or a callback ends the run.
 
         Collective: every rank must take every step.
         """
@@ -162,8 +166,8 @@ class Engine:
 
     @property
     def _ends_early(self) -> bool:
-        """Whether an evaluation ended the run; the same on every rank."""
-        return self.evaluation is not None and self.evaluation.ends_run
+        """Whether a callback or an evaluation ended the run; the same on every rank."""
+        return self._is_ended_by_callback or (self.evaluation is not None and self.evaluation.ends_run)
 
     def _ends_epoch(self, step: int) -> bool:
         return (step + 1) % self.run.schedule.steps_per_epoch == 0 or step + 1 == self.run.last_step
@@ -232,8 +236,10 @@ class Engine:
         is_done = is_evaluated and (step + 1 == self.run.last_step or self._ends_early)
         self._saving.save(step, metric, stops=stops and not is_done)
 
-    def _write_models(self, run_dir: RunDir) -> None:
-        """Write the model, and its average if there is one. Collective."""
+    def _finish(self, run_dir: RunDir) -> None:
+        """Wait for the last save; write the model, and its average if there is one. Collective."""
+        if self._ends_early and self._saving is not None:
+            self._saving.finish()
         heartbeat.note = (SAVE, heartbeat.step, None)
         save_model(self.training.model, run_dir.model, self.run.world.rank)
         if self.training.average is not None:
@@ -242,10 +248,12 @@ class Engine:
     def _describe_end(self, end: int, seconds: float) -> None:
         """Log how many steps and samples were trained before step `end`, in how many seconds."""
         if end < self.run.last_step:
-            assert self.evaluation is not None
-            assert self.evaluation.early_stopping is not None
-            why = self.evaluation.early_stopping.describe()
-            logger.info("%s, so the run ends after %d of %d steps", why, end, self.run.last_step)
+            why = f"a callback stopped it: {self.stop_reason}"
+            if not self._is_ended_by_callback:
+                assert self.evaluation is not None
+                assert self.evaluation.early_stopping is not None
+                why = self.evaluation.early_stopping.describe()
+            logger.info("the run ends after %d of %d steps (%s)", end, self.run.last_step, why)
         num_steps = end - self.first_step
         if not num_steps:
             logger.info("nothing was left to train: all %d steps were taken before", end)

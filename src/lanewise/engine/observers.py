@@ -32,9 +32,15 @@ class Observers:
         """Call `on_start` of each callback now, and `on_end` at the end of the block, even after an error."""
         with ExitStack() as stack:
             for callback in self.callbacks:
+                vars(callback).pop("stop_reason", None)  # of an earlier run
                 stack.push(partial(_end, callback))
                 callback.on_start(start)
             yield
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why a callback ends the run; None where none does."""
+        return next((one.stop_reason for one in self.callbacks if one.stop_reason is not None), None)
 
     def show(self, report: IntervalReport | None) -> None:
         """Show the report of a step, now or `num_behind` steps later; None where the step is not logged."""

@@ -159,8 +159,11 @@ class TrainJob(Job):
                     history.end(RunEnd("preempted", engine.next_step))
             raise
         if history is not None:  # another error's end is told by `claim`, or by what ends this process
+            is_early = engine.next_step < run.last_step
             history.end(
-                RunEnd("stopped early" if engine.next_step < run.last_step else "finished", engine.next_step)
+                RunEnd("stopped early", engine.next_step, text=engine.stop_reason)
+                if is_early
+                else RunEnd("finished", engine.next_step)
             )
         world.all_gather_tree(None)  # no rank goes on before the model is on disk
         best = None if run.evaluation is None else run.evaluation.best

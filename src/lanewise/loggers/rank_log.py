@@ -19,9 +19,10 @@ class RankLog:
     A record with `extra={"is_for_file_only": True}` stays off the console, and one with
     `is_for_console_only` out of the file; that is written as it is, by any rank.
 
-    On other ranks everything that is printed goes to the file, by the file descriptors, so that native code
-    is included: otherwise each line of the user's code would appear once for each process. On rank 0 it goes
-    to the file when the console can no longer be written, as behind `| head`, and the run goes on.
+    A line that is printed is written at once, so that no end of the process loses it. On other ranks all
+    that is printed goes to the file, by the file descriptors, so that native code is included: otherwise each
+    line of the user's code would appear once for each process. On rank 0 it goes to the file when the console
+    can no longer be written, as behind `| head`, and the run goes on.
 
     Args:
         path: the log file of this rank.
@@ -38,10 +39,12 @@ class RankLog:
         to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         keeps_log = path != Path(os.devnull)
         if rank == 0:
-            for name in ("stdout", "stderr") if keeps_log else ():
+            for name in ("stdout", "stderr"):
                 stream = getattr(sys, name)
-                if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
-                    setattr(sys, name, _or_log(stream, stream.fileno(), file))
+                if isinstance(stream, io.TextIOWrapper):
+                    stream.reconfigure(line_buffering=True)
+                    if keeps_log and stream is getattr(sys, f"__{name}__"):
+                        setattr(sys, name, _or_log(stream, stream.fileno(), file))
             self._console = _Console(rank, lambda: sys.stderr)  # a progress bar may have replaced it
         else:
             terminal = _or_log(cast("io.TextIOWrapper", sys.stderr), os.dup(2), file)
@@ -51,7 +54,7 @@ class RankLog:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             if isinstance(sys.stdout, io.TextIOWrapper):
-                sys.stdout.reconfigure(line_buffering=True)  # as on a terminal: a killed rank keeps its lines
+                sys.stdout.reconfigure(line_buffering=True)
         logging.basicConfig(
             level=logging.INFO, handlers=[to_file, self._console], format="%(message)s", force=True
         )

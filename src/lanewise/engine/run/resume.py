@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.engine.run.run import Run
-from lanewise.engine.run.scheduler import follow_new_length
+from lanewise.engine.run.scheduler import retake
 from lanewise.engine.state.restore import find_newest, restore
 from lanewise.engine.state.resume_check import compare
 from lanewise.errors import CheckpointError
@@ -42,9 +42,12 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
             f"{path} is of a run that took {manifest.step} steps, and this one has {run.last_step}. "
             "Raise train.max_steps or train.epochs, or use another train.run_dir."
         )
+    scheduler, follow_new_length = run.training.scheduler, None
+    if scheduler is not None and run.identity["num_steps"] != manifest.identity.get("num_steps"):
+        follow_new_length = retake(scheduler, manifest.step)
     allowed = restore(run.state, run.identity, path, manifest, allow)
-    if run.training.scheduler is not None and run.identity["num_steps"] != manifest.identity.get("num_steps"):
-        follow_new_length(run.training.scheduler)
+    if follow_new_length is not None:
+        follow_new_length()
     if run.evaluation is not None and run.identity.get("best") != manifest.identity.get("best"):
         run.evaluation.forget_best()
     if rank == 0:

@@ -1,4 +1,4 @@
-"""Decides when a run saves a checkpoint, and saves it; also stops the run after a signal."""
+"""Decides when a run saves a checkpoint, and saves it; also ends the run after a signal or for a callback."""
 
 import time
 from collections.abc import Callable
@@ -40,12 +40,14 @@ class Saving:
         )
         self._last_save = time.monotonic()
         self.wants_stop = wants_stop
+        self.wants_end: Callable[[], bool] = lambda: False
+        """Tells whether a callback of this process wants to end the run."""
 
-    def vote(self) -> tuple[bool, bool]:
-        """Tell whether this process wants to save after the current step, and whether it wants to stop."""
+    def vote(self) -> tuple[bool, bool, bool]:
+        """Tell whether this process wants to save after this step, to stop there, and to end the run."""
         seconds = self._config.every.seconds
         is_late = seconds is not None and time.monotonic() - self._last_save >= seconds
-        return self._run.world.rank == 0 and is_late, self.wants_stop()
+        return self._run.world.rank == 0 and is_late, self.wants_stop(), self.wants_end()
 
     def is_due_after(self, step: int) -> bool:
         """Tell whether to save after a step even if no rank votes for it; the same on every rank.

@@ -1,7 +1,9 @@
 """Builds the schedulers of the learning rate: one steps after each step, one after each evaluation."""
 
+import copy
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -48,13 +50,14 @@ def build_scheduler(
         return None, None
     if section.name is not None:
         return LambdaLR(optimizer, named_factor(section, num_steps)), None
-    num_warmup, of_class = section.warmup_steps(num_steps), section.of_class
+    num_warmup, of_class = section.warmup_steps(num_steps), section.of_length(num_steps)
     scheduler: LRScheduler | None = None
     plateau: Plateau | None = None
     if of_class is not None and follows_evaluation(section):
         plateau = Plateau(build_section("scheduler", _with_mode(of_class, config), optimizer), num_warmup)
     elif of_class is not None:
         scheduler = build_section("scheduler", of_class, optimizer)
+        _require_step_scheduler(scheduler, of_class.class_path)
         _require_enough_steps(scheduler, num_steps - num_warmup)
     if not num_warmup:
         return scheduler, plateau
@@ -104,10 +107,39 @@ def named_factor(section: SchedulerConfig, num_steps: int) -> Callable[[int], fl
     return factor
 
 
-def follow_new_length(scheduler: LRScheduler) -> None:
-    """Set the learning rate of the next step anew, since the checkpoint's is for a run of another length."""
-    scheduler.last_epoch -= 1
-    scheduler.step()
+def retake(scheduler: LRScheduler, num_steps: int) -> Callable[[], None]:
+    """Step a new scheduler to where a run is, since the checkpoint's state is for a run of another length.
+
+    Args:
+        scheduler: of the resumed run, not restored yet.
+        num_steps: how many steps were taken.
+
+    Returns:
+        A function that puts the learning rate and all else that the scheduler sets into the restored objects.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # no optimizer steps in between
+        for _ in range(num_steps):
+            scheduler.step()
+    state = copy.deepcopy(scheduler.state_dict())
+    groups = [{**group, "params": ()} for group in scheduler.optimizer.param_groups]
+
+    def put() -> None:
+        scheduler.load_state_dict(state)
+        for group, options in zip(scheduler.optimizer.param_groups, groups, strict=True):
+            group.update({name: value for name, value in options.items() if name != "params"})
+
+    return put
+
+
+def _require_step_scheduler(scheduler: object, class_path: str) -> None:
+    """Raise ConfigError if what a function made is not stepped after each optimizer step."""
+    if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+        return
+    raise ConfigError(
+        f"scheduler.class_path: {class_path} made a {type(scheduler).__name__}, which is not stepped after "
+        "each step. Name a function that makes an LRScheduler; for ReduceLROnPlateau name that class."
+    )
 
 
 def _require_enough_steps(scheduler: LRScheduler, num_steps: int) -> None:
@@ -115,8 +147,9 @@ def _require_enough_steps(scheduler: LRScheduler, num_steps: int) -> None:
     total_steps = getattr(scheduler, "total_steps", None)
     if isinstance(total_steps, int) and total_steps < num_steps:
         raise ConfigError(
-            f"the scheduler ends after {total_steps} steps, and the run takes {num_steps}: "
-            f"use --scheduler.init_args.total_steps {num_steps}."
+            f"the scheduler ends after {total_steps} steps, and the run takes {num_steps}: use "
+            "--scheduler.init_args.total_steps auto, which is the length of the run. A run that was begun "
+            f"with a number goes on for at most {total_steps} steps."
         )
 
 

@@ -33,8 +33,7 @@ def identify(config: RunConfig, dataset: Mapping[str, Any], world: World, num_st
         # A restored state replaces the arguments of the object, so other arguments would have no effect.
         "optimizer": plain(config.optimizer),
         "scheduler": None if scheduler is None else _identify_scheduler(config, scheduler, num_steps),
-        # A named scheduler computes the learning rate from it.
-        "num_steps": None if scheduler is None or scheduler.name is None else num_steps,
+        "num_steps": None if scheduler is None or not scheduler.knows_length else num_steps,
         "max_grad_norm": config.train.max_grad_norm,
         "ema_decay": config.train.ema_decay,
         "best": None if best is None else {"value": best, "mode": config.evaluate.best_mode},
@@ -92,7 +91,7 @@ def compare(
 
 
 _ONLY_TOLD = ("best", "early_stopping", "task")
-_WHY = {"num_steps": ": the learning rate that scheduler.name gives a step depends on the run's length"}
+_WHY = {"num_steps": ": the learning rate of a step depends on the length of the run, by its scheduler"}
 
 
 def plain(config: ClassConfig) -> dict[str, Any]:

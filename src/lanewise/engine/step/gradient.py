@@ -79,7 +79,7 @@ class LaneGradients:
         equality: Equality,
         loss_scale: LossScale | None,
         modules: Sequence[Collection[nn.Module]],
-        vote: Callable[[], tuple[bool, bool]] = lambda: (False, False),
+        vote: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False),
     ) -> None:
         self.reducer = reducer
         self.loss_scale = loss_scale

@@ -81,14 +81,14 @@ class StepLosses:
 
     def start_exchange(
         self,
-        votes: tuple[bool, bool],
+        votes: tuple[bool, bool, bool],
         buffer_changes: Sequence[float] | torch.Tensor,
         computed_seconds: float | None = None,
     ) -> None:
         """Begin the exchange. Collective: every rank must call this, after it has added all its lanes.
 
         Args:
-            votes: whether this process wants to save after the step, and whether it wants to stop the run.
+            votes: whether this process wants to save after the step, to stop there, and to end the run.
             buffer_changes: what `LaneBuffers.changes` returns.
             computed_seconds: how long this process takes to compute a step; None on every rank where none
                 tells it.

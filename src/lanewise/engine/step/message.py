@@ -49,7 +49,9 @@ class StepTotals:
     wants_save: bool = False
     """Whether some rank votes to save a checkpoint after this step."""
     wants_stop: bool = False
-    """Whether some rank votes to stop the run after this step."""
+    """Whether some rank votes to save and stop after this step, as a signal told it to."""
+    wants_end: bool = False
+    """Whether some rank votes to end the run after this step, as a callback told it to."""
     buffer_changes: Sequence[float] = ()
     """For each pack of buffers, the largest change of any lane; for `LaneBuffers.merge`."""
     computed_seconds: Sequence[float] = ()
@@ -93,6 +95,7 @@ class StepMessage:
     """The rows of the lanes that had a turn."""
     wants_save: bool
     wants_stop: bool
+    wants_end: bool
     buffer_changes: Sequence[float] | torch.Tensor
     """What `LaneBuffers.changes` returns; the same number of packs on every rank."""
     num_terms: int = 1
@@ -132,10 +135,10 @@ class StepMessage:
                     lane, *terms = numbers[begin : begin + size]
                     if lane >= 0:
                         lanes.append(LaneRow(int(lane), tuple(map(Term, terms[::2], terms[1::2]))))
-            saves, stops, *changes = map(max, *(numbers[votes:] for numbers in messages), repeat(-math.inf))
+            saves, ends, *changes = map(max, *(numbers[votes:] for numbers in messages), repeat(-math.inf))
             lanes.sort(key=itemgetter(0))
             seconds = [numbers[end] for numbers in messages] if tells_time else ()
-            return StepTotals(lanes, bool(saves), bool(stops), changes, seconds)
+            return StepTotals(lanes, bool(saves), ends == 2, ends == 1, changes, seconds)
 
         return finish
 
@@ -152,7 +155,7 @@ class StepMessage:
         numbers += [-1, *[0.0] * 2 * self.num_terms] * (most_lanes - len(self.rows))
         if self.computed_seconds is not None:
             numbers.append(self.computed_seconds)
-        numbers += self.wants_save, self.wants_stop
+        numbers += self.wants_save, 2 * self.wants_stop or self.wants_end  # a signal comes first
         return torch.tensor([*numbers, *self.buffer_changes], dtype=torch.float64)
 
     def _numbers_on(self, device: torch.device, most_lanes: int) -> torch.Tensor:
@@ -172,4 +175,5 @@ class StepMessage:
     def _totals(self) -> StepTotals:
         """Return the totals of a run with one process."""
         assert not isinstance(self.buffer_changes, torch.Tensor), "on a CPU the changes are numbers"
-        return StepTotals(self.rows, self.wants_save, self.wants_stop, self.buffer_changes)
+        ends = self.wants_end and not self.wants_stop
+        return StepTotals(self.rows, self.wants_save, self.wants_stop, ends, self.buffer_changes)

@@ -168,7 +168,7 @@ def test_what_happened_is_said(tmp_path, caplog):
     for said in ("trained 8 steps on", "nothing was left to train: all 8 steps were taken before"):
         train(LocalWorld(torch.device("cpu")), ending_early(), str(tmp_path))
         assert "early stopping: 3 evaluations found no held_out/loss better than" in caplog.text
-        assert "by more than 100, so the run ends after 8 of 20 steps" in caplog.text
+        assert "the run ends after 8 of 20 steps (early stopping: " in caplog.text
         assert said in caplog.text
         caplog.clear()
 

@@ -371,7 +371,7 @@ class Recorder:
         self.calls: list[Any] = []
 
     def vote(self):
-        return False, False
+        return False, False, False
 
     def wants_stop(self):
         return False

@@ -1,5 +1,6 @@
 """A signal saves before anything else, and the run that goes on ends like one that was never stopped."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from lanewise import Callback, Task
 from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.config import RunConfig
 from lanewise.device.determinism import set_determinism
@@ -43,7 +45,9 @@ class Signalled(Line):
         return super().forward(model, batch)
 
 
-def fit(world: World, config: RunConfig, run_dir: RunDir, task: Signalled) -> Engine:
+def fit(
+    world: World, config: RunConfig, run_dir: RunDir, task: Task, callback: Callback | None = None
+) -> Engine:
     set_determinism("exact", 1)
     run = build_run(config, world, task)
     folder = CheckpointFolder(run_dir.checkpoints)
@@ -52,9 +56,9 @@ def fit(world: World, config: RunConfig, run_dir: RunDir, task: Signalled) -> En
     loggers = []
     if world.rank == 0:
         loggers = [JsonlLogger(run_dir.metrics, first_step, evaluates_first=evaluates_first)]
-    saving = Saving(run, folder, lambda: task.wants_stop)
+    saving = Saving(run, folder, lambda: getattr(task, "wants_stop", False))
     engine = Engine(run, first_step=first_step, saving=saving)
-    engine.fit(run_dir, loggers)
+    engine.fit(run_dir, loggers if callback is None else [*loggers, callback])
     world.all_gather_tree(None)
     return engine
 
@@ -126,3 +130,77 @@ def test_a_signal_in_the_last_step_leaves_its_evaluation_to_the_run_that_goes_on
     ((stop,),) = run_distributed(stop_and_go_on, 1, line(), str(tmp_path), 0, (20, True))
     assert stop[:2] == ("step-000005", True)
     assert result(tmp_path) == whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends(Callback):
+    """Ends the run from one of its methods."""
+
+    method: str
+
+    def on_start(self, start):
+        self._end("on_start")
+
+    def on_step(self, epoch, step, metrics):
+        self._end("on_step")
+
+    def on_evaluation(self, epoch, step, values):
+        self._end("on_evaluation")
+
+    def on_best(self, epoch, step, model_file):
+        self._end("on_best")
+
+    def on_end(self, error):
+        self.stop("too late")
+
+    def _end(self, method: str) -> None:
+        if method == self.method:
+            self.stop("it is good enough")
+
+
+def end_and_go_on(
+    world: World, config: RunConfig, folder: str, method: str
+) -> tuple[int, str | None, bytes, bool, list[str]]:
+    """Let a callback end a run; return after how many steps, why, its model, and what is there."""
+    run_dir = RunDir(Path(folder))
+    engine = fit(world, config, run_dir, Line(), Ends(method))
+    names = [path.name for path in CheckpointFolder(run_dir.checkpoints).all()]
+    is_due = engine.evaluation.is_due
+    world.all_gather_tree(None)
+    model = run_dir.model.read_bytes()
+    world.all_gather_tree(None)
+    return engine.next_step, engine.stop_reason, model, is_due, names
+
+
+def go_on(world: World, config: RunConfig, folder: str) -> int:
+    return fit(world, config, RunDir(Path(folder)), Line()).first_step
+
+
+@pytest.mark.parametrize(
+    ("method", "num_steps"), [("on_start", 1), ("on_step", 2), ("on_evaluation", 3), ("on_best", 3)]
+)
+@pytest.mark.parametrize("equality", ["exact", "close"])
+def test_a_callback_ends_the_run_after_the_next_step_alike_on_any_number_of_processes(
+    tmp_path, whole, method, num_steps, equality
+):
+    """The model is written, and the run that goes on ends like one that was never ended."""
+    config = line()
+    distributed = dataclasses.replace(config.distributed, equality=equality)
+    config = dataclasses.replace(config, distributed=distributed)
+    models = set()
+    for world_size, other in ((1, 2), (2, 3), (3, 1)):
+        folder = tmp_path / str(world_size)
+        ended = run_distributed(end_and_go_on, world_size, config, str(folder), method)
+        for rank, (steps, reason, model, is_due, names) in enumerate(ended):
+            assert (steps, is_due, names[0]) == (num_steps, False, f"step-{num_steps:06d}")
+            assert reason == ("it is good enough" if rank == 0 else None)
+            models.add(model)
+        assert run_distributed(go_on, other, config, str(folder)) == [num_steps] * other
+        if equality == "exact":
+            assert result(folder) == whole
+    assert len(models) == 1 or equality == "close"
+
+
+def test_without_being_ended_a_run_ends_at_its_end_whatever_a_callback_says_then(tmp_path):
+    ((steps, reason, *_),) = run_distributed(end_and_go_on, 1, line(), str(tmp_path), "never")
+    assert (steps, reason) == (5, None)

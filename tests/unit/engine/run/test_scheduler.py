@@ -1,6 +1,7 @@
 """The scheduler of a run; one that follows an evaluation lowers the learning rate alike on every layout."""
 
 import dataclasses
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,21 @@ def following(*, warmup: float = 0, best: str | None = "held_out/loss", **option
     )
 
 
-def train(world: World, config: RunConfig, folder: str) -> tuple[list[float], dict[str, bytes]]:
+def configure_scheduled(steps: int, scheduler: SchedulerConfig) -> RunConfig:
+    config = configure(Smooth, num_lanes=4, steps=steps, optimizer="torch.optim.SGD", lr=LR)
+    every = CheckpointConfig(every=EveryConfig(steps=2), keep_last=9)
+    return dataclasses.replace(config, scheduler=scheduler, checkpoint=every)
+
+
+def train(
+    world: World, config: RunConfig, folder: str, allow: tuple[str, ...] = ()
+) -> tuple[list[float], dict[str, bytes]]:
     """Go on from what is there and train; return the learning rate of each step, and the weights."""
     set_determinism("exact", 1)
     run = build_run(config, world)
     run_dir = RunDir(Path(folder))
     checkpoints = CheckpointFolder(run_dir.checkpoints)
-    first_step = resume_run(run, checkpoints, ())
+    first_step = resume_run(run, checkpoints, allow)
     saving = Saving(run, checkpoints)
     rates: list[float] = []
     run.training.optimizer.register_step_pre_hook(lambda one, *_: rates.append(one.param_groups[0]["lr"]))
@@ -219,8 +228,8 @@ def test_a_run_of_another_length_is_another_run_unless_it_is_allowed(tmp_path):
     longer = named(steps=16, name="linear")
     checkpoints = CheckpointFolder(RunDir(tmp_path).checkpoints)
     said = (
-        r"num_steps was 8, and is 16 now: the learning rate that scheduler\.name gives a step depends on the "
-        r"run's length\n.*--allow num_steps"
+        r"num_steps was 8, and is 16 now: the learning rate of a step depends on the length of the run, "
+        r"by its scheduler\n.*--allow num_steps"
     )
     with pytest.raises(CheckpointError, match=said):
         resume_run(build_run(longer, LocalWorld(torch.device("cpu"))), checkpoints, ())
@@ -230,6 +239,55 @@ def test_a_run_of_another_length_is_another_run_unless_it_is_allowed(tmp_path):
     assert [report.interval.learning_rate for report in Engine(run, first_step=4).steps()] == [
         LR * (16 - step) / 16 for step in range(4, 16)
     ]
+
+
+LENGTHS = {
+    "OneCycleLR": {"class_path": ONE_CYCLE.class_path, "init_args": {"max_lr": LR, "total_steps": "auto"}},
+    "CosineAnnealingLR": {
+        "class_path": "torch.optim.lr_scheduler.CosineAnnealingLR",
+        "init_args": {"T_max": "auto"},
+        "warmup": 2,
+    },
+    "a function": {
+        "class_path": "transformers.get_cosine_schedule_with_warmup",
+        "init_args": {"num_warmup_steps": 2, "num_training_steps": "auto"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("section", LENGTHS.values(), ids=LENGTHS)
+def test_auto_is_the_length_of_the_run_also_of_one_that_goes_on_for_longer(tmp_path, section):
+    """Each learning rate after the resume is that of a run which had the greater length from the start."""
+    short, longer = (configure_scheduled(steps, SchedulerConfig(**section)) for steps in (STEPS, 2 * STEPS))
+    ((expected, _),) = run_distributed(train, 1, longer, str(tmp_path / "longer"))
+    ((rates, _),) = run_distributed(train, 1, short, str(tmp_path / "short"))
+    assert len(set(expected)) > STEPS
+    assert rates != expected[:STEPS]
+    cut_back(tmp_path / "short", 4)
+    for world_size in (1, 2):
+        shutil.copytree(tmp_path / "short", tmp_path / str(world_size))
+        for found, _ in run_distributed(
+            train, world_size, longer, str(tmp_path / str(world_size)), ("num_steps",)
+        ):
+            assert found == pytest.approx(expected[4:], rel=1e-12)
+
+
+def test_a_schedule_of_a_fixed_length_says_how_to_get_that_of_the_run():
+    config = configure_scheduled(
+        STEPS, dataclasses.replace(ONE_CYCLE, init_args={"max_lr": 0.1, "total_steps": 4})
+    )
+    with pytest.raises(ConfigError, match=r"ends after 4 steps, and the run takes 8: use .*total_steps auto"):
+        build_run(config, LocalWorld(torch.device("cpu")))
+
+
+def make_plateau(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.ReduceLROnPlateau:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+
+def test_a_function_must_make_what_is_stepped_after_each_step():
+    config = configure_scheduled(STEPS, SchedulerConfig(class_path=f"{__name__}.make_plateau"))
+    with pytest.raises(ConfigError, match=r"made a ReduceLROnPlateau, which is not stepped after each step"):
+        build_run(config, LocalWorld(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("section", [{"warmup": 2}, {"warmup": 0.25}])

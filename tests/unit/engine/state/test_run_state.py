@@ -289,7 +289,9 @@ def test_the_best_value_goes_on(tmp_path):
         )
 
     first, second = build(with_best()), build(with_best())
-    assert save(first, tmp_path / "a")["best"] == {"best": -math.inf, "last": {}, "is_due": False}
+    assert save(first, tmp_path / "a")["best"] == {
+        "best": -math.inf, "best_step": None, "last": {}, "is_due": False,
+    }  # fmt: skip
     run(first, SAVED)
     first.evaluation.run()
     second.run.state.restore(save(first, tmp_path / "b"))

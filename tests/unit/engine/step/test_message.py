@@ -33,9 +33,9 @@ def exchanged(*messages: StepMessage, most_lanes: int) -> StepTotals:
     return wait()
 
 
-def message(rows, *, saves=False, stops=False, changes=()) -> StepMessage:
+def message(rows, *, saves=False, changes=()) -> StepMessage:
     num_terms = max((len(row.terms) for row in rows), default=1)
-    return StepMessage(rows, saves, stops, changes, num_terms)
+    return StepMessage(rows, saves, False, False, changes, num_terms)
 
 
 @given(st.lists(st.integers(0, 2), min_size=8, max_size=8), st.lists(st.booleans(), min_size=8, max_size=8))
@@ -49,12 +49,15 @@ def test_any_process_may_carry_any_lanes(carriers, absent):
     assert totals.weight == math.fsum(row.weight for row in present)
 
 
+@pytest.mark.parametrize("vote", ["wants_save", "wants_stop", "wants_end"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_vote_is_enough_and_the_largest_change_counts(rank):
+def test_one_vote_is_enough_and_the_largest_change_counts(rank, vote):
     each = [message([], changes=[0.0, 2.0]), message([], changes=[1.0, 0.0])]
-    each[rank].wants_stop = True
+    setattr(each[rank], vote, True)
     totals = exchanged(*each, most_lanes=3)
-    assert (totals.wants_save, totals.wants_stop, totals.buffer_changes) == (False, True, [1.0, 2.0])
+    votes = {name: getattr(totals, name) for name in ("wants_save", "wants_stop", "wants_end")}
+    assert votes == {name: name == vote for name in votes}
+    assert totals.buffer_changes == [1.0, 2.0]
     assert (totals.lanes, totals.weight) == ([], 0.0)
 
 
@@ -88,7 +91,7 @@ def test_each_process_tells_how_long_it_computes(on_device):
     for seconds in (0.5, math.nan, 0.25):
         row = LaneRow(len(waits), (Term(torch.tensor(1.0) if on_device else 1.0, 2.0),))
         changes = torch.tensor([1.0], dtype=torch.float64) if on_device else [1.0]
-        one = StepMessage([row], False, True, changes, computed_seconds=seconds)
+        one = StepMessage([row], False, True, False, changes, computed_seconds=seconds)
         if on_device:
             world.told.append(one._numbers_on(CPU, 2))
         waits.append(one.start_exchange(Ranks() if on_device else world, 2))
@@ -104,7 +107,10 @@ def test_each_process_tells_how_long_it_computes(on_device):
 def test_a_row_may_have_several_terms():
     """As a loss of several terms, or of samples that are whole in no lane, needs them."""
     rows = [LaneRow(lane, (Term(0.5 * lane, 1.0), Term(-1.0, float(lane), 2.0))) for lane in range(3)]
-    each = [StepMessage(rows[:1], False, False, (), 2), StepMessage(rows[1:], False, False, (), 2)]
+    each = [
+        StepMessage(rows[:1], False, False, False, (), 2),
+        StepMessage(rows[1:], False, False, False, (), 2),
+    ]
     totals = exchanged(*each, most_lanes=2)
     assert totals.lanes == [LaneRow(n, (Term(0.5 * n, 1.0), Term(-2.0, float(n)))) for n in range(3)]
     assert (totals.loss_sum, totals.weight) == (1.5, 3.0)
