@@ -118,6 +118,22 @@ class Task(ABC):
                 "give it update_metrics, which calls metric.update for each of them."
             )
 
+    def predict(self, outputs: Any, batch: Any) -> Any:
+        """Return what `lanewise.predict` gives of a micro-batch: one entry for each sample, in order.
+
+        Called without gradients, with the model in evaluation mode. By default it is the outputs; choose
+        where they have parts that are not of a sample each, such as the loss in those of Hugging Face's
+        models.
+
+        Args:
+            outputs: what `forward` returned.
+            batch: the collated micro-batch, on the model's device.
+
+        Returns:
+            A tensor whose first dimension is the samples, or several in nested dicts, lists and tuples.
+        """
+        return outputs
+
 
 def _lacks(task: Task, method: str, order: str) -> str:
     name = type(task).__name__

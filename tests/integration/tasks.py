@@ -54,15 +54,17 @@ class OfTheRank(Line):
 
 
 class PrintsAndRaises(Line):
-    """Prints wherever a user does, without a flush, and then raises on one rank.
+    """Prints wherever a user does, without a flush, and then raises on one rank, or is killed there.
 
     Args:
-        rank: the one that raises, which waits until the other has printed.
+        rank: the one that ends, which waits until the other has printed.
+        is_killed: whether it is killed.
     """
 
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, *, is_killed: bool = False) -> None:
         super().__init__()
         self.rank = rank
+        self.is_killed = is_killed
 
     def build_model(self) -> nn.Module:
         print("printed in build_model")
@@ -72,6 +74,8 @@ class PrintsAndRaises(Line):
         print("printed in loss")
         if self.rank == RANK:
             time.sleep(0.5 * (RANK > 0))
+            if self.is_killed:
+                os.kill(os.getpid(), signal.SIGKILL)
             raise ValueError("after it was printed")
         return super().loss(outputs, batch)
 

@@ -199,12 +199,15 @@ def test_a_download_that_fails_ends_every_process(tmp_path, fails, said):
     assert done.leftover == []
 
 
-@pytest.mark.parametrize(("devices", "rank"), [(1, 0), (2, 0), (2, 1)])
-def test_what_was_printed_before_an_exception_is_not_lost(tmp_path, devices, rank):
-    """Where standard output is no terminal it was kept in a buffer, and the end of the process lost it."""
+@pytest.mark.parametrize(
+    ("devices", "rank", "is_killed"), [(1, 0, False), (2, 0, False), (2, 1, False), (2, 0, True)]
+)
+def test_what_was_printed_before_the_end_is_not_lost(tmp_path, devices, rank, is_killed):
+    """Where standard output is no terminal it was kept in a buffer, which a killed process lost."""
     callbacks = [{"class_path": "tasks.PrintsAndStarts"}]
     path = write_config(tmp_path, "tasks.PrintsAndRaises", callbacks=callbacks)
-    done = train(path, "--distributed.devices", devices, "--task.init_args.rank", rank)
+    ends = ("--task.init_args.rank", rank, "--task.init_args.is_killed", str(is_killed).lower())
+    done = train(path, "--distributed.devices", devices, *ends)
     assert done.code == 1
     printed = {"printed in build_model", "printed in a callback", "printed in loss"}
     assert set(done.stdout.splitlines()) == printed

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.utils.data import TensorDataset
 
 import lanewise
@@ -89,11 +90,14 @@ def test_an_interrupted_script_leaves_no_process(tmp_path):
 
 
 @pytest.mark.parametrize("devices", [None, 3])
-def test_evaluating_a_run_gives_the_values_of_its_last_evaluation(finished, devices):
+def test_evaluating_a_run_gives_the_values_of_its_last_evaluation(tmp_path, finished, devices):
     chosen = [] if devices is None else ["--distributed.devices", devices]
-    done = command_line("evaluate", finished, *chosen).require_success()
-    values = dict(line.split() for line in done.stdout.splitlines())
-    assert {name: float(value) for name, value in values.items()} == last_evaluation(finished)
+    exact, file = last_evaluation(finished), tmp_path / "values.json"
+    done = command_line("evaluate", finished, "--json", file, *chosen).require_success()
+    heading, *lines = done.stdout.splitlines()
+    assert heading == f"{finished}/model.safetensors on samples: 15 of held_out"
+    assert lines == [f"held_out/{key:<5}  {exact[f'held_out/{key}']:.6g}" for key in ("loss", "error")]
+    assert json.loads(file.read_text())["values"] == exact
 
 
 @pytest.mark.slow
@@ -107,8 +111,33 @@ def test_evaluating_does_not_import_the_compiler_that_only_an_optimizer_needs(fi
 
 def test_evaluating_under_torchrun_shows_the_values_once(finished):
     done = run(*TORCHRUN, 2, "-m", "lanewise", "evaluate", finished / "model.safetensors").require_success()
-    values = dict(line.split() for line in done.stdout.splitlines())
-    assert {name: float(value) for name, value in values.items()} == last_evaluation(finished)
+    assert done.stdout == command_line("evaluate", finished).require_success().stdout
+
+
+def test_predictions_are_written_alike_on_any_number_of_devices(tmp_path, finished):
+    """From the run, and from its weights elsewhere with a configuration, which gave a traceback."""
+    written = tmp_path / "one.jsonl"
+    done = command_line("predict", finished, "--output", written).require_success()
+    assert done.stdout == f"{written}: predictions for 15 samples\n"
+    lines = [json.loads(line) for line in written.read_text().splitlines()]
+    assert lines == [output.tolist() for output in lanewise.predict(finished)]
+    moved = shutil.copy(finished / "model.safetensors", tmp_path / "moved.safetensors")
+    tensors = tmp_path / "three.safetensors"
+    given = (finished / "config.yaml", "--weights", moved, "--dataset", "held_out", "--output", tensors)
+    command_line("predict", *given, "--distributed.devices", 3).require_success()
+    assert load_file(tensors)["predictions"].tolist() == lines
+    again = tmp_path / "two.jsonl"
+    run(*TORCHRUN, 2, "-m", "lanewise", "predict", finished, "--output", again).require_success()
+    assert again.read_text() == written.read_text()
+
+
+def test_weights_from_elsewhere_are_evaluated_by_a_configuration(tmp_path, finished):
+    moved = shutil.copy(finished / "model.safetensors", tmp_path / "moved.safetensors")
+    config = finished / "config.yaml"
+    assert lanewise.evaluate(config, weights=moved) == last_evaluation(finished)
+    done = command_line("evaluate", config)
+    assert done.code == 2
+    assert "has no weights. Give some by --weights FILE" in done.errors[0]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -119,7 +148,7 @@ def test_a_run_runs_no_code_that_lies_in_it(tmp_path, finished, devices):
         (folder / f"{name}.py").write_text(f"raise SystemExit('the {name} of the run')")
     chosen = ["--distributed.devices", devices]
     done = command_line("evaluate", ".", *chosen, cwd=folder).require_success()
-    assert len(done.stdout.splitlines()) == len(last_evaluation(finished))
+    assert len(done.stdout.splitlines()) == 1 + len(last_evaluation(finished))
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(re.sub(r"(?m)^search_path: .*$", "search_path: null", config))
     done = command_line("evaluate", ".", *chosen, cwd=folder)

@@ -86,7 +86,9 @@ def test_an_evaluation_runs_on_the_hosts_and_shows_its_values_here(cluster, tmp_
     over_two = run(cluster, "evaluate", tmp_path / "run", *OVER_SSH).require_success()
     alone = run(cluster, "evaluate", tmp_path / "run").require_success()
     assert over_two.stdout == alone.stdout
-    assert re.fullmatch(r"all/loss \d\.\d+\n", alone.stdout), trained.stderr
+    assert re.fullmatch(
+        r"\S+/model.safetensors on samples: [\d,]+ of all\nall/loss  \d\.\d+\n", alone.stdout
+    ), trained.stderr
 
 
 SCRIPT = """

@@ -1,14 +1,23 @@
 """`lanewise evaluate RUN_OR_MODEL`."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_path
+from lanewise.cli.result import JSON
+from lanewise.run_file import replace_text
 
-_RUN_OR_MODEL = Argument(
+RUN_OR_MODEL = Argument(
     "RUN_OR_MODEL",
     "a run_dir, for its model.safetensors (with train.ema_decay for its averaged.safetensors); or a "
-    ".safetensors file in one",
+    ".safetensors file in one; or, with --weights, a configuration",
     read=read_path,
+)
+WEIGHTS = Argument[Path | None](
+    "--weights", "uses this .safetensors file, which may lie anywhere", "FILE", read_path, default=None
 )
 TRUST = flag(
     "--trust",
@@ -24,26 +33,42 @@ def evaluate(arguments: Arguments) -> int:
     from lanewise.jobs.evaluate import evaluate_job
     from lanewise.jobs.start import run_command
 
-    job = evaluate_job(arguments[_RUN_OR_MODEL], arguments.overrides, trust=arguments[TRUST])
-    run_command(job, _show, is_dry=arguments[DRY_RUN])
+    job = evaluate_job(
+        arguments[RUN_OR_MODEL], arguments.overrides, trust=arguments[TRUST], weights=arguments[WEIGHTS]
+    )
+    run_command(job, _Shown(job.model_file, arguments[JSON]), is_dry=arguments[DRY_RUN])
     return 0
 
 
-def _show(values: Mapping[str, float]) -> None:
-    for name, value in values.items():
-        print(f"{name} {value!r}")
+@dataclass(frozen=True)
+class _Shown:
+    """Shows the values of a model, and writes them to a file if there is one."""
+
+    model_file: Path
+    json_file: Path | None
+
+    def __call__(self, result: Mapping[str, Any]) -> None:
+        counts = ", ".join(f"{number:,} of {name}" for name, number in result["num_samples"].items())
+        print(f"{self.model_file} on samples: {counts}")
+        width = max(map(len, result["values"]))
+        for name, value in result["values"].items():
+            print(f"{name:<{width}}  {value:.6g}")
+        if self.json_file is not None:
+            found = {"model": str(self.model_file), **result}
+            replace_text(self.json_file, json.dumps(found, indent=1) + "\n")
 
 
 COMMAND = Command(
     name="evaluate",
     text="""\
-Evaluates a trained model on the eval datasets of its task and prints every value. The values are the same on
-any number of devices:
+Evaluates a trained model on the eval datasets of its task and prints every value, rounded; --json has all
+digits. The values are the same on any number of devices:
 
   lanewise evaluate runs/mnist
-  lanewise evaluate runs/mnist/best.safetensors --distributed.devices 4""",
+  lanewise evaluate runs/mnist/best.safetensors --distributed.devices 4
+  lanewise evaluate mnist.yaml --weights model.safetensors""",
     run=evaluate,
-    operands=(_RUN_OR_MODEL,),
-    options=(TRUST, DRY_RUN),
+    operands=(RUN_OR_MODEL,),
+    options=(WEIGHTS, JSON, TRUST, DRY_RUN),
     has_overrides=True,
 )

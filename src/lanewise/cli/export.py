@@ -3,7 +3,7 @@
 import os
 
 from lanewise.cli.arguments import Argument, Arguments, Command, read_path
-from lanewise.errors import CheckpointError
+from lanewise.errors import CheckpointError, ConfigError
 from lanewise.run_dir import RunDir
 
 _SOURCE = Argument(
@@ -23,6 +23,10 @@ def export(arguments: Arguments) -> int:
     from lanewise.checkpoint.saver import load_state
 
     source, output = arguments[_SOURCE], arguments[_OUTPUT]
+    if output.suffix != ".safetensors":
+        raise ConfigError(
+            f"--output must end in .safetensors, the format in which weights are written: got {output}."
+        )
     checkpoints = CheckpointFolder(RunDir(source).checkpoints)
     if os.path.lexists(checkpoints.path):
         found = checkpoints.newest_good(warn=print)

@@ -33,6 +33,7 @@ checkpoint (SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C), 130 interrupted by a second Ct
 _COMMANDS = {
     "train": ("CONFIG [--key.path value ...]", "train as the configuration says"),
     "evaluate": ("RUN_OR_MODEL [--key value]", "evaluate a trained model"),
+    "predict": ("RUN_OR_MODEL --output FILE", "write what a trained model predicts"),
     "verify": ("CONFIG --devices 1,2", "prove that devices compute the same, or say why not"),
     "plan": ("CONFIG --devices 1,2,4", "say what memory and time a run needs, before it"),
     "doctor": ("[CONFIG]", "find the host, clock, disk or link that is at fault"),
@@ -41,7 +42,7 @@ _COMMANDS = {
     "export": ("RUN_OR_CHECKPOINT --output F", "write the weights of a checkpoint"),
 }
 """The usual form of each, and its purpose; `COMMAND` in the module of that name declares the rest."""
-_JOIN = ("train", "evaluate")
+_JOIN = ("train", "evaluate", "predict")
 """Those that run in a world which torchrun, srun or mpirun prepared."""
 
 

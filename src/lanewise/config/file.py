@@ -26,9 +26,9 @@ def read_file(path: Path) -> dict[str, object]:
     Raises:
         ConfigError: the file cannot be read, or does not hold a mapping of plain values.
     """
-    read = _READERS.get(path.suffix)
+    read = READERS.get(path.suffix)
     if read is None:
-        endings = ", ".join(_READERS)
+        endings = ", ".join(READERS)
         raise ConfigError(f"{path} has an unknown ending: need one of {endings}. Rename the file.")
     source = str(path)
     try:
@@ -50,7 +50,7 @@ def _read_text(path: Path) -> str:
         with path.open(encoding="utf-8-sig") as file:
             text = file.read(MOST_CHARACTERS + 1)
     except FileNotFoundError:
-        siblings = {file.stem: file.name for file in path.parent.glob("*") if file.suffix in _READERS}
+        siblings = {file.stem: file.name for file in path.parent.glob("*") if file.suffix in READERS}
         near = nearest(path.stem, siblings, cutoff=0.6)
         hint = f"Did you mean {siblings[near]}?" if near else f"Looked in {path.parent.resolve()}."
         raise ConfigError(f"the configuration file {path} does not exist. {hint}") from None
@@ -111,7 +111,7 @@ def _read_jsonnet(text: str, source: str) -> object:
     return _read_json(evaluated, source)
 
 
-_READERS: dict[str, Callable[[str, str], object]] = {
+READERS: dict[str, Callable[[str, str], object]] = {
     ".yaml": read_yaml,
     ".yml": read_yaml,
     ".json": _read_json,

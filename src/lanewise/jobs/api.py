@@ -149,6 +149,7 @@ def evaluate(
     run_or_model: str | Path,
     *,
     task: "Task | None" = None,
+    weights: str | Path | None = None,
     devices: int | Sequence[str] | None = None,
     trust: bool = False,
 ) -> dict[str, float]:
@@ -156,8 +157,9 @@ def evaluate(
 
     Args:
         run_or_model: a run directory, for its trained model (the moving average with `train.ema_decay`); or
-            a .safetensors file in one.
+            a .safetensors file in one; or, with `weights`, a configuration file.
         task: None: built again from the arguments that the run noted, if they are plain values.
+        weights: a .safetensors file that lies elsewhere, in place of the run's.
         devices: processes, as in the configuration; None: one.
         trust: whether code that lies in the run directory may run.
 
@@ -169,15 +171,17 @@ def evaluate(
         ConfigError: if code that came with the run would run, and `trust` is not set.
         LaunchError: what the first failing process said.
     """
-    values: dict[str, float] = _run_model(run_or_model, task, devices, trust=trust)
+    result = _run_model(run_or_model, task, weights, devices, trust=trust)
+    values: dict[str, float] = result["values"]
     return values
 
 
 def predict(
     run_or_model: str | Path,
-    dataset: str,
+    dataset: str | None = None,
     *,
     task: "Task | None" = None,
+    weights: str | Path | None = None,
     devices: int | Sequence[str] | None = None,
     trust: bool = False,
 ) -> list[Any]:
@@ -186,38 +190,51 @@ def predict(
     Args:
         run_or_model: a run directory, for its trained model (the moving average with `train.ema_decay`); or
             a .safetensors file in one.
-        dataset: name of the eval dataset.
+        dataset: name of the eval dataset; None: the only one that there is.
         task: None: built again from the arguments that the run noted, if they are plain values.
+        weights: a .safetensors file that lies elsewhere, in place of the run's.
         devices: processes, as in the configuration; None: one.
         trust: whether code that lies in the run directory may run.
 
     Returns:
-        What `Task.forward` gives for each sample, on the CPU, in dataset order; in a prepared world on rank
-        0 only, elsewhere nothing.
+        What `Task.predict` gives for each sample, on the CPU, in dataset order; in a prepared world on rank 0
+        only, elsewhere nothing.
 
     Raises:
         CheckpointError: if there is no such model.
         ConfigError: if code that came with the run would run, and `trust` is not set.
         LaunchError: what the first failing process said.
     """
-    outputs: list[Any] = _run_model(run_or_model, task, devices, trust=trust, dataset=dataset)
+    outputs: list[Any] = _run_model(
+        run_or_model, task, weights, devices, trust=trust, predicts=True, dataset=dataset
+    )
     return outputs
 
 
 def _run_model(
     run_or_model: str | Path,
     task: "Task | None",
+    weights: str | Path | None,
     devices: int | Sequence[str] | None,
     *,
     trust: bool,
+    predicts: bool = False,
     dataset: str | None = None,
 ) -> Any:
-    refuse_in_import(f"lanewise.{'predict' if dataset else 'evaluate'}")
+    refuse_in_import(f"lanewise.{'predict' if predicts else 'evaluate'}")
     overrides = []
     if devices is not None:
         value = str(devices) if isinstance(devices, int) else f"[{', '.join(devices)}]"
         overrides = [Override("distributed.devices", value)]
-    job = evaluate_job(Path(run_or_model), overrides, task=task, trust=trust, dataset=dataset)
+    job = evaluate_job(
+        Path(run_or_model),
+        overrides,
+        task=task,
+        trust=trust,
+        weights=None if weights is None else Path(weights),
+        predicts=predicts,
+        dataset=dataset,
+    )
     if task is None and is_of_script(job.config.task):  # which a worker must not import
         check_classes(job.config, untrusted=job.untrusted)
         job = replace(job, task=build("task", job.config.task))

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from lanewise.config.check import expand_user
+from lanewise.config.file import READERS
 from lanewise.config.load import Override, load_config
 from lanewise.config.trust import distrust
-from lanewise.errors import CheckpointError
+from lanewise.errors import CheckpointError, ConfigError
 from lanewise.jobs.job import Job
 from lanewise.run_dir import RunDir
 
@@ -23,13 +24,16 @@ if TYPE_CHECKING:
 class EvaluateJob(Job):
     """Evaluates a model on the task's eval datasets, or computes its outputs on one of them.
 
-    The result is every value by `set/metric`, or a list of one output for each sample, in dataset order.
+    The result is every value by `set/metric` and the number of samples by set, or a list of one output for
+    each sample, in dataset order.
     """
 
     model_file: Path
     trains: ClassVar[bool] = False
+    predicts: bool = False
+    """Whether to compute outputs instead of evaluating."""
     dataset: str | None = None
-    """Name of the eval dataset whose outputs are computed; None: all of them are evaluated."""
+    """Name of the eval dataset whose outputs are computed; None: the only one that there is."""
 
     def run(self, world: "World") -> Any:
         """See `Job`."""
@@ -56,7 +60,12 @@ class EvaluateJob(Job):
                 f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on. Give the "
                 "task this method, which returns datasets by name."
             )
-        return evaluator.run() if self.dataset is None else evaluator.predict(self.dataset)
+        if self.predicts:
+            return evaluator.predict(self.dataset or evaluator.only_set)
+        return {
+            "values": evaluator.run(),
+            "num_samples": {one.name: one.schedule.num_samples for one in evaluator.sets},
+        }
 
 
 OBJECT = "an object of "
@@ -69,6 +78,8 @@ def evaluate_job(
     *,
     task: "Task | None" = None,
     trust: bool = False,
+    weights: Path | None = None,
+    predicts: bool = False,
     dataset: str | None = None,
 ) -> EvaluateJob:
     """Find a model, and evaluate it with the configuration that it was trained with.
@@ -79,10 +90,13 @@ def evaluate_job(
 
     Args:
         run_or_model: a run directory, for its trained model, of which training evaluates the moving average
-            if there is one; or a file of weights in one, such as its `best.safetensors`.
+            if there is one; a file of weights in one, such as its `best.safetensors`; or, with `weights`, a
+            configuration file.
         overrides: of the configuration; without one of the devices, one process evaluates.
         task: the user's task, where it was given as an object; None: built from the configuration.
         trust: whether code that came with the run may run.
+        weights: a file of weights that lies elsewhere, in place of the run's.
+        predicts: as in `EvaluateJob`.
         dataset: as in `EvaluateJob`.
 
     Raises:
@@ -92,7 +106,14 @@ def evaluate_job(
     run_or_model = Path(expand_user(str(run_or_model)))
     is_file = run_or_model.suffix == ".safetensors"
     run_dir = RunDir(run_or_model.parent if is_file else run_or_model)
-    _require(run_dir.config, run_or_model)
+    is_config = run_or_model.suffix in READERS and run_or_model.is_file()
+    if is_config and weights is None:
+        raise ConfigError(
+            f"{run_or_model} is a configuration, which has no weights. Give some by --weights FILE, or name "
+            "a run_dir."
+        )
+    config_file = run_or_model if is_config else run_dir.config
+    _require(config_file, run_or_model)
     # An evaluation normalises by running statistics, so it has none of the conditions of SyncBatchNorm.
     of_training = [
         Override(f"distributed.{key}", value)
@@ -101,9 +122,9 @@ def evaluate_job(
             *(("launcher", "local"), ("hosts", "[]"), ("hostfile", "null"), ("nodes", "null")),
         )
     ]
-    config = load_config(str(run_dir.config), [*of_training, *overrides])
+    config = load_config(str(config_file), [*of_training, *overrides])
     trained = run_dir.model if config.train.ema_decay is None else run_dir.averaged_model
-    model_file = run_or_model if is_file else trained
+    model_file = weights or (run_or_model if is_file else trained)
     _require(model_file, run_or_model)
     if task is None and (found := _find_object(config.task.init_args)):
         raise CheckpointError(
@@ -111,16 +132,18 @@ def evaluate_job(
             "From Python, give evaluate or predict the task."
         )
     untrusted: tuple[str, ...] = ()
-    if not trust:
-        config, untrusted = distrust(run_dir.config, config, overrides)
-    return EvaluateJob(config, task, untrusted=untrusted, model_file=model_file, dataset=dataset)
+    if not trust and not is_config:
+        config, untrusted = distrust(config_file, config, overrides)
+    return EvaluateJob(
+        config, task, untrusted=untrusted, model_file=model_file, predicts=predicts, dataset=dataset
+    )
 
 
 def _require(file: Path, run_or_model: Path) -> None:
     if not os.path.exists(file):  # noqa: PTH110 - Path raises where a name is too long
         raise CheckpointError(
             f"{run_or_model} is no finished run: there is no {file}. "
-            "Name a run_dir, or a .safetensors file in one."
+            "Name a run_dir or a .safetensors file in one, or give --weights."
         )
 
 

@@ -20,7 +20,8 @@ from lanewise.world.world import LocalWorld
             1,
             "nowhere/model.safetensors cannot be written: No such file",
         ),
-        ("model", "run", 1, "run cannot be written: Is a directory"),
+        ("model", "taken.safetensors", 1, "taken.safetensors cannot be written: Is a directory"),
+        ("model", "model.onnx", 2, "--output must end in .safetensors"),
     ],
 )
 def test_what_cannot_be_exported_is_one_error(tmp_path, capsys, key, output, code, said):
@@ -28,6 +29,7 @@ def test_what_cannot_be_exported_is_one_error(tmp_path, capsys, key, output, cod
     saver = Saver(folder, LocalWorld(torch.device("cpu")), keep_last=1, keep_best=0, sign=1)
     saver.save({key: {"weight": torch.ones(2)}}, Manifest(1, None, {}, ()))
     assert saver.finish()
+    (tmp_path / "taken.safetensors").mkdir()
     assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / output)]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")

@@ -81,13 +81,14 @@ def test_what_is_no_command_is_named_with_the_nearest_one(capsys, argument, hint
     [([], "no checkpoint was saved yet"), ([2, 10], "--resume goes on from {}/step-000010")],
 )
 def test_an_interrupted_training_says_from_where_to_go_on(tmp_path, monkeypatch, capsys, steps, said):
-    def interrupt(*_: object, **__: object) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
+
+    def save_and_interrupt(*_: object, **__: object) -> None:
+        for step in steps:
+            (checkpoints / f"step-{step:06d}").mkdir(parents=True)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lanewise.jobs.start.run_command", interrupt)
-    checkpoints = tmp_path / "run" / "checkpoints"
-    for step in steps:
-        (checkpoints / f"step-{step:06d}").mkdir(parents=True)
+    monkeypatch.setattr("lanewise.jobs.start.run_in_world", save_and_interrupt)
     assert main(["train", str(write_config(tmp_path))]) == 130
     assert capsys.readouterr().err == f"interrupted: {said.format(checkpoints)}\n"
 

@@ -20,6 +20,7 @@ from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_st
 from lanewise.nested import map_leaves, plain, structure, tensors_in
 from lanewise.random_state import set_random_state
 from lanewise.reduce import Reducer, evaluate_lanes
+from lanewise.task import Task
 from lanewise.watch.heartbeat import EVALUATION, heartbeat
 from lanewise.world.encode import TensorTable, encode
 from lanewise.world.world import World
@@ -77,6 +78,13 @@ class Evaluator:
         metrics = {eval_set.name: self._metrics_for(eval_set) for eval_set in self.sets}
         for of_set in metrics.values():
             check_metrics(of_set)
+        task = type(self.lanes.task)
+        updates = any(one.has_metrics for one in self.sets) and task.update_metrics is not Task.update_metrics
+        if updates and not any(metrics.values()):
+            raise TaskError(
+                f"{task.__name__} has update_metrics, and its build_metrics returns no metric to update. "
+                "Return metrics by name from build_metrics, or leave update_metrics out."
+            )
         self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
         """Names of the values that `run` returns; a metric with several values has names `key/name` there."""
 
@@ -110,12 +118,24 @@ class Evaluator:
             values |= {f"{eval_set.name}/{key}": value for key, value in self._merge(eval_set, lanes).items()}
         return values
 
+    @property
+    def only_set(self) -> str:
+        """The name of the only set.
+
+        Raises:
+            TaskError: if there are several.
+        """
+        if len(self.sets) > 1:
+            names = ", ".join(one.name for one in self.sets)
+            raise TaskError(f"the task has several eval datasets. Name one of {names} (--dataset).")
+        return self.sets[0].name
+
     def predict(self, name: str) -> list[Any]:
         """Compute the outputs on one set. Collective: every rank must call this.
 
         Returns:
-            On rank 0 the outputs of `Task.forward`, one for each sample, on the CPU, in dataset order; an
-            empty list on other ranks.
+            On rank 0 what `Task.predict` made of the outputs, one for each sample, on the CPU, in dataset
+            order; an empty list on other ranks.
 
         Raises:
             TaskError: if there is no such dataset, an output does not have one entry for each sample, or it
@@ -129,7 +149,8 @@ class Evaluator:
         with _eval_mode(self.model), torch.no_grad():
             for lane, outputs in self._compute(sets[name], lambda lane, data: lane.forward(self.model, data)):
                 with named_lane(lane.batch):
-                    local.append(_take(outputs, lane.batch.num_samples))
+                    chosen = self.lanes.task.predict(outputs, lane.data)
+                    local.append(_take(chosen, lane.batch.num_samples))
         due = sum(len(turn.positions) for turn in sets[name].schedule.turns(self.placement.own))
         if num_lost := due - sum(one.num_samples for one in local):
             raise DataError(
@@ -271,7 +292,7 @@ def _take(outputs: Any, num_samples: int) -> _Outputs:
             got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
             raise TaskError(
                 f"an output of the model does not have one entry for each of the {num_samples} samples: "
-                f"got {got}. Return from forward tensors whose first dimension is the samples."
+                f"got {got}. Choose those that have by Task.predict."
             )
         return leaf.cpu()
 

@@ -1,0 +1,60 @@
+"""What `lanewise predict` writes, and what it refuses before it computes anything."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lanewise.cli.main import main
+from lanewise.cli.predict import _Writer
+from lanewise.errors import TaskError
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("answers.csv", "--output must end in .jsonl or .safetensors: got answers.csv."),
+        ("nowhere/answers.jsonl", "--output nowhere/answers.jsonl is in no folder that is there"),
+    ],
+)
+def test_where_nothing_could_be_written_nothing_is_computed(tmp_path, monkeypatch, capsys, output, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "no_such_run", "--output", output]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_line_of_json_is_a_sample_with_null_for_what_json_lacks(tmp_path):
+    samples = [
+        {"start": torch.tensor([1.5, torch.nan]), "rank": (torch.tensor(3), torch.tensor(True))},
+        {"start": torch.tensor([torch.inf]), "rank": (torch.tensor(4), torch.tensor(False))},
+    ]
+    _Writer(tmp_path / "out.jsonl")(samples)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert lines == [{"start": [1.5, None], "rank": [3, True]}, {"start": [None], "rank": [4, False]}]
+
+
+def test_tensors_are_named_by_the_keys_that_lead_to_them(tmp_path):
+    samples = [
+        {"pair": (torch.full((2,), n), torch.tensor(n)), "score": torch.tensor(n / 2)} for n in range(3)
+    ]
+    _Writer(tmp_path / "out.safetensors")(samples)
+    written = load_file(tmp_path / "out.safetensors")
+    assert {name: value.tolist() for name, value in written.items()} == {
+        "pair.0": [[0, 0], [1, 1], [2, 2]],
+        "pair.1": [0, 1, 2],
+        "score": [0, 0.5, 1],
+    }
+
+
+@pytest.mark.parametrize("second", [torch.zeros(3), {"other": torch.zeros(2)}])
+def test_samples_of_several_shapes_make_no_tensor(tmp_path, second):
+    with pytest.raises(TaskError, match=r"predictions differ in shape between samples.*jsonl"):
+        _Writer(tmp_path / "out.safetensors")([torch.zeros(2), second])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_has_no_complex_numbers(tmp_path):
+    with pytest.raises(TaskError, match=r"ends in \.safetensors"):
+        _Writer(tmp_path / "out.jsonl")([torch.zeros(2, dtype=torch.complex64)])
+    assert list(tmp_path.iterdir()) == []
