@@ -18,10 +18,13 @@ A user's mistake is shown as its message alone, without a traceback; an `Asserti
 
 import os
 import re
+import shutil
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 _MAX_LENGTH = 600
 _MAX_MISTAKES = 10
@@ -249,3 +252,16 @@ def _one_line(text: str) -> str:
         text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
     half = _MAX_LENGTH // 2
     return text if len(text) <= _MAX_LENGTH else f"{text[:half]} ... {text[-half:]}"
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """Break long lines between words where they go to a terminal, which would break them anywhere."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(
+        line
+        if len(line) <= width
+        else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )

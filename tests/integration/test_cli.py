@@ -109,8 +109,8 @@ def test_any_key_can_be_overridden(tmp_path):
         (
             [],
             [
-                "22 samples",
-                "steps of 8 = 4 lanes x 2",
+                "samples: 22",
+                "in steps of 8 = 4 lanes x 2",
                 "steps: 3 in an epoch",
                 "6 in all",
                 "1 process on cpu",
@@ -118,7 +118,7 @@ def test_any_key_can_be_overridden(tmp_path):
         ),
         (
             ["--distributed.devices=3"],
-            ["3 processes on cpu", "reducer ddp (exact)", "lanes each: 1 or 2,"],
+            ["3 processes on cpu", "reducer ddp (exact)", "lanes each: 1 or 2;"],
         ),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_console_that_is_no_terminal_gets_plain_lines(plain):
         "1/6",
         "6/6",
     ]
-    assert done.stderr.splitlines()[-1] == f"model: {run_dir / 'model.safetensors'}"
+    assert done.stderr.splitlines()[-1] == f"model after step 6: {run_dir / 'model.safetensors'}"
     assert done.stdout == ""
 
 

@@ -1,9 +1,11 @@
 """`lanewise audit RUN`."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lanewise.cli.arguments import Argument, Arguments, Command, read_path
+from lanewise.errors import wrapped
 from lanewise.run_dir import RunDir
 
 _RUN = Argument("RUN", "the run_dir of a run that was trained with --audit", read=read_path)
@@ -25,20 +27,24 @@ def audit(arguments: Arguments) -> int:
     found = f"{report.num_steps} steps, {report.num_samples} samples, complete epochs: {report.num_epochs}"
     if report.is_good:
         drawn = "what the order drew" if report.draws else "every sample"
-        print(f"{found}; {drawn} was given to collate once, in the planned step and lane")
+        _say(f"{found}; {drawn} was given to collate once, in the planned step and lane")
     else:
-        print(f"{found}; not as planned in {len(report.problems)} places")
+        _say(f"{found}; not as planned in {len(report.problems)} places")
     if other is not None:
         compared = f"other tensors in {len(differences)} places" if differences else "equal tensors"
-        print(f"{name}: {compared}")
+        _say(f"{name}: {compared}")
     return 0 if report.is_good and not differences else 1
+
+
+def _say(line: str) -> None:
+    print(wrapped(line, sys.stdout))
 
 
 def _print(kind: str, lines: Sequence[str]) -> None:
     for line in lines[:_MAX_LINES]:
-        print(f"{kind}: {line}")
+        _say(f"{kind}: {line}")
     if len(lines) > _MAX_LINES:
-        print(f"{kind}: and {len(lines) - _MAX_LINES} more like these")
+        _say(f"{kind}: and {len(lines) - _MAX_LINES} more like these")
 
 
 COMMAND = Command(

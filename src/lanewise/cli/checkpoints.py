@@ -18,16 +18,22 @@ def checkpoints(arguments: Arguments) -> int:
     found = list(folder.read())
     if not found:
         raise CheckpointError(f"there is no checkpoint in {folder.path}. Name the run_dir of a run.")
-    table = Table("step", "MiB", "metric", Column("verified", overflow="fold"), box=None)
+    right = [Column(name, justify="right") for name in ("step", "MiB", "metric")]
+    table = Table(*right, "verified", box=None, pad_edge=False)
+    mistakes = []
     for path, manifest in reversed(found):
         if isinstance(manifest, CheckpointError):
-            table.add_row(str(int(path.name.removeprefix("step-"))), "", "", f"no: {manifest}")
+            table.add_row(str(int(path.name.removeprefix("step-"))), "", "", "no")
+            mistakes.append(str(manifest))
             continue
         size = sum(entry.num_bytes for entry in manifest.files) / 2**20
         metric = "" if manifest.metric is None else f"{manifest.metric:.6g}"
         table.add_row(str(manifest.step), f"{size:,.1f}", metric, "yes")
-    Console(soft_wrap=True, markup=False).print(table)
-    return 1 if any(isinstance(manifest, CheckpointError) for _, manifest in found) else 0
+    console = Console(markup=False, highlight=False)
+    console.print(table)
+    for mistake in mistakes:
+        console.print(mistake, soft_wrap=not console.is_terminal)
+    return 1 if mistakes else 0
 
 
 COMMAND = Command(

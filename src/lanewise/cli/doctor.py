@@ -4,7 +4,7 @@ import os
 
 from lanewise.cli.arguments import Argument, Arguments, Command
 from lanewise.cli.plan import amount
-from lanewise.cli.result import JSON, show_result
+from lanewise.cli.result import IMPORTING, JSON, show_result, showing_progress
 from lanewise.config.load import load_config
 from lanewise.errors import ConfigError
 from lanewise.world.environment import Environment
@@ -26,12 +26,11 @@ def doctor(arguments: Arguments) -> int:
         raise ConfigError(f"--{arguments.overrides[0].key} is a key of a configuration. Name CONFIG first.")
     config = None if file is None else load_config(file, arguments.overrides)
 
-    from rich.console import Console
+    with showing_progress() as show:
+        show(IMPORTING)
+        from lanewise.doctor.doctor import doctor as run
 
-    from lanewise.doctor.doctor import doctor as run
-
-    with Console(stderr=True).status("") as status:
-        report = run(config, f"lanewise plan {file or 'CONFIG'}", arguments[_EXPECTED], status.update)
+        report = run(config, f"lanewise plan {file or 'CONFIG'}", arguments[_EXPECTED], show)
     show_result(report, file or "this machine", arguments[JSON])
     return 0 if report.is_sound else 1
 

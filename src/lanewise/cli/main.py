@@ -83,7 +83,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
         print(version("lanewise"))
         return 0
-    from lanewise.errors import LanewiseError, PreemptedError, mistakes_of
+    from lanewise.errors import LanewiseError, PreemptedError, mistakes_of, wrapped
 
     try:
         from lanewise.cli.arguments import REQUIRED, read_arguments
@@ -106,7 +106,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
             fail_in_prepared_world(error)
         for mistake in mistakes_of(error):
-            print(f"error: {mistake}", file=sys.stderr)
+            print(wrapped(f"error: {mistake}", sys.stderr), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
         print(": ".join(["interrupted", *map(str, error.args)]), file=sys.stderr)

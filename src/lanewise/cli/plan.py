@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_counts
 from lanewise.cli.evaluate import TRUST
-from lanewise.cli.result import CONFIG, JSON, show_result
+from lanewise.cli.result import CONFIG, IMPORTING, JSON, show_result, showing_progress
 from lanewise.config.check import expand_user
 from lanewise.config.load import Override, load_config
 from lanewise.config.trust import distrust
@@ -55,12 +55,11 @@ def plan(arguments: Arguments) -> int:
     if not arguments[TRUST] and file == RunDir(file.parent).config and RunDir(file.parent).held():
         config, untrusted = distrust(file, config, arguments.overrides)
 
-    from rich.console import Console
+    with showing_progress() as show:
+        show(IMPORTING)
+        from lanewise.plan.plan import plan as run
+        from lanewise.plan.row import Machine
 
-    from lanewise.plan.plan import plan as run
-    from lanewise.plan.row import Machine
-
-    with Console(stderr=True).status("") as status:
         report = run(
             config,
             arguments[_DEVICES],
@@ -68,7 +67,7 @@ def plan(arguments: Arguments) -> int:
             untrusted=untrusted,
             flops_per_second=arguments[_TFLOPS],
             times_lane=arguments[_TIME_LANE],
-            show=status.update,
+            show=show,
         )
     show_result(report, f"{arguments[CONFIG]}: {report.describe_lane()}", arguments[JSON])
     return 0 if any(row.fits for row in report.rows) else 1

@@ -39,7 +39,7 @@ def predict(arguments: Arguments) -> int:
         predicts=True,
         dataset=arguments[_DATASET],
     )
-    run_command(job, _Writer(output.absolute()), is_dry=arguments[DRY_RUN])
+    run_command(job, _Writer(output), is_dry=arguments[DRY_RUN])
     return 0
 
 

@@ -1,8 +1,8 @@
 """Shows the result of a command: on the terminal, and as JSON in a file."""
 
 import json
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 CONFIG = Argument[str]("CONFIG", "the configuration, as for `lanewise train`, whose --help lists its keys")
 JSON = Argument[Path | None]("--json", "writes the result there as well", "FILE", read_path, default=None)
+
+IMPORTING = "importing torch"
+"""What commands that report say first: it takes seconds."""
 
 
 class Result(Protocol):
@@ -36,7 +39,8 @@ def show_result(result: Result, heading: str, file: Path | None) -> None:
     """Print a result under a heading, and write it to the file if there is one."""
     from rich.console import Console
 
-    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
+    is_terminal = Console().is_terminal  # which is as wide as it is; whoever else reads it wraps it
+    console = Console(highlight=False, soft_wrap=not is_terminal, width=None if is_terminal else 200)
     console.print(f"{heading}\n", markup=False)
     console.print(result.table())
     console.print()
@@ -45,3 +49,16 @@ def show_result(result: Result, heading: str, file: Path | None) -> None:
     if file is not None:
         with writing(file):
             file.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def showing_progress() -> Iterator[Callable[[str], None]]:
+    """Give a function that is told what is being done: a terminal has one line for it, a file one each."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda text: console.print(text, markup=False, soft_wrap=True)
+        return
+    with console.status("") as status:
+        yield status.update

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_count, read_counts
-from lanewise.cli.result import CONFIG, JSON, show_result
+from lanewise.cli.result import CONFIG, IMPORTING, JSON, show_result, showing_progress
 from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
 from lanewise.world.environment import Environment
@@ -29,23 +29,22 @@ def verify(arguments: Arguments) -> int:
     # The numbers of devices are those of --devices.
     config = load_config(arguments[CONFIG], [*arguments.overrides, Override("distributed.devices", "null")])
 
-    from lanewise.jobs.start import prepare_workers
-    from lanewise.verify import MODULES
+    with showing_progress() as show:
+        show(IMPORTING)
+        from lanewise.jobs.start import prepare_workers
+        from lanewise.verify import MODULES
 
-    # While this process imports as well.
-    prepare_workers(config.distributed.threads, "exact", *MODULES)
+        # While this process imports as well.
+        prepare_workers(config.distributed.threads, "exact", *MODULES)
 
-    from rich.console import Console
+        from lanewise.verify.verify import verify as run
 
-    from lanewise.verify.verify import verify as run
-
-    with Console(stderr=True).status("") as status:
         report = run(
             config,
             arguments[_DEVICES],
             num_steps=arguments[_STEPS],
             resumes=arguments[_RESUME],
-            show=lambda name: status.update(f"running {name}"),
+            show=lambda name: show(f"running {name}"),
         )
     show_result(report, f"{arguments[CONFIG]}: {report.describe_steps()}", arguments[JSON])
     return 0 if report.is_verified else 1

@@ -136,9 +136,7 @@ class Engine:
             self._finish(run_dir)
         if self.run.world.rank == 0:
             self._describe_end(self.next_step, time.perf_counter() - begin)
-            logger.info("model: %s", run_dir.model)
-            if self.training.average is not None:
-                logger.info("average of its weights, which is evaluated: %s", run_dir.averaged_model)
+            self._name_models(run_dir)
         return {} if self.evaluation is None else self.evaluation.last_values
 
     def steps(self) -> Iterator[StepReport]:
@@ -261,12 +259,21 @@ class Engine:
         before = self.run.schedule.num_samples_before
         num_samples = before(end) - before(self.first_step) - self._reads.num_skipped_by_all
         logger.info(
-            "trained %d steps on %d samples in %.1f s: %.0f samples/s over all processes",
+            "trained %d steps on %s samples in %.1f s: %s samples/s over all processes",
             num_steps,
-            num_samples,
+            f"{num_samples:,}",
             seconds,
-            num_samples / seconds,
+            f"{num_samples / seconds:,.0f}",
         )
+
+    def _name_models(self, run_dir: RunDir) -> None:
+        """Log where the models are, of which step, and what was evaluated of them."""
+        logger.info("model after step %d: %s", self.next_step, run_dir.model)
+        if self.training.average is not None:
+            logger.info("average of its weights, which is evaluated: %s", run_dir.averaged_model)
+        if self.evaluation is not None and self.evaluation.best is not None:
+            (step, value), name = self.evaluation.best, self.run.config.evaluate.best
+            logger.info("best after step %d, %s %.6g: %s", step, name, value, run_dir.best_model)
 
     def _name_metrics(self, report: IntervalReport) -> Mapping[str, float]:
         stop, num_steps = report.step + 1, self._num_own_steps(report)

@@ -1,5 +1,6 @@
 """Starts a job: in this process, in workers that a launcher starts, or in the world that was prepared."""
 
+import logging
 import os
 import pickle
 import sys
@@ -30,6 +31,8 @@ from lanewise.launch.remote import RemoteLauncher
 from lanewise.launch.sbatch import BatchJob
 from lanewise.launch.scratch import folder_until_exit, scratch_folder
 from lanewise.world.environment import Environment
+
+logger = logging.getLogger(__name__)
 
 _HANGUPS = (Signals.SIGHUP, Signals.SIGQUIT)
 
@@ -69,10 +72,13 @@ def _start_here(job: Job, *, is_fresh: bool) -> Any:
     add_search_path(job.config.search_path)
     if starts_workers:
         prepare_workers(distributed.threads, distributed.equality)
+    logger.info("importing %s", "torch" if job.task is not None else job.config.task.class_path)
     with refusing_exit():  # it imports the user's modules
         job.check(environment)
         job.check_devices(environment)
     job = job.settled()
+    if environment.world_size > 1:
+        logger.info("starting %d processes", environment.world_size)
     if not starts_workers:
         from lanewise.watch.watch import Watch
 
@@ -153,6 +159,8 @@ def run_command(job: Job, show: Callable[[Any], None], *, is_dry: bool = False) 
         print(batch.tell(batch.submit()))  # noqa: T201 - it is what there is to know
         return
     if environment is None:
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("lanewise").setLevel(logging.INFO)
         if job.can_stop:
             signals.watch_until_exit()
         show(start(job, is_fresh=False))

@@ -10,6 +10,8 @@ from rich.console import Console
 from lanewise.callback import Callback, RunStart
 
 _SECONDS_BETWEEN_LINES = 10.0
+_WIDTH_OF_TEXT = 80
+"""Columns that the words and numbers beside a bar may take; a terminal that is no wider has no bar."""
 
 
 @final
@@ -25,12 +27,15 @@ class ProgressLogger(Callback):
         """See `Callback`."""
         self._last_step = start.last_step
         if self._console.is_terminal:
+            bar_width = min(40, self._console.width - _WIDTH_OF_TEXT)
             self._bar = progress.Progress(
                 progress.TextColumn("{task.fields[epoch]}"),
-                progress.BarColumn(),
+                *([progress.BarColumn(bar_width)] if bar_width > 0 else []),
                 progress.MofNCompleteColumn(),
                 progress.TextColumn("{task.fields[text]}"),
+                progress.TextColumn("elapsed"),
                 progress.TimeElapsedColumn(),  # between logged steps the only sign of life
+                progress.TextColumn("left"),
                 progress.TimeRemainingColumn(),
                 console=self._console,
             )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, cast, final
 
+from lanewise.errors import wrapped
 from lanewise.run_file import open_log, writing
 
 
@@ -146,5 +147,5 @@ class _Console(logging.Handler):
 
     def _write(self, text: str) -> None:
         stream = self._stream()
-        stream.write(f"{text}\n")
+        stream.write(f"{wrapped(text, stream)}\n")
         stream.flush()

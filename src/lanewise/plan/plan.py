@@ -15,7 +15,10 @@ from lanewise.plan.row import FRAGMENTATION, Machine, Row
 from lanewise.plan.traffic import traffic_of
 
 _ALONE: tuple[ReducerName, ...] = ("single",)
-_OF_SEVERAL: tuple[ReducerName, ...] = ("data_parallel", "balanced_data_parallel", "ddp", "fsdp")
+_OF_ONE_PROCESS: tuple[ReducerName, ...] = ("data_parallel", "balanced_data_parallel")
+_OF_SEVERAL: tuple[ReducerName, ...] = ("ddp", "fsdp")
+_MOST_DEVICES_OF_A_MACHINE = 16
+"""As many as one process may drive: no common machine has more accelerators."""
 
 
 def plan(
@@ -106,5 +109,6 @@ def _with_checkpointing(config: RunConfig, section: ActivationCheckpointingConfi
 def _settings(num_lanes: int, devices: Sequence[int]) -> Iterator[Setting]:
     """Yield every reducer on every number of devices, with more lanes where there are fewer than devices."""
     for count in devices:
-        for reducer in _ALONE if count == 1 else _OF_SEVERAL:
+        of_one_process = _OF_ONE_PROCESS if count <= _MOST_DEVICES_OF_A_MACHINE else ()
+        for reducer in _ALONE if count == 1 else (*of_one_process, *_OF_SEVERAL):
             yield Setting(reducer=reducer, num_devices=count, num_lanes=max(num_lanes, count))

@@ -28,8 +28,12 @@ class Plan:
 
     @property
     def fastest(self) -> Row | None:
-        """The row with most samples per second, of those that fit; None where times are not known."""
+        """The row with most samples per second, of those that fit; None where times are not known.
+
+        One with another global batch, which is another model, only where no row has the configured one.
+        """
         timed = [row for row in self.rows if row.fits and row.samples_per_second is not None]
+        timed = [row for row in timed if not self._is_of_another_batch(row)] or timed
         return max(timed, key=lambda row: row.samples_per_second or 0.0, default=None)
 
     def describe_lane(self) -> str:
@@ -43,12 +47,12 @@ class Plan:
         )
 
     def table(self) -> Table:
-        """Draw setting x what it needs; what is nothing in every row has no column."""
+        """Draw setting x what it needs, in 80 columns; what is nothing in every row has no column."""
         rows = [_cells(row) for row in self.rows]
         names = [name for name in rows[0] if any(row[name] for row in rows)]
         table = Table(box=None, pad_edge=False)
         for name in names:
-            is_word = name in ("reducer", "checkpointing")
+            is_word = name in ("reducer", "recompute")
             table.add_column(name, justify="left" if is_word else "right", no_wrap=True)
         for row in rows:
             table.add_row(*(row[name] for name in names))
@@ -57,7 +61,7 @@ class Plan:
     def lines(self) -> Iterator[str]:
         """Say what the table does not show; the last line is the choice."""
         yield from (f"note: {note}" for note in self._notes())
-        yield from (f"{_name(row)}: {verdict}" for row in self.rows if (verdict := _verdict(row)))
+        yield from (f"{_name(row)}: {'; '.join(_details(row))}" for row in self.rows)
         if fastest := self.fastest:
             yield f"fastest that fits: {_name(fastest)}, {fastest.samples_per_second:,.4g} samples/s"
         elif not any(row.fits for row in self.rows):
@@ -99,7 +103,7 @@ class Plan:
             )
         if why := self.measured[0].why_no_fsdp:
             yield f"no fsdp: {why}"
-        larger = [row for row in self.rows if row.global_batch_size > batch.global_batch_size]
+        larger = [row for row in self.rows if self._is_of_another_batch(row)]
         if larger:
             yield (
                 f"{larger[0].setting.num_devices:,} devices are more than the {batch.num_lanes:,} lanes of "
@@ -107,40 +111,44 @@ class Plan:
                 "global batch that gives each a lane"
             )
 
+    def _is_of_another_batch(self, row: Row) -> bool:
+        """Tell whether the configured global batch has too few lanes for the row's devices."""
+        return row.global_batch_size > self.config.batch.global_batch_size
+
 
 def _cells(row: Row) -> dict[str, str]:
     """Return a line of the table, by column; empty for nothing, and for what is not known."""
-    needed = {"allowance": row.fragmentation_bytes, "all": row.num_bytes, "sent": row.sent_bytes}
-    seconds = {"link, s": row.link_seconds, "step, s": row.step and row.step.total}
+    seconds = row.step and row.step.total
     return {
         "devices": f"{row.setting.num_devices:,}",
         "lanes": f"{row.setting.num_lanes_each:,}",
         "reducer": row.setting.reducer,
-        "checkpointing": "yes" if row.is_checkpointed else "",
-        **{name: _size(size) if size else "" for name, size in (asdict(row.memory) | needed).items()},
-        **{name: f"{time:.3g}" if time else "" for name, time in seconds.items()},
+        "recompute": "yes" if row.is_checkpointed else "",
+        "memory": _size(row.num_bytes),
+        "sent": _size(row.sent_bytes) if row.sent_bytes else "",
+        "step, s": f"{seconds:.3g}" if seconds else "",
     }
 
 
 def _name(row: Row) -> str:
-    checkpointed = ", checkpointing" if row.is_checkpointed else ""
+    checkpointed = ", recompute" if row.is_checkpointed else ""
     devices = "device" if row.setting.num_devices == 1 else "devices"
     return f"{row.setting.num_devices:,} {devices}, {row.setting.reducer}{checkpointed}"
 
 
-def _verdict(row: Row) -> str:
-    """Say in a few words whether a setting fits and what limits it, as far as that is known."""
-    said, limit, step = [], row.machine.memory_bytes, row.step
-    if limit is not None:
-        said = [f"{'fits' if row.fits else 'does not fit'}, {_size(row.num_bytes)} of {_size(limit)}"]
-    if not row.fits:
-        name, size = max(asdict(row.memory).items(), key=itemgetter(1))
-        said.append(f"most of it: {name}, {_size(size)}")
-    elif step is not None and step.exposed > step.compute:
-        said.append(f"the link is the limit: {step.exposed:.3g} of {step.total:.3g} s of a step wait for it")
-    elif step is not None:
-        said.append(f"computing is the limit: {step.compute:.3g} of {step.total:.3g} s of a step")
-    return "; ".join(said)
+def _details(row: Row) -> Iterator[str]:
+    """Say what the memory is made of, whether it is enough, and what limits the speed, as far as is known."""
+    parts = {**asdict(row.memory), "allowance": row.fragmentation_bytes}
+    largest_first = sorted(parts.items(), key=itemgetter(1), reverse=True)
+    yield ", ".join(f"{name} {_size(size)}" for name, size in largest_first if size)
+    if (limit := row.machine.memory_bytes) is not None:
+        yield f"{'fits' if row.fits else 'does not fit'}, {_size(row.num_bytes)} of {_size(limit)}"
+    if not row.fits or (step := row.step) is None:
+        return
+    if step.exposed > step.compute:
+        yield f"the link is the limit: {step.exposed:.3g} of {step.total:.3g} s of a step wait for it"
+    else:
+        yield f"computing is the limit: {step.compute:.3g} of {step.total:.3g} s of a step"
 
 
 def _size(num_bytes: float) -> str:

@@ -46,17 +46,21 @@ class VerifyReport:
         )
 
     def table(self) -> Table:
-        """Return a row for each layout with `same`, or the first difference, for each check."""
-        table = Table(box=None, pad_edge=False)
-        for name in ("layout", *CHECKS):
-            table.add_column(name, min_width=len(name), overflow="fold")
+        """Return a row for each layout, which says for each check whether it is the same."""
+        table = Table(box=None, pad_edge=False, collapse_padding=True)
+        table.add_column("layout")
+        for name in CHECKS:
+            table.add_column(name, no_wrap=True)
         for layout in self._rows():
-            cells = [str(layout.differences.get(check, "same")) for check in CHECKS]
+            cells = ["differs" if check in layout.differences else "same" for check in CHECKS]
             table.add_row(layout.name, *(cells if layout.trace is not None else ["failed"]))
         return table
 
     def lines(self) -> Iterator[str]:
         """Yield what the table does not show; the last line is the result."""
+        for layout in self._rows():
+            for check, difference in layout.differences.items():
+                yield f"differs: {check} of {layout.name}, first at {difference}"
         for layout in self.layouts[2:]:
             close = layout.close
             if close is not None and not close.num_elements:
@@ -86,7 +90,7 @@ class VerifyReport:
         """Return all of it as values of JSON."""
         return {
             "verified": self.is_verified,
-            "steps": [step.step for step in self.steps],
+            "steps": [step.step + 1 for step in self.steps],
             "num_lanes": self.config.batch.num_lanes,
             "layouts": [_layout_to_json(layout) for layout in self._rows()],
             "findings": [asdict(finding) for finding in self.findings],

@@ -33,7 +33,7 @@ def test_each_reducer_has_a_row_with_and_without_checkpointing(report):
     assert settings[2:10] == [
         (2, name, is_checkpointed) for is_checkpointed in (False, True) for name in several
     ]
-    assert len(settings) == 2 + 8 + 8
+    assert len(settings) == 2 + 8 + 4
 
 
 def test_more_devices_than_lanes_get_the_smallest_batch_that_fills_them(report):
@@ -47,7 +47,7 @@ def test_the_fastest_is_the_one_with_most_samples_a_second_of_those_that_fit(rep
     fastest = report.fastest
     assert fastest is not None
     assert fastest.fits
-    fitting = [row.samples_per_second for row in report.rows if row.fits]
+    fitting = [row.samples_per_second for row in report.rows if row.fits and row.setting.num_devices < MANY]
     assert fastest.samples_per_second == max(fitting)
     assert not all(row.fits for row in report.rows)
     *verdicts, last = report.lines()
@@ -72,9 +72,7 @@ def test_what_is_nothing_in_every_row_has_no_column():
     """A row had 200 characters, which no terminal shows on a line."""
     table = plan(config_of("Plain"), [1, 2], Machine()).table()
     names = [str(column.header) for column in table.columns]
-    assert names[:4] == ["devices", "lanes", "reducer", "checkpointing"]
-    assert not {"average", "allowance", "link, s", "step, s"} & set(names)
-    assert {"parameters", "all", "sent"} <= set(names)
+    assert names == ["devices", "lanes", "reducer", "recompute", "memory", "sent"]
     assert {len(list(column.cells)) for column in table.columns} == {table.row_count}
 
 

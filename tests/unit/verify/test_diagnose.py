@@ -287,8 +287,8 @@ CASES = [
     ),
     (
         "gradients of close are farther apart than rounding explains",
-        evidence("rank 0", close=CloseResult(1.5, "step 0, first.weight")),
-        "step 0, first.weight differs by 1.5 times its bound in 2 processes.",
+        evidence("rank 0", close=CloseResult(1.5, "step 1, first.weight")),
+        "step 1, first.weight differs by 1.5 times its bound in 2 processes.",
     ),
     (
         UNSEEDED,

@@ -1,5 +1,6 @@
 """Builds the parts of a run from a configuration and the user's Task."""
 
+import logging
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,8 @@ from lanewise.task import Task
 from lanewise.watch.heartbeat import BACKWARD, COMMUNICATION
 from lanewise.world.world import World
 
+logger = logging.getLogger(__name__)
+
 
 def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     """Build all parts of a run on this process.
@@ -43,6 +46,8 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
         TaskError: if the model has nothing to train.
         WorldError: if the ranks built different models.
     """
+    if world.rank == 0:
+        logger.info("building the model and reading the datasets")
     placement = Placement.of(config.batch.num_lanes, world)
     lanes = LaneRunner(
         task or build_task(config), Precision(config.precision, world.device.type), config.train.seed

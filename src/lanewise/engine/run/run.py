@@ -76,14 +76,18 @@ class Run:
     def describe(self) -> None:
         """Log the numbers that were derived from the configuration."""
         schedule, world, num_replicas = self.schedule, self.world, len(self.reducer.replicas)
+        parameters = list(self.training.model.parameters())
         num_devices = world.world_size * num_replicas
         lanes_each = sorted({len(lanes) for lanes in lane_ranges(schedule.num_lanes, num_devices)})
         processes = "1 process" if world.world_size == 1 else f"{world.world_size} processes"
         distributed = self.config.distributed
         logger.info(
-            "%d samples in steps of %d = %d lanes x %d; steps: %d in an epoch, %d in all\n"
-            "%s on %s, reducer %s (%s); lanes each: %s, one after the other; threads each: %d",
-            schedule.num_samples,
+            "parameters: %s, trained: %s\n"
+            "samples: %s, in steps of %d = %d lanes x %d; steps: %d in an epoch, %d in all\n"
+            "%s on %s, reducer %s (%s); lanes each: %s; threads each: %d",
+            f"{sum(parameter.numel() for parameter in parameters):,}",
+            f"{sum(parameter.numel() for parameter in parameters if parameter.requires_grad):,}",
+            f"{schedule.num_samples:,}",
             schedule.global_batch_size,
             schedule.num_lanes,
             schedule.micro_batch_size,

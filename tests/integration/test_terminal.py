@@ -1,0 +1,57 @@
+"""What commands show on a terminal: nothing is longer than a line of it, so that no word is broken."""
+
+import os
+import pty
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.integration.command import MNIST, Warm
+from tests.integration.test_cli import last_state, read_to_end
+
+COMMANDS = (
+    (
+        "train mnist.yaml --train.max_steps=4 --distributed.devices=2 --audit --evaluate.best=held_out/loss "
+        "--evaluate.best_mode=min --evaluate.every_steps=2"
+    ),
+    "evaluate runs/mnist",
+    "predict runs/mnist --output digits.jsonl",
+    "audit runs/mnist",
+    "checkpoints runs/mnist",
+    "plan mnist.yaml --devices=1,2,16,100000 --tflops=1 --link-gbit=100 --memory-gib=1",
+    "verify mnist.yaml --devices=2 --steps=1",
+    "train mnist.yaml --task.init_args.nonsense=1 --optimizer.init_args.lr=fast",
+)
+
+
+def show(command: str, folder: Path, width: int) -> list[str]:
+    """Run a command on a terminal of this width; return the lines that are left on it."""
+    terminal, end = pty.openpty()
+    variables = {"TERM": "xterm", "COLUMNS": str(width), "NO_COLOR": None, "TTY_COMPATIBLE": None}
+    with Warm(*command.split(), cwd=folder, output=end, variables=variables) as running:
+        os.close(end)
+        shown = read_to_end(terminal)
+        os.close(terminal)
+        running.finish()
+    return [last_state(line).rstrip() for line in shown.split("\n")]
+
+
+@pytest.mark.parametrize("width", [80, pytest.param(120, marks=pytest.mark.slow)])
+def test_no_line_is_wider_than_the_terminal(tmp_path, width):
+    for file in MNIST.parent.glob("mnist.*"):
+        shutil.copy(file, tmp_path)
+    lines = {command: show(command, tmp_path, width) for command in COMMANDS}
+    for command, shown in lines.items():
+        assert len(shown) > 1, command
+        assert [line for line in shown if len(line) > width or "…" in line] == [], command
+    trained, evaluated, _, audited, listed, planned, verified, refused = map("\n".join, lines.values())
+    assert re.search(r"best after step \d, held_out/loss \S+: runs/mnist/best.safetensors", trained)
+    assert re.search(r" elapsed 0:00:\d\d left 0:00:00\n", trained)
+    assert "on samples: 1,000 of held_out" in evaluated
+    assert "4 steps, 256 samples" in audited
+    assert re.search(r"^ *4  +0.3 .* yes$", listed, re.MULTILINE)
+    assert re.search(r"^100,000 +1 +fsdp +\S+ GiB +\S+ GiB +0.135$", planned, re.MULTILINE)
+    assert "2 processes" in verified
+    assert "optimizer.init_args.lr" in refused
