@@ -18,8 +18,8 @@ ROWS = (
     {"loggers", "transforms"},
     {"engine"},
     {"jobs"},
-    {"verify", "bench", "plan", "doctor", "testing"},
-    {"cli"},
+    {"verify", "bench", "plan", "doctor"},
+    {"cli", "testing"},
     {"__main__"},  # starts cli, and is a row of its own for that reason only
 )
 ROOMS_OF_ENGINE = (

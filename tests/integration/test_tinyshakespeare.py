@@ -13,7 +13,7 @@ from tests.integration.command import ROOT, run, train
 TEXT = Path(os.environ.get("LANEWISE_DATA", "/nonexistent")) / "tinyshakespeare" / "input.txt"
 EXAMPLE = ROOT / "examples" / "char_gpt"
 NUM_STEPS = 750
-"""Of the example's own 2,000; the learning rate falls to its end over them."""
+"""The learning rate falls to its end over them."""
 PROMPT_SIZE = 64
 """Held-out characters that each sample begins with."""
 
@@ -32,7 +32,6 @@ def test_it_predicts_held_out_characters_and_writes_words_of_the_text(tmp_path):
         f"--task.init_args.path={TEXT}",
         f"--train.run_dir={tmp_path}",
         f"--train.max_steps={NUM_STEPS}",
-        f"--scheduler.init_args.total_steps={NUM_STEPS + 1}",
         "--batch.micro_batch_size=16",  # one lane for each of the two processes
         "--distributed.devices=2",
     )

@@ -30,7 +30,8 @@ Exit codes: 0 done, 1 failed, 2 a mistake in what was asked for, 75 stopped afte
 checkpoint (SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C), 130 interrupted by a second Ctrl-C.
 """
 
-_COMMANDS = {
+COMMANDS = {
+    "init": ("[DIR] [--from mnist]", "make a small project to begin with"),
     "train": ("CONFIG [--key.path value ...]", "train as the configuration says"),
     "evaluate": ("RUN_OR_MODEL [--key value]", "evaluate a trained model"),
     "predict": ("RUN_OR_MODEL --output FILE", "write what a trained model predicts"),
@@ -40,6 +41,8 @@ _COMMANDS = {
     "audit": ("RUN", "check that every sample was trained once, where it was planned"),
     "checkpoints": ("RUN", "list the checkpoints of a run, and verify them"),
     "export": ("RUN_OR_CHECKPOINT --output F", "write the weights of a checkpoint"),
+    "schema": ("", "print the JSON schema of a configuration"),
+    "completion": ("SHELL", "print a script that completes commands in a shell"),
 }
 """The usual form of each, and its purpose; `COMMAND` in the module of that name declares the rest."""
 _JOIN = ("train", "evaluate", "predict")
@@ -75,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
-        lines = [f"  {f'{name} {form}':<37}  {purpose}" for name, (form, purpose) in _COMMANDS.items()]
+        lines = [f"  {f'{name} {form}':<37}  {purpose}" for name, (form, purpose) in COMMANDS.items()]
         print(_HELP.format(commands="\n".join(lines)), end="")
         return 0
     if name == "--version":
@@ -88,7 +91,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         from lanewise.cli.arguments import REQUIRED, read_arguments
 
-        command = _find(name)
+        command = find_command(name)
         found = read_arguments(command, rest)
         needs_some = any(one.default is REQUIRED for one in (*command.operands, *command.options))
         if found.wants_help or (needs_some and not rest):
@@ -130,15 +133,20 @@ def _show(_kind: object, error: BaseException, _traceback: object) -> None:
     print(traceback_of(error), file=sys.stderr)
 
 
-def _find(name: str) -> "Command":
-    if name in _COMMANDS:
+def find_command(name: str) -> "Command":
+    """Import a subcommand.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name in COMMANDS:
         command: Command = import_module(f"lanewise.cli.{name}").COMMAND
         return command
     from lanewise.config.check import suggest
     from lanewise.errors import ConfigError
 
     raise ConfigError(
-        f"{name} is not a command of lanewise. {suggest(name, [*_COMMANDS, '--help', '--version'])}"
+        f"{name} is not a command of lanewise. {suggest(name, [*COMMANDS, '--help', '--version'])}"
     )
 
 

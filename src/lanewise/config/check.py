@@ -73,21 +73,23 @@ class Mark(NamedTuple):
     text: str
     """Completes the sentence that begins with `the value must be`."""
     holds: Callable[[Any], bool]
+    schema: tuple[tuple[str, int], ...] = ()
+    """Keys of a JSON schema that say the same, with their values."""
 
 
 def at_least(bound: int) -> Mark:
     """Mark a number that must be `bound` or more."""
-    return Mark(f"at least {bound}", lambda value: value >= bound)
+    return Mark(f"at least {bound}", lambda value: value >= bound, (("minimum", bound),))
 
 
 def above(bound: int) -> Mark:
     """Mark a number that must be greater than `bound`; NaN never is."""
-    return Mark(f"greater than {bound}", lambda value: value > bound)
+    return Mark(f"greater than {bound}", lambda value: value > bound, (("exclusiveMinimum", bound),))
 
 
 def below(bound: int) -> Mark:
     """Mark a number that must be less than `bound`."""
-    return Mark(f"less than {bound}", lambda value: value < bound)
+    return Mark(f"less than {bound}", lambda value: value < bound, (("exclusiveMaximum", bound),))
 
 
 def expand_user(path: str) -> str:

@@ -11,17 +11,17 @@ import pytest
 
 from lanewise.cli.arguments import read_arguments
 from lanewise.cli.help import write_keys
-from lanewise.cli.main import _COMMANDS, main
+from lanewise.cli.main import COMMANDS, main
 from lanewise.config import RunConfig
 from tests.integration.command import write_config
 
 
-@pytest.mark.parametrize("name", _COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_is_declared_in_the_module_of_its_name(name):
     command = import_module(f"lanewise.cli.{name}").COMMAND
-    form, _ = _COMMANDS[name]
+    form, _ = COMMANDS[name]
     assert command.name == name
-    assert command.operands[0].usage == form.split()[0]
+    assert [one.usage for one in command.operands][:1] == form.split()[:1]
     needed_options = {word for word in form.split() if word.startswith("--")}
     assert needed_options <= {option.name for option in command.options}
 
@@ -39,7 +39,7 @@ def test_no_key_of_the_configuration_is_taken_for_a_misspelt_option(name):
 def test_the_help_lists_each_command(capsys, arguments):
     assert main(arguments) == 0
     shown = capsys.readouterr().out
-    for name, (form, purpose) in _COMMANDS.items():
+    for name, (form, purpose) in COMMANDS.items():
         assert f"  {name} {form} " in shown
         assert f"  {purpose}\n" in shown
 
@@ -67,7 +67,7 @@ def test_the_help_imports_nothing_that_takes_long():
         ("--hlep", "Did you mean --help?"),
         (
             "run.yaml",
-            "Valid here: " + ", ".join([*_COMMANDS, "--help", "--version."]),
+            "Valid here: " + ", ".join([*COMMANDS, "--help", "--version."]),
         ),
     ],
 )

@@ -1,0 +1,73 @@
+"""`lanewise completion SHELL`."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from lanewise.cli.arguments import Argument, Arguments, Command, read_path
+from lanewise.config import RunConfig
+from lanewise.config.check import Section
+from lanewise.config.describe import describe_section
+
+_SHELLS = ("bash", "zsh")
+
+
+def _read_shell(text: str) -> str:
+    if text not in _SHELLS:
+        raise ValueError(f"be one of {', '.join(_SHELLS)}")
+    return text
+
+
+_SHELL = Argument("SHELL", "bash or zsh", read=_read_shell)
+
+
+def completion(arguments: Arguments) -> int:
+    """Print a script that completes commands, options and keys."""
+    import shtab
+
+    from lanewise.cli.main import COMMANDS, find_command
+
+    parser = argparse.ArgumentParser(prog="lanewise")
+    commands = parser.add_subparsers()
+    for name, (_, purpose) in COMMANDS.items():
+        command = find_command(name)
+        of_command = commands.add_parser(name, help=purpose)
+        for one in (*command.operands, *command.options):
+            _add(of_command, one)
+        for key, meaning in _keys(RunConfig) if command.has_overrides else ():
+            of_command.add_argument(f"--{key}", help=meaning.replace("%", "%%"))
+    print(shtab.complete(parser, arguments[_SHELL]))
+    return 0
+
+
+def _add(parser: argparse.ArgumentParser, one: Argument[Any]) -> None:
+    import shtab
+
+    is_flag = one.name.startswith("--") and not one.value_name
+    added = parser.add_argument(one.name, help=one.meaning, action="store_true" if is_flag else "store")
+    if one.read is read_path or one.name == "CONFIG":
+        added.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab reads it
+    elif one is _SHELL:
+        added.choices = _SHELLS
+
+
+def _keys(cls: type[Section], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted keys of a section that have values, and those below, with what they mean."""
+    for key in describe_section(cls):
+        name = f"{prefix}{key.name}"
+        if key.section is None or key.is_list:
+            yield name, key.meaning
+        else:
+            yield from _keys(key.section, f"{name}.")
+
+
+COMMAND = Command(
+    name="completion",
+    text="""\
+Prints a script by which a shell completes commands, options and keys of a configuration:
+
+  lanewise completion bash > ~/.local/share/bash-completion/completions/lanewise
+  lanewise completion zsh > ~/.zfunc/_lanewise""",
+    run=completion,
+    operands=(_SHELL,),
+)
