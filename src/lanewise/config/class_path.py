@@ -9,14 +9,16 @@ from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from lanewise.config.check import Section, nearest, show, suggest
 from lanewise.errors import ConfigError, text_of
 
 
 class ClassConfig(Section):
-    """An object to build: its class and its constructor's arguments."""
+    """An object to build: its class and its constructor's arguments, or the class alone."""
+
+    TEXT_KEY: ClassVar = "class_path"
 
     class_path: str
     """The class, as `module.Class`."""

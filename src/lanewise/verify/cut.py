@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -73,13 +73,11 @@ def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
     samples = next(micro_batches)
     if len(samples) < 2:
         return CutProbe(why_not="a micro-batch is a single sample")
-    if len({digest(probed.collate(samples, seed)) for seed in (0, 1)}) > 1:
-        return CutProbe(
-            why_not="collate makes another micro-batch of equal samples: it draws, or it keeps state"
-        )
+    if why := _why_unequal(lambda seed: digest(probed.collate(samples, seed))):
+        return CutProbe(why_not=f"collate makes another micro-batch of equal samples, as it {why}")
     probed.model.eval()
-    if len({_loss_of(probed, samples, seed) for seed in (0, 1)}) > 1:
-        return CutProbe(why_not="the loss of equal samples differs from run to run in evaluation mode")
+    if why := _why_unequal(lambda seed: _loss_of(probed, samples, seed)):
+        return CutProbe(why_not=f"in evaluation mode the loss of equal samples changes, as it {why}")
     end = time.monotonic() + _SECONDS
     in_evaluation_mode = _compare_cuts(probed, samples, 1)
     for others in micro_batches:  # samples of one class may show nothing
@@ -96,6 +94,18 @@ def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
                 statistics_of = ", ".join(filter(None, owners[:3])) or "the model"
         probed.model.eval()
     return CutProbe(in_evaluation_mode, statistics_of)
+
+
+def _why_unequal(run: Callable[[int], str]) -> str:
+    """Say why the digest of a run is not always the same; empty where it is.
+
+    Args:
+        run: takes the seed of its random numbers.
+    """
+    first, again, of_other_seed = (run(seed) for seed in (0, 0, 1))
+    if first != again:
+        return "keeps state or depends on something outside"
+    return "draws random numbers" if first != of_other_seed else ""
 
 
 def _micro_batches(probed: ProbedRun) -> Iterator[Sequence[Any]]:

@@ -136,20 +136,30 @@ def test_callbacks_are_a_list_of_classes():
     assert read_section(RunConfig, REQUIRED).callbacks == ()
 
 
+def test_a_class_without_arguments_may_be_given_alone():
+    """--callbacks mine.First was told to write [mine.First], which was refused as well."""
+    config = read_section(RunConfig, {**REQUIRED, "callbacks": ["mine.First"], "task": "mine.Task"})
+    assert (config.callbacks, config.task) == (
+        (ClassConfig(class_path="mine.First"),),
+        ClassConfig(class_path="mine.Task"),
+    )
+
+
 def test_every_mistake_of_the_callbacks_is_told_with_the_number_of_its_section():
     sections = [
         {"class_path": 3},
         {"class_path": "mine.First"},
         {"init_arg": {}, "class_path": "mine.Second"},
         {},
-        "mine.Third",
+        "mine.Third",  # no mistake: a class alone
+        4,
     ]
     mistakes = mistakes_of(lambda: read_section(RunConfig, {**REQUIRED, "callbacks": sections}))
     assert [mistake.split()[0] for mistake in mistakes] == [
         "callbacks.0.class_path",
         "callbacks.2.init_arg",
         "callbacks.3.class_path",
-        "callbacks.4",
+        "callbacks.5",
     ]
 
 

@@ -1,5 +1,6 @@
 """In what way a micro-batch has an influence on the gradient; what is no mistake is not called one."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Loss, Task
 from lanewise.config import BatchConfig
-from lanewise.verify.cut import probe_cut
+from lanewise.verify.cut import CutProbe, probe_cut
 from lanewise.verify.probed_run import ProbedRun
 from tests.distributed.tasks import configure
 
@@ -85,13 +86,17 @@ def of_one_score(logits: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return scores.square().mean() - F.logsigmoid(scores[:, None] - scores).triu().mean()
 
 
-def influence(judge: Any, task: type[Task] = Judged, **attributes: Any) -> str:
+def probe(judge: Any, task: type[Task] = Judged, **attributes: Any) -> CutProbe:
     made = type("Judging", (task,), {"judge": staticmethod(judge), "__module__": __name__, **attributes})
     globals()["Judging"] = made  # where the configuration finds it
     config = configure(made, num_lanes=4)
     batch = BatchConfig(global_batch_size=16, micro_batch_size=4)
     probed = ProbedRun(type(config)(**{**vars(config), "batch": batch}), torch.device("cpu"))
-    found = probe_cut(probed, []).in_evaluation_mode
+    return probe_cut(probed, [])
+
+
+def influence(judge: Any, task: type[Task] = Judged, **attributes: Any) -> str:
+    found = probe(judge, task, **attributes).in_evaluation_mode
     assert found is not None
     assert found.is_same == (not found.influence)
     return found.influence
@@ -146,3 +151,20 @@ def test_samples_that_meet_in_the_forward_are_no_mistake():
         "forward"
     )
     assert influence(lambda loss, _: loss, Hidden) == "unknown"
+
+
+def drawing(logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits + torch.randn_like(logits), classes)
+
+
+counter = itertools.count()
+
+
+def counting(logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits, classes) * next(counter)
+
+
+@pytest.mark.parametrize(("judge", "why"), [(drawing, "draws random numbers"), (counting, "keeps state")])
+def test_state_is_told_from_random_numbers(judge, why):
+    """Only runs with two seeds were compared, and none with one: a counter was called random, too."""
+    assert f"the loss of equal samples changes, as it {why}" in probe(judge).why_not

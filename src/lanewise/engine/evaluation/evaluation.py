@@ -11,10 +11,13 @@ from lanewise.data import LaneReader
 from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
 from lanewise.engine.samples.dataset import compare_datasets, count_samples
 from lanewise.engine.step.lane import LaneRunner
-from lanewise.errors import ConfigError, DataError
+from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import Placement, SequentialSchedule
 from lanewise.reduce import Reducer
 from lanewise.world.world import World
+
+_TAKEN = ("train", "perf", "data", "memory")
+"""The groups of what training logs."""
 
 
 @final
@@ -226,10 +229,15 @@ def build_evaluator(
     Raises:
         ConfigError: if the configuration names a value, but there is nothing to evaluate.
         DataError: if a dataset is empty, or differs between ranks.
-        TaskError: if a metric cannot be merged.
+        TaskError: if a metric cannot be merged, or a dataset has a name that is taken.
     """
     sets = []
     for name, dataset in lanes.task.eval_datasets().items():
+        if name in _TAKEN:
+            raise TaskError(
+                f"an eval dataset must not be called {name}: its values would stand among those of {name}/ "
+                f"that training logs. Call it {name}_set, for example."
+            )
         num_samples = count_samples(dataset)
         if not num_samples:
             raise DataError(f"the eval dataset {name} is empty. Check its path, or leave it out.")

@@ -45,6 +45,11 @@ def build_model(task: Task, seed: int) -> nn.Module:
             f"{type(task).__name__}.build_model must return a torch.nn.Module: got {model!r:.60}. "
             "Return the model."
         )
+    if compiled := next((name for name, _ in model.named_parameters() if "_orig_mod." in name), ""):
+        raise TaskError(
+            f"{type(task).__name__}.build_model compiled a module, whose weights every file would then have "
+            f"as {compiled}. Return the plain one and set compile, or call its compile(), which keeps names."
+        )
     return model
 
 

@@ -74,6 +74,13 @@ class RunState:
         Raises:
             CheckpointError: names the value that cannot be saved.
         """
+        for key, value in self._objects.items():
+            if not hasattr(value, "state_dict"):
+                raise CheckpointError(
+                    f"{key} is {value!r:.80}, which has no state_dict: only modules, optimizers and other "
+                    "objects with state_dict and load_state_dict are saved. Keep a number in such an object; "
+                    "epoch and step follow from the checkpoint's step."
+                )
         tensors = TensorTable()
         for key, value in self.take().items():
             encode(value, key, tensors)

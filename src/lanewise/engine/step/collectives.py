@@ -13,9 +13,12 @@ from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 
-_REMEDY = (
-    "Instead of SyncBatchNorm use BatchNorm, whose statistics are merged over the lanes after each step; "
-    "lanewise verify names any other collective."
+_INSTEAD_OF_SYNC_BATCH_NORM = (
+    "Instead of SyncBatchNorm use BatchNorm, whose statistics are merged over the lanes after each step."
+)
+_INSTEAD_OF_A_GATHER = (
+    "Compute forward and loss from the lane's own samples: what a loss gathers from other processes depends "
+    "on their number. lanewise verify names the operator."
 )
 
 
@@ -49,6 +52,7 @@ class CollectiveDetector:
             and any(isinstance(module, nn.SyncBatchNorm) for module in reducer.replicas[0].modules())
         )
         self._has_collectives = self._is_synchronised and equality == "close"
+        self._remedy = _INSTEAD_OF_SYNC_BATCH_NORM if self._is_synchronised else _INSTEAD_OF_A_GATHER
 
     def begin_step(self, turn: LaneTurn) -> None:
         """Raise TaskError if forwards communicate and the processes have different numbers of lanes."""
@@ -60,7 +64,7 @@ class CollectiveDetector:
                 "the forward of a lane communicates with other processes, and in step "
                 f"{turn.step + 1} these have {max(counts)} and {min(counts)} lanes, so that some would wait "
                 "forever. Let the number of processes divide the lanes, and set data.drop_last. "
-                f"{_REMEDY}"
+                f"{self._remedy}"
             )
 
     def before_forward(self) -> None:
@@ -78,13 +82,13 @@ class CollectiveDetector:
         if self._equality == "exact":
             raise TaskError(
                 "the forward or the loss of a lane communicated with other processes, so its result depends "
-                f"on their number, which exact rules out. {_REMEDY}"
+                f"on their number, which exact rules out. {self._remedy}"
             )
         self._has_collectives, self._is_counting = True, False
         self.begin_step(turn)
         logger.warning(
             "the forward of a lane communicates with other processes: results depend on their number. %s",
-            _REMEDY,
+            self._remedy,
         )
 
     def refuse_missing_backward(self, turn: LaneTurn) -> None:
@@ -93,5 +97,5 @@ class CollectiveDetector:
             raise TaskError(
                 f"lane {turn.lane} has no samples in step {turn.step + 1}, or a loss of weight 0, and so no "
                 "backward, for which SyncBatchNorm would wait forever on the other processes. "
-                f"Give every micro-batch something to learn from. {_REMEDY}"
+                f"Give every micro-batch something to learn from. {self._remedy}"
             )

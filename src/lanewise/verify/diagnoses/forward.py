@@ -10,9 +10,10 @@ from lanewise.verify.operators import first_divergence
 UNSEEDED = "random numbers from a generator that lanewise does not seed"
 SEED_THEM = "Draw from the default generators of torch, numpy and random: they are seeded for every lane."
 HIDDEN_STATE = "state outside of parameters and buffers"
-MAKE_IT_A_BUFFER = (
-    "Make it a buffer (register_buffer): buffers start each lane with the same value, are merged over the "
-    "lanes, and are in checkpoints."
+RESET_IT = (
+    "Reset it at the beginning of each forward, or carry it in the batch. If it is a running statistic, make "
+    "it a buffer (register_buffer): each lane of a step begins with the same value, and the mean over the "
+    "lanes follows."
 )
 _USE_THE_BATCH = (
     "Let nothing but the batch, the weights and the default generators enter forward and loss: no rank, no "
@@ -66,7 +67,7 @@ def operator_is_not_deterministic(evidence: Evidence) -> Iterator[str]:
             yield f"{seen}: {passes.divergence.call} gave other outputs for equal inputs."
 
 
-@diagnosis("forward", HIDDEN_STATE, MAKE_IT_A_BUFFER)
+@diagnosis("forward", HIDDEN_STATE, RESET_IT)
 def state_between_passes(evidence: Evidence) -> Iterator[str]:
     """Find state in attributes that one forward changes and the next one uses."""
     for seen, passes in evidence.unequal_passes():
@@ -85,7 +86,7 @@ def value_from_outside(evidence: Evidence) -> Iterator[str]:
         yield f"{seen}; no recorded operator made the value that differs{first_in(passes.divergence)}."
 
 
-@diagnosis("forward", HIDDEN_STATE, MAKE_IT_A_BUFFER)
+@diagnosis("forward", HIDDEN_STATE, RESET_IT)
 def state_of_the_first(evidence: Evidence) -> Iterator[str]:
     """Find state that the first micro-batch of a process leaves behind."""
     for process, probe in evidence.other_results(evidence.again()):
@@ -119,7 +120,7 @@ def _other_results(evidence: Evidence, probes: Probes) -> Iterator[str]:
         )
 
 
-@diagnosis("forward", HIDDEN_STATE, MAKE_IT_A_BUFFER)
+@diagnosis("forward", HIDDEN_STATE, RESET_IT)
 def state_after_others(evidence: Evidence) -> Iterator[str]:
     """Find state that acts only after other micro-batches, after an evaluation, or rarely."""
     history = evidence.base.history

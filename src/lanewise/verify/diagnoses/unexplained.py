@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lanewise.verify.diagnoses.base import also_changed, diagnosis, listed
-from lanewise.verify.diagnoses.forward import HIDDEN_STATE, MAKE_IT_A_BUFFER
+from lanewise.verify.diagnoses.forward import HIDDEN_STATE, RESET_IT
 from lanewise.verify.evidence import Evidence, LayoutResult
 from lanewise.verify.hidden import changed
 
@@ -32,7 +32,7 @@ def unequal_ranks(evidence: Evidence) -> Iterator[str]:
                     yield f"{name} differs {where}{also}."
 
 
-@diagnosis("unexplained", HIDDEN_STATE, MAKE_IT_A_BUFFER)
+@diagnosis("unexplained", HIDDEN_STATE, RESET_IT)
 def state_in_steps(evidence: Evidence) -> Iterator[str]:
     """Find state that the steps changed, where they differ on several processes."""
     for layout in evidence.layouts[2:]:

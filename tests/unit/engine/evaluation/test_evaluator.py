@@ -461,9 +461,21 @@ class EmptyEvalSet(Ranking):
         return {"none": Scores(0)}
 
 
+class Taken(Ranking):
+    def eval_datasets(self):
+        return {"train": Scores(8)}
+
+
+class WithoutMetrics(Ranking):
+    def build_metrics(self):
+        return {}
+
+
 @pytest.mark.parametrize(
     ("task", "said"),
     [
+        (Taken, "an eval dataset must not be called train: .* Call it train_set"),
+        (WithoutMetrics, "WithoutMetrics has update_metrics, and its build_metrics returns no metric"),
         (
             Unmergeable,
             r"metric odd \(WithoutReduction\) cannot be merged over lanes: state values declares no",

@@ -9,8 +9,12 @@ from torch import nn
 
 from lanewise.engine.run import model
 from lanewise.engine.run.build import build_run
+from lanewise.errors import TaskError
 from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import Smooth, configure
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 
 
 class Outer(nn.Sequential):
@@ -56,3 +60,26 @@ def test_one_that_renames_is_our_mistake(monkeypatch):
     monkeypatch.setattr(model, "TRANSFORMS", (rename,))
     with pytest.raises(AssertionError, match="rename renamed parameters or buffers"):
         build()
+
+
+class Compiled(Smooth):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(torch.compile(nn.Linear(3, 4)), nn.Linear(4, 1))
+
+
+def test_a_module_that_build_model_compiled_is_refused():
+    """Its weights were saved as 0._orig_mod.weight, which no plain model has."""
+    with pytest.raises(TaskError, match=r"as 0\._orig_mod\.weight\. Return the plain one and set compile"):
+        model.build_model(Compiled(), seed=0)
+
+
+class CompilesItself(Stack):
+    def build_model(self) -> nn.Module:
+        plain = super().build_model()
+        plain.compile()
+        return plain
+
+
+def test_one_that_compiles_itself_keeps_its_names():
+    names = model.build_model(CompilesItself(), seed=0).state_dict().keys()
+    assert names == Stack().build_model().state_dict().keys()

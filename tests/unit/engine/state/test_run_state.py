@@ -417,6 +417,12 @@ def test_what_cannot_be_saved_is_known_before_any_step():
         RunState({"model": Unsavable(2, is_tensor=False)}).require_savable()
 
 
+def test_a_number_is_told_to_be_kept_in_an_object():
+    """lanes.checkpoints(epoch=3) was an AttributeError."""
+    with pytest.raises(CheckpointError, match="epoch is 3, which has no state_dict: only modules"):
+        RunState({"epoch": 3}).require_savable()
+
+
 class Counted(Plane):
     def __init__(self, is_tensor: bool):
         super().__init__()
