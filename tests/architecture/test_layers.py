@@ -15,7 +15,7 @@ ROWS = (
     {"blocks", "world", "task", "callback", "run_dir", "run_record"},
     {"precision", "metrics", "nn", "random_state", "watch"},
     {"data", "reduce", "checkpoint"},
-    {"loggers", "transforms"},
+    {"loggers", "trackers", "transforms"},
     {"engine"},
     {"jobs"},
     {"verify", "bench", "plan", "doctor"},

@@ -13,7 +13,6 @@ from lanewise.errors import TaskError
 from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import Smooth, configure
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 
 

@@ -1,0 +1,181 @@
+"""Mirrors metrics.jsonl of a run to a tracker, each line once, whatever becomes of either."""
+
+import hashlib
+import json
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lanewise.callback import Callback, RunStart
+from lanewise.errors import ConfigError, PreemptedError, text_of
+from lanewise.run_dir import RunDir
+
+logger = logging.getLogger(__name__)
+
+_SECONDS_AT_END = 60.0
+"""How long the end of a run waits for what was not sent yet."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of metrics.jsonl: a logged step, or what follows one."""
+
+    number: int
+    """From 1, over the whole run. A run that goes on cuts the lines after its checkpoint, and writes them
+    again under the same numbers."""
+    epoch: int
+    step: int
+    seconds: float
+    """When it was written, since the epoch."""
+    values: Mapping[str, float]
+    """By name; those that are not finite are NaN."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How a start of a run ended."""
+
+    reason: str
+    """finished, preempted or error."""
+    model_sha256: str | None
+    """Of model.safetensors; None where the run did not write it."""
+
+
+class Tracker(Callback, ABC):
+    """Sends what is in metrics.jsonl to a tracker, from a thread of its own.
+
+    When a run starts, the tracker is asked for the last line that it has, and gets those after it: what an
+    earlier start could not send, and what this one logs. So a run that is killed and goes on, on any number
+    of devices, is one run there, with each step once. A tracker that cannot be reached never stops a run: a
+    warning says so once, and the next start sends what is missing.
+    """
+
+    package: ClassVar[str] = ""
+    """What must be installed."""
+
+    def __init__(self) -> None:
+        if self.package and find_spec(self.package) is None:
+            raise ConfigError(
+                f"lanewise.trackers.{type(self).__name__} needs the package {self.package}, which is not "
+                f"installed: pip install {self.package}."
+            )
+
+    @abstractmethod
+    def open(self, start: RunStart) -> int:
+        """Begin the run of `start.run_id`, or go on with it; return the number of its last line."""
+
+    @abstractmethod
+    def send(self, line: Line) -> None:
+        """Send a line."""
+
+    @abstractmethod
+    def close(self, end: End) -> None:
+        """Send how it ended, and wait until everything is stored."""
+
+    def on_start(self, start: RunStart) -> None:
+        """See `Callback`."""
+        self._more, self._end = threading.Event(), None
+        self._thread = threading.Thread(target=self._mirror, args=(start,), daemon=True)
+        self._thread.start()
+
+    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self._more.set()
+
+    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self._more.set()
+
+    def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self._more.set()
+
+    def on_end(self, error: BaseException | None) -> None:
+        """See `Callback`. Waits for what was not sent yet, but not for ever."""
+        self._end = (
+            "finished" if error is None else "preempted" if isinstance(error, PreemptedError) else "error"
+        )
+        self._more.set()
+        self._thread.join(_SECONDS_AT_END)
+        if self._thread.is_alive():
+            logger.warning(
+                "%s did not take everything in %.0f s. metrics.jsonl has it, and --resume sends it.",
+                type(self).__name__,
+                _SECONDS_AT_END,
+            )
+
+    _end: str | None = None
+
+    def _mirror(self, start: RunStart) -> None:
+        run_dir = RunDir(start.run_dir)
+        try:
+            last = self.open(start)
+            if last and start.first_step > 1 and start.config.distributed.equality == "close":
+                logger.info(
+                    "%s keeps the %d lines that it has; what this start computes again may differ from them "
+                    "by rounding",
+                    type(self).__name__,
+                    last,
+                )
+            for line in self._read(run_dir.metrics):
+                if line.number > last:
+                    self.send(line)
+            assert self._end is not None
+            is_finished = self._end == "finished" and run_dir.model.exists()
+            digest = hashlib.sha256(run_dir.model.read_bytes()).hexdigest() if is_finished else None
+            self.close(End(self._end, digest))
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the run goes on
+            logger.warning(
+                "%s takes no more numbers of this run: %s. The run goes on, metrics.jsonl has all of them, "
+                "and the next start with --resume sends what is missing.",
+                type(self).__name__,
+                text_of(error),
+            )
+
+    def _read(self, metrics: Path) -> Iterator[Line]:
+        """Yield the lines that are there and those that come, until the run ends."""
+        number, rest, offset = 0, b"", 0
+        while True:
+            self._more.clear()
+            is_last = self._end is not None
+            if metrics.exists():
+                with metrics.open("rb") as file:
+                    file.seek(offset)
+                    read = file.read()
+                offset += len(read)
+                *whole, rest = (rest + read).split(b"\n")
+                for text in whole:
+                    number += 1
+                    yield _line(number, json.loads(text))
+            if is_last:
+                return
+            self._more.wait()
+
+
+def _line(number: int, columns: dict[str, Any]) -> Line:
+    epoch, step, seconds = columns.pop("epoch"), columns.pop("step"), columns.pop("time")
+    values = {name: float("nan") if value is None else value for name, value in columns.items()}
+    return Line(number, epoch, step, seconds, values)
+
+
+def name_of(start: RunStart) -> str:
+    """Return the name of a run: that of its folder."""
+    return start.run_dir.absolute().name
+
+
+def flat_config(start: RunStart) -> dict[str, Any]:
+    """Return the configuration by dotted keys."""
+
+    def flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for key, value in tree.items():
+            if isinstance(value, Mapping) and value:
+                yield from flatten(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", value
+
+    return dict(flatten(asdict(start.config), ""))

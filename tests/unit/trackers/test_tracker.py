@@ -1,0 +1,156 @@
+"""A tracker gets each line of metrics.jsonl once, and never stops a run."""
+
+import csv
+import json
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from lanewise.callback import RunStart
+from lanewise.errors import ConfigError, PreemptedError
+from lanewise.trackers import CSV, WandB
+from lanewise.trackers import tracker as module
+from lanewise.trackers.tracker import End, Line, Tracker
+from tests.distributed.tasks import configure
+
+DIGEST = "fb8e20fc2e4c3f248c60c39bd652f3c1347298bb977b8b4d5903b85055620603"
+"""SHA-256 of `ab`."""
+
+
+class Kept(Tracker):
+    """What a service has; `last` is what it remembers of an earlier start."""
+
+    def __init__(self, last: int = 0, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.last, self.fails_at = last, fails_at
+        self.lines: list[Line] = []
+        self.end: End | None = None
+
+    def open(self, start: RunStart) -> int:
+        return self.last
+
+    def send(self, line: Line) -> None:
+        if line.number == self.fails_at:
+            raise ConnectionError("nobody answers")
+        self.lines.append(line)
+
+    def close(self, end: End) -> None:
+        self.end = end
+
+
+def write(run_dir: Path, *steps: int, loss: float | None = 0.5) -> None:
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        for step in steps:
+            columns = {"epoch": 1, "step": step, "time": 100.0 + step, "train/loss": loss}
+            file.write(json.dumps(columns) + "\n")
+
+
+def start(run_dir: Path, first_step: int = 1, **options) -> RunStart:
+    return RunStart(run_dir, "0123abcd", configure("unused.Task", **options), first_step, 9)
+
+
+def follow(tracker: Tracker, run_dir: Path, *steps: int, error: BaseException | None = None) -> None:
+    tracker.on_start(start(run_dir))
+    for step in steps:
+        write(run_dir, step)
+        tracker.on_step(1, step, {})
+    tracker.on_end(error)
+
+
+def test_each_line_is_sent_once_whether_it_was_there_or_comes(tmp_path):
+    write(tmp_path, 1, 2, 3)
+    kept = Kept(last=1)
+    follow(kept, tmp_path, 4, 5)
+    assert [(line.number, line.step, line.seconds) for line in kept.lines] == [
+        (number, number, 100.0 + number) for number in (2, 3, 4, 5)
+    ]
+    assert kept.lines[0].values == {"train/loss": 0.5}
+
+
+def test_lines_that_a_killed_start_sent_and_the_next_one_writes_again_are_left_out(tmp_path):
+    """It sent seven, and the checkpoint was after the fourth."""
+    write(tmp_path, 1, 2, 3, 4)
+    kept = Kept(last=7)
+    follow(kept, tmp_path, *range(5, 10))
+    assert [line.step for line in kept.lines] == [8, 9]
+
+
+@pytest.mark.parametrize(("equality", "is_said"), [("close", True), ("exact", False)])
+def test_a_line_says_that_numbers_may_differ_by_rounding(tmp_path, caplog, equality, is_said):
+    kept = Kept(last=7)
+    with caplog.at_level(logging.INFO):
+        kept.on_start(start(tmp_path, first_step=5, equality=equality))
+        kept.on_end(None)
+    assert ("Kept keeps the 7 lines that it has" in caplog.text) == is_said
+
+
+def test_null_is_sent_as_nan(tmp_path):
+    write(tmp_path, 1, loss=None)
+    kept = Kept()
+    follow(kept, tmp_path)
+    assert str(kept.lines[0].values["train/loss"]) == "nan"
+
+
+@pytest.mark.parametrize(
+    ("error", "has_model", "expected"),
+    [
+        (None, True, End("finished", DIGEST)),
+        (None, False, End("finished", None)),
+        (ValueError("wrong"), True, End("error", None)),
+        (PreemptedError("a signal"), True, End("preempted", None)),
+    ],
+)
+def test_the_end_is_sent_with_the_digest_of_the_model(tmp_path, error, has_model, expected):
+    if has_model:
+        (tmp_path / "model.safetensors").write_bytes(b"ab")
+    kept = Kept()
+    follow(kept, tmp_path, 1, error=error)
+    assert kept.end == expected
+
+
+def test_one_that_cannot_be_reached_says_so_once_and_nothing_stops(tmp_path, caplog):
+    kept = Kept(fails_at=2)
+    follow(kept, tmp_path, 1, 2, 3, 4)
+    assert [line.step for line in kept.lines] == [1]
+    assert kept.end is None
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert said.startswith("Kept takes no more numbers of this run: nobody answers. ")
+    assert said.endswith("the next start with --resume sends what is missing.")
+
+
+def test_one_that_hangs_is_not_waited_for_for_ever(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(module, "_SECONDS_AT_END", 0.1)
+    ends = threading.Event()
+
+    class Hanging(Kept):
+        def send(self, line: Line) -> None:
+            ends.wait()
+
+    follow(Hanging(), tmp_path, 1)
+    ends.set()
+    assert "Hanging did not take everything in 0 s. metrics.jsonl has it" in caplog.text
+
+
+def test_a_package_that_is_missing_is_one_error(monkeypatch):
+    monkeypatch.setattr(WandB, "package", "no_such_package")
+    with pytest.raises(
+        ConfigError, match=r"WandB needs the package no_such_package, .*: pip install no_such"
+    ):
+        WandB()
+
+
+def test_a_csv_file_has_a_row_for_each_line_and_a_column_for_each_name(tmp_path):
+    write(tmp_path, 1)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"epoch": 1, "step": 1, "time": 101.0, "held_out/loss": 0.25}) + "\n")
+    for _ in range(2):  # the second start writes it anew
+        follow(CSV(), tmp_path)
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows == [
+        {"epoch": "1", "step": "1", "time": "101.0", "train/loss": "0.5", "held_out/loss": ""},
+        {"epoch": "1", "step": "1", "time": "101.0", "train/loss": "", "held_out/loss": "0.25"},
+    ]
