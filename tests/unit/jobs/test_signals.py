@@ -12,8 +12,9 @@ SIGNALS = pytest.mark.parametrize("sign", ALL)
 
 
 @pytest.fixture(autouse=True)
-def seen():
+def seen(monkeypatch):
     """Numbers of the signals that come to whoever was there before; none ends the tests."""
+    monkeypatch.setattr(signals, "_is_watched", False)  # whatever a test of the command left in this process
     numbers = []
     before = {sign: signal.signal(sign, lambda number, _: numbers.append(number)) for sign in ALL}
     yield numbers
