@@ -17,11 +17,6 @@ OLDEST_VENV := .venv-oldest
 OLDEST_STAMP := $(OLDEST_VENV)/.installed
 OLDEST_TORCH = $(shell sed -n 's/^    "torch>=\(.*\)",$$/\1/p' pyproject.toml)
 
-# The trackers, each of which brings a hundred packages; MLflow wants an older pyarrow than the other tests have.
-TRACKERS_VENV := .venv-trackers
-TRACKERS_STAMP := $(TRACKERS_VENV)/.installed
-TRACKERS_NEED := -e '.[dev,mlflow,trackio,wandb]'
-
 # The Python that runs the GPU tests. Give one that already has a CUDA build of torch, and no .venv is needed:
 #     make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
@@ -31,7 +26,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all test-oldest test-trackers soak failures check fmt gpu benchmarks docs clean
+.PHONY: help venv demo test test-all test-oldest soak failures check fmt gpu benchmarks docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -63,11 +58,6 @@ $(OLDEST_STAMP): pyproject.toml constraints.txt
 	@sed 's/^torch==.*/torch==$(OLDEST_TORCH)/' constraints.txt > $(OLDEST_VENV)/constraints.txt
 	$(call build,$(OLDEST_VENV),-e '.[dev]',$(OLDEST_VENV)/constraints.txt)
 
-$(TRACKERS_STAMP): pyproject.toml constraints.txt
-	@mkdir -p $(TRACKERS_VENV)
-	@sed '/^pyarrow==/d' constraints.txt > $(TRACKERS_VENV)/constraints.txt
-	$(call build,$(TRACKERS_VENV),$(TRACKERS_NEED),$(TRACKERS_VENV)/constraints.txt)
-
 demo: $(STAMP) ## train the MNIST example on two processes, printing its accuracy on held-out digits
 	$(BIN)/lanewise train examples/mnist/mnist.yaml --distributed.devices 2 \
 	    --train.run_dir runs/mnist-$$(date +%Y%m%d-%H%M%S)
@@ -83,9 +73,6 @@ test-all: $(STAMP) ## run every test that needs no GPU
 test-oldest: $(OLDEST_STAMP) ## run the architecture and unit tests with the oldest torch that is supported
 	$(OLDEST_VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" \
 	    tests/architecture tests/unit $(PYTEST_ARGS)
-
-test-trackers: $(TRACKERS_STAMP) ## run the tests of Weights & Biases, MLflow and trackio, which are installed for them
-	$(TRACKERS_VENV)/bin/python -m pytest tests/unit/trackers tests/integration/test_trackers.py $(PYTEST_ARGS)
 
 soak: $(STAMP) ## kill a run 20 times at random moments and compare how it ends; load 5,000 damaged configurations
 	PYTHONPATH=. $(BIN)/python -m tests.soak.kill_and_resume
@@ -117,5 +104,5 @@ docs: $(STAMP) ## build the docs as a site in docs/_build; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build
 
 clean: ## remove the environments, caches and built packages; runs/ stays
-	rm -rf $(VENV) $(BENCHMARKS_VENV) $(OLDEST_VENV) $(TRACKERS_VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCHMARKS_VENV) $(OLDEST_VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
