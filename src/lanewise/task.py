@@ -65,9 +65,74 @@ class Task(ABC):
     def forward(self, model: nn.Module, batch: Any) -> Any:
         """Return the model's outputs for a collated micro-batch, which is on the model's device."""
 
-    @abstractmethod
     def loss(self, outputs: Any, batch: Any) -> Loss | torch.Tensor:
-        """Return the micro-batch's loss; a bare scalar is taken as the mean over its samples."""
+        """Return the micro-batch's loss; a bare scalar is taken as the mean over its samples.
+
+        A task has either this method, or `batch_loss`, or `row_loss`.
+        """
+        raise NotImplementedError
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Loss | torch.Tensor:
+        """Return the loss of all samples of a step, which may compare each with all others (docs/batch_loss.md).
+
+        Every process calls it, with the same arguments, and must return the same. It may use parameters of
+        the model, such as a temperature.
+
+        Args:
+            model: the model.
+            outputs: what `forward` returned for all lanes, in lane order: tensors, in any nested containers,
+                whose first dimension is the samples of the global batch.
+            inputs: likewise, what `batch_loss_inputs` returned.
+
+        Returns:
+            A mean over the samples, or a `Loss`.
+        """
+        raise NotImplementedError
+
+    def row_loss(self, model: nn.Module, outputs: Any, inputs: Any, rows: slice) -> Loss | torch.Tensor:
+        """Return the loss of some of a step's samples, which may compare each with all others.
+
+        In place of `batch_loss`, for losses that are sums over the samples: what exists at once is a lane's
+        rows of the matrix of similarities, and no process repeats what another one does.
+
+        Args:
+            model: as for `batch_loss`.
+            outputs: as for `batch_loss`: of all samples.
+            inputs: as for `batch_loss`.
+            rows: the samples whose loss it is; they are those of a lane.
+
+        Returns:
+            A mean over these samples, or a `Loss`.
+        """
+        raise NotImplementedError
+
+    def batch_loss_inputs(self, batch: Any) -> Any:
+        """Return what `batch_loss` or `row_loss` needs of a micro-batch besides the outputs: labels or ids.
+
+        Args:
+            batch: the collated micro-batch, on the model's device.
+
+        Returns:
+            Tensors whose first dimension is the samples, in any nested containers; by default nothing.
+        """
+        return None
+
+    @classmethod
+    def loss_method(cls) -> str:
+        """Return which of `loss`, `batch_loss` and `row_loss` the task has.
+
+        Raises:
+            TaskError: if it has none or several.
+        """
+        names = ("loss", "batch_loss", "row_loss")
+        own = [name for name in names if getattr(cls, name) is not getattr(Task, name)]
+        if len(own) == 1:
+            return own[0]
+        raise TaskError(
+            f"{cls.__name__} must have exactly one of the methods loss(outputs, batch), for the loss of a "
+            "micro-batch, and batch_loss(model, outputs, inputs) or row_loss(model, outputs, inputs, rows), "
+            f"for a loss that compares all samples of a step: got {' and '.join(own) or 'none of them'}."
+        )
 
     def collate(self, samples: Any) -> Any:
         """Make a micro-batch of samples. Runs where the samples are read, under the lane's random state.

@@ -19,7 +19,7 @@ from lanewise.config.class_path import ClassConfig, resolve, resolve_class
 from lanewise.config.optimizer import refuse_optimizer
 from lanewise.config.run import RunConfig
 from lanewise.config.trust import REMEDY, is_known, named_in, refusing_imports_from
-from lanewise.errors import ConfigError, collecting
+from lanewise.errors import ConfigError, LanewiseError, collecting
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -42,8 +42,17 @@ class _Kind:
     """Whether a function may make the object, whose class is then known when it is built."""
 
 
+def _refuse_task(cls: Any) -> str:
+    """Return why a task has no loss, or several."""
+    try:
+        cls.loss_method()
+    except LanewiseError as error:
+        return str(error)
+    return ""
+
+
 _KINDS = {
-    "task": _Kind("lanewise.Task"),
+    "task": _Kind("lanewise.Task", refuse=_refuse_task),
     "optimizer": _Kind("torch.optim.Optimizer", num_runtime_args=1, refuse=refuse_optimizer),
     "scheduler": _Kind("torch.optim.lr_scheduler.LRScheduler", num_runtime_args=1, may_be_function=True),
     "callbacks": _Kind("lanewise.Callback"),

@@ -17,6 +17,7 @@ from lanewise.engine.run.build import build_run
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.saving import Saving
 from lanewise.engine.samples.epoch_reads import EpochReads
+from lanewise.engine.step.batch_loss import BatchGradients
 from lanewise.engine.step.gradient import LaneGradients
 from lanewise.engine.step.lane import to_device
 from lanewise.engine.step.logged_metrics import IntervalReport, StepMetrics
@@ -76,12 +77,18 @@ class Engine:
             modules=[[replica] for replica in run.reducer.replicas],
             vote=(lambda: (False, False, False)) if saving is None else saving.vote,
         )
+        self._batch_gradients = None
+        if run.training.runner.task.loss_method() != "loss":
+            self._batch_gradients = BatchGradients(
+                self._gradients, run.world, run.placement, config.distributed.equality, config.train.seed
+            )
         self.train_step = TrainStep(
             run.training,
             self._gradients,
             StepMetrics(
                 run.log_interval, run.clock, run.training.model, loss_scale, with_norms=config.log.gradients
             ),
+            self._batch_gradients,
             config.train.max_grad_norm,
         )
 
@@ -145,7 +152,9 @@ class Engine:
         Collective: every rank must take every step.
         """
         batches = self._reads.count(self.run.loader.batches(self.first_step, self.run.last_step))
-        batches = self._record(to_device(batches, self.run.world.device))
+        if self._batch_gradients is None:  # which moves them when it runs them
+            batches = to_device(batches, self.run.world.device)
+        batches = self._record(batches)
         try:
             for step in range(self.first_step, self.run.last_step):
                 if self._ends_early:
@@ -161,6 +170,8 @@ class Engine:
     def close(self) -> None:
         """Stop the background work of the reducer."""
         self.reducer.close()
+        if self._batch_gradients is not None:
+            self._batch_gradients.close()
 
     @property
     def _ends_early(self) -> bool:

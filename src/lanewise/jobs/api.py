@@ -264,6 +264,7 @@ def _describe_task(task: "Task") -> tuple[dict[str, Any], str | None]:
     given: object = task
     if not isinstance(given, Task):
         raise ConfigError(f"train needs a lanewise.Task: got {given!r:.60}. Give it an object of your class.")
+    given.loss_method()  # raises where it has none or several
     module_name = type(task).__module__
     file = getattr(sys.modules[module_name], "__file__", None)
     search_path = None

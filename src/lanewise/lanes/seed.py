@@ -28,6 +28,11 @@ def update_seed(seed: int, step: int, repeat: int = 0) -> int:
     return _digest(f"update {seed} {step} {repeat}" if repeat else f"update {seed} {step}")
 
 
+def batch_loss_seed(seed: int, step: int, lane: int | None = None) -> int:
+    """Return the seed of a loss of all samples of a step, or of the part of it that is of a lane's samples."""
+    return _digest(f"batch loss {seed} {step} {lane}")
+
+
 def evaluation_seed(seed: int, step: int, lane: int) -> int:
     """Return the seed of a lane's forward on its micro-batch number `step` of an evaluation."""
     return _digest(f"evaluation {seed} {step} {lane}")

@@ -14,6 +14,7 @@ import logging
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, final
@@ -168,6 +169,25 @@ class FSDPReducer:
 
         self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](forward)
         return losses
+
+    def forwards(self, lanes: Sequence[LaneWork]) -> list[Any]:
+        """See `Reducer`. Collective: every rank must call this."""
+        (lane,) = lanes
+        self._ran, self._outputs, self._is_in_forward = set(), [], True
+        model = self.replicas[0]
+        returned = self._call(model, lambda: lane.loss(lane.forward(model, lane.data), lane.data))
+        self._outputs, self._is_in_forward = [], False
+        return [returned]
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """See `Reducer`. Collective: every rank must enter and leave it."""
+        caller = self._callers[self.replicas[0]]
+        caller.unshard()
+        try:
+            yield
+        finally:
+            caller.reshard()
 
     def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
         """See `Reducer`. Collective for every lane."""

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -87,6 +88,17 @@ class Reducer(Protocol):
 
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """Compute the losses of a round of lanes, at most one for each replica; None for an empty lane."""
+        ...
+
+    def forwards(self, lanes: Sequence[LaneWork]) -> list[Any]:
+        """Do what `losses` does for a round that gets no backward; no graph of it may be kept."""
+        ...
+
+    def gathered(self) -> AbstractContextManager[object]:
+        """Return a context in which the parameters that are in no block are whole, outside of a forward.
+
+        Collective where forwards are: every rank must enter and leave it.
+        """
         ...
 
     def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
@@ -214,6 +226,14 @@ class WholeModel(ABC):
             return [None]
         data = lane.data
         return [lane.loss(lane.forward(model, data), data)]
+
+    def forwards(self, lanes: Sequence[LaneWork]) -> list[Any]:
+        """See `Reducer`."""
+        return self.losses(lanes)
+
+    def gathered(self) -> AbstractContextManager[object]:
+        """See `Reducer`."""
+        return nullcontext()
 
     def gradient_norms(self) -> torch.Tensor:
         """See `Reducer`."""

@@ -14,20 +14,25 @@ class StepBatches:
 
     Args:
         batches: the batches of this process; consumed for one step.
-        copies: whether to yield copies, as a forward may change its batch.
     """
 
-    def __init__(self, batches: Iterator[LaneBatch], *, copies: bool = False) -> None:
+    def __init__(self, batches: Iterator[LaneBatch]) -> None:
         self._batches = batches
-        self._copies = copies
         self._kept: list[LaneBatch] = []
 
+    @property
+    def first(self) -> LaneBatch:
+        """The first batch of the step."""
+        return next(iter(self))
+
     def __iter__(self) -> Iterator[LaneBatch]:
-        yield from map(self._give, self._kept)
+        yield from self._kept
         while not self._kept or not self._kept[-1].turn.is_last:
             batch = next(self._batches)
             self._kept.append(batch)
-            yield self._give(batch)
+            yield batch
 
-    def _give(self, batch: LaneBatch) -> LaneBatch:
-        return replace(batch, data=copied(batch.data)) if self._copies else batch
+    def copies(self) -> Iterator[LaneBatch]:
+        """Yield copies, for a forward that may change its batch and is not the last one."""
+        for batch in self:
+            yield replace(batch, data=copied(batch.data))

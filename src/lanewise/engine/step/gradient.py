@@ -14,7 +14,7 @@ from lanewise.device.accelerator import start_copy_to_host
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.collectives import CollectiveDetector
-from lanewise.engine.step.lane import LaneLoss, note_lane
+from lanewise.engine.step.lane import LaneLoss, LaneShare, note_lane
 from lanewise.engine.step.losses import StepLosses
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.parameters import ParameterMonitor
@@ -86,7 +86,7 @@ class LaneGradients:
         self._vote = vote
         self._world = world
         self._clock = clock
-        self._losses = StepLosses(world, placement, loss_scale)
+        self.losses = StepLosses(world, placement, loss_scale)
         self._buffers = LaneBuffers(modules, world, placement)
         self._monitor = ParameterMonitor(reducer)
         self._collectives = CollectiveDetector(reducer, world, placement, equality)
@@ -114,27 +114,18 @@ class LaneGradients:
             TaskError: if the trainable parameters changed, a lane had no backward, or processes with
                 different numbers of lanes have forwards that communicate.
         """
-        self._losses.begin()
+        self.losses.begin()
         self._monitor.begin_step()
         for parameter in self.reducer.parameters:
             parameter.grad = None
-        batches = self.reducer.pad(batches)
-        is_last, is_first = False, True
-        while not is_last:
-            in_round: list[LaneBatch] = []
-            while len(in_round) < len(self.reducer.replicas) and not is_last:
-                in_round.append(next(batches))
-                self._clock.lap(DATA, begins=FORWARD)
-                is_last = in_round[-1].turn.is_last
+        is_first = True
+        for in_round in self._rounds(batches):
             turn = in_round[-1].turn
-            heartbeat.note = (FORWARD, turn.step, turn.lane)
             if is_first:
                 self._is_logged = is_logged(turn.step)
                 self._monitor.check(turn.step)
                 self._collectives.begin_step(turn)
                 is_first = False
-            for replica in range(len(in_round)):
-                self._buffers.begin(replica)
             if self._is_first_step:
                 self._collectives.before_forward()
             self._open = in_round
@@ -145,6 +136,32 @@ class LaneGradients:
                     "loss.backward(), once for each micro-batch; give a loss of weight 0 if there is nothing "
                     "to learn from it."
                 )
+
+    def forward_rounds(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
+        """Yield the micro-batches of a step, as `rounds` does, for forwards that have no backward.
+
+        Collective: every rank must iterate to the end, with the batches of its own lanes.
+        """
+        for in_round in self._rounds(batches):
+            yield in_round
+            self._buffers.discard()
+            self._clock.lap(FORWARD, begins=DATA)
+
+    def _rounds(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
+        """Yield the micro-batches of a step, each round with the buffers of the step's start."""
+        batches = self.reducer.pad(batches)
+        is_last = False
+        while not is_last:
+            in_round: list[LaneBatch] = []
+            while len(in_round) < len(self.reducer.replicas) and not is_last:
+                in_round.append(next(batches))
+                self._clock.lap(DATA, begins=FORWARD)
+                is_last = in_round[-1].turn.is_last
+            turn = in_round[-1].turn
+            heartbeat.note = (FORWARD, turn.step, turn.lane)
+            for replica in range(len(in_round)):
+                self._buffers.begin(replica)
+            yield in_round
 
     def backward(self, losses: Sequence[object], what: str = "the loss given to backward") -> None:
         """Run the backward of a round. Collective for the last lane of a step.
@@ -167,9 +184,10 @@ class LaneGradients:
         first = in_round[0].turn
         if self._is_first_step:
             self._collectives.after_forward(first)
-        checked: list[LaneLoss | None] = []
+        checked: list[LaneLoss | LaneShare | None] = []
         for batch, loss in zip(in_round, losses, strict=True):
-            checked.append(LaneLoss.of(batch, loss, what) if batch.turn.positions else None)
+            known = loss if isinstance(loss, LaneShare) else LaneLoss.of(batch, loss, what)
+            checked.append(known if batch.turn.positions else None)
         self._clock.lap(FORWARD, begins=BACKWARD)
         for replica, batch in enumerate(in_round):
             self._buffers.end(batch.turn, batch.num_samples, replica)
@@ -185,16 +203,16 @@ class LaneGradients:
         is_reduced = self._turn.is_last and self._world.world_size > 1
         self._clock.lap(COMMUNICATION if is_reduced else BACKWARD, begins=DATA)
 
-    def _backward(self, batch: LaneBatch, loss: LaneLoss | None) -> None:
+    def _backward(self, batch: LaneBatch, loss: LaneLoss | LaneShare | None) -> None:
         turn = batch.turn
         if loss is not None and self._unit is None:
             self._unit = "its samples" if loss.is_sample_mean else "the units that its Loss counts"
-        value, factor = self._losses.add(batch, loss)
+        value, factor = self.losses.add(batch, loss)
         if value is None:
             self._collectives.refuse_missing_backward(turn)
         if turn.is_last:  # the exchange overlaps this backward
             seconds = self._clock.computed_seconds() if self._is_logged else None
-            self._losses.start_exchange(self._vote(), self._buffers.changes(), seconds)
+            self.losses.start_exchange(self._vote(), self._buffers.changes(), seconds)
         self.reducer.backward(turn, value, factor)
 
     def finish(self, *, needs_norm: bool = True) -> StepGradient:
@@ -210,8 +228,8 @@ class LaneGradients:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         heartbeat.note = (COMMUNICATION, self._turn.step, None)
-        totals = self._losses.finish()
-        self.reducer.finish(self._losses.divisor(totals, self._turn))
+        totals = self.losses.finish()
+        self.reducer.finish(self.losses.divisor(totals, self._turn))
         norm = norms = None
         if needs_norm or self._is_logged or self.loss_scale is not None:
             norms = self.reducer.gradient_norms()
@@ -231,7 +249,7 @@ class LaneGradients:
         self._clock.lap(COMMUNICATION if self._world.world_size > 1 else BACKWARD, begins=OPTIMIZER)
         if self._is_first_step:
             self._describe_first_step(totals)
-        self._losses.require_finite(totals, self._turn)
+        self.losses.require_finite(totals, self._turn)
         if not totals.weight:
             logger.warning(
                 "step %d: the global batch has weight 0, so nothing was updated", self._turn.step + 1

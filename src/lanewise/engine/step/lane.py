@@ -15,6 +15,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from lanewise.data import LaneBatch
 from lanewise.device.accelerator import new_stream, on_stream, start_copy_to_host
+from lanewise.engine.step.message import Term
 from lanewise.errors import LanewiseError, TaskError, note_place, text_of
 from lanewise.lanes import LaneTurn, evaluation_seed, lane_seed
 from lanewise.nested import map_leaves
@@ -135,13 +136,14 @@ class LaneLoss:
         if not batch.num_samples:
             return cls(None, 1.0, 0.0, is_sample_mean=False)
         try:
-            return cls._of_returned(returned, batch.num_samples, what)
+            return cls.of_samples(returned, batch.num_samples, what)
         except BaseException as error:  # the weight may be the user's own object, whose conversion fails
             note_lane(error, batch)
             raise
 
     @classmethod
-    def _of_returned(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
+    def of_samples(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
+        """Make a `LaneLoss` of what the user's code returned for some samples; see `of`."""
         value, weight, is_sample_mean = returned, float(num_samples), True
         if isinstance(returned, Loss):
             given = returned.weight
@@ -179,6 +181,14 @@ class LaneLoss:
         """The sum of the loss over its units."""
         return None if self.value is None else self.value * self.factor
 
+    @property
+    def term(self) -> Term:
+        """What the other processes are told of it."""
+        if self.value is None:
+            return Term(0.0, self.weight)
+        known = self.value.item() if self.value.is_cpu else self.value.detach()
+        return Term(known, self.weight, self.factor)
+
     def backward_factor(self, turn: LaneTurn, scale: float) -> torch.Tensor:
         """Return the scalar gradient of the loss with which the lane's backward starts.
 
@@ -190,6 +200,28 @@ class LaneLoss:
         assert self.value is not None
         factor = self.factor * scale / (self.weight if turn.num_present_lanes == 1 else 1.0)
         return _scalar(factor, self.value.dtype, self.value.device)
+
+
+@final
+@dataclass(slots=True)
+class LaneShare:
+    """A lane's part of a loss of all samples of a step, in place of a `LaneLoss`."""
+
+    value: torch.Tensor | None
+    """Scalar whose backward gives the gradient of the lane's outputs; None where the lane has no samples."""
+    term: Term
+    """What the other processes are told: of a loss that is of all lanes, the first lane tells all."""
+    is_sample_mean: bool
+
+    @property
+    def weight(self) -> float:
+        """The weight that this lane tells."""
+        return self.term.weight
+
+    def backward_factor(self, _turn: LaneTurn, _scale: float) -> torch.Tensor:
+        """Return 1: the gradient of the outputs is that of the sum already, times the scale."""
+        assert self.value is not None
+        return _scalar(1.0, self.value.dtype, self.value.device)
 
 
 @lru_cache(maxsize=64)

@@ -8,8 +8,8 @@ from typing import final
 import torch
 
 from lanewise.data import LaneBatch
-from lanewise.engine.step.lane import LaneLoss
-from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals, Term
+from lanewise.engine.step.lane import LaneLoss, LaneShare
+from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals
 from lanewise.errors import MOST_SHOWN, NonFiniteLossError, shorten
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import LossScale
@@ -32,13 +32,27 @@ class StepLosses:
         self._world = world
         self._placement = placement
         self._loss_scale = loss_scale
+        self.find_not_finite: Callable[[], list[int]] = list
+        """Returns the lanes of this process with outputs that are not finite, where one loss is of all."""
 
     def begin(self) -> None:
         """Begin a step, and forget the one before."""
         self._rows: list[LaneRow] = []
         self._samples: dict[int, tuple[int, ...]] = {}
 
-    def add(self, batch: LaneBatch, loss: LaneLoss | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def agree_on_unit(self, weight: float) -> None:
+        """Fix the unit of the loss scale. Collective while it has none.
+
+        Args:
+            weight: about that of a lane; that of rank 0's first lane counts.
+        """
+        if self._loss_scale is not None and not self._loss_scale.has_unit:
+            weight_of_lane_0 = self._world.all_gather_tree(weight)[0]
+            self._loss_scale.set_unit(self._placement.num_lanes * weight_of_lane_0)
+
+    def add(
+        self, batch: LaneBatch, loss: LaneLoss | LaneShare | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Take the loss of a lane.
 
         Collective for the first lane of each process while the loss scale has no unit yet.
@@ -50,21 +64,14 @@ class StepLosses:
         Returns:
             The arguments `loss` and `factor` of `Reducer.backward`: the scalar and its factor.
         """
-        if self._loss_scale is not None and not self._loss_scale.has_unit:
-            weight = 0.0 if loss is None else loss.weight
-            weight_of_lane_0 = self._world.all_gather_tree(weight)[0]
-            self._loss_scale.set_unit(self._placement.num_lanes * weight_of_lane_0)
+        self.agree_on_unit(0.0 if loss is None else loss.weight)
         if loss is None:
             return None, None
         self._samples[batch.turn.lane] = batch.indices
-        value = loss.value
-        if value is None:
-            self._rows.append(LaneRow(batch.turn.lane, (Term(0.0, loss.weight),)))
+        self._rows.append(LaneRow(batch.turn.lane, (loss.term,)))
+        if loss.value is None:
             return None, None
-        known = value.item() if value.is_cpu else value.detach()
-        self._rows.append(LaneRow(batch.turn.lane, (Term(known, loss.weight, loss.factor),)))
-        scale = 1.0 if self._loss_scale is None else self._loss_scale.factor
-        return value, loss.backward_factor(batch.turn, scale)
+        return loss.value, loss.backward_factor(batch.turn, self.factor)
 
     @property
     def factor(self) -> float:
@@ -107,12 +114,13 @@ class StepLosses:
         """
         if math.isfinite(totals.loss_sum):
             return
-        samples: Mapping[int, Sequence[int]] = ChainMap(*self._world.all_gather_tree(self._samples))
-        bad = [lane for lane in totals.lanes if not math.isfinite(lane.loss_sum)]
-        described = [
-            f"  lane {lane.lane}: loss {lane.loss_sum}, samples {shorten(samples[lane.lane])}"
-            for lane in bad[:MOST_SHOWN]
-        ]
+        told = self._world.all_gather_tree((self._samples, self.find_not_finite()))
+        samples: Mapping[int, Sequence[int]] = ChainMap(*(one for one, _ in told))
+        bad = [(lane, "outputs that are not finite") for _, lanes in told for lane in lanes]
+        if not bad:
+            sums = {row.lane: row.loss_sum for row in totals.lanes}
+            bad = [(lane, f"loss {value}") for lane, value in sums.items() if not math.isfinite(value)]
+        described = [f"  lane {lane}: {what}, samples {shorten(samples[lane])}" for lane, what in bad[:MOST_SHOWN]]
         if len(bad) > MOST_SHOWN:
             described.append(f"  and {len(bad) - MOST_SHOWN} more of {len(totals.lanes)} lanes")
         listed = "\n".join(described)

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from lanewise.checkpoint.model_file import grow_buffers
 from lanewise.data import LaneBatch
+from lanewise.engine.step.batch_loss import BatchGradients, TaskLoss
 from lanewise.engine.step.gradient import LaneGradients, StepGradient
 from lanewise.engine.step.lane import LaneRunner
 from lanewise.engine.step.logged_metrics import IntervalReport, StepMetrics
@@ -59,11 +60,14 @@ class TrainStep:
     """Computes the gradient."""
     metrics: StepMetrics
     """Decides which steps are logged, and makes their reports."""
+    batch_gradients: BatchGradients | None
+    """Runs the lanes of a task whose loss is of all samples of a step; None: a lane has a loss of its own."""
     max_grad_norm: float | None
     """The norm to which the gradient is clipped; None: it is not clipped."""
 
     def __post_init__(self) -> None:
-        self._what = f"the loss of {type(self.training.runner.task).__name__}"
+        task = self.training.runner.task
+        self._what = f"the {task.loss_method()} of {type(task).__name__}"
         self._update = choose_update(self.training.optimizer, self.compute_gradient, self._seed_update)
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
@@ -110,9 +114,13 @@ class TrainStep:
             TaskError: if the task breaks its contract.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        for in_round in self.gradients.rounds(batches, self.metrics.interval.ends_with):  # micro-batches
-            losses = self.gradients.reducer.losses(list(map(self.training.runner.lane, in_round)))
-            self.gradients.backward(losses, self._what)  # backward; the last one overlaps the reduction
+        is_logged = self.metrics.interval.ends_with
+        if self.batch_gradients is not None:  # one loss of all lanes
+            self.batch_gradients.run(batches, TaskLoss(self.training.runner), self._what, is_logged)
+        else:
+            for in_round in self.gradients.rounds(batches, is_logged):  # micro-batches
+                losses = self.gradients.reducer.losses(list(map(self.training.runner.lane, in_round)))
+                self.gradients.backward(losses, self._what)  # backward; the last one overlaps the reduction
         clips = self.max_grad_norm is not None
         gradient = self.gradients.finish(needs_norm=clips)  # one division by the global weight
         if self.max_grad_norm is not None:

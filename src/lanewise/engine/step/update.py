@@ -50,12 +50,12 @@ def _update_with_closure(
 
     All passes use the same samples and random numbers, so that a line search evaluates one function.
     """
-    step_batches = StepBatches(batches, copies=True)
-    seed_update(next(iter(step_batches)).turn.step)
+    step_batches = StepBatches(batches)
+    seed_update(step_batches.first.turn.step)
     found: list[StepGradient] = []
 
     def closure() -> torch.Tensor:
-        found.append(compute_gradient(iter(step_batches)))
+        found.append(compute_gradient(step_batches.copies()))
         return torch.tensor(found[-1].totals.loss, dtype=torch.float64)
 
     optimizer.step(closure)  # type: ignore[arg-type]  # torch's says that it gives a float

@@ -1,0 +1,206 @@
+"""What the lanes of a step returned, as one batch on every process: the samples of all lanes, in lane order."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from lanewise.errors import MOST_SHOWN, TaskError
+from lanewise.nested import map_leaves, structure, tensors_in
+from lanewise.world.world import World
+
+_NONE, _UNEQUAL = 0, -1
+"""Signatures of a process without samples, and of one whose own lanes differ."""
+
+
+@dataclass(frozen=True)
+class LaneOutputs:
+    """What a lane returned for its samples: a tensor, or several in nested containers."""
+
+    lane: int
+    num_samples: int
+    values: Any
+    """Each tensor has the samples as its first dimension."""
+
+    @property
+    def form(self) -> str:
+        """What must be equal in all lanes: everything but the number of samples."""
+        return f"{structure(self.values)} of {', '.join(map(self._describe, tensors_in(self.values)))}"
+
+    def _describe(self, tensor: torch.Tensor) -> str:
+        is_right = tensor.shape[:1] == (self.num_samples,)
+        shape = ["samples" if is_right else f"{size} of {self.num_samples} samples" for size in tensor.shape[:1]]
+        shape += [str(size) for size in tensor.shape[1:]]
+        trained = " with a gradient" if tensor.requires_grad else ""
+        return f"[{', '.join(shape)}] {str(tensor.dtype).removeprefix('torch.')}{trained}"
+
+    @property
+    def fits(self) -> bool:
+        """Whether each tensor has an entry for each sample."""
+        return all(one.shape[:1] == (self.num_samples,) for one in tensors_in(self.values))
+
+
+class BatchOutputs(NamedTuple):
+    """The outputs of all lanes of a step."""
+
+    values: Any
+    """As each lane returned them, with the samples of all lanes in lane order; without a graph. None where
+    this process has no samples in the step: it does not know what others return."""
+    rows: Mapping[int, slice]
+    """Which samples are of which lane; lanes without samples are not there."""
+    num_samples: int
+    num_gradients: int
+    """How many numbers a loss gives gradients for; known to every process, as is their type."""
+    gradient_dtype: torch.dtype
+
+    def with_gradients(self) -> list[torch.Tensor]:
+        """Return the tensors for which the loss gives gradients."""
+        return [one for one in tensors_in(self.values) if one.requires_grad]
+
+    def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return flat gradients as those of `with_gradients`."""
+        tensors = self.with_gradients()
+        parts = flat.split([one.numel() for one in tensors]) if tensors else ()
+        return [part.view(one.shape).to(one.dtype) for part, one in zip(parts, tensors, strict=True)]
+
+
+class _Header(NamedTuple):
+    """What each process says of its lanes before their outputs travel."""
+
+    signature: int
+    row_bytes: int
+    """Bytes of one sample's outputs."""
+    num_gradients: int
+    """How many numbers of one sample's outputs have a gradient; negative if one of them is float64."""
+    rows: list[tuple[int, int]]
+    """Of each lane that has samples: its number, and how many samples."""
+
+    def encode(self, most_lanes: int) -> torch.Tensor:
+        flat = [number for row in self.rows for number in row] + [-1] * 2 * (most_lanes - len(self.rows))
+        return torch.tensor([*self[:3], *flat], dtype=torch.int64)
+
+    @classmethod
+    def decode(cls, numbers: Sequence[int]) -> "_Header":
+        signature, row_bytes, num_gradients, *flat = numbers
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return cls(signature, row_bytes, num_gradients, [(lane, size) for lane, size in pairs if lane >= 0])
+
+
+def gather_outputs(
+    local: Sequence[LaneOutputs], step: int, world: World, most_lanes: int
+) -> BatchOutputs:
+    """Gather the outputs of all lanes of a step. Collective: every rank must call this.
+
+    Nothing but a header travels where they do not fit together.
+
+    Args:
+        local: of this process's lanes that have samples, in lane order.
+        step: for errors.
+        world: the processes.
+        most_lanes: the largest number of lanes that any process carries.
+
+    Raises:
+        TaskError: on every rank, if an output does not have an entry for each sample of its lane, or differs
+            between lanes in anything but the number of samples.
+    """
+    forms = {one.form if one.fits else None for one in local}
+    own = _Header(_signature(forms), 0, 0, [(one.lane, one.num_samples) for one in local])
+    if own.signature > 0:
+        own = own._replace(**_sizes(local[0]))
+    gathered = world.start_all_gather_to_host(own.encode(most_lanes).to(world.device))()
+    headers = [_Header.decode(numbers) for numbers in gathered.tolist()]
+    signatures = {one.signature for one in headers} - {_NONE}
+    if len(signatures) > 1 or _UNEQUAL in signatures:
+        _refuse(local, step, world)
+    starts, start = {}, 0
+    for lane, size in (row for header in headers for row in header.rows):
+        starts[lane] = slice(start, start + size)
+        start += size
+    everything: Iterable[torch.Tensor] = _join(local)
+    if world.world_size > 1:
+        sizes = [sum(size for _, size in header.rows) for header in headers]
+        everything = _exchange(local, sizes, max(one.row_bytes for one in headers), world)
+    num_gradients = max((one.num_gradients for one in headers), key=abs) * start
+    dtype = torch.float64 if num_gradients < 0 else torch.float32
+    if not local:
+        return BatchOutputs(None, starts, start, abs(num_gradients), dtype)
+    joined = iter(everything)
+    values = map_leaves(lambda leaf: next(joined).requires_grad_(leaf.requires_grad), local[0].values)
+    return BatchOutputs(values, starts, start, abs(num_gradients), dtype)
+
+
+def _signature(forms: set[str | None]) -> int:
+    if not forms:
+        return _NONE
+    form = forms.pop()
+    if forms or form is None:
+        return _UNEQUAL
+    return int.from_bytes(hashlib.blake2b(form.encode(), digest_size=7).digest(), "big") + 1
+
+
+def _sizes(outputs: LaneOutputs) -> dict[str, int]:
+    """Return what a header tells of one sample's outputs."""
+    one_each = [tensor[0] for tensor in tensors_in(outputs.values)]
+    trained = [one for one in one_each if one.requires_grad]
+    sign = -1 if any(one.dtype == torch.float64 for one in trained) else 1
+    return {
+        "row_bytes": sum(one.nbytes for one in one_each),
+        "num_gradients": sign * sum(one.numel() for one in trained),
+    }
+
+
+def _join(local: Sequence[LaneOutputs]) -> Iterator[torch.Tensor]:
+    """Yield each tensor of the outputs for the samples of all lanes."""
+    for of_lanes in zip(*(tensors_in(one.values) for one in local), strict=True):
+        device = of_lanes[0].device
+        yield torch.cat([one.detach().to(device) for one in of_lanes])
+
+
+def _exchange(
+    local: Sequence[LaneOutputs], sizes: Sequence[int], row_bytes: int, world: World
+) -> list[torch.Tensor]:
+    """Send the outputs to every process, as bytes of one tensor; return each for the samples of all lanes.
+
+    Collective: every rank must call this.
+
+    Args:
+        local: of this process's lanes.
+        sizes: how many samples each process has.
+        row_bytes: bytes of one sample's outputs.
+        world: the processes.
+    """
+    own = list(_join(local))
+    sent = torch.zeros(max(sizes), row_bytes, dtype=torch.uint8, device=world.device)
+    place = 0
+    for one in own:
+        flat = one.to(world.device).reshape(len(one), -1).contiguous().view(torch.uint8)
+        sent[: len(one), place : place + flat.shape[1]] = flat
+        place += flat.shape[1]
+    gathered = world.start_all_gather(sent)()
+    rows = torch.cat([of_rank[:size] for of_rank, size in zip(gathered, sizes, strict=True)])
+    everything, place = list[torch.Tensor](), 0
+    for one in own:
+        num_bytes = one[0].nbytes
+        # `clone` aligns the bytes, as a view of another type needs them.
+        part = rows[:, place : place + num_bytes].clone(memory_format=torch.contiguous_format)
+        everything.append(part.view(one.dtype).view(len(rows), *one.shape[1:]))
+        place += num_bytes
+    return everything
+
+
+def _refuse(local: Sequence[LaneOutputs], step: int, world: World) -> None:
+    """Raise TaskError about outputs that do not fit together. Collective."""
+    described = [
+        f"  lane {lane}: {form}"
+        for of_rank in world.all_gather_tree([(one.lane, one.form) for one in local])
+        for lane, form in of_rank
+    ]
+    different = list({line.partition(": ")[2]: line for line in reversed(described)}.values())[::-1]
+    listed = "\n".join(different[:MOST_SHOWN])
+    raise TaskError(
+        f"the outputs of the lanes of step {step + 1} do not make one batch:\n{listed}\n"
+        "The first dimension of each output must be the lane's samples, and everything else must be equal in "
+        "all lanes: pad to a fixed size."
+    )

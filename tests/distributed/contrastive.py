@@ -1,0 +1,119 @@
+"""Tasks whose losses compare all samples of a step, and the same losses in one graph on one device."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from lanewise import Loss, Task
+
+NUM_CLASSES = 4
+
+
+class Encoder(nn.Module):
+    """Two views of a sample to two embeddings of it; a temperature that only the loss uses."""
+
+    def __init__(self, *, dropout: float, norm: bool) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(6, 16)
+        self.norm = nn.BatchNorm1d(16) if norm else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(16, 8)
+        self.temperature = nn.Parameter(torch.tensor(0.3))
+        self.never = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return F.normalize(self.out(self.dropout(torch.tanh(self.norm(self.hidden(inputs))))), dim=-1)
+
+
+def info_nce(model: nn.Module, outputs: dict[str, torch.Tensor], _labels: torch.Tensor) -> torch.Tensor:
+    first, second = outputs["first"], outputs["second"]
+    return F.cross_entropy(first @ second.T / 0.2, torch.arange(len(first)))
+
+
+def clip(model: nn.Module, outputs: dict[str, torch.Tensor], _labels: torch.Tensor) -> torch.Tensor:
+    logits = outputs["first"] @ outputs["second"].T * model.temperature.exp()
+    targets = torch.arange(len(logits))
+    return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
+
+
+def nt_xent(model: nn.Module, outputs: dict[str, torch.Tensor], _labels: torch.Tensor) -> Loss:
+    views = torch.cat([outputs["first"], outputs["second"]])
+    logits = (views @ views.T / 0.5).fill_diagonal_(-torch.inf)
+    size = len(views) // 2
+    targets = torch.arange(2 * size).roll(size)
+    return Loss(F.cross_entropy(logits, targets, reduction="sum"), weight=2 * size)
+
+
+def triplet(model: nn.Module, outputs: dict[str, torch.Tensor], labels: torch.Tensor) -> Loss:
+    """Of each sample the farthest one of its class and the nearest one of another class."""
+    distances = torch.cdist(outputs["first"], outputs["second"])
+    is_same = labels[:, None] == labels
+    farthest = distances.masked_fill(~is_same, 0.0).amax(1)
+    nearest = distances.masked_fill(is_same, torch.inf).amin(1)
+    has_other = nearest < torch.inf
+    return Loss(F.relu(farthest - nearest + 0.2)[has_other].sum(), has_other.sum())
+
+
+def dice(model: nn.Module, outputs: dict[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+    """1 - Dice over all samples, plus cross-entropy: two divisors."""
+    logits = outputs["first"][:, :NUM_CLASSES] * 5
+    is_class = F.one_hot(labels, NUM_CLASSES)
+    overlap = (logits.softmax(-1) * is_class).sum(0)
+    score = (2 * overlap + 1) / (logits.softmax(-1).sum(0) + is_class.sum(0) + 1)
+    return 1 - score.mean() + F.cross_entropy(logits, labels)
+
+
+LOSSES = {one.__name__: one for one in (info_nce, clip, nt_xent, triplet, dice)}
+
+
+class Contrastive(Task):
+    """Trains an encoder by one of `LOSSES`."""
+
+    def __init__(
+        self,
+        loss: str = "info_nce",
+        *,
+        num_samples: int = 53,
+        dropout: float = 0.2,
+        norm: bool = False,
+        double: bool = False,
+    ) -> None:
+        self.compute = LOSSES[loss]
+        self.num_samples = num_samples
+        self.dropout, self.norm, self.dtype = dropout, norm, torch.float64 if double else torch.float32
+
+    def build_model(self) -> nn.Module:
+        return Encoder(dropout=self.dropout, norm=self.norm).to(self.dtype)
+
+    def train_dataset(self) -> Dataset[Any]:
+        generator = torch.Generator().manual_seed(5)
+        inputs = torch.randn(self.num_samples, 2, 6, generator=generator, dtype=torch.float64)
+        labels = torch.randint(NUM_CLASSES, (self.num_samples,), generator=generator)
+        return TensorDataset(inputs.to(self.dtype), labels)
+
+    def forward(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        first, second = model(batch[0].flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)
+        return {"first": first, "second": second}
+
+    def batch_loss_inputs(self, batch: Any) -> torch.Tensor:
+        return batch[1]
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Loss | torch.Tensor:
+        return self.compute(model, outputs, inputs)
+
+
+class ByRows(Contrastive):
+    """CLIP's loss, a lane's rows of both matrices of similarities at a time."""
+
+    batch_loss = Task.batch_loss
+
+    def row_loss(self, model: nn.Module, outputs: Any, inputs: Any, rows: slice) -> Loss:
+        first, second = outputs["first"], outputs["second"]
+        targets = torch.arange(len(first))[rows]
+        scale = model.temperature.exp()
+        loss = F.cross_entropy(first[rows] @ second.T * scale, targets, reduction="sum")
+        loss = loss + F.cross_entropy(second[rows] @ first.T * scale, targets, reduction="sum")
+        return Loss(loss / 2, weight=len(targets))
