@@ -21,7 +21,7 @@ class Encoder(nn.Module):
         self.norm = nn.BatchNorm1d(16) if norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(16, 8)
-        self.temperature = nn.Parameter(torch.tensor(0.3))
+        self.temperature = nn.Parameter(torch.tensor([0.3]))
         self.never = nn.Parameter(torch.ones(3))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

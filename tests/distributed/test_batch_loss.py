@@ -1,11 +1,13 @@
 """A loss of all samples of a step: the gradient of one graph over the global batch, and the same bytes on any N."""
 
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
 import torch
 
 from lanewise import Loss
+from lanewise.config import DistributedConfig, FSDPConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.run.build import build_run
 from lanewise.engine.step.batch_loss import TaskLoss
@@ -81,3 +83,57 @@ def test_without_batch_norm_the_gradient_does_not_depend_on_the_micro_batch():
     for steps in zip(*found, strict=True):
         for name, value in steps[0].items():
             assert all((other[name] - value).abs().max() < 1e-12 for other in steps[1:]), name
+
+
+def configured(reducer, num_devices, *, task=Contrastive, precision="float32", equality="exact", **arguments):
+    """A run on a reducer; the lanes are 8, but for a configuration that says otherwise."""
+    lanes = {"num_lanes": arguments.pop("num_lanes", 8)}
+    config = configure(task, precision=precision, **lanes, **{"norm": reducer != "fsdp", **arguments})
+    distributed = DistributedConfig(
+        reducer=reducer,
+        devices=num_devices,
+        device_type="cpu",
+        equality=equality,
+        fsdp=FSDPConfig(blocks=("Linear",)) if reducer == "fsdp" else FSDPConfig(),
+    )
+    return replace(config, distributed=distributed)
+
+
+def run(config, function=train):
+    results = run_distributed(function, config.distributed.num_processes or 1, config)
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
+LAYOUTS = [
+    ("ddp", 2, "bf16"),
+    ("ddp", 3, "fp16"),
+    ("data_parallel", 2, "float32"),
+    ("balanced_data_parallel", 3, "bf16"),
+    ("fsdp", 2, "float32"),
+    ("fsdp", 3, "bf16"),
+]
+
+
+@pytest.mark.parametrize("task", [Contrastive, ByRows])
+@pytest.mark.parametrize(("reducer", "num_devices", "precision"), LAYOUTS)
+def test_each_reducer_leaves_the_bytes_of_one_device(reducer, num_devices, precision, task):
+    arguments = {"task": task, "precision": precision, "loss": "clip", "norm": reducer != "fsdp"}
+    alone = run(configured("single", 1, **arguments))
+    assert run(configured(reducer, num_devices, **arguments)) == alone
+
+
+@pytest.mark.parametrize("reducer", ["ddp", "data_parallel", "balanced_data_parallel", "fsdp"])
+@pytest.mark.parametrize("task", [Contrastive, ByRows])
+def test_with_one_lane_for_each_device_graphs_are_kept_with_the_same_bytes(reducer, task):
+    arguments = {"task": task, "loss": "clip", "num_lanes": 3, "norm": reducer != "fsdp"}
+    assert run(configured(reducer, 3, **arguments)) == run(configured("single", 1, **arguments))
+
+
+@pytest.mark.parametrize("task", [Contrastive, ByRows])
+@pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
+def test_close_is_near(reducer, task):
+    _, expected = run(configured("single", 1, task=task, loss="clip", norm=False))
+    _, losses = run(configured(reducer, 3, task=task, loss="clip", norm=False, equality="close"))
+    assert losses[0] == pytest.approx(expected[0], rel=1e-5)
+    assert losses == pytest.approx(expected, rel=1e-2)
