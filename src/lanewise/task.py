@@ -73,7 +73,7 @@ class Task(ABC):
         raise NotImplementedError
 
     def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Loss | torch.Tensor:
-        """Return the loss of all samples of a step, which may compare each with all others (docs/batch_loss.md).
+        """Return the loss of all samples of a step, which may compare each with all others.
 
         Every process calls it, with the same arguments, and must return the same. It may use parameters of
         the model, such as a temperature.

@@ -1,7 +1,8 @@
-"""A loss of all samples of a step: the gradient of one graph over the global batch, and the same bytes on any N."""
+"""A loss of all samples of a step: its gradient is that of one graph, with the same bytes on any N."""
 
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +11,17 @@ from lanewise import Loss
 from lanewise.config import DistributedConfig, FSDPConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.run.build import build_run
+from lanewise.engine.run.model import build_model, build_task
 from lanewise.engine.step.batch_loss import TaskLoss
+from lanewise.engine.step.lane import LaneRunner
+from lanewise.precision import Precision
 from lanewise.testing import run_distributed
-from tests.distributed.contrastive import LOSSES, ByRows, Contrastive
+from lanewise.verify.probed_run import evaluate_batch
+from tests.distributed.contrastive import LOSSES, ByRows, Contrastive, clip
 from tests.distributed.tasks import configure, gradients, train
+from tests.script import run_script
 
+OWN_LOOP = Path(__file__).with_name("own_batch_loss.py")
 CASES = [(Contrastive, {"loss": name}) for name in LOSSES] + [(ByRows, {"loss": "clip"})]
 
 
@@ -137,3 +144,35 @@ def test_close_is_near(reducer, task):
     _, losses = run(configured(reducer, 3, task=task, loss="clip", norm=False, equality="close"))
     assert losses[0] == pytest.approx(expected[0], rel=1e-5)
     assert losses == pytest.approx(expected, rel=1e-2)
+
+
+def test_an_own_loop_leaves_the_same_bytes_on_any_number_of_processes(tmp_path):
+    found = []
+    for num_processes in (1, 2, 3):
+        folder = tmp_path / f"{num_processes}"
+        folder.mkdir()
+        printed = run_script(OWN_LOOP, "model.safetensors", cwd=folder, num_processes=num_processes)
+        found.append((printed, (folder / "model.safetensors").read_bytes()))
+    assert found[1:] == found[:1] * 2
+    assert len(found[0][0].splitlines()) == 8
+
+
+def evaluate(world, config):
+    task = build_task(config)
+    runner = LaneRunner(task, Precision("float32", "cpu"), 0)
+    model = build_model(task, 0)
+    return evaluate_batch(runner, model, {"test": task.train_dataset()}, world, config.batch)
+
+
+@pytest.mark.parametrize("task", [Contrastive, ByRows])
+def test_evaluation_makes_a_batch_of_the_micro_batches_of_all_lanes(task):
+    config = configure(task, loss="clip", dropout=0.0, double=True, micro_batch_size=7)
+    (alone,) = run_distributed(evaluate, 1, config)
+    for world_size in (2, 3, 4):
+        assert run_distributed(evaluate, world_size, config) == [alone] * world_size
+    built = task("clip", dropout=0.0, double=True)
+    torch.manual_seed(0)
+    model = build_model(built, 0).eval()
+    # evaluate_batch takes 56 samples at most, all 53 here: 7 for each lane but the last three, which have 6.
+    outputs = built.forward(model, (torch.stack([one for one, _ in built.train_dataset()]),))
+    assert alone["test/loss"] == pytest.approx(clip(model, outputs, None).item(), rel=1e-12)

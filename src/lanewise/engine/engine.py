@@ -79,9 +79,7 @@ class Engine:
         )
         self._batch_gradients = None
         if run.training.runner.task.loss_method() != "loss":
-            self._batch_gradients = BatchGradients(
-                self._gradients, run.world, run.placement, config.distributed.equality, config.train.seed
-            )
+            self._batch_gradients = BatchGradients(self._gradients, config.train.seed)
         self.train_step = TrainStep(
             run.training,
             self._gradients,

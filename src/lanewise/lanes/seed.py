@@ -28,9 +28,12 @@ def update_seed(seed: int, step: int, repeat: int = 0) -> int:
     return _digest(f"update {seed} {step} {repeat}" if repeat else f"update {seed} {step}")
 
 
-def batch_loss_seed(seed: int, step: int, lane: int | None = None) -> int:
-    """Return the seed of a loss of all samples of a step, or of the part of it that is of a lane's samples."""
-    return _digest(f"batch loss {seed} {step} {lane}")
+def batch_loss_seed(seed: int, step: int, lane: int | None = None, *, evaluates: bool = False) -> int:
+    """Return the seed of a loss of all samples of a step, or of the part of it that is of a lane's samples.
+
+    In an evaluation `step` counts the lanes' micro-batches.
+    """
+    return _digest(f"batch loss {seed} {step} {lane}{' evaluation' * evaluates}")
 
 
 def evaluation_seed(seed: int, step: int, lane: int) -> int:

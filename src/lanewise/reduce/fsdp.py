@@ -180,9 +180,9 @@ class FSDPReducer:
         return [returned]
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
+    def gathered(self, module: nn.Module) -> Iterator[None]:
         """See `Reducer`. Collective: every rank must enter and leave it."""
-        caller = self._callers[self.replicas[0]]
+        caller = self._callers[module]
         caller.unshard()
         try:
             yield

@@ -94,10 +94,13 @@ class Reducer(Protocol):
         """Do what `losses` does for a round that gets no backward; no graph of it may be kept."""
         ...
 
-    def gathered(self) -> AbstractContextManager[object]:
-        """Return a context in which the parameters that are in no block are whole, outside of a forward.
+    def gathered(self, module: nn.Module) -> AbstractContextManager[object]:
+        """Return a context in which parameters that are in no block are whole, outside of a forward.
 
         Collective where forwards are: every rank must enter and leave it.
+
+        Args:
+            module: the model, or an adopted module.
         """
         ...
 
@@ -231,7 +234,7 @@ class WholeModel(ABC):
         """See `Reducer`."""
         return self.losses(lanes)
 
-    def gathered(self) -> AbstractContextManager[object]:
+    def gathered(self, module: nn.Module) -> AbstractContextManager[object]:
         """See `Reducer`."""
         return nullcontext()
 

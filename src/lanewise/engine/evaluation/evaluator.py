@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -13,9 +13,11 @@ from torch import nn
 from lanewise.data import LaneBatch, LaneReader, read_turns
 from lanewise.device.accelerator import has_streams
 from lanewise.engine.buffers.pack import evaluating
-from lanewise.engine.step.lane import LaneRunner, TaskLane, named_lane, to_device
+from lanewise.engine.step.batch_loss import TaskLoss
+from lanewise.engine.step.lane import LaneLoss, LaneRunner, TaskLane, named_lane, to_device
+from lanewise.engine.step.outputs import LaneOutputs, gather_outputs
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
-from lanewise.lanes import Placement, SequentialSchedule, metric_seed
+from lanewise.lanes import Placement, SequentialSchedule, batch_loss_seed, metric_seed
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.nested import map_leaves, plain, structure, tensors_in
 from lanewise.random_state import set_random_state
@@ -85,6 +87,7 @@ class Evaluator:
                 f"{task.__name__} has update_metrics, and its build_metrics returns no metric to update. "
                 "Return metrics by name from build_metrics, or leave update_metrics out."
             )
+        self._whole = TaskLoss(self.lanes) if self.lanes.task.loss_method() != "loss" else None
         self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
         """Names of the values that `run` returns; a metric with several values has names `key/name` there."""
 
@@ -107,15 +110,22 @@ class Evaluator:
             if stops:
                 raise PreemptedError(_STOPPED.format(eval_set.name))
             local: dict[int, _LaneResult] | None = None
+            outputs: dict[int, list[LaneOutputs]] = {}
             with suppress(PreemptedError), _eval_mode(self.model), torch.no_grad():
-                local = self._run_lanes(eval_set, wants_stop)
+                local = self._run_lanes(eval_set, outputs, wants_stop)
             lanes: dict[int, _LaneResult] = {}
             for rank_lanes, rank_stops in self.world.all_gather_tree((local, wants_stop())):
                 if rank_lanes is None:
                     raise PreemptedError(_STOPPED.format(eval_set.name))
                 lanes |= {lane: _LaneResult(*result) for lane, result in rank_lanes.items()}
                 stops |= rank_stops
-            values |= {f"{eval_set.name}/{key}": value for key, value in self._merge(eval_set, lanes).items()}
+            losses = [
+                (total, weight) for lane in sorted(lanes) for total, weight in lanes[lane].losses.tolist()
+            ]
+            if self._whole is not None:
+                losses = self._batch_losses(eval_set, outputs)
+            merged = {"loss": _mean(losses), **self._merge_metrics(eval_set, lanes)}
+            values |= {f"{eval_set.name}/{key}": value for key, value in merged.items()}
         return values
 
     @property
@@ -164,27 +174,36 @@ class Evaluator:
         everything = [*local, *(_put_into(containers, one) for one in others)] if gathered else []
         return [output for one in everything for output in one.split()]
 
-    def _run_lanes(self, eval_set: EvalSet, wants_stop: Callable[[], bool]) -> dict[int, _LaneResult]:
+    def _run_lanes(
+        self, eval_set: EvalSet, outputs: dict[int, list[LaneOutputs]], wants_stop: Callable[[], bool]
+    ) -> dict[int, _LaneResult]:
         """Evaluate the samples of this process's lanes; return the result of each lane.
+
+        Where one loss is of all lanes, `outputs` gets what they returned, by the number of the micro-batch.
 
         Raises:
             PreemptedError: if this process was asked to stop, and may stop without the others.
         """
 
         def outputs_and_loss(lane: TaskLane, data: Any) -> tuple[Any, Any]:
-            outputs = lane.forward(self.model, data)
-            return outputs, lane.loss(outputs, data)
+            made = lane.forward(self.model, data)
+            return made, lane.loss(made, data) if whole is None else whole.values(made, data)
 
+        whole = self._whole
         results: dict[int, _LaneResult] = {}
         computed = self._compute(eval_set, outputs_and_loss, wants_stop)
         for number, micro_batches in groupby(computed, lambda pair: pair[0].turn.lane):
             metrics = {key: m.to(self.world.device) for key, m in self._metrics_for(eval_set).items()}
             losses = []
-            for lane, (outputs, returned) in micro_batches:
+            for lane, (made, returned) in micro_batches:
                 with named_lane(lane.batch):
-                    loss = lane.check(returned)
                     if eval_set.has_metrics:
-                        self.lanes.task.update_metrics(metrics, outputs, lane.data)
+                        self.lanes.task.update_metrics(metrics, made, lane.data)
+                    if whole is not None:
+                        of_lane = LaneOutputs(number, lane.batch.num_samples, returned)
+                        outputs.setdefault(lane.turn.step, []).append(of_lane)
+                        continue
+                    loss = lane.check(returned)
                     losses.append((0.0 if loss.sum is None else loss.sum.item(), loss.weight))
             results[number] = _LaneResult(torch.tensor(losses, dtype=torch.float64), take_states(metrics))
         return results
@@ -219,18 +238,52 @@ class Evaluator:
     def _metrics_for(self, eval_set: EvalSet) -> Mapping[str, "Metric"]:
         return self.lanes.task.build_metrics() if eval_set.has_metrics else {}
 
-    def _merge(self, eval_set: EvalSet, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
-        """Merge the results of all lanes, in lane order."""
-        in_order = [lanes[lane] for lane in sorted(lanes)]
-        losses = [loss for lane in in_order for loss in lane.losses.tolist()]
-        loss_sums, weight = [loss_sum for loss_sum, _ in losses], math.fsum(weight for _, weight in losses)
-        is_finite = all(map(math.isfinite, loss_sums)) and weight > 0
-        loss = math.fsum(loss_sums) / weight if is_finite else math.nan
+    def _batch_losses(
+        self, eval_set: EvalSet, outputs: Mapping[int, Sequence[LaneOutputs]]
+    ) -> list[tuple[float, float]]:
+        """Compute the losses of batches that are made of one micro-batch of each lane. Collective.
+
+        Args:
+            eval_set: the dataset.
+            outputs: of this process's lanes, by the number of the micro-batch in its lane.
+
+        Returns:
+            The sum and the weight of each loss; the same on every rank.
+        """
+        whole = self._whole
+        assert whole is not None
+        num_batches = sum(1 for turn in eval_set.schedule.turns(range(1)) if turn.positions)
+        losses: dict[tuple[int, int | None], tuple[float, float]] = {}
+        gathered = nullcontext() if self.reducer is None else self.reducer.gathered(self.model)
+        with _eval_mode(self.model), torch.no_grad(), gathered:
+            for number in range(num_batches):
+                batch = gather_outputs(outputs.get(number, ()), number, self.world, self.placement.most)
+                own: list[tuple[int | None, slice]] = [(None, slice(0, batch.num_samples))]
+                if whole.by_rows:
+                    own = [(lane, rows) for lane, rows in batch.rows.items() if lane in self.placement.own]
+                for lane, rows in own if batch.values is not None else ():
+                    set_random_state(batch_loss_seed(self.lanes.seed, number, lane, evaluates=True))
+                    returned = whole.compute(self.model, batch.values, rows)
+                    loss = LaneLoss.of_samples(returned, rows.stop - rows.start, self.lanes.what)
+                    losses[number, lane] = (0.0 if loss.sum is None else loss.sum.item(), loss.weight)
+        told = self.world.all_gather_tree([(*key, *loss) for key, loss in losses.items()])
+        everywhere = {(number, lane): loss for of_rank in told for number, lane, *loss in of_rank}
+        return [(total, weight) for total, weight in everywhere.values()]
+
+    def _merge_metrics(self, eval_set: EvalSet, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
+        """Merge the metrics of all lanes, in lane order."""
         # The lanes drew different random numbers on each process.
         set_random_state(metric_seed(self.lanes.seed, eval_set.name))
         with noting(lambda: f"when the metrics of eval dataset {eval_set.name} were computed"):
-            metrics = merge_metrics(self._metrics_for(eval_set), [lane.states for lane in in_order])
-        return {"loss": loss, **metrics}
+            in_order = [lanes[lane].states for lane in sorted(lanes)]
+            return dict(merge_metrics(self._metrics_for(eval_set), in_order))
+
+
+def _mean(losses: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of sums with their weights; NaN where one is not finite, or there is no weight."""
+    sums, weight = [loss_sum for loss_sum, _ in losses], math.fsum(weight for _, weight in losses)
+    is_finite = all(map(math.isfinite, sums)) and weight > 0
+    return math.fsum(sums) / weight if is_finite else math.nan
 
 
 def read_in_order(

@@ -334,8 +334,11 @@ class Lanes:
         atexit.unregister(self.close)
         for gradients in self._prepared.gradients.values():
             gradients.reducer.close()
+        for batch_gradients in self._prepared.batch_gradients.values():
+            batch_gradients.close()
         for gradients in self._prepared.gradients.values():
             gradients.check()
         self._prepared.gradients.clear()
+        self._prepared.batch_gradients.clear()
         self._watch.close()
         self._world.close()

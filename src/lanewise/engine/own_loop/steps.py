@@ -1,6 +1,6 @@
 """The optimizer steps of the user's own loop, and the micro-batches in each."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from lanewise.data import LaneBatch, LaneLoader
+from lanewise.engine.step.batch_loss import BatchGradients
 from lanewise.engine.step.batches import StepBatches
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.gradient import LaneGradients, StepGradient
-from lanewise.engine.step.lane import to_device
+from lanewise.engine.step.lane import named_lane, to_device
 from lanewise.errors import TaskError
-from lanewise.lanes import lane_seed, update_seed
+from lanewise.lanes import LaneTurn, lane_seed, update_seed
 from lanewise.random_state import set_random_state
 from lanewise.watch.heartbeat import DATA, OWN_CODE, heartbeat
 
@@ -29,6 +30,8 @@ class Prepared:
     """The clock of all `gradients`."""
     gradients: dict[nn.Module, LaneGradients] = field(default_factory=dict)
     """For each model, the object that computes its gradients."""
+    batch_gradients: dict[nn.Module, BatchGradients] = field(default_factory=dict)
+    """Likewise where `Step.batch_loss` is used."""
 
 
 @final
@@ -85,15 +88,18 @@ class Step:
         return self._num_passes > 0 and self._running is None
 
     def __iter__(self) -> Iterator[Any]:
+        return self.batches(self._only_model("Iterate over step.batches(model)."))
+
+    def _only_model(self, remedy: str) -> nn.Module:
         models = list(self._prepared.gradients)
         if not models:
             raise TaskError("no model was prepared. Call lanes.prepare(model) before the first step.")
         if len(models) > 1:
             raise TaskError(
                 f"{len(models)} models were prepared, so a step must know whose gradients to compute. "
-                "Iterate over step.batches(model)."
+                f"{remedy}"
             )
-        return self.batches(models[0])
+        return models[0]
 
     def batches(self, model: nn.Module) -> Iterator[Any]:
         """Yield the micro-batches; each needs one `backward`.
@@ -111,7 +117,53 @@ class Step:
             TaskError: if the model was not prepared, or a micro-batch had no `backward`.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        gradients, seed = self._prepared.gradients.get(model), self._prepared.seed
+        gradients, seed = self._begin(model), self._prepared.seed
+        for (batch,) in gradients.rounds(to_device(self._batches, self._prepared.device)):
+            turn = batch.turn
+            if batch.has_samples:
+                set_random_state(lane_seed(seed, turn.step, turn.lane, self._num_passes))
+                yield batch.data
+            else:
+                gradients.backward([None])
+        self._end(gradients)
+
+    def batch_loss(
+        self,
+        forward: Callable[[Any], Any],
+        loss: Callable[[Any], object],
+        model: nn.Module | None = None,
+    ) -> None:
+        """Compute the gradients of a loss of all samples of the step, in place of a loop over micro-batches.
+
+            step.batch_loss(lambda batch: model(batch[0]), contrastive_loss)
+            optimizer.step()
+
+        The forward of each micro-batch runs twice, under equal random state; see docs/batch_loss.md.
+
+        Collective: every rank must call this.
+
+        Args:
+            forward: returns the outputs of a micro-batch, and whatever else the loss needs: tensors whose
+                first dimension is the samples, in any nested containers.
+            loss: gets the same containers with the tensors of the global batch, in lane order, and returns
+                the loss: a mean over the samples, or a `Loss`. Every process must return the same.
+            model: a prepared model; needed if there are several.
+
+        Raises:
+            TaskError: if the outputs do not fit together, or the loss cannot be trained on.
+            NonFiniteLossError: if the loss is NaN or infinite.
+        """
+        model = model or self._only_model("Give the model to step.batch_loss.")
+        gradients, seed = self._begin(model), self._prepared.seed
+        if model not in self._prepared.batch_gradients:
+            self._prepared.batch_gradients[model] = BatchGradients(gradients, seed)
+        whole = _OwnLoss(forward, loss, seed, self._num_passes)
+        self._prepared.batch_gradients[model].run(iter(self._batches), whole, "the loss given to batch_loss")
+        self._end(gradients)
+
+    def _begin(self, model: nn.Module) -> LaneGradients:
+        """Begin a pass over the micro-batches."""
+        gradients = self._prepared.gradients.get(model)
         if gradients is None:
             raise TaskError("this model was not prepared. Call lanes.prepare(model) before the first step.")
         if self._running is not None:
@@ -122,17 +174,14 @@ class Step:
         self._running, self._gradient = gradients, None
         self._prepared.clock.begin()
         heartbeat.note = (DATA, self.number, None)
-        for (batch,) in gradients.rounds(to_device(self._batches, self._prepared.device)):
-            turn = batch.turn
-            if batch.has_samples:
-                set_random_state(lane_seed(seed, turn.step, turn.lane, self._num_passes))
-                yield batch.data
-            else:
-                gradients.backward([None])
+        return gradients
+
+    def _end(self, gradients: LaneGradients) -> None:
+        """End a pass over the micro-batches. Collective."""
         self._gradient = gradients.finish()
         heartbeat.note = (OWN_CODE, self.number, None)
         heartbeat.has_trained = True
-        set_random_state(update_seed(seed, self._gradient.turn.step, self._num_passes))
+        set_random_state(update_seed(self._prepared.seed, self._gradient.turn.step, self._num_passes))
         self._num_passes += 1
         self._running = None
 
@@ -175,6 +224,63 @@ class Step:
                 "not before."
             )
         return self._gradient
+
+
+@dataclass(frozen=True)
+class _OwnLoss:
+    """The `WholeLoss` of an own loop."""
+
+    forward: Callable[[Any], Any]
+    loss: Callable[[Any], object]
+    seed: int
+    num_passes: int
+    by_rows = False
+
+    def lane(self, batch: LaneBatch) -> "_OwnLane":
+        """See `WholeLoss`."""
+        return _OwnLane(self, batch)
+
+    def values(self, outputs: Any, _data: Any) -> Any:
+        """See `WholeLoss`."""
+        return outputs
+
+    def compute(self, _model: nn.Module, values: Any, _rows: slice) -> object:
+        """See `WholeLoss`."""
+        return self.loss(values)
+
+
+@dataclass(slots=True)
+class _OwnLane:
+    """The forward of a micro-batch of an own loop; a `LaneWork`."""
+
+    whole: _OwnLoss
+    batch: LaneBatch
+
+    @property
+    def turn(self) -> LaneTurn:
+        """See `LaneWork`."""
+        return self.batch.turn
+
+    @property
+    def data(self) -> Any:
+        """See `LaneWork`."""
+        return self.batch.data
+
+    @property
+    def has_samples(self) -> bool:
+        """See `LaneWork`."""
+        return self.batch.has_samples
+
+    def forward(self, _model: nn.Module, data: Any) -> Any:
+        """See `LaneWork`."""
+        whole, turn = self.whole, self.turn
+        set_random_state(lane_seed(whole.seed, turn.step, turn.lane, whole.num_passes))
+        with named_lane(self.batch):
+            return whole.forward(data)
+
+    def loss(self, outputs: Any, _data: Any) -> Any:
+        """See `LaneWork`."""
+        return outputs
 
 
 _FOR_EVER = 10**15

@@ -14,7 +14,6 @@ there is no second one; but the first step has two, and compares them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, final
@@ -22,7 +21,6 @@ from typing import Any, Protocol, final
 import torch
 from torch import nn
 
-from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.engine.step.batches import StepBatches
 from lanewise.engine.step.gradient import LaneGradients
@@ -30,14 +28,13 @@ from lanewise.engine.step.lane import LaneLoss, LaneRunner, LaneShare, TaskLane,
 from lanewise.engine.step.message import Term
 from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, gather_outputs
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn, Placement, batch_loss_seed
+from lanewise.lanes import LaneTurn, batch_loss_seed
 from lanewise.nested import map_leaves, tensors_in
 from lanewise.random_state import set_random_state
 from lanewise.reduce import LaneWork
 from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.pending import new_tree_sum
 from lanewise.reduce.reducer import trained_parameters
-from lanewise.world.world import World
 
 
 class WholeLoss(Protocol):
@@ -190,23 +187,21 @@ class BatchGradients:
 
     Args:
         gradients: of the model.
-        world: the processes.
-        placement: which process carries which lanes.
-        equality: the grade that the run promises.
         seed: of the run.
     """
 
-    def __init__(
-        self, gradients: LaneGradients, world: World, placement: Placement, equality: Equality, seed: int
-    ) -> None:
+    def __init__(self, gradients: LaneGradients, seed: int) -> None:
         self._gradients = gradients
         self._reducer = gradients.reducer
-        self._world = world
-        self._placement = placement
-        self._equality: Equality = equality
+        self._world, self._placement = gradients.world, gradients.placement
+        self._equality = gradients.equality
         self._seed = seed
         self._is_first_step = True
-        self._all_reduce = None if world.world_size == 1 else open_all_reduce(world, placement, equality)
+        self._all_reduce = (
+            open_all_reduce(self._world, self._placement, self._equality)
+            if self._world.world_size > 1
+            else None
+        )
 
     def run(
         self,
@@ -233,7 +228,7 @@ class BatchGradients:
         shares: Mapping[int, _Share] = {}
         if twice:
             before = self._forward(kept, loss)
-            with self._reducer.gathered():
+            with self._reducer.gathered(self._reducer.replicas[0]):
                 shares = self._share_out(before, loss, turn, what)
         for in_round in gradients.rounds(to_device(kept, device), is_logged):
             lanes = [_OutputLane(loss, batch, loss.lane(batch), keeps_graph=True) for batch in in_round]
@@ -241,7 +236,7 @@ class BatchGradients:
             if self._is_first_step:
                 self._compare(before, lanes, values)
             if not twice:
-                with self._reducer.gathered():
+                with self._reducer.gathered(self._reducer.replicas[0]):
                     shares = self._share_out(_outputs_of(lanes, values), loss, turn, what)
             seeds = [
                 shares[lane.turn.lane].seed(lane, of_lane) if lane.has_samples else _NO_SHARE
@@ -275,12 +270,15 @@ class BatchGradients:
         tolerance = {"rtol": 0.0, "atol": 0.0} if self._equality == "exact" else {"rtol": 1e-2, "atol": 1e-4}
         for number, second in _outputs_of(lanes, values).items():
             pairs = zip(tensors_in(before[number].values), tensors_in(second.values), strict=True)
-            if all(torch.allclose(one.detach(), two.to(one.device), **tolerance, equal_nan=True) for one, two in pairs):
+            if all(
+                torch.allclose(one.detach(), two.to(one.device), **tolerance, equal_nan=True)
+                for one, two in pairs
+            ):
                 continue
             raise TaskError(
                 f"lane {number} of step {lanes[0].turn.step + 1} gave other outputs when its forward ran a "
-                "second time, from equal weights, buffers and random state: something that it uses changed in "
-                "between. Keep nothing from one forward to the next. lanewise verify names what changed."
+                "second time, from equal weights, buffers and random state: what it uses changed in between. "
+                "Keep nothing from one forward to the next. lanewise verify names what changed."
             )
 
     def _share_out(
@@ -314,7 +312,7 @@ class BatchGradients:
         }
 
     def _agree(self, loss: LaneLoss | None, what: str) -> None:
-        """Raise TaskError if processes computed different losses. Collective; does nothing after the first step."""
+        """Raise TaskError if processes computed different losses. Collective, in the first step only."""
         if not self._is_first_step:
             return
         own = None if loss is None or loss.sum is None else loss.sum.item()
@@ -334,8 +332,8 @@ class BatchGradients:
         tensors, trained = outputs.with_gradients(), trained_parameters(model)
         if not tensors:
             raise TaskError(
-                f"{what}: the outputs of the lanes have no gradient, so nothing would be trained. Return them "
-                "from the forward without detach(), item() or torch.no_grad()."
+                f"{what}: the outputs of the lanes have no gradient, so nothing would be trained. Return "
+                "them from the forward without detach(), item() or torch.no_grad()."
             )
         num_collectives = self._world.num_collectives()
         buffers = {name: one.clone() for name, one in model.named_buffers()} if self._is_first_step else {}
@@ -352,9 +350,12 @@ class BatchGradients:
         if checked.value is None:
             return _Computed(checked, [torch.zeros_like(one) for one in tensors], {})
         factor = checked.backward_factor(turn, losses.factor)
-        made = torch.autograd.grad(checked.value, [*tensors, *trained], factor, allow_unused=True)
+        made: Sequence[torch.Tensor | None] = torch.autograd.grad(
+            checked.value, [*tensors, *trained], factor, allow_unused=True
+        )
         of_outputs = [
-            torch.zeros_like(one) if gradient is None else gradient for one, gradient in zip(tensors, made)
+            torch.zeros_like(one) if gradient is None else gradient
+            for one, gradient in zip(tensors, made[: len(tensors)], strict=True)
         ]
         used = {number: one for number, one in enumerate(made[len(tensors) :]) if one is not None}
         return _Computed(checked, of_outputs, used)

@@ -82,9 +82,11 @@ class LaneGradients:
         vote: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False),
     ) -> None:
         self.reducer = reducer
+        self.world = world
+        self.placement = placement
+        self.equality: Equality = equality
         self.loss_scale = loss_scale
         self._vote = vote
-        self._world = world
         self._clock = clock
         self.losses = StepLosses(world, placement, loss_scale)
         self._buffers = LaneBuffers(modules, world, placement)
@@ -200,7 +202,7 @@ class LaneGradients:
                 raise
         self._monitor.after_backward(first)
         self._turn = in_round[-1].turn
-        is_reduced = self._turn.is_last and self._world.world_size > 1
+        is_reduced = self._turn.is_last and self.world.world_size > 1
         self._clock.lap(COMMUNICATION if is_reduced else BACKWARD, begins=DATA)
 
     def _backward(self, batch: LaneBatch, loss: LaneLoss | LaneShare | None) -> None:
@@ -246,7 +248,7 @@ class LaneGradients:
         if not allows_update:
             for parameter in self.reducer.parameters:
                 parameter.grad = None
-        self._clock.lap(COMMUNICATION if self._world.world_size > 1 else BACKWARD, begins=OPTIMIZER)
+        self._clock.lap(COMMUNICATION if self.world.world_size > 1 else BACKWARD, begins=OPTIMIZER)
         if self._is_first_step:
             self._describe_first_step(totals)
         self.losses.require_finite(totals, self._turn)
@@ -268,8 +270,8 @@ class LaneGradients:
         """Log the unit of the weights and the unused parameters, which the first step shows. Collective."""
         self._is_first_step = False
         compare_runs(self.reducer.replicas, is_on=False)
-        unused = self._monitor.unused(self._world)
-        if self._world.rank:
+        unused = self._monitor.unused(self.world)
+        if self.world.rank:
             return
         logger.info(
             "loss and gradient of a step are means over %s; the first step has %g",

@@ -38,6 +38,11 @@ class LaneRunner:
     seed: int
     """Seed of the run."""
 
+    @property
+    def what(self) -> str:
+        """The name of the loss in an error message."""
+        return f"the {self.task.loss_method()} of {type(self.task).__name__}"
+
     def lane(self, batch: LaneBatch) -> "TaskLane":
         """Return a lane of a training step."""
         return TaskLane(self, batch, lane_seed(self.seed, batch.turn.step, batch.turn.lane))
@@ -97,7 +102,7 @@ class TaskLane:
         Raises:
             TaskError: if it cannot be trained on.
         """
-        return LaneLoss.of(self.batch, returned, f"the loss of {type(self.runner.task).__name__}")
+        return LaneLoss.of(self.batch, returned, self.runner.what)
 
     def run(self, model: nn.Module) -> "LaneLoss":
         """Run the forward and the loss, and check the loss."""

@@ -120,7 +120,9 @@ class StepLosses:
         if not bad:
             sums = {row.lane: row.loss_sum for row in totals.lanes}
             bad = [(lane, f"loss {value}") for lane, value in sums.items() if not math.isfinite(value)]
-        described = [f"  lane {lane}: {what}, samples {shorten(samples[lane])}" for lane, what in bad[:MOST_SHOWN]]
+        described = [
+            f"  lane {lane}: {what}, samples {shorten(samples[lane])}" for lane, what in bad[:MOST_SHOWN]
+        ]
         if len(bad) > MOST_SHOWN:
             described.append(f"  and {len(bad) - MOST_SHOWN} more of {len(totals.lanes)} lanes")
         listed = "\n".join(described)

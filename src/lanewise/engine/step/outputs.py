@@ -1,4 +1,4 @@
-"""What the lanes of a step returned, as one batch on every process: the samples of all lanes, in lane order."""
+"""What the lanes of a step returned, as one batch on every process, with the samples in lane order."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,9 @@ class LaneOutputs:
 
     def _describe(self, tensor: torch.Tensor) -> str:
         is_right = tensor.shape[:1] == (self.num_samples,)
-        shape = ["samples" if is_right else f"{size} of {self.num_samples} samples" for size in tensor.shape[:1]]
+        shape = [
+            "samples" if is_right else f"{size} of {self.num_samples} samples" for size in tensor.shape[:1]
+        ]
         shape += [str(size) for size in tensor.shape[1:]]
         trained = " with a gradient" if tensor.requires_grad else ""
         return f"[{', '.join(shape)}] {str(tensor.dtype).removeprefix('torch.')}{trained}"
@@ -88,9 +90,7 @@ class _Header(NamedTuple):
         return cls(signature, row_bytes, num_gradients, [(lane, size) for lane, size in pairs if lane >= 0])
 
 
-def gather_outputs(
-    local: Sequence[LaneOutputs], step: int, world: World, most_lanes: int
-) -> BatchOutputs:
+def gather_outputs(local: Sequence[LaneOutputs], step: int, world: World, most_lanes: int) -> BatchOutputs:
     """Gather the outputs of all lanes of a step. Collective: every rank must call this.
 
     Nothing but a header travels where they do not fit together.
@@ -108,7 +108,8 @@ def gather_outputs(
     forms = {one.form if one.fits else None for one in local}
     own = _Header(_signature(forms), 0, 0, [(one.lane, one.num_samples) for one in local])
     if own.signature > 0:
-        own = own._replace(**_sizes(local[0]))
+        row_bytes, num_gradients = _sizes(local[0])
+        own = own._replace(row_bytes=row_bytes, num_gradients=num_gradients)
     gathered = world.start_all_gather_to_host(own.encode(most_lanes).to(world.device))()
     headers = [_Header.decode(numbers) for numbers in gathered.tolist()]
     signatures = {one.signature for one in headers} - {_NONE}
@@ -140,15 +141,12 @@ def _signature(forms: set[str | None]) -> int:
     return int.from_bytes(hashlib.blake2b(form.encode(), digest_size=7).digest(), "big") + 1
 
 
-def _sizes(outputs: LaneOutputs) -> dict[str, int]:
-    """Return what a header tells of one sample's outputs."""
+def _sizes(outputs: LaneOutputs) -> tuple[int, int]:
+    """Return what a header tells of one sample's outputs: its bytes, and how many numbers have a gradient."""
     one_each = [tensor[0] for tensor in tensors_in(outputs.values)]
     trained = [one for one in one_each if one.requires_grad]
     sign = -1 if any(one.dtype == torch.float64 for one in trained) else 1
-    return {
-        "row_bytes": sum(one.nbytes for one in one_each),
-        "num_gradients": sign * sum(one.numel() for one in trained),
-    }
+    return sum(one.nbytes for one in one_each), sign * sum(one.numel() for one in trained)
 
 
 def _join(local: Sequence[LaneOutputs]) -> Iterator[torch.Tensor]:

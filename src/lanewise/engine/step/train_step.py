@@ -66,8 +66,7 @@ class TrainStep:
     """The norm to which the gradient is clipped; None: it is not clipped."""
 
     def __post_init__(self) -> None:
-        task = self.training.runner.task
-        self._what = f"the {task.loss_method()} of {type(task).__name__}"
+        self._what = self.training.runner.what
         self._update = choose_update(self.training.optimizer, self.compute_gradient, self._seed_update)
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
