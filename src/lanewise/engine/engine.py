@@ -78,7 +78,7 @@ class Engine:
             vote=(lambda: (False, False, False)) if saving is None else saving.vote,
         )
         self._batch_gradients = None
-        if run.training.runner.task.loss_method() != "loss":
+        if run.training.runner.loss_method != "loss":
             self._batch_gradients = BatchGradients(self._gradients, config.train.seed)
         self.train_step = TrainStep(
             run.training,

@@ -87,7 +87,7 @@ class Evaluator:
                 f"{task.__name__} has update_metrics, and its build_metrics returns no metric to update. "
                 "Return metrics by name from build_metrics, or leave update_metrics out."
             )
-        self._whole = TaskLoss(self.lanes) if self.lanes.task.loss_method() != "loss" else None
+        self._whole = TaskLoss(self.lanes) if self.lanes.loss_method != "loss" else None
         self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
         """Names of the values that `run` returns; a metric with several values has names `key/name` there."""
 

@@ -72,7 +72,7 @@ class TaskLoss:
 
     def __init__(self, runner: LaneRunner) -> None:
         self._runner = runner
-        self.by_rows = runner.task.loss_method() == "row_loss"
+        self.by_rows = runner.loss_method == "row_loss"
 
     def lane(self, batch: LaneBatch) -> TaskLane:
         """See `WholeLoss`."""
@@ -84,11 +84,8 @@ class TaskLoss:
 
     def compute(self, model: nn.Module, values: Any, rows: slice) -> object:
         """See `WholeLoss`."""
-        task, (outputs, inputs) = self._runner.task, values
-        with self._runner.precision.forward():
-            if self.by_rows:
-                return task.row_loss(model, outputs, inputs, rows)
-            return task.batch_loss(model, outputs, inputs)
+        outputs, inputs = values
+        return self._runner.batch_loss(model, outputs, inputs, rows)
 
 
 _NO_SHARE = LaneShare(None, Term(0.0, 0.0), is_sample_mean=False)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, final
 
 import torch
@@ -38,10 +38,22 @@ class LaneRunner:
     seed: int
     """Seed of the run."""
 
+    @cached_property
+    def loss_method(self) -> str:
+        """Which of its methods is the task's loss: `loss`, or one that is of all lanes."""
+        return self.task.loss_method()
+
     @property
     def what(self) -> str:
         """The name of the loss in an error message."""
-        return f"the {self.task.loss_method()} of {type(self.task).__name__}"
+        return f"the {self.loss_method} of {type(self.task).__name__}"
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any, rows: slice) -> Any:
+        """Return the loss of some of the samples whose outputs are given, by the task's method for it."""
+        with self.precision.forward():
+            if self.loss_method == "row_loss":
+                return self.task.row_loss(model, outputs, inputs, rows)
+            return self.task.batch_loss(model, outputs, inputs)
 
     def lane(self, batch: LaneBatch) -> "TaskLane":
         """Return a lane of a training step."""
@@ -61,6 +73,8 @@ class TaskLane:
     batch: LaneBatch
     seed: int
     """Seed of the random numbers that forward and loss draw."""
+    model: nn.Module | None = None
+    """The module of the last forward."""
 
     @property
     def turn(self) -> LaneTurn:
@@ -80,6 +94,7 @@ class TaskLane:
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""
         set_random_state(self.seed)
+        self.model = model
         try:
             with self.runner.precision.forward():
                 return self.runner.task.forward(model, data)
@@ -88,8 +103,12 @@ class TaskLane:
             raise
 
     def loss(self, outputs: Any, data: Any) -> Any:
-        """See `LaneWork`."""
+        """See `LaneWork`. Of a task whose loss is of all lanes it is that of the lane, as if it were alone."""
         try:
+            if self.runner.loss_method != "loss":
+                assert self.model is not None
+                inputs, rows = self.runner.task.batch_loss_inputs(data), slice(0, self.batch.num_samples)
+                return self.runner.batch_loss(self.model, outputs, inputs, rows)
             with self.runner.precision.forward():
                 return self.runner.task.loss(outputs, data)
         except BaseException as error:
