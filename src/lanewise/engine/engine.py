@@ -75,6 +75,7 @@ class Engine:
             loss_scale=loss_scale,
             modules=[[replica] for replica in run.reducer.replicas],
             vote=(lambda: (False, False, False)) if saving is None else saving.vote,
+            metric_names=run.log_interval.metric_names,
         )
         self.train_step = TrainStep(
             run.training,

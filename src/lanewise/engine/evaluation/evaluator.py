@@ -1,6 +1,5 @@
 """Evaluates a model on each sample exactly once, with the same result on any number of processes."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from lanewise.data import LaneBatch, LaneReader, read_turns
 from lanewise.device.accelerator import has_streams
 from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.step.lane import LaneRunner, TaskLane, named_lane, to_device
+from lanewise.engine.step.loss_metrics import means_of_lanes, read_terms
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
 from lanewise.lanes import Placement, SequentialSchedule, metric_seed
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
@@ -49,8 +49,9 @@ class EvalSet:
 class _LaneResult(NamedTuple):
     """Results of one lane."""
 
-    losses: torch.Tensor
-    """The loss sum and the weight of each micro-batch: float64, as it is sent faster than a list."""
+    losses: Mapping[str, torch.Tensor]
+    """The sum and the weight of each micro-batch's `loss`, and by name of what it reports besides: float64,
+    as it is sent faster than a list."""
     states: MetricStates
 
 
@@ -86,7 +87,8 @@ class Evaluator:
                 "Return metrics by name from build_metrics, or leave update_metrics out."
             )
         self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
-        """Names of the values that `run` returns; a metric with several values has names `key/name` there."""
+        """Names of the values that `run` returns, but for what a loss reports, which no one knows before; a
+        metric with several values has names `key/name` there."""
 
     def run(self, wants_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Evaluate on all sets. Collective: every rank must call this.
@@ -96,9 +98,11 @@ class Evaluator:
                 forwards are collective, no rank may skip one, so the evaluation stops between two sets only.
 
         Returns:
-            The values of `set/loss` and `set/metric`; the same on every rank, for any number of processes.
+            The values of `set/loss`, `set/metric` and what the loss reports; the same on every rank, for any
+            number of processes.
 
         Raises:
+            TaskError: if a metric of the loss and one of the task have the same name.
             PreemptedError: on every rank, if one rank was asked to stop before the evaluation was complete.
         """
         values: dict[str, float] = {}
@@ -179,14 +183,17 @@ class Evaluator:
         computed = self._compute(eval_set, outputs_and_loss, wants_stop)
         for number, micro_batches in groupby(computed, lambda pair: pair[0].turn.lane):
             metrics = {key: m.to(self.world.device) for key, m in self._metrics_for(eval_set).items()}
-            losses = []
+            losses: dict[str, list[tuple[float, float]]] = {"loss": []}
             for lane, (outputs, returned) in micro_batches:
                 with named_lane(lane.batch):
                     loss = lane.check(returned)
                     if eval_set.has_metrics:
                         self.lanes.task.update_metrics(metrics, outputs, lane.data)
-                    losses.append((0.0 if loss.sum is None else loss.sum.item(), loss.weight))
-            results[number] = _LaneResult(torch.tensor(losses, dtype=torch.float64), take_states(metrics))
+                    losses["loss"].append((0.0 if loss.sum is None else loss.sum.item(), loss.weight))
+                    for name, pair in read_terms(loss.metrics).items():
+                        losses.setdefault(name, []).append(pair)
+            pairs = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in losses.items()}
+            results[number] = _LaneResult(pairs, take_states(metrics))
         return results
 
     def _compute(
@@ -222,15 +229,17 @@ class Evaluator:
     def _merge(self, eval_set: EvalSet, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
         """Merge the results of all lanes, in lane order."""
         in_order = [lanes[lane] for lane in sorted(lanes)]
-        losses = [loss for lane in in_order for loss in lane.losses.tolist()]
-        loss_sums, weight = [loss_sum for loss_sum, _ in losses], math.fsum(weight for _, weight in losses)
-        is_finite = all(map(math.isfinite, loss_sums)) and weight > 0
-        loss = math.fsum(loss_sums) / weight if is_finite else math.nan
+        losses = means_of_lanes(lane.losses for lane in in_order)
         # The lanes drew different random numbers on each process.
         set_random_state(metric_seed(self.lanes.seed, eval_set.name))
         with noting(lambda: f"when the metrics of eval dataset {eval_set.name} were computed"):
             metrics = merge_metrics(self._metrics_for(eval_set), [lane.states for lane in in_order])
-        return {"loss": loss, **metrics}
+        if taken := sorted(losses.keys() & metrics.keys()):
+            raise TaskError(
+                f"the loss reports {taken[0]}, and {eval_set.name}/{taken[0]} is a value of the metrics of "
+                "build_metrics too. Give one of them another name."
+            )
+        return {"loss": losses.pop("loss"), **metrics, **losses}
 
 
 def read_in_order(
