@@ -110,7 +110,7 @@ class Evaluation:
         # What the loss reports, and the values of a metric that has several, have names that are known after
         # the first evaluation only.
         for name, value in self._needed.items():
-            if not any(value.startswith(f"{one.name}/") for one in evaluator.sets):
+            if not any(value.startswith(key.removesuffix("loss")) for key in evaluator.keys):
                 raise _no_such_value(name, value, evaluator.keys)
 
     def state_dict(self) -> dict[str, Any]:
