@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -14,6 +14,10 @@ from lanewise.errors import TaskError
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
+
+
+TAKEN_NAMES = frozenset({"loss", "weight", "grad_norm", "learning_rate", "skipped_steps"})
+"""What the trainer reports of each step itself, so that no metric of a loss may have such a name."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +35,30 @@ class Loss:
 
     If it is a tensor on an accelerator, each backward waits for it: count on the CPU, as in `collate`.
     """
+    metrics: Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]] | None = field(
+        default=None, kw_only=True
+    )
+    """What else to report, by name: a sum over the micro-batch and the weight by which it counts, as numbers
+    or scalar tensors on any device, without a gradient.
+
+    The means over the global batch and the logged steps become `train/<name>`, those over a dataset
+    `<dataset>/<name>`. A lane that leaves out a name counts as (0, 0); in the first step of a run some lane
+    must report each name.
+    """
 
     @classmethod
-    def mean(cls, value: torch.Tensor, weight: torch.Tensor | float) -> "Loss":
+    def mean(
+        cls,
+        value: torch.Tensor,
+        weight: torch.Tensor | float,
+        *,
+        metrics: Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]] | None = None,
+    ) -> "Loss":
         """Make a loss of a mean over `weight` units, as most models return it.
 
         A Hugging Face model returns the mean over the target tokens, so their number is the weight.
         """
-        return cls(value * weight, weight)
+        return cls(value * weight, weight, metrics=metrics)
 
 
 class Task(ABC):

@@ -215,5 +215,5 @@ def test_wrong_use_is_one_clear_error(task, said):
 
 
 def test_a_task_has_one_loss():
-    with pytest.raises(TaskError, match="must have exactly one of the methods .*: got loss and batch_loss"):
+    with pytest.raises(TaskError, match=r"must have exactly one of the methods .*: got loss and batch_loss"):
         Both().loss_method()

@@ -76,6 +76,7 @@ class Engine:
             loss_scale=loss_scale,
             modules=[[replica] for replica in run.reducer.replicas],
             vote=(lambda: (False, False, False)) if saving is None else saving.vote,
+            metric_names=run.log_interval.metric_names,
         )
         self._batch_gradients = None
         if run.training.runner.loss_method != "loss":

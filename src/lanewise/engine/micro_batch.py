@@ -56,8 +56,8 @@ def find_micro_batch_size(
     """
     if (task or build_task(config)).loss_method() != "loss":
         raise ConfigError(
-            "batch.micro_batch_size auto measures micro-batches, and not a loss of all samples of a step: got "
-            "a task with batch_loss or row_loss. Give a number; memory/peak_gib of a run with "
+            "batch.micro_batch_size auto measures micro-batches, not a loss of all samples of a step: got a "
+            "task with batch_loss or row_loss. Give a number; memory/peak_gib of a run with "
             "--train.max_steps 2 shows what a step takes."
         )
     batch, is_cpu = config.batch, world.device.type == "cpu"

@@ -82,6 +82,14 @@ class TaskLoss:
         """See `WholeLoss`."""
         return outputs, self._runner.task.batch_loss_inputs(data)
 
+    def parts(self, outputs: BatchOutputs, lanes: range) -> list[tuple[int, slice]]:
+        """Return what this process computes of a batch: lanes and the samples whose loss it is."""
+        if outputs.values is None:
+            return []
+        if not self.by_rows:
+            return [(min(outputs.rows), slice(0, outputs.num_samples))]
+        return [(lane, rows) for lane, rows in outputs.rows.items() if lane in lanes]
+
     def compute(self, model: nn.Module, values: Any, rows: slice) -> object:
         """See `WholeLoss`."""
         outputs, inputs = values
@@ -139,6 +147,7 @@ class _Share:
     """Of parameters that the loss itself uses, by their number among the trained ones."""
     term: Term
     is_sample_mean: bool
+    metrics: Mapping[str, Term]
 
     def seed(self, lane: _OutputLane, values: Any) -> LaneShare:
         """Return a scalar whose backward gives these gradients to the lane's outputs and parameters."""
@@ -149,7 +158,7 @@ class _Share:
         gradients = [*self.gradients, *self.of_parameters.values()]
         gradients = [one.to(tensor.device) for one, tensor in zip(gradients, tensors, strict=True)]
         value: torch.Tensor = _Begin.apply(gradients, *tensors)  # type: ignore[no-untyped-call]
-        return LaneShare(value, self.term, self.is_sample_mean)
+        return LaneShare(value, self.term, self.is_sample_mean, self.metrics)
 
 
 @dataclass(frozen=True)
@@ -304,6 +313,7 @@ class BatchGradients:
                 computed.of_parameters if lane == first else {},
                 computed.loss.term if lane == first else Term(0.0, 0.0),
                 computed.loss.is_sample_mean,
+                computed.loss.metrics if lane == first else {},
             )
             for lane in local
         }
@@ -392,6 +402,7 @@ class BatchGradients:
                 one_lane.of_parameters,
                 one_lane.loss.term,
                 one_lane.loss.is_sample_mean,
+                one_lane.loss.metrics,
             )
             for lane, one_lane in computed.items()
         }

@@ -67,9 +67,10 @@ class LaneGradients:
             may be added until the first step.
         vote: called before the last backward of each step; returns whether this process wants to save after
             the step, and whether it wants to stop the run.
+        metric_names: names of metrics that losses reported before the run was resumed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a run, as arguments
         self,
         reducer: Reducer,
         world: World,
@@ -80,6 +81,7 @@ class LaneGradients:
         loss_scale: LossScale | None,
         modules: Sequence[Collection[nn.Module]],
         vote: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False),
+        metric_names: Collection[str] = (),
     ) -> None:
         self.reducer = reducer
         self.world = world
@@ -88,7 +90,7 @@ class LaneGradients:
         self.loss_scale = loss_scale
         self._vote = vote
         self._clock = clock
-        self.losses = StepLosses(world, placement, loss_scale)
+        self.losses = StepLosses(world, placement, loss_scale, metric_names)
         self._buffers = LaneBuffers(modules, world, placement)
         self._monitor = ParameterMonitor(reducer)
         self._collectives = CollectiveDetector(reducer, world, placement, equality)

@@ -3,9 +3,9 @@
 import errno
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, final
 
@@ -15,6 +15,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from lanewise.data import LaneBatch
 from lanewise.device.accelerator import new_stream, on_stream, start_copy_to_host
+from lanewise.engine.step.loss_metrics import metric_terms
 from lanewise.engine.step.message import Term
 from lanewise.errors import LanewiseError, TaskError, note_place, text_of
 from lanewise.lanes import LaneTurn, evaluation_seed, lane_seed
@@ -103,7 +104,7 @@ class TaskLane:
             raise
 
     def loss(self, outputs: Any, data: Any) -> Any:
-        """See `LaneWork`. Of a task whose loss is of all lanes it is that of the lane, as if it were alone."""
+        """See `LaneWork`. Where a loss is of all lanes, it is that of the lane as if it were alone."""
         try:
             if self.runner.loss_method != "loss":
                 assert self.model is not None
@@ -143,6 +144,8 @@ class LaneLoss:
     weight: float
     is_sample_mean: bool
     """Whether the task returned a plain mean, whose weight is the number of samples."""
+    metrics: Mapping[str, Term] = field(default_factory=dict)
+    """What it reports besides."""
 
     @classmethod
     def of(cls, batch: LaneBatch, returned: object, what: str) -> "LaneLoss":
@@ -154,8 +157,8 @@ class LaneLoss:
             what: the name of the loss in an error message.
 
         Raises:
-            TaskError: if the loss is not a scalar, its weight is negative or not finite, or in training it
-                has no gradient.
+            TaskError: if the loss is not a scalar, its weight is negative or not finite, its metrics are not
+                what `Loss` says, or in training it has no gradient.
         """
         if not batch.num_samples:
             return cls(None, 1.0, 0.0, is_sample_mean=False)
@@ -169,10 +172,13 @@ class LaneLoss:
     def of_samples(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
         """Make a `LaneLoss` of what the user's code returned for some samples; see `of`."""
         value, weight, is_sample_mean = returned, float(num_samples), True
+        metrics: Mapping[str, Term] = {}
         if isinstance(returned, Loss):
             given = returned.weight
             weight = float(start_copy_to_host(given)() if isinstance(given, torch.Tensor) else given)
             value, is_sample_mean = returned.sum, False
+            if returned.metrics is not None:
+                metrics = metric_terms(returned.metrics, what)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             if isinstance(value, torch.Tensor):
                 got = f"a tensor of shape {tuple(value.shape)}"
@@ -190,7 +196,7 @@ class LaneLoss:
                 "The weight counts the units that were added up."
             )
         if not weight:
-            return cls(None, 1.0, 0.0, is_sample_mean)
+            return cls(None, 1.0, 0.0, is_sample_mean, metrics)
         if not value.requires_grad and torch.is_grad_enabled():
             raise TaskError(
                 f"{what} has no gradient: nothing would be trained. "
@@ -198,7 +204,7 @@ class LaneLoss:
             )
         if value.dim():
             value = value.reshape(())
-        return cls(value, weight if is_sample_mean else 1.0, weight, is_sample_mean)
+        return cls(value, weight if is_sample_mean else 1.0, weight, is_sample_mean, metrics)
 
     @property
     def sum(self) -> torch.Tensor | None:
@@ -236,11 +242,8 @@ class LaneShare:
     term: Term
     """What the other processes are told: of a loss that is of all lanes, the first lane tells all."""
     is_sample_mean: bool
-
-    @property
-    def weight(self) -> float:
-        """The weight that this lane tells."""
-        return self.term.weight
+    metrics: Mapping[str, Term] = field(default_factory=dict)
+    """What the loss reports besides, likewise."""
 
     def backward_factor(self, _turn: LaneTurn, _scale: float) -> torch.Tensor:
         """Return 1: the gradient of the outputs is that of the sum already, times the scale."""
