@@ -12,19 +12,19 @@ from torch import nn
 from lanewise.data import LaneBatch, LaneReader, read_turns
 from lanewise.device.accelerator import has_streams
 from lanewise.engine.buffers.pack import evaluating
-from lanewise.engine.step.batch_loss import TaskLoss
+from lanewise.engine.evaluation.prediction import Prediction, put_into, take_prediction
 from lanewise.engine.step.lane import LaneLoss, LaneRunner, TaskLane, named_lane, to_device
 from lanewise.engine.step.loss_metrics import means_of_lanes, read_terms
 from lanewise.engine.step.outputs import LaneOutputs, gather_outputs
+from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
 from lanewise.lanes import Placement, SequentialSchedule, batch_loss_seed, metric_seed
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
-from lanewise.nested import map_leaves, plain, structure, tensors_in
+from lanewise.nested import plain
 from lanewise.random_state import set_random_state
 from lanewise.reduce import Reducer, evaluate_lanes
 from lanewise.task import Task
 from lanewise.watch.heartbeat import EVALUATION, heartbeat
-from lanewise.world.encode import TensorTable, encode
 from lanewise.world.world import World
 
 if TYPE_CHECKING:
@@ -157,12 +157,12 @@ class Evaluator:
         sets = {one.name: one for one in self.sets}
         if name not in sets:
             raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
-        local: list[_Outputs] = []
+        local: list[Prediction] = []
         with _eval_mode(self.model), torch.no_grad():
             for lane, outputs in self._compute(sets[name], lambda lane, data: lane.forward(self.model, data)):
                 with named_lane(lane.batch):
                     chosen = self.lanes.task.predict(outputs, lane.data)
-                    local.append(_take(chosen, lane.batch.num_samples))
+                    local.append(take_prediction(chosen, lane.batch.num_samples))
         due = sum(len(turn.positions) for turn in sets[name].schedule.turns(self.placement.own))
         if num_lost := due - sum(one.num_samples for one in local):
             raise DataError(
@@ -171,9 +171,9 @@ class Evaluator:
             )
         gathered = self.world.gather_tree([(one.num_samples, one.form, plain(one.values)) for one in local])
         # The samples of a lane are contiguous, and so are the lanes of a process.
-        others = [_Outputs(*one) for of_rank in (gathered or [])[1:] for one in of_rank]
+        others = [Prediction(*one) for of_rank in (gathered or [])[1:] for one in of_rank]
         containers = {one.form: one.values for one in local}
-        everything = [*local, *(_put_into(containers, one) for one in others)] if gathered else []
+        everything = [*local, *(put_into(containers, one) for one in others)] if gathered else []
         return [output for one in everything for output in one.split()]
 
     def _run_lanes(
@@ -328,62 +328,6 @@ def read_in_order(
     turns = ((turn, tuple(turn.positions or spare)) for turn in schedule.turns(lanes))
     batches = read_turns(reader, turns, num_workers, pin_memory=has_streams(device))
     yield from to_device(batches, device)
-
-
-class _Outputs(NamedTuple):
-    """What the forward returned for a micro-batch, on the CPU."""
-
-    num_samples: int
-    form: str
-    """What `structure` says of it."""
-    values: Any
-
-    def split(self) -> list[Any]:
-        """Return the outputs of each sample."""
-
-        def of_sample(number: int) -> Any:
-            # A copy, as a view would keep the whole micro-batch.
-            return map_leaves(lambda leaf: leaf[number].clone(), self.values)
-
-        return list(map(of_sample, range(self.num_samples)))
-
-
-def _take(outputs: Any, num_samples: int) -> _Outputs:
-    """Take the outputs of a micro-batch, in any nested containers, to the CPU.
-
-    Raises:
-        TaskError: if one does not have an entry for each sample, or cannot be sent to another process.
-    """
-
-    def on_cpu(leaf: Any) -> torch.Tensor:
-        if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (num_samples,):
-            got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-            raise TaskError(
-                f"an output of the model does not have one entry for each of the {num_samples} samples: "
-                f"got {got}. Choose those that have by Task.predict."
-            )
-        return leaf.cpu()
-
-    of_all = map_leaves(on_cpu, outputs)
-    encode(plain(of_all), "outputs", TensorTable(TaskError, "predicted"))  # which refuses anything else
-    return _Outputs(num_samples, structure(of_all), of_all)
-
-
-def _put_into(containers: Mapping[str, Any], outputs: _Outputs) -> _Outputs:
-    """Put outputs of another process, which arrived in dicts, lists and tuples, into our own containers.
-
-    Raises:
-        TaskError: if they were in other containers, and no outputs of this process were in such ones.
-    """
-    if structure(outputs.values) == outputs.form:  # they were dicts, lists and tuples
-        return outputs
-    if outputs.form not in containers:
-        raise TaskError(
-            f"some outputs of the model are in other containers than those of rank 0: {outputs.form:.200}. "
-            "Return the same containers for every micro-batch, or dicts, lists and tuples."
-        )
-    tensors = tensors_in(outputs.values)
-    return outputs._replace(values=map_leaves(lambda _: next(tensors), containers[outputs.form]))
 
 
 @contextmanager

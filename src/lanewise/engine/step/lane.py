@@ -211,14 +211,6 @@ class LaneLoss:
         """The sum of the loss over its units."""
         return None if self.value is None else self.value * self.factor
 
-    @property
-    def term(self) -> Term:
-        """What the other processes are told of it."""
-        if self.value is None:
-            return Term(0.0, self.weight)
-        known = self.value.item() if self.value.is_cpu else self.value.detach()
-        return Term(known, self.weight, self.factor)
-
     def backward_factor(self, turn: LaneTurn, scale: float) -> torch.Tensor:
         """Return the scalar gradient of the loss with which the lane's backward starts.
 
@@ -239,11 +231,8 @@ class LaneShare:
 
     value: torch.Tensor | None
     """Scalar whose backward gives the gradient of the lane's outputs; None where the lane has no samples."""
-    term: Term
-    """What the other processes are told: of a loss that is of all lanes, the first lane tells all."""
-    is_sample_mean: bool
-    metrics: Mapping[str, Term] = field(default_factory=dict)
-    """What the loss reports besides, likewise."""
+    told: LaneLoss | None
+    """The loss that this lane tells to the others: of one that is of all lanes, the first lane tells."""
 
     def backward_factor(self, _turn: LaneTurn, _scale: float) -> torch.Tensor:
         """Return 1: the gradient of the outputs is that of the sum already, times the scale."""

@@ -79,16 +79,23 @@ class StepLosses:
         Raises:
             TaskError: if a metric has another name than those of the first step, or a weight that cannot be.
         """
-        self.agree_on_unit(loss.weight if isinstance(loss, LaneLoss) else 0.0)
+        told = loss.told if isinstance(loss, LaneShare) else loss
+        if self._loss_scale is not None and not self._loss_scale.has_unit:
+            self.agree_on_unit(0.0 if told is None else told.weight)
         if loss is None:
             return None, None
         self._samples[batch.turn.lane] = batch.indices
-        if loss.metrics:
-            self._metrics[batch.turn.lane] = known_terms(loss.metrics, self._metric_names)
-        self._rows.append(LaneRow(batch.turn.lane, (loss.term,)))
+        term = Term(0.0, 0.0 if told is None else told.weight)
+        if told is not None and told.metrics:
+            self._metrics[batch.turn.lane] = known_terms(told.metrics, self._metric_names)
+        if told is not None and told.value is not None:
+            known = told.value.item() if told.value.is_cpu else told.value.detach()
+            term = Term(known, told.weight, told.factor)
+        self._rows.append(LaneRow(batch.turn.lane, (term,)))
         if loss.value is None:
             return None, None
-        return loss.value, loss.backward_factor(batch.turn, self.factor)
+        scale = 1.0 if self._loss_scale is None else self._loss_scale.factor
+        return loss.value, loss.backward_factor(batch.turn, scale)
 
     @property
     def factor(self) -> float:

@@ -11,12 +11,13 @@ from torch.optim.swa_utils import AveragedModel
 
 from lanewise.checkpoint.model_file import grow_buffers
 from lanewise.data import LaneBatch
-from lanewise.engine.step.batch_loss import BatchGradients, TaskLoss
+from lanewise.engine.step.batch_loss import BatchGradients
 from lanewise.engine.step.gradient import LaneGradients, StepGradient
 from lanewise.engine.step.lane import LaneRunner
 from lanewise.engine.step.logged_metrics import IntervalReport, StepMetrics
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.update import choose_update
+from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.lanes import update_seed
 from lanewise.random_state import set_random_state
 from lanewise.watch.heartbeat import CALLBACK, OPTIMIZER, heartbeat
