@@ -85,14 +85,28 @@ class Task(ABC):
     def forward(self, model: nn.Module, batch: Any) -> Any:
         """Return the model's outputs for a collated micro-batch, which is on the model's device."""
 
-    def loss(self, outputs: Any, batch: Any) -> Loss | torch.Tensor:
+    def loss(self, outputs: Any, batch: Any) -> Loss | torch.Tensor | Sequence[Loss]:
         """Return the micro-batch's loss; a bare scalar is taken as the mean over its samples.
 
-        A task has either this method, or `batch_loss`, or `row_loss`.
+        A task has either this method, or `batch_loss`, or `row_loss`. One with `loss_weights` returns several
+        losses here.
         """
         raise NotImplementedError
 
-    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Loss | torch.Tensor:
+    def loss_weights(self, batch: Any) -> Sequence[float | torch.Tensor] | None:
+        """Return the weights of the losses where `loss` returns several: tokens for one, samples for another.
+
+        Each loss is divided by its own weight over the global batch.
+
+        Args:
+            batch: the collated micro-batch, on the model's device; count on the CPU, as in `collate`.
+
+        Returns:
+            The weights, or None where only the loss knows them: then each forward runs twice.
+        """
+        raise NotImplementedError
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Loss | torch.Tensor | Sequence[Loss]:
         """Return the loss of all samples of a step, which may compare each with all others.
 
         Every process calls it, with the same arguments, and must return the same. It may use parameters of
@@ -105,7 +119,7 @@ class Task(ABC):
             inputs: likewise, what `batch_loss_inputs` returned.
 
         Returns:
-            A mean over the samples, or a `Loss`.
+            A mean over the samples, a `Loss`, or several, each of which is divided by its own weight.
         """
         raise NotImplementedError
 

@@ -1,5 +1,6 @@
 """Evaluates a model on each sample exactly once, with the same result on any number of processes."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from lanewise.data import LaneBatch, LaneReader, read_turns
 from lanewise.device.accelerator import has_streams
 from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.evaluation.prediction import Prediction, put_into, take_prediction
-from lanewise.engine.step.lane import LaneLoss, LaneRunner, TaskLane, named_lane, to_device
+from lanewise.engine.step.lane import LaneRunner, TaskLane, to_device
+from lanewise.engine.step.lane_error import named_lane
+from lanewise.engine.step.lane_loss import LaneLoss, check_each
 from lanewise.engine.step.loss_metrics import means_of_lanes, read_terms
 from lanewise.engine.step.outputs import LaneOutputs, gather_outputs
 from lanewise.engine.step.whole_loss import TaskLoss
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 T = TypeVar("T")
+_LOSS = "loss"
+"""The name of the loss among what a lane reports; of one with several terms each has a number behind it."""
 
 _STOPPED = (
     "a signal stopped the evaluation on the dataset {}. With --resume the run begins with this evaluation."
@@ -196,7 +201,7 @@ class Evaluator:
         computed = self._compute(eval_set, outputs_and_loss, wants_stop)
         for number, micro_batches in groupby(computed, lambda pair: pair[0].turn.lane):
             metrics = {key: m.to(self.world.device) for key, m in self._metrics_for(eval_set).items()}
-            losses: dict[str, list[tuple[float, float]]] = {"loss": []}
+            losses: dict[str, list[tuple[float, float]]] = {}
             for lane, (made, returned) in micro_batches:
                 with named_lane(lane.batch):
                     if eval_set.has_metrics:
@@ -205,7 +210,7 @@ class Evaluator:
                         of_lane = LaneOutputs(number, lane.batch.num_samples, returned)
                         outputs.setdefault(lane.turn.step, []).append(of_lane)
                         continue
-                    _note(lane.check(returned), losses)
+                    _note(lane.check_each(returned), losses)
             results[number] = _LaneResult(_as_tensors(losses), take_states(metrics))
         return results
 
@@ -263,7 +268,7 @@ class Evaluator:
                     set_random_state(batch_loss_seed(self.lanes.seed, number, lane, evaluates=True))
                     returned = whole.compute(self.model, batch.values, rows)
                     losses: dict[str, list[tuple[float, float]]] = {}
-                    _note(LaneLoss.of_samples(returned, rows.stop - rows.start, self.lanes.what), losses)
+                    _note(check_each(returned, rows.stop - rows.start, self.lanes.what), losses)
                     local[number, lane] = _as_tensors(losses)
         told = self.world.all_gather_tree([[*key, losses] for key, losses in local.items()])
         # All processes that have samples compute the same, where it is not by rows.
@@ -276,7 +281,10 @@ class Evaluator:
         losses: Iterable[Mapping[str, torch.Tensor]],
     ) -> dict[str, float]:
         """Merge losses, and the metrics of all lanes in lane order."""
-        of_losses = means_of_lanes(losses)
+        means = means_of_lanes(losses)
+        of_terms = [mean for name, mean in means.items() if name.partition(" ")[0] == _LOSS]
+        loss = math.fsum(of_terms) if of_terms else math.nan
+        of_losses = {name: mean for name, mean in means.items() if name.partition(" ")[0] != _LOSS}
         # The lanes drew different random numbers on each process.
         set_random_state(metric_seed(self.lanes.seed, eval_set.name))
         with noting(lambda: f"when the metrics of eval dataset {eval_set.name} were computed"):
@@ -287,14 +295,16 @@ class Evaluator:
                 f"the loss reports {taken[0]}, and {eval_set.name}/{taken[0]} is a value of the metrics of "
                 "build_metrics too. Give one of them another name."
             )
-        return {"loss": of_losses.pop("loss"), **metrics, **of_losses}
+        return {"loss": loss, **metrics, **of_losses}
 
 
-def _note(loss: LaneLoss, losses: dict[str, list[tuple[float, float]]]) -> None:
-    """Note the sum and the weight of a loss, and of what it reports."""
-    losses.setdefault("loss", []).append((0.0 if loss.sum is None else loss.sum.item(), loss.weight))
-    for name, pair in read_terms(loss.metrics).items():
-        losses.setdefault(name, []).append(pair)
+def _note(terms: Sequence[LaneLoss], losses: dict[str, list[tuple[float, float]]]) -> None:
+    """Note the sum and the weight of each term of a loss, and of what it reports."""
+    for number, term in enumerate(terms):
+        name = _LOSS if len(terms) == 1 else f"{_LOSS} {number}"
+        losses.setdefault(name, []).append((0.0 if term.sum is None else term.sum.item(), term.weight))
+        for metric, pair in read_terms(term.metrics).items():
+            losses.setdefault(metric, []).append(pair)
 
 
 def _as_tensors(losses: Mapping[str, list[tuple[float, float]]]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,8 @@ from lanewise.engine.step.batch_loss import BatchGradients
 from lanewise.engine.step.batches import StepBatches
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.gradient import LaneGradients, StepGradient
-from lanewise.engine.step.lane import named_lane, to_device
+from lanewise.engine.step.lane import to_device
+from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.loss_metrics import means
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, lane_seed, update_seed
@@ -159,7 +160,7 @@ class Step:
         if model not in self._prepared.batch_gradients:
             self._prepared.batch_gradients[model] = BatchGradients(gradients, seed)
         whole = _OwnLoss(forward, loss, seed, self._num_passes)
-        self._prepared.batch_gradients[model].run(iter(self._batches), whole, "the loss given to batch_loss")
+        self._prepared.batch_gradients[model].run(whole, "the loss given to batch_loss", iter(self._batches))
         self._end(gradients)
 
     def _begin(self, model: nn.Module) -> LaneGradients:

@@ -23,7 +23,9 @@ from torch import nn
 from lanewise.data import LaneBatch
 from lanewise.engine.step.batches import StepBatches
 from lanewise.engine.step.gradient import LaneGradients
-from lanewise.engine.step.lane import LaneShare, named_lane, to_device
+from lanewise.engine.step.lane import to_device
+from lanewise.engine.step.lane_error import named_lane
+from lanewise.engine.step.lane_loss import LaneShare
 from lanewise.engine.step.loss_shares import LossShares, Share
 from lanewise.engine.step.outputs import LaneOutputs
 from lanewise.engine.step.whole_loss import WholeLoss
@@ -92,9 +94,9 @@ class BatchGradients:
 
     def run(
         self,
-        batches: Iterator[LaneBatch],
         loss: WholeLoss,
         what: str,
+        batches: Iterator[LaneBatch],
         is_logged: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """Run the forwards, the loss and the backwards of a step; `LaneGradients.finish` completes it.
@@ -102,9 +104,9 @@ class BatchGradients:
         Collective: every rank must call this, with the batches of its own lanes.
 
         Args:
-            batches: consumed for one step, from where the reader left them.
             loss: of all samples of the step.
             what: the name of the loss in an error message.
+            batches: consumed for one step, from where the reader left them.
             is_logged: see `LaneGradients.rounds`.
         """
         gradients, device = self._gradients, self._gradients.world.device

@@ -14,7 +14,8 @@ from lanewise.device.accelerator import start_copy_to_host
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.collectives import CollectiveDetector
-from lanewise.engine.step.lane import LaneLoss, LaneShare, note_lane
+from lanewise.engine.step.lane_error import note_lane
+from lanewise.engine.step.lane_loss import LaneLoss, LaneShare
 from lanewise.engine.step.losses import StepLosses
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.parameters import ParameterMonitor
@@ -182,7 +183,7 @@ class LaneGradients:
             self._collectives.after_forward(first)
         checked: list[LaneLoss | LaneShare | None] = []
         for batch, loss in zip(in_round, losses, strict=True):
-            known = loss if isinstance(loss, LaneShare) else LaneLoss.of(batch, loss, what)
+            known = loss if isinstance(loss, LaneShare | LaneLoss) else LaneLoss.of(batch, loss, what)
             checked.append(known if batch.turn.positions else None)
         self.clock.lap(FORWARD, begins=BACKWARD)
         for replica, batch in enumerate(in_round):

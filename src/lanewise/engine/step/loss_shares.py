@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lanewise.engine.step.gradient import LaneGradients
-from lanewise.engine.step.lane import LaneLoss, LaneShare
+from lanewise.engine.step.lane_loss import LaneLoss, LaneShare, add_own_terms, terms_of
 from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, gather_outputs
 from lanewise.engine.step.whole_loss import WholeLoss
 from lanewise.errors import TaskError
@@ -178,7 +178,11 @@ class LossShares:
             )
         num_collectives = self._world.num_collectives()
         buffers = {name: one.clone() for name, one in model.named_buffers()} if self._is_first_step else {}
-        checked = LaneLoss.of_samples(loss.compute(model, outputs.values, rows), rows.stop - rows.start, what)
+        returned, num_samples = loss.compute(model, outputs.values, rows), rows.stop - rows.start
+        if (terms := terms_of(returned)) and not loss.by_rows:
+            checked = add_own_terms(terms, num_samples, what)
+        else:
+            checked = LaneLoss.of_samples(returned, num_samples, what)
         if self._world.num_collectives() != num_collectives:
             raise TaskError(
                 f"{what} communicates with other processes. It is given the samples of all lanes: gather "

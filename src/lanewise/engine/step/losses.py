@@ -8,7 +8,7 @@ from typing import final
 import torch
 
 from lanewise.data import LaneBatch
-from lanewise.engine.step.lane import LaneLoss, LaneShare
+from lanewise.engine.step.lane_loss import LaneLoss, LaneShare
 from lanewise.engine.step.loss_metrics import add_up, agree_on_names, known_terms, with_metrics
 from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals, Term
 from lanewise.errors import MOST_SHOWN, NonFiniteLossError, shorten

@@ -17,7 +17,7 @@ from lanewise.config import EvaluateConfig, RunConfig
 from lanewise.data import LaneBatch
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
-from lanewise.engine.step.lane import LaneLoss
+from lanewise.engine.step.lane_loss import LaneLoss
 from lanewise.engine.step.loss_metrics import (
     add_up,
     known_terms,
