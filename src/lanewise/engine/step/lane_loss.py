@@ -64,7 +64,7 @@ class LaneLoss:
             raise TaskError(
                 f"{what} returned several losses. Each is divided by its own weight over the global batch: "
                 "give the task loss_weights(batch), which returns these weights, or None where only the loss "
-                "knows them (docs/batch_loss.md)."
+                "knows them; a loop of your own has step.batch_loss (docs/batch_loss.md)."
             )
         value, weight, is_sample_mean = returned, float(num_samples), True
         metrics: Mapping[str, Term] = {}
@@ -170,7 +170,7 @@ def add_terms(
             part = one.sum * (num_of_all / weight)
             value = part if value is None else value + part
     weight = float(num_samples) if any(weights) else 0.0
-    return LaneLoss(value, 1.0, weight, is_sample_mean=False, metrics=metrics)
+    return LaneLoss(value, 1.0, weight, is_sample_mean=True, metrics=metrics)
 
 
 def add_own_terms(terms: Sequence[Loss], num_samples: int, what: str) -> LaneLoss:

@@ -12,7 +12,7 @@ from lanewise import Task
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
 from lanewise.engine.engine import build_engine
-from lanewise.engine.step import lane
+from lanewise.engine.step import lane_error
 from lanewise.errors import TaskError, describe
 from lanewise.lanes import LaneTurn
 from lanewise.world.world import LocalWorld
@@ -112,17 +112,17 @@ def test_out_of_memory_names_the_sizes_of_the_lane_and_the_remedies():
 )
 def test_only_errors_of_torch_are_explained_and_not_texts_that_are_alike(error, is_known):
     batch = LaneBatch(TURN, (0, 1), {"x": torch.ones(2, 3)}, 2)
-    assert lane.is_out_of_memory(error) == is_known
-    with pytest.raises(TaskError if is_known else type(error)) as caught, lane.named_lane(batch):
+    assert lane_error.is_out_of_memory(error) == is_known
+    with pytest.raises(TaskError if is_known else type(error)) as caught, lane_error.named_lane(batch):
         raise error
     assert caught.value.__notes__ == [batch.place]
     if is_known:
         assert "out of memory with a micro-batch of 2 samples" in str(caught.value)
         assert f"The error was {type(error).__name__}" in str(caught.value)
-        assert lane.is_out_of_memory(caught.value)
+        assert lane_error.is_out_of_memory(caught.value)
 
 
 def test_the_allocator_of_the_cpu_has_no_type_of_its_own():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(10**15)
-    assert lane.is_out_of_memory(caught.value)
+    assert lane_error.is_out_of_memory(caught.value)
