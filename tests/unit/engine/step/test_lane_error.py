@@ -62,15 +62,6 @@ def test_too_many_compiled_shapes_name_the_limit():
         run(configure(TooManyShapes, num_lanes=2, steps=1))
 
 
-def test_batches_reach_an_accelerator_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "new_stream", lambda _device: None)
-    batches = [LaneBatch(TURN, (0, 1), {"x": torch.ones(2, 3)}, 2)]
-    (moved,) = lane.to_device(batches, torch.device("meta"))
-    assert moved.data["x"].is_meta
-    assert moved.indices == (0, 1)
-    assert list(lane.to_device(batches, torch.device("cpu"))) == batches
-
-
 class TooLarge(Normed):
     """As if an accelerator had no memory left."""
 
