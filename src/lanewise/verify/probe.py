@@ -204,7 +204,7 @@ def _probe_history(
     new.run(new.other_turn, other)
     if not run(new):
         return History("run in a new model after another micro-batch", found, num_runs)
-    buffers = _changed_by_evaluation(probed, batch, other) if probed.task.eval_datasets() else ()
+    buffers = _changed_by_evaluation(probed, batch, other) if probed.eval_datasets else ()
     return History("", found, num_runs, buffers)
 
 
@@ -229,7 +229,7 @@ def _changed_by_evaluation(probed: ProbedRun, batch: Any, other: Any) -> Sequenc
 
 def _evaluates(probed: ProbedRun, batch: BatchConfig) -> bool:
     """Evaluate, and tell whether there was something to evaluate."""
-    world, sets = LocalWorld(probed.device), probed.task.eval_datasets()
+    world, sets = LocalWorld(probed.device), probed.eval_datasets
     try:
         return bool(evaluate_batch(probed.lanes, probed.model, sets, world, batch))
     except Exception:  # noqa: BLE001 - the steps that are run evaluate as well, and say what failed

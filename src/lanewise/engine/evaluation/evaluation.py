@@ -157,6 +157,11 @@ class Evaluation:
         self.best_value, self.best_step = -math.inf, None
 
     @property
+    def datasets(self) -> Mapping[str, Any]:
+        """The datasets to evaluate on, by name."""
+        return {one.name: one.reader.dataset for one in self._evaluator.sets}
+
+    @property
     def best(self) -> tuple[int, float] | None:
         """The step, from 1, of the best model, and its value; None where there is none."""
         return None if self.best_step is None else (self.best_step, self.sign * self.best_value)
