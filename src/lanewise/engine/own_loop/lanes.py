@@ -292,7 +292,8 @@ class Lanes:
         Args:
             folder: a folder on a file system that all ranks share.
             keep_last: how many of the newest checkpoints to keep.
-            objects: modules, optimizers, and other objects with `state_dict` and `load_state_dict`.
+            objects: modules, optimizers, and other objects with `state_dict` and `load_state_dict`. Their
+                state must be the same on every rank, which `save` compares.
 
         Raises:
             CheckpointError: if an object cannot be saved, the checkpoint does not fit, or none is good.
@@ -305,7 +306,13 @@ class Lanes:
             "exact": identify_exact(self._distributed, self._world),
         }
         checkpoints = OwnCheckpoints(
-            Path(folder), self._world, identity, objects, scales, keep_last=keep_last
+            Path(folder),
+            self._world,
+            identity,
+            objects,
+            scales,
+            prepared=self._prepared.gradients.keys(),
+            keep_last=keep_last,
         )
         self._checkpoints.append(checkpoints)
         self._numbered += [dataset for dataset in checkpoints.datasets if dataset not in self._numbered]
