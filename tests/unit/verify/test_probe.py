@@ -143,7 +143,7 @@ def test_state_that_matters_to_nothing_is_a_note(name, said, monkeypatch):
 def test_a_buffer_that_enters_the_next_loss_is_a_note():
     """BatchNorm's statistics, of which lanes make different values as well, enter no loss of training."""
     evidence = probed(mistakes.config("buffer that grows in place", "RowTask", wrong=True))
-    said = "lanes make different values of kept_level, whose mean enters the next loss: right for a statistic."
+    said = "lanes make different values of kept_level, whose mean enters the next loss"
     (note,) = [note for note in notes(evidence, diagnose(evidence)) if note.startswith(said)]
     assert "the mean over the lanes mixes texts" in note
 

@@ -130,8 +130,8 @@ class OwnCheckpoints:
             if differing := [key for key in self._compared if theirs[key] != own[key]]:
                 raise CheckpointError(
                     f"the state of {differing[0]} differs between processes (ranks {self._world.rank} and "
-                    f"{rank}), and a checkpoint holds one state for all of them. Keep what belongs to a lane "
-                    "in a form that is the same on every process, or gather it from all of them before saving."
+                    f"{rank}), and a checkpoint holds one state for all. Keep what belongs to a lane in a "
+                    "form that is the same on every process, or gather it from all of them before saving."
                 )
 
     def finish(self) -> None:

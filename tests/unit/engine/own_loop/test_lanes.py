@@ -128,6 +128,16 @@ def test_the_leftovers_of_a_killed_save_go_when_a_run_goes_on(tmp_path):
         assert not leftover.exists()
 
 
+def save_a_model(world, folder):
+    lanes = make_lanes(world)
+    lanes.save_model(lanes.prepare(nn.Linear(2, 1)), f"{folder}/a/new/model.safetensors")
+
+
+def test_a_model_is_saved_to_a_folder_that_is_made(tmp_path):
+    run_distributed(save_a_model, 1, str(tmp_path))
+    assert (tmp_path / "a" / "new" / "model.safetensors").exists()
+
+
 def an_optimizer_without_its_model(world, folder):
     lanes = make_lanes(world)
     model = lanes.prepare(nn.Linear(2, 1))
