@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lanewise.data import LaneReader, digest, opaque_types, read_turns
+from lanewise.engine.samples.dataset import eval_datasets_of
 from lanewise.verify.hidden import changed, hidden_state, numbers_that_matter
 from lanewise.verify.probed_run import ProbedRun, chosen
 
@@ -58,7 +59,7 @@ def probe_reads(probed: ProbedRun, *, is_repeat: bool) -> Reads:
         is_repeat: whether to read half of them as of epoch 1 first: they must not depend on the order.
     """
     task = probed.task
-    eval_sets = dict(task.eval_datasets())
+    eval_sets = dict(eval_datasets_of(task))
     known = {"dataset": probed.dataset, "eval_datasets": eval_sets, "task": task}
     of_samples = set(opaque_types())  # the loader has looked at three of them
     before = hidden_state(probed.model, **known)
