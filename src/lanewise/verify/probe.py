@@ -111,8 +111,7 @@ def probe(config: RunConfig, probed: ProbedRun, *, is_reference: bool, is_repeat
         reads = look_further(reads, probed, has_workers=config.data.num_workers > 0)
         if not (passes.are_unequal or passes.collectives or passes.changed_parameters):
             history = _probe_history(config, probed, batch, passes.results[0], hidden)
-            averaged = _averaged_buffers(probed, batch, passes.results[0], passes.changed_buffers)
-            history = replace(history, averaged=averaged)
+            history = replace(history, averaged=_averaged_buffers(probed, batch, passes.changed_buffers))
     return Probe(weights, reads, passes, history, first)
 
 
@@ -231,17 +230,18 @@ def _changed_by_evaluation(probed: ProbedRun, batch: Any, other: Any) -> Sequenc
     return changed(before, after) if losses[0] != losses[2] else ()
 
 
-def _averaged_buffers(probed: ProbedRun, batch: Any, result: str, names: Sequence[str]) -> Sequence[str]:
-    """Return the float buffers of which two lanes make different values that change the next loss.
+def _averaged_buffers(probed: ProbedRun, batch: Any, names: Sequence[str]) -> Sequence[str]:
+    """Return the float buffers of which two lanes make different values that change the next step's loss.
 
     In training, so that BatchNorm's statistics, which enter evaluations alone, are not among them.
 
     Args:
         probed: whose first lane was run.
         batch: its micro-batch.
-        result: what that gave.
         names: of the buffers that it changed.
     """
+    if not names:
+        return ()
     made = []
     for turn, data in ((probed.turn, batch), (probed.other_turn, probed.read(probed.other_turn))):
         with probed.kept_state():
@@ -257,17 +257,18 @@ def _averaged_buffers(probed: ProbedRun, batch: Any, result: str, names: Sequenc
         and not torch.equal(of_one[name], of_other[name])
     ]
 
-    def matter(names: Sequence[str]) -> bool:
-        with probed.kept_state(), torch.no_grad():
-            for name in names:
-                probed.model.get_buffer(name).copy_(of_one[name])
-            with torch.enable_grad():
-                loss, gradients = probed.gradients(probed.lane(probed.turn, batch))
-        return digest(loss.sum, loss.weight, gradients) != result
+    later = probed.read(probed.next_turn)
 
-    if not differing or not matter(differing):
+    def result(*names: str) -> str:
+        with probed.kept_state():
+            for name in names:
+                probed.model.get_buffer(name).detach().copy_(of_one[name])
+            return probed.run(probed.next_turn, later)
+
+    usual = result()
+    if not differing or result(*differing) == usual:
         return ()
-    return [name for name in differing if matter([name])] or differing
+    return [name for name in differing if result(name) != usual] or differing
 
 
 def _evaluates(probed: ProbedRun, batch: BatchConfig) -> bool:

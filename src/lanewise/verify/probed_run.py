@@ -60,6 +60,8 @@ class ProbedRun:
         """The first lane's turn in it."""
         self.other_turn: LaneTurn = next(turn for turn in turns if (turn.step, turn.lane) != (0, 0))
         """Another one: of another lane, or of the next step."""
+        self.next_turn: LaneTurn = next(turn for turn in turns if turn.step == 1)
+        """The first lane's turn in the next step."""
 
     def first_turn(self, lane: int) -> LaneTurn:
         """Return a lane's turn in the first step, without positions where the lane is empty there."""
