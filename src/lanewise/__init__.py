@@ -38,6 +38,11 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    """List the public names, which are not there yet."""
+    return [*globals(), *__all__]
+
+
 def __getattr__(name: str) -> Any:
     """Import the public names when they are first used: the command line must not wait for torch."""
     if name in _MODULES:

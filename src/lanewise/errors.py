@@ -141,8 +141,14 @@ def text_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return what an error says, with the notes of where it arose."""
-    return "\n".join([text_of(error), *getattr(error, "__notes__", [])])
+    """Return what an error says, with the notes of where it arose.
+
+    An error of ours that arose in a loader process says it at the end of that process's traceback.
+    """
+    text = text_of(error)
+    if isinstance(error, LanewiseError) and f"\nOriginal {_HEAD}" in text:
+        text = text.rpartition(f".{type(error).__name__}: ")[2].rstrip()
+    return "\n".join([text, *getattr(error, "__notes__", [])])
 
 
 def traceback_of(error: BaseException) -> str:

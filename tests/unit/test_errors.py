@@ -188,3 +188,17 @@ def test_of_an_error_in_a_loader_process_its_own_traceback_is_shown(kind):
 def test_of_a_loader_process_that_ended_only_that_is_shown():
     written = read_in_a_loader(lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert re.fullmatch(r"RuntimeError: DataLoader worker \(pid.*", written)
+
+
+class Refusing(Dataset[int]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise TaskError("say this.\nAnd this.")
+
+
+def test_an_error_of_ours_in_a_loader_process_is_described_without_its_traceback():
+    with pytest.raises(TaskError) as caught:
+        next(iter(DataLoader(Refusing(), num_workers=1)))
+    assert describe(caught.value) == "say this.\nAnd this."

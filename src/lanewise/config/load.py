@@ -81,6 +81,8 @@ def _with_value(tree: object, keys: Sequence[str], value: object, above: str = "
         index = int(key)
         return [*tree[:index], _with_value(tree[index], below, value, f"{above}.{key}"), *tree[index + 1 :]]
     section = {} if tree is None else tree
+    if isinstance(section, str) and key in ("class_path", "init_args"):
+        section = {"class_path": section}  # a class that stands alone
     if not isinstance(section, Mapping):
         raise ConfigError(
             f"--{above}.{'.'.join(keys)} is below {above}, which is {show(section)}, not a section. "

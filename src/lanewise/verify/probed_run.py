@@ -17,7 +17,7 @@ from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
 from lanewise.engine.run.build import build_run_loader
 from lanewise.engine.run.model import build_model, build_task
-from lanewise.engine.samples.dataset import count_samples
+from lanewise.engine.samples.dataset import count_samples, eval_datasets_of
 from lanewise.engine.step.lane import LaneLoss, LaneRunner, TaskLane
 from lanewise.lanes import LaneTurn, Placement, SequentialSchedule
 from lanewise.precision import Precision
@@ -65,11 +65,13 @@ class ProbedRun:
         """The first lane's turn in it."""
         self.other_turn: LaneTurn = next(turn for turn in turns if (turn.step, turn.lane) != (0, 0))
         """Another one: of another lane, or of the next step."""
+        self.next_turn: LaneTurn = next(turn for turn in turns if turn.step == 1)
+        """The first lane's turn in the next step."""
 
     @cached_property
     def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
         """The datasets to evaluate on."""
-        return dict(self.task.eval_datasets()) if self._data_of is None else self._data_of.eval_datasets
+        return eval_datasets_of(self.task) if self._data_of is None else self._data_of.eval_datasets
 
     def first_turn(self, lane: int) -> LaneTurn:
         """Return a lane's turn in the first step, without positions where the lane is empty there."""

@@ -9,7 +9,7 @@ from torch import nn
 from lanewise.config import EarlyStoppingConfig, EvaluateConfig, RunConfig
 from lanewise.data import LaneReader
 from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
-from lanewise.engine.samples.dataset import compare_datasets, count_samples
+from lanewise.engine.samples.dataset import compare_datasets, count_samples, eval_datasets_of
 from lanewise.engine.step.lane import LaneRunner
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import Placement, SequentialSchedule
@@ -113,7 +113,8 @@ class Evaluation:
                 value == key or (value.startswith(f"{key}/") and not key.endswith("/loss"))
                 for key in evaluator.keys
             ):
-                raise _no_such_value(name, value, evaluator.keys)
+                several = next((key for key in evaluator.keys if not key.endswith("/loss")), "")
+                raise _no_such_value(name, value, evaluator.keys, several)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -237,7 +238,7 @@ def build_evaluator(
         TaskError: if a metric cannot be merged, or a dataset has a name that is taken.
     """
     sets = []
-    for name, dataset in lanes.task.eval_datasets().items():
+    for name, dataset in eval_datasets_of(lanes.task).items():
         if name in _TAKEN:
             raise TaskError(
                 f"an eval dataset must not be called {name}: its values would stand among those of {name}/ "
@@ -272,8 +273,17 @@ def _needed_values(config: EvaluateConfig) -> dict[str, str]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _no_such_value(name: str, value: str, keys: Iterable[str]) -> ConfigError:
+def _no_such_value(name: str, value: str, keys: Iterable[str], metric: str = "") -> ConfigError:
+    """Return the error of a value that no evaluation has.
+
+    Args:
+        name: of the key.
+        value: what it names.
+        keys: what it may name.
+        metric: one of the keys which is a metric that may have several values; empty where none may.
+    """
+    several = f" Of a metric with several values name one, such as {metric}/<name>." if metric else ""
     return ConfigError(
         f"{name} must be a value of an evaluation: got {value}. "
-        f"Use one of {', '.join(keys) or '(the task has no eval_datasets)'}."
+        f"Use one of {', '.join(keys) or '(the task has no eval_datasets)'}.{several}"
     )
