@@ -162,17 +162,28 @@ class CompileConfig(Section):
     chooses."""
 
 
+def _resolve_mode(metric: str | None, mode: Mode | None) -> Mode:
+    """Return the mode that was given; unset: a loss should fall, and any other metric rise."""
+    is_loss = metric is not None and metric.rpartition("/")[2] == "loss"
+    return mode or ("min" if is_loss else "max")
+
+
 class EarlyStoppingConfig(Section):
     """When a run ends before its last step, since evaluations no longer find anything better."""
 
     metric: str
     """Metric that is followed, as `set/metric`."""
-    mode: Mode
-    """Whether more of that metric is better, or less."""
+    mode: Mode | None = None
+    """Whether more of that metric is better, or less; unset: min if its last part is loss, else max."""
     patience: Annotated[int, at_least(1)]
     """How many evaluations one after the other may find nothing better; the last of them ends the run."""
     min_delta: Annotated[float, at_least(0)] = 0.0
     """A value counts as better if it is better than the best one before it by more than this."""
+
+    @property
+    def resolved_mode(self) -> Mode:
+        """`mode`, or what follows from the name of the metric."""
+        return _resolve_mode(self.metric, self.mode)
 
 
 class EvaluateConfig(Section):
@@ -184,10 +195,15 @@ class EvaluateConfig(Section):
     """Optimizer steps from one evaluation to the next, instead of epochs."""
     best: str | None = None
     """Metric by which the best model is kept, as `set/metric`; unset: only the last model is kept."""
-    best_mode: Mode = "max"
-    """Whether more of that metric is better, or less."""
+    best_mode: Mode | None = None
+    """Whether more of that metric is better, or less; unset: min if its last part is loss, else max."""
     early_stopping: EarlyStoppingConfig | None = None
     """Ends the run when a metric no longer gets better; unset: the run goes on to its end."""
+
+    @property
+    def resolved_mode(self) -> Mode:
+        """`best_mode`, or what follows from the name of the metric."""
+        return _resolve_mode(self.best, self.best_mode)
 
 
 class EveryConfig(Section):

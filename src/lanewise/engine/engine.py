@@ -272,8 +272,11 @@ class Engine:
         if self.training.average is not None:
             logger.info("average of its weights, which is evaluated: %s", run_dir.averaged_model)
         if self.evaluation is not None and self.evaluation.best is not None:
-            (step, value), name = self.evaluation.best, self.run.config.evaluate.best
-            logger.info("best after step %d, %s %.6g: %s", step, name, value, run_dir.best_model)
+            (step, value), config = self.evaluation.best, self.run.config.evaluate
+            which = "lowest" if config.resolved_mode == "min" else "highest"
+            logger.info(
+                "best after step %d, %s %s %.6g: %s", step, which, config.best, value, run_dir.best_model
+            )
 
     def _name_metrics(self, report: IntervalReport) -> Mapping[str, float]:
         stop, num_steps = report.step + 1, self._num_own_steps(report)
