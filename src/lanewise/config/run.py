@@ -358,5 +358,5 @@ class RunConfig(Section):
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Devices and reduction."""
     search_path: Annotated[str, A_PATH] | None = None
-    """Folder that class_path modules are imported from first; load_config makes it absolute, and takes the
-    folder of the configuration file if it is unset."""
+    """Folder that class_path modules are imported from first, relative to the folder of the configuration
+    file, on the command line to the working directory; unset: the folder of the configuration file."""

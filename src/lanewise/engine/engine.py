@@ -254,7 +254,9 @@ class Engine:
             logger.info("the run ends after %d of %d steps (%s)", end, self.run.last_step, why)
         num_steps = end - self.first_step
         if not num_steps:
-            logger.info("nothing was left to train: all %d steps were taken before", end)
+            key = "max_steps" if self.run.config.train.max_steps == end else "epochs"
+            remedy = f", up to train.{key}. Raise it to go on" if end == self.run.last_step else ""
+            logger.info("nothing was left to train: all %d steps were taken before%s", end, remedy)
             return
         before = self.run.schedule.num_samples_before
         num_samples = before(end) - before(self.first_step) - self._reads.num_skipped_by_all
