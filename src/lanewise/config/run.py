@@ -10,6 +10,7 @@ from lanewise.config.check import A_PATH, Section, above, at_least, below, expan
 from lanewise.config.class_path import ClassConfig
 from lanewise.config.data import DataConfig
 from lanewise.config.distributed import DistributedConfig
+from lanewise.config.memory import CompileConfig, MemoryConfig
 from lanewise.config.scheduler import SchedulerConfig
 from lanewise.errors import ConfigError
 
@@ -128,38 +129,6 @@ class LogConfig(Section):
     flops_per_sample: Annotated[float, above(0)] | None = None
     """Floating-point operations of forward and backward for a sample, which `lanewise plan` counts: a line
     then has what a device computes in a second, and how much of its peak that is. Unset: neither."""
-
-
-class ActivationCheckpointingConfig(Section):
-    """Which parts of a model keep only their inputs, and run again for their backward: memory for time."""
-
-    TEXT_KEY: ClassVar = "blocks"
-
-    blocks: Literal["auto"] | tuple[str, ...] = "auto"
-    """auto: the modules that a list of modules repeats, as fsdp finds them; or names of classes or modules,
-    such as [Block] or [encoder.layers.*]."""
-    offload: bool = False
-    """Whether the inputs are kept in host memory; needs an accelerator."""
-
-
-class MemoryConfig(Section):
-    """What is traded for memory; no result changes."""
-
-    activation_checkpointing: ActivationCheckpointingConfig | None = None
-    """Blocks that run again for their backward; unset: none. It may be `auto` alone."""
-
-
-class CompileConfig(Section):
-    """What torch.compile makes faster. It rounds differently from eager; random numbers are the same."""
-
-    TEXT_KEY: ClassVar = "blocks"
-
-    blocks: Literal["auto", "whole"] = "auto"
-    """auto: the modules that a list of modules repeats, of which each class compiles once; whole: the
-    model's forward."""
-    dynamic: bool | None = None
-    """Whether a kernel is made for all shapes; unset: in exact one for each shape, in close as torch
-    chooses."""
 
 
 def _resolve_mode(metric: str | None, mode: Mode | None) -> Mode:

@@ -71,7 +71,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
     batch: Section,
     train: Section,
     optimizer: Section,
-    scheduler: Section | None = None,
+    scheduler: Section | str | None = None,
     precision: str = "float32",
     memory: Section | None = None,
     compile: Section | str | None = None,  # noqa: A002 - as the section is called
@@ -95,7 +95,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         batch: `{"global_batch_size": 64, "micro_batch_size": 16}`.
         train: `{"epochs": 3, "run_dir": "runs/digits"}` and more.
         optimizer: `{"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-3}}`.
-        scheduler: `{"name": "cosine", "warmup": 0.05}`, or a class likewise.
+        scheduler: `"cosine"`, or `{"name": "cosine", "warmup": 0.05}`, or a class likewise.
         precision: `float32`, `tf32`, `bf16` or `fp16`.
         memory: `{"activation_checkpointing": "auto"}`: what is traded for memory.
         compile: `auto`, `whole` or a mapping: what torch.compile makes faster.

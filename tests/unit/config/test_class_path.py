@@ -117,9 +117,7 @@ def test_a_package_that_is_missing_is_to_be_installed(folder, missing, remedy):
     path = folder / "a_task_of_mine.py"
     path.write_text(f"import {missing}")
     said = f"failed with ModuleNotFoundError: No module named '{missing}'"
-    assert mistake_of("a_task_of_mine.Task").startswith(
-        f"task.class_path: importing a_task_of_mine {said}"
-    )
+    assert mistake_of("a_task_of_mine.Task").startswith(f"task.class_path: importing a_task_of_mine {said}")
     assert mistake_of("a_task_of_mine.Task").endswith(f", at {path}, line 1. {remedy}")
 
 

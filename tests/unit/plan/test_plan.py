@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from lanewise.config import CompileConfig, MemoryConfig
-from lanewise.config.run import ActivationCheckpointingConfig
+from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
 from lanewise.plan import plan as plan_module
 from lanewise.plan import real_sizes
 from lanewise.plan.measure import Seconds
