@@ -30,6 +30,15 @@ def test_a_new_project_trains_and_its_test_passes(tmp_path, name, tests):
     variables = {"XDG_CACHE_HOME": str(tmp_path)}
     given = ("--train.epochs=null", "--train.max_steps=2")
     lanewise("train", f"{name}.yaml", *given, cwd=project, variables=variables).require_success()
+    if name == "char_gpt":
+        shown = run(sys.executable, "sample.py", "runs/char_gpt", cwd=project).require_success().stdout
+        assert shown.startswith("loading runs/char_gpt/best.safetensors\n--- before training\n")
+        assert "--- after training\n" in shown
+        done = lanewise(
+            "train", "char_gpt.yaml", "--task.init_args.path=nowhere.txt", "--train.run_dir=b", cwd=project
+        )
+        assert "there is no text file nowhere.txt." in done.stderr
+        assert "Traceback" not in done.stderr
     assert (project / "runs" / name / "model.safetensors").exists()
     if tests:
         run(sys.executable, "-m", "pytest", "-q", cwd=project, variables=variables).require_success()
@@ -96,3 +105,10 @@ def test_a_shell_completes_commands_options_and_keys(tmp_path):
     """
     shown = run("bash", "-c", program).require_success().stdout
     assert shown.splitlines() == ["verify", "--overwrite", "--train.max_steps", "bash zsh"]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
+def test_the_script_of_zsh_may_be_sourced(tmp_path):
+    (tmp_path / "lanewise.zsh").write_text(lanewise("completion", "zsh").require_success().stdout)
+    done = run("zsh", "-f", "-c", "source lanewise.zsh && print $_comps[lanewise]", cwd=tmp_path)
+    assert (done.require_success().stdout, done.stderr) == ("_shtab_lanewise\n", "")

@@ -251,18 +251,18 @@ class Engine:
                 assert self.evaluation is not None
                 assert self.evaluation.early_stopping is not None
                 why = self.evaluation.early_stopping.describe()
-            logger.info("the run ends after %d of %d steps (%s)", end, self.run.last_step, why)
+            logger.info("the run ends after %s of %s steps (%s)", f"{end:,}", f"{self.run.last_step:,}", why)
         num_steps = end - self.first_step
         if not num_steps:
             key = "max_steps" if self.run.config.train.max_steps == end else "epochs"
             remedy = f", up to train.{key}. Raise it to go on" if end == self.run.last_step else ""
-            logger.info("nothing was left to train: all %d steps were taken before%s", end, remedy)
+            logger.info("nothing was left to train: all %s steps were taken before%s", f"{end:,}", remedy)
             return
         before = self.run.schedule.num_samples_before
         num_samples = before(end) - before(self.first_step) - self._reads.num_skipped_by_all
         logger.info(
-            "trained %d steps on %s samples in %.1f s: %s samples/s over all processes",
-            num_steps,
+            "trained %s steps on %s samples in %.1f s: %s samples/s over all processes",
+            f"{num_steps:,}",
             f"{num_samples:,}",
             seconds,
             f"{num_samples / seconds:,.0f}",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lanewise.config import RunConfig
 from lanewise.config.check import read_section
-from lanewise.config.class_path import is_of_script, refuse_in_import
+from lanewise.config.class_path import add_search_path, is_of_script, refuse_in_import
 from lanewise.config.classes import build, check_classes
 from lanewise.config.load import Override
 from lanewise.errors import ConfigError
@@ -205,10 +206,37 @@ def predict(
         ConfigError: if code that came with the run would run, and `trust` is not set.
         LaunchError: what the first failing process said.
     """
-    outputs: list[Any] = _run_model(
-        run_or_model, task, weights, devices, trust=trust, predicts=True, dataset=dataset
-    )
+    result = _run_model(run_or_model, task, weights, devices, trust=trust, predicts=True, dataset=dataset)
+    outputs: list[Any] = result["outputs"]
     return outputs
+
+
+def load(
+    run_or_model: str | Path, *, init_args: Mapping[str, Any] | None = None, trust: bool = False
+) -> "tuple[Task, nn.Module]":
+    """Build the task of a run again, and its model with the trained weights, on the CPU for evaluation.
+
+    Args:
+        run_or_model: a run directory, for its trained model (the moving average with `train.ema_decay`); or
+            a .safetensors file in one.
+        init_args: arguments of the task that take the place of the run's.
+        trust: whether code that lies in the run directory may run.
+
+    Raises:
+        CheckpointError: if there is no such model.
+        ConfigError: if the task cannot be built, or code that came with the run would run.
+    """
+    from lanewise.checkpoint.model_file import load_model
+
+    given = {} if init_args is None else init_args
+    overrides = [Override(f"task.init_args.{name}", json.dumps(value)) for name, value in given.items()]
+    job = evaluate_job(Path(run_or_model), overrides, trust=trust)
+    add_search_path(job.config.search_path)
+    check_classes(job.config, untrusted=job.untrusted)
+    task: Task = build("task", job.config.task)
+    model = task.build_model()
+    load_model(model, job.model_file)
+    return task, model.eval()
 
 
 def _run_model(

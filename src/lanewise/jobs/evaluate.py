@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class EvaluateJob(Job):
     """Evaluates a model on the task's eval datasets, or computes its outputs on one of them.
 
-    The result is every value by `set/metric` and the number of samples by set, or a list of one output for
-    each sample, in dataset order.
+    The result is every value by `set/metric` and the number of samples by set, or the name of the dataset and
+    a list of one output for each sample, in dataset order.
     """
 
     model_file: Path
@@ -63,7 +63,8 @@ class EvaluateJob(Job):
                 "task this method, which returns datasets by name."
             )
         if self.predicts:
-            return evaluator.predict(self.dataset or evaluator.only_set)
+            name = self.dataset or evaluator.only_set
+            return {"dataset": name, "outputs": evaluator.predict(name)}
         return {
             "values": evaluator.run(),
             "num_samples": {one.name: one.schedule.num_samples for one in evaluator.sets},
