@@ -52,6 +52,7 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(tmp_path):
     assert done.errors == [
         "error: char_gpt is there already, and is no empty folder. Name a new one: lanewise init DIR."
     ]
+    assert done.stderr.splitlines() == done.errors  # without the usage, which was right
     assert [file.name for file in (tmp_path / "char_gpt").iterdir()] == ["mine.txt"]
 
 

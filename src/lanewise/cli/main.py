@@ -119,7 +119,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             fail_in_prepared_world(error)
         for mistake in mistakes_of(error):
             print(wrapped(f"error: {mistake}", sys.stderr), file=sys.stderr)
-        if name in COMMANDS and not rest:
+        if not rest and COMMANDS.get(name, ("",))[0][:1] not in {"", "["}:  # it needs something
             from lanewise.cli.help import write_usage
 
             print(write_usage(find_command(name)), file=sys.stderr)
