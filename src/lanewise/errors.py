@@ -260,14 +260,22 @@ def _one_line(text: str) -> str:
     return text if len(text) <= _MAX_LENGTH else f"{text[:half]} ... {text[-half:]}"
 
 
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]i)?B\b|m?s\b|[MG]B\b|Gbit/s)")
+
+
 def wrapped(text: str, stream: TextIO) -> str:
-    """Break long lines between words where they go to a terminal, which would break them anywhere."""
+    """Break long lines between words where they go to a terminal, which would break them anywhere.
+
+    A number stays beside its unit.
+    """
     if not stream.isatty():
         return text
     width = shutil.get_terminal_size().columns
     return "\n".join(
         line
         if len(line) <= width
-        else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        else textwrap.fill(
+            _BEFORE_UNIT.sub("\0", line), width, break_long_words=False, break_on_hyphens=False
+        ).replace("\0", " ")
         for line in text.split("\n")
     )

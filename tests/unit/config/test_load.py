@@ -320,9 +320,14 @@ def test_a_loaded_configuration_keeps_its_search_path_in_the_run_dir(tmp_path, y
     assert config.search_path == str(tmp_path)
 
 
-def test_a_search_path_is_relative_to_the_file(tmp_path, yaml_file, monkeypatch):
+def test_a_search_path_is_relative_to_the_file_and_a_typed_one_to_the_working_directory(
+    tmp_path, yaml_file, monkeypatch
+):
     monkeypatch.chdir("/")
-    assert load_config(yaml_file, [Override("search_path", "src")]).search_path == str(tmp_path / "src")
+    assert load_config(yaml_file, [Override("search_path", "src")]).search_path == "/src"
+    assert load_config(yaml_file, [Override("search_path", "null")]).search_path == str(tmp_path)
+    Path(yaml_file).write_text(Path(yaml_file).read_text() + "\nsearch_path: src\n")
+    assert load_config(yaml_file).search_path == str(tmp_path / "src")
     assert mistakes_of(yaml_file, Override("search_path", "3"))[0].startswith(
         "search_path must be text: got 3."
     )

@@ -30,7 +30,7 @@ class EarlyStopping:
 
     def __init__(self, config: EarlyStoppingConfig) -> None:
         self.config = config
-        self._sign = 1 if config.mode == "max" else -1
+        self._sign = 1 if config.resolved_mode == "max" else -1
         self._best = -math.inf
         self._num_without = 0
 
@@ -57,7 +57,7 @@ class EarlyStopping:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        followed = {"metric": self.config.metric, "mode": self.config.mode}
+        followed = {"metric": self.config.metric, "mode": self.config.resolved_mode}
         return {**followed, "best": self._best, "num_without": self._num_without}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class EarlyStopping:
         best, num_without = state["best"], state["num_without"]
         if len(state) > 4 or not isinstance(best, float) or type(num_without) is not int or num_without < 0:
             raise ValueError(f"not a state of early stopping: {state!r:.100}")
-        is_same = (state["metric"], state["mode"]) == (self.config.metric, self.config.mode)
+        is_same = (state["metric"], state["mode"]) == (self.config.metric, self.config.resolved_mode)
         self._best = best if is_same and not math.isnan(best) else -math.inf
         self._num_without = num_without if is_same else 0
 
@@ -95,7 +95,7 @@ class Evaluation:
         self._every_steps = config.every_steps or config.every_epochs * steps_per_epoch
         self._last_step = last_step
         self._best = config.best
-        self.sign = 1 if config.best_mode == "max" else -1
+        self.sign = 1 if config.resolved_mode == "max" else -1
         self.best_value = -math.inf
         """The best value so far, times -1 where a lower value is better."""
         self.best_step: int | None = None

@@ -326,16 +326,22 @@ class FixedEvaluator:
 
     keys = ("test/loss", "test/f1")
 
-    def __init__(self, *values: float) -> None:
-        self.values = iter(values)
+    def __init__(self, *values: float, name: str = "test/f1/0") -> None:
+        self.values, self.name = iter(values), name
 
     def run(self, _):
-        return {"test/f1/0": next(self.values), "test/f1/1": 0.0}
+        return {self.name: next(self.values), "test/f1/1": 0.0}
 
 
 def evaluation(*values: float, mode: str = "max", best: str = "test/f1/0") -> Evaluation:
     config = EvaluateConfig(every_steps=1, best=best, best_mode=mode)
     return Evaluation(config, FixedEvaluator(*values), 1, 9)
+
+
+def test_the_lowest_loss_is_the_best_where_no_mode_is_given():
+    config = EvaluateConfig(every_steps=1, best="test/loss")
+    judged = Evaluation(config, FixedEvaluator(3.0, 1.0, 2.0, name="test/loss"), 1, 9)
+    assert [judged.run()[1] for _ in range(3)] == [True, True, False]
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
