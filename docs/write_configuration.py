@@ -18,6 +18,7 @@ section that `lanewise.train` takes. `lanewise train --help` lists the same keys
 TAIL = """\
 ## How the learning rate changes
 
+    scheduler: cosine
     scheduler: {name: cosine, warmup: 0.05}
     scheduler: {class_path: torch.optim.lr_scheduler.StepLR, init_args: {step_size: 100}, warmup: 20}
 

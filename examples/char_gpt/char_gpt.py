@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from lanewise import Loss, Task
+from lanewise.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ class CharGPT(Task):
         self, path: Path | None = None, model: GPTConfig | None = None, held_out: float = 0.1
     ) -> None:
         self.config = model or GPTConfig()
+        if path is not None and not path.is_file():
+            raise DataError(f"there is no text file {path}. Name one by --task.init_args.path.")
         text = path.read_text(encoding="utf-8") if path else "\n".join(topics.values())
         self.alphabet = sorted(set(text))
         index = {character: number for number, character in enumerate(self.alphabet)}

@@ -3,20 +3,30 @@
 import sys
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_model
 
-from lanewise.config.class_path import add_search_path
-from lanewise.config.classes import build
-from lanewise.config.load import load_config
+def main() -> None:
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    model_file = Path(sys.argv[1]) / "best.safetensors"
+    print(f"loading {model_file}", flush=True)
+    import torch  # noqa: PLC0415 - takes seconds
+    from char_gpt import GPT, CharGPT  # noqa: PLC0415 - likewise
 
-run_dir = Path(sys.argv[1])
-config = load_config(str(run_dir / "config.yaml"))
-add_search_path(config.search_path)
-task = build("task", config.task)
-model = task.build_model().eval()
-for when in ("before", "after"):
-    torch.manual_seed(0)
-    tokens = model.generate(task.text[task.num_train :][: task.config.context], 400)
-    print(f"--- {when} training\n{''.join(task.alphabet[token] for token in tokens)}\n")
-    load_model(model, run_dir / "best.safetensors")
+    import lanewise  # noqa: PLC0415 - likewise
+    from lanewise.errors import LanewiseError  # noqa: PLC0415 - likewise
+
+    torch.set_num_threads(1)  # the model is too small for more
+    try:
+        task, trained = lanewise.load(model_file)
+    except LanewiseError as error:
+        raise SystemExit(f"error: {error}") from None
+    assert isinstance(task, CharGPT)
+    for when, model in (("before", task.build_model().eval()), ("after", trained)):
+        assert isinstance(model, GPT)
+        torch.manual_seed(0)
+        tokens = model.generate(task.text[task.num_train :][: task.config.context], 400)
+        print(f"--- {when} training\n{''.join(task.alphabet[token] for token in tokens)}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

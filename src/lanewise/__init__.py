@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lanewise.callback import Callback, RunStart
     from lanewise.engine.own_loop.lanes import Lanes
-    from lanewise.jobs.api import evaluate, predict, train
+    from lanewise.jobs.api import evaluate, load, predict, train
     from lanewise.task import Loss, Task
     from lanewise.transforms.activation_checkpointing import checkpoint_activations
     from lanewise.world.machine import local_rank_zero_first
@@ -19,6 +19,7 @@ __all__ = [
     "Task",
     "checkpoint_activations",
     "evaluate",
+    "load",
     "local_rank_zero_first",
     "predict",
     "train",
@@ -32,10 +33,16 @@ _MODULES = {
     "Task": "lanewise.task",
     "checkpoint_activations": "lanewise.transforms.activation_checkpointing",
     "evaluate": "lanewise.jobs.api",
+    "load": "lanewise.jobs.api",
     "local_rank_zero_first": "lanewise.world.machine",
     "predict": "lanewise.jobs.api",
     "train": "lanewise.jobs.api",
 }
+
+
+def __dir__() -> list[str]:
+    """List the public names, which are not there yet."""
+    return [*globals(), *__all__]
 
 
 def __getattr__(name: str) -> Any:

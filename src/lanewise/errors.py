@@ -141,8 +141,14 @@ def text_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return what an error says, with the notes of where it arose."""
-    return "\n".join([text_of(error), *getattr(error, "__notes__", [])])
+    """Return what an error says, with the notes of where it arose.
+
+    An error of ours that arose in a loader process says it at the end of that process's traceback.
+    """
+    text = text_of(error)
+    if isinstance(error, LanewiseError) and f"\nOriginal {_HEAD}" in text:
+        text = text.rpartition(f".{type(error).__name__}: ")[2].rstrip()
+    return "\n".join([text, *getattr(error, "__notes__", [])])
 
 
 def traceback_of(error: BaseException) -> str:
@@ -254,14 +260,22 @@ def _one_line(text: str) -> str:
     return text if len(text) <= _MAX_LENGTH else f"{text[:half]} ... {text[-half:]}"
 
 
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]i)?B\b|m?s\b|[MG]B\b|Gbit/s)")
+
+
 def wrapped(text: str, stream: TextIO) -> str:
-    """Break long lines between words where they go to a terminal, which would break them anywhere."""
+    """Break long lines between words where they go to a terminal, which would break them anywhere.
+
+    A number stays beside its unit.
+    """
     if not stream.isatty():
         return text
     width = shutil.get_terminal_size().columns
     return "\n".join(
         line
         if len(line) <= width
-        else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        else textwrap.fill(
+            _BEFORE_UNIT.sub("\0", line), width, break_long_words=False, break_on_hyphens=False
+        ).replace("\0", " ")
         for line in text.split("\n")
     )

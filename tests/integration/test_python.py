@@ -114,11 +114,24 @@ def test_evaluating_under_torchrun_shows_the_values_once(finished):
     assert done.stdout == command_line("evaluate", finished).require_success().stdout
 
 
+def test_a_run_is_loaded_with_its_weights_and_other_arguments(finished):
+    _, model = lanewise.load(finished)
+    assert not model.training
+    saved = load_file(finished / "model.safetensors")
+    assert {name: one.tolist() for name, one in model.state_dict().items()} == {
+        name: one.tolist() for name, one in saved.items()
+    }
+    with pytest.raises(CheckpointError, match="is no finished run"):
+        lanewise.load(finished / "nowhere.safetensors")
+    with pytest.raises(ConfigError, match="is not an argument of"):
+        lanewise.load(finished, init_args={"nonsense": [1]})
+
+
 def test_predictions_are_written_alike_on_any_number_of_devices(tmp_path, finished):
     """From the run, and from its weights elsewhere with a configuration, which gave a traceback."""
     written = tmp_path / "one.jsonl"
     done = command_line("predict", finished, "--output", written).require_success()
-    assert done.stdout == f"{written}: predictions for 15 samples\n"
+    assert done.stdout == f"{written}: 15 samples of held_out, by {finished / 'model.safetensors'}\n"
     lines = [json.loads(line) for line in written.read_text().splitlines()]
     assert lines == [output.tolist() for output in lanewise.predict(finished)]
     moved = shutil.copy(finished / "model.safetensors", tmp_path / "moved.safetensors")

@@ -14,7 +14,7 @@ from tests.integration.test_cli import last_state, read_to_end
 COMMANDS = (
     (
         "train mnist.yaml --train.max_steps=4 --distributed.devices=2 --audit --evaluate.best=held_out/loss "
-        "--evaluate.best_mode=min --evaluate.every_steps=2"
+        "--evaluate.every_steps=2"
     ),
     "evaluate runs/mnist",
     "predict runs/mnist --output digits.jsonl",
@@ -47,7 +47,7 @@ def test_no_line_is_wider_than_the_terminal(tmp_path, width):
         assert len(shown) > 1, command
         assert [line for line in shown if len(line) > width or "…" in line] == [], command
     trained, evaluated, _, audited, listed, planned, verified, refused = map("\n".join, lines.values())
-    assert re.search(r"best after step \d, held_out/loss \S+: runs/mnist/best.safetensors", trained)
+    assert re.search(r"best after step \d, lowest held_out/loss \S+: runs/mnist/best.safetensors", trained)
     assert re.search(r" elapsed 0:00:\d\d left 0:00:00\n", trained)
     assert "on samples: 1,000 of held_out" in evaluated
     assert "4 steps, 256 samples" in audited

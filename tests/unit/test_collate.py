@@ -1,8 +1,10 @@
 """The collate of those who say nothing else."""
 
+import pytest
 import torch
 
 from lanewise.collate import collate
+from lanewise.errors import TaskError
 
 
 class Table(list):
@@ -32,3 +34,21 @@ def test_columns_are_taken_as_they_are():
 
 def test_only_a_mapping_counts_as_columns():
     assert collate(Frame([1, 2])).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        ([torch.ones(2), torch.ones(3)], "stack expects each tensor to be equal size"),
+        ([[1, 2], [3]], "each element in list of batch should be of equal size"),
+        ([{"x": object()}], "default_collate: batch must contain tensors"),
+    ],
+)
+def test_samples_that_cannot_be_stacked_need_a_collate(samples, text):
+    with pytest.raises(TaskError, match=f"samples cannot be stacked .*{text}.* Give the task, .*, a collate"):
+        collate(samples)
+
+
+def test_any_other_error_is_torchs():
+    with pytest.raises(IndexError):
+        collate([])

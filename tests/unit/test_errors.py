@@ -1,5 +1,6 @@
 """The tree of errors and its exit codes, as the module draws them."""
 
+import io
 import os
 import pickle
 import re
@@ -25,6 +26,7 @@ from lanewise.errors import (
     mistakes_of,
     noting,
     traceback_of,
+    wrapped,
 )
 from lanewise.nested import map_leaves
 
@@ -188,3 +190,27 @@ def test_of_an_error_in_a_loader_process_its_own_traceback_is_shown(kind):
 def test_of_a_loader_process_that_ended_only_that_is_shown():
     written = read_in_a_loader(lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert re.fullmatch(r"RuntimeError: DataLoader worker \(pid.*", written)
+
+
+class Refusing(Dataset[int]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise TaskError("say this.\nAnd this.")
+
+
+def test_an_error_of_ours_in_a_loader_process_is_described_without_its_traceback():
+    with pytest.raises(TaskError) as caught:
+        next(iter(DataLoader(Refusing(), num_workers=1)))
+    assert describe(caught.value) == "say this.\nAnd this."
+
+
+def test_a_number_stays_beside_its_unit(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "24")
+    shown = wrapped("parameters take 113.4 KiB, and 4 parts 0.5 s", Terminal())
+    assert shown.splitlines() == ["parameters take", "113.4 KiB, and 4 parts", "0.5 s"]

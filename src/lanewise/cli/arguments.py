@@ -90,8 +90,8 @@ class Command:
 def read_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
     """Read what follows the name of a subcommand.
 
-    The value of an option follows it, or an equals sign. Everything may stand in any order. Without any
-    argument, and beside `--help`, nothing is required.
+    The value of an option follows it, or an equals sign. Everything may stand in any order. Beside `--help`
+    nothing is required.
 
     Raises:
         ConfigError: lists every mistake but those of overrides, which `apply_overrides` finds.
@@ -124,7 +124,7 @@ def read_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
             found.overrides.append(Override(name.removeprefix("--"), value))
     for operand, text in zip(command.operands, operands, strict=False):
         mistakes += _read(operand, text, found.values)
-    if arguments and not found.wants_help:
+    if not found.wants_help:
         mistakes += _missing(command, operands, found)
     names = " ".join(operand.usage for operand in command.operands)
     mistakes += [

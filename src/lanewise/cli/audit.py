@@ -24,7 +24,9 @@ def audit(arguments: Arguments) -> int:
     _print("found", report.problems)
     differences = [] if other is None else list(run.compare(other))
     _print("found", differences)
-    found = f"{report.num_steps} steps, {report.num_samples} samples, complete epochs: {report.num_epochs}"
+    found = (
+        f"{report.num_steps:,} steps, {report.num_samples:,} samples, complete epochs: {report.num_epochs:,}"
+    )
     if report.is_good:
         drawn = "what the order drew" if report.draws else "every sample"
         _say(f"{found}; {drawn} was given to collate once, in the planned step and lane")

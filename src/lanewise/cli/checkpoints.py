@@ -1,7 +1,10 @@
 """`lanewise checkpoints RUN`."""
 
+import sys
+
 from lanewise.cli.arguments import Argument, Arguments, Command, read_path
-from lanewise.errors import CheckpointError
+from lanewise.cli.result import print_table
+from lanewise.errors import CheckpointError, wrapped
 from lanewise.run_dir import RunDir
 
 _RUN = Argument("RUN", "the run_dir of a run", read=read_path)
@@ -9,7 +12,6 @@ _RUN = Argument("RUN", "the run_dir of a run", read=read_path)
 
 def checkpoints(arguments: Arguments) -> int:
     """List and verify the checkpoints of a run; the exit code is 1 if one is bad."""
-    from rich.console import Console
     from rich.table import Column, Table
 
     from lanewise.checkpoint.folder import CheckpointFolder
@@ -29,10 +31,9 @@ def checkpoints(arguments: Arguments) -> int:
         size = sum(entry.num_bytes for entry in manifest.files) / 2**20
         metric = "" if manifest.metric is None else f"{manifest.metric:.6g}"
         table.add_row(str(manifest.step), f"{size:,.1f}", metric, "yes")
-    console = Console(markup=False, highlight=False)
-    console.print(table)
+    print_table(table)
     for mistake in mistakes:
-        console.print(mistake, soft_wrap=not console.is_terminal)
+        print(wrapped(mistake, sys.stdout))
     return 1 if mistakes else 0
 
 

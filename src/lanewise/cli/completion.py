@@ -18,6 +18,11 @@ def _read_shell(text: str) -> str:
     return text
 
 
+_IF_SOURCED = """\
+if [[ $zsh_eval_context[-1] != loadautofunc ]]; then
+  (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+"""
+
 _SHELL = Argument("SHELL", "bash or zsh", read=_read_shell)
 
 
@@ -36,7 +41,10 @@ def completion(arguments: Arguments) -> int:
             _add(of_command, one)
         for key, meaning in _keys(RunConfig) if command.has_overrides else ():
             of_command.add_argument(f"--{key}", help=meaning.replace("%", "%%"))
-    print(shtab.complete(parser, arguments[_SHELL]))
+    script = shtab.complete(parser, arguments[_SHELL])
+    # shtab knows `eval` and the folders of zsh's functions, but not `source`, nor a shell without completion.
+    script = script.replace("if [[ $zsh_eval_context[-1] == eval ]]; then\n", _IF_SOURCED)
+    print(script)
     return 0
 
 
@@ -66,6 +74,7 @@ COMMAND = Command(
     text="""\
 Prints a script by which a shell completes commands, options and keys of a configuration:
 
+  source <(lanewise completion bash)
   lanewise completion bash > ~/.local/share/bash-completion/completions/lanewise
   lanewise completion zsh > ~/.zfunc/_lanewise""",
     run=completion,

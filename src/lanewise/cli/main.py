@@ -20,15 +20,18 @@ Trains a PyTorch model on any number of devices and gets the same model.
 
 commands:
 {commands}
-  COMMAND --help                         show what a command takes
 
 options:
-  --help       show this
+  --help       show this; after a command, what it takes
   --version    show the version
 
-Exit codes: 0 done, 1 failed, 2 a mistake in what was asked for, 75 stopped after saving a
-checkpoint (SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C), 130 interrupted by a second Ctrl-C.
+Exit codes: 0 done, 1 failed, 2 a mistake in what was asked for, 75 stopped
+after saving a checkpoint (SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C), 130 interrupted
+by a second Ctrl-C.
 """
+
+_WIDTH_OF_COMMANDS = 105
+"""Of the widest line with a command and its purpose."""
 
 COMMANDS = {
     "init": ("[DIR] [--from mnist]", "make a small project to begin with"),
@@ -78,7 +81,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
-        lines = [f"  {f'{name} {form}':<37}  {purpose}" for name, (form, purpose) in COMMANDS.items()]
+        import shutil
+
+        is_wide = shutil.get_terminal_size().columns >= _WIDTH_OF_COMMANDS
+        between = "  " if is_wide else "\n      "
+        lines = [
+            f"  {f'{name} {form}'.rstrip():<{37 if is_wide else 0}}{between}{purpose}"
+            for name, (form, purpose) in COMMANDS.items()
+        ]
         print(_HELP.format(commands="\n".join(lines)), end="")
         return 0
     if name == "--version":
@@ -89,16 +99,15 @@ def _run(arguments: Sequence[str] | None) -> int:
     from lanewise.errors import LanewiseError, PreemptedError, mistakes_of, wrapped
 
     try:
-        from lanewise.cli.arguments import REQUIRED, read_arguments
+        from lanewise.cli.arguments import read_arguments
 
         command = find_command(name)
         found = read_arguments(command, rest)
-        needs_some = any(one.default is REQUIRED for one in (*command.operands, *command.options))
-        if found.wants_help or (needs_some and not rest):
+        if found.wants_help:
             from lanewise.cli.help import write_help
 
             print(write_help(command, found), end="")
-            return 0 if found.wants_help else 2
+            return 0
         return command.run(found)
     except PreemptedError as error:
         print(error, file=sys.stderr)
@@ -110,6 +119,10 @@ def _run(arguments: Sequence[str] | None) -> int:
             fail_in_prepared_world(error)
         for mistake in mistakes_of(error):
             print(wrapped(f"error: {mistake}", sys.stderr), file=sys.stderr)
+        if not rest and COMMANDS.get(name, ("",))[0][:1] not in {"", "["}:  # it needs something
+            from lanewise.cli.help import write_usage
+
+            print(write_usage(find_command(name)), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
         print(": ".join(["interrupted", *map(str, error.args)]), file=sys.stderr)

@@ -3,11 +3,12 @@
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_counts
 from lanewise.cli.evaluate import TRUST
-from lanewise.cli.result import CONFIG, IMPORTING, JSON, show_result, showing_progress
+from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
 from lanewise.config.check import expand_user
 from lanewise.config.load import Override, load_config
 from lanewise.config.trust import distrust
@@ -40,6 +41,7 @@ _TFLOPS = amount("--tflops", "what a device reaches in training, in 10^12 operat
 _TIME_LANE = flag(
     "--time-lane", "instead of --tflops: takes the time of a lane and of an update on this machine's CPU"
 )
+_PARTS = flag("--parts", "says for each row what its memory is made of, whether it fits and what limits it")
 
 
 def plan(arguments: Arguments) -> int:
@@ -56,7 +58,7 @@ def plan(arguments: Arguments) -> int:
         config, untrusted = distrust(file, config, arguments.overrides)
 
     with showing_progress() as show:
-        show(IMPORTING)
+        show(f"importing {config.task.class_path}")
         from lanewise.plan.plan import plan as run
         from lanewise.plan.row import Machine
 
@@ -69,6 +71,7 @@ def plan(arguments: Arguments) -> int:
             times_lane=arguments[_TIME_LANE],
             show=show,
         )
+    report = replace(report, shows_parts=arguments[_PARTS])
     show_result(report, f"{arguments[CONFIG]}: {report.describe_lane()}", arguments[JSON])
     return 0 if any(row.fits for row in report.rows) else 1
 
@@ -82,6 +85,6 @@ memory where the task lets it; the rest are formulas, for any number of devices.
 run_dir.""",
     run=plan,
     operands=(CONFIG,),
-    options=(_DEVICES, _MEMORY, _LINK, _TFLOPS, _TIME_LANE, TRUST, JSON),
+    options=(_DEVICES, _MEMORY, _LINK, _TFLOPS, _TIME_LANE, _PARTS, TRUST, JSON),
     has_overrides=True,
 )

@@ -39,21 +39,27 @@ def predict(arguments: Arguments) -> int:
         predicts=True,
         dataset=arguments[_DATASET],
     )
-    run_command(job, _Writer(output), is_dry=arguments[DRY_RUN])
+    run_command(job, _Shown(output, job.model_file), is_dry=arguments[DRY_RUN])
     return 0
 
 
 @dataclass(frozen=True)
-class _Writer:
-    """Writes predictions to a file, in the form that its name's ending says."""
+class _Shown:
+    """Writes predictions to a file, in the form that its name's ending says, and says of what they are."""
 
     path: Path
+    model_file: Path
 
-    def __call__(self, predictions: Sequence[Any]) -> None:
-        from lanewise.nested import plain
+    def __call__(self, result: Mapping[str, Any]) -> None:
+        write(result["outputs"], self.path)
+        print(f"{self.path}: {len(result['outputs']):,} samples of {result['dataset']}, by {self.model_file}")
 
-        _WRITERS[self.path.suffix](list(map(plain, predictions)), self.path)
-        print(f"{self.path}: predictions for {len(predictions):,} samples")
+
+def write(predictions: Sequence[Any], path: Path) -> None:
+    """Write predictions to a file, in the form that its name's ending says."""
+    from lanewise.nested import plain
+
+    _WRITERS[path.suffix](list(map(plain, predictions)), path)
 
 
 def _write_lines(predictions: Sequence[Any], path: Path) -> None:

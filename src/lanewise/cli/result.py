@@ -1,12 +1,14 @@
 """Shows the result of a command: on the terminal, and as JSON in a file."""
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lanewise.cli.arguments import Argument, read_path
+from lanewise.errors import wrapped
 from lanewise.run_file import writing
 
 if TYPE_CHECKING:
@@ -14,9 +16,6 @@ if TYPE_CHECKING:
 
 CONFIG = Argument[str]("CONFIG", "the configuration, as for `lanewise train`, whose --help lists its keys")
 JSON = Argument[Path | None]("--json", "writes the result there as well", "FILE", read_path, default=None)
-
-IMPORTING = "importing torch"
-"""What commands that report say first: it takes seconds."""
 
 
 class Result(Protocol):
@@ -37,18 +36,26 @@ class Result(Protocol):
 
 def show_result(result: Result, heading: str, file: Path | None) -> None:
     """Print a result under a heading, and write it to the file if there is one."""
-    from rich.console import Console
-
-    is_terminal = Console().is_terminal  # which is as wide as it is; whoever else reads it wraps it
-    console = Console(highlight=False, soft_wrap=not is_terminal, width=None if is_terminal else 200)
-    console.print(f"{heading}\n", markup=False)
-    console.print(result.table())
-    console.print()
+    print(f"{wrapped(heading, sys.stdout)}\n")
+    print_table(result.table())
+    print()
     for line in result.lines():
-        console.print(line, markup=False)
+        print(wrapped(line, sys.stdout))
     if file is not None:
         with writing(file):
             file.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def print_table(table: "Table") -> None:
+    """Print a table without spaces at the ends of its lines."""
+    from rich.console import Console
+
+    is_terminal = Console().is_terminal  # which is as wide as it is; whoever else reads it wraps it
+    console = Console(highlight=False, width=None if is_terminal else 200)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
 
 
 @contextmanager

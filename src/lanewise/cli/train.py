@@ -2,7 +2,7 @@
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag
 from lanewise.cli.evaluate import DRY_RUN
-from lanewise.cli.help import write_keys
+from lanewise.cli.help import help_width, write_keys
 from lanewise.config import MAY_DIFFER
 from lanewise.config.class_path import add_search_path
 from lanewise.config.load import load_config
@@ -62,7 +62,7 @@ def _describe_configuration(arguments: Arguments) -> str:
 
     config = load_config(arguments[_CONFIG], arguments.overrides)
     add_search_path(config.search_path)
-    return f"{write_keys()}\n{describe_classes(config)}"
+    return f"{write_keys()}\n{describe_classes(config, help_width())}"
 
 
 COMMAND = Command(

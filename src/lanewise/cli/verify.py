@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_count, read_counts
-from lanewise.cli.result import CONFIG, IMPORTING, JSON, show_result, showing_progress
+from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
 from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
 from lanewise.world.environment import Environment
@@ -30,7 +30,7 @@ def verify(arguments: Arguments) -> int:
     config = load_config(arguments[CONFIG], [*arguments.overrides, Override("distributed.devices", "null")])
 
     with showing_progress() as show:
-        show(IMPORTING)
+        show(f"importing {config.task.class_path}")
         from lanewise.jobs.start import prepare_workers
         from lanewise.verify import MODULES
 

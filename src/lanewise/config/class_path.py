@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
@@ -118,7 +118,11 @@ def _import_module(key: str, name: str) -> ModuleType:
                 f"{key}: there is no module {error.name}. {_suggest_module(error.name)}"
             ) from error
         text = " ".join(f"{type(error).__name__}: {text_of(error)}".split())
-        mistake = f"{key}: importing {name} failed with {text}, at {_place(error)}. Correct that line."
+        remedy = "Correct that line."
+        if isinstance(error, ModuleNotFoundError) and error.name is not None and "." not in error.name:
+            near = _nearest_module(error.name, sys.path[:1])
+            remedy = f"Did you mean {near}?" if near else f"Install it: pip install {error.name}"
+        mistake = f"{key}: importing {name} failed with {text}, at {_place(error)}. {remedy}"
         raise ConfigError(mistake) from error
     finally:
         _importing.pop()
@@ -128,10 +132,15 @@ def _suggest_module(name: str | None) -> str:
     """Name the module that was probably meant, among those beside the missing one."""
     parent, _, last = (name or "").rpartition(".")
     folders = getattr(sys.modules.get(parent), "__path__", None) if parent else None
-    near = nearest(last, [module.name for module in pkgutil.iter_modules(folders)], cutoff=0.75)
-    if near:
+    if near := _nearest_module(last, folders):
         return f"Did you mean {parent}{'.' if parent else ''}{near}?"
     return f"Put its file into {sys.path[0] or 'the working directory'}, or install its package."
+
+
+def _nearest_module(name: str, folders: Iterable[str] | None) -> str | None:
+    """Return the module that was probably meant; none of Python's own has a task."""
+    found = {module.name for module in pkgutil.iter_modules(folders)} - sys.stdlib_module_names
+    return nearest(name, sorted(found), cutoff=0.75)
 
 
 def _place(error: BaseException) -> str:

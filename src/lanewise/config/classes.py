@@ -14,17 +14,18 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, final, get_args, get_origin
 
+from lanewise.config.argument_field import fields_of, unknown_field
 from lanewise.config.check import read_section, show, suggest
 from lanewise.config.class_path import ClassConfig, resolve, resolve_class
 from lanewise.config.optimizer import refuse_optimizer
 from lanewise.config.run import RunConfig
+from lanewise.config.scheduler import length_hint
 from lanewise.config.trust import REMEDY, is_known, named_in, refusing_imports_from
 from lanewise.errors import ConfigError, LanewiseError, collecting
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-_HELP_WIDTH = 100
 _YAML_TYPES = (NoneType, bool, int, float, list, dict)
 
 
@@ -98,8 +99,14 @@ def build(key: str, config: ClassConfig, *runtime_args: object) -> Any:
     return _build(key, config, _kind_of(key), *runtime_args)
 
 
-def describe_classes(config: RunConfig) -> str:
+def describe_classes(config: RunConfig, width: int = 100) -> str:
     """Write the help of the classes: for each argument its key, type, default and description."""
+
+    def wrap(text: str, indent: str) -> list[str]:
+        return textwrap.wrap(
+            text, width, initial_indent=indent, subsequent_indent=" " * 6, break_long_words=False
+        )
+
     lines: list[str] = []
     for key, section in _sections(config):
         constructor = _Constructor(section, key, _kind_of(key))
@@ -107,9 +114,11 @@ def describe_classes(config: RunConfig) -> str:
         for argument in constructor.arguments.values():
             required = argument.default is argument.empty
             default = "required" if required else f"default {argument.default!r}"
-            lines.append(f"  --{key}.init_args.{argument.name}  {_type_name(argument.annotation)}, {default}")
-            description = constructor.descriptions.get(argument.name, "")
-            lines += [f"      {line}" for line in textwrap.wrap(description, _HELP_WIDTH - 6)]
+            name = f"--{key}.init_args.{argument.name}"
+            lines += wrap(f"{name}  {_type_name(argument.annotation)}, {default}", "  ")
+            lines += wrap(constructor.descriptions.get(argument.name, ""), " " * 6)
+            for one in fields_of(argument.annotation):
+                lines += wrap(f"{name}.{one.name}  {_type_name(one.hint)}, {one.default}", "  ")
         lines.append("")
     return "\n".join(lines)
 
@@ -276,6 +285,7 @@ def _bind(
         (
             f"{prefix}{argument.name} is missing: "
             f"{config.class_path} needs it ({_type_name(argument.annotation)}). Add it."
+            f"{length_hint(argument.name) if key == 'scheduler' else ''}"
         )
         for argument in constructor.arguments.values()
         if argument.default is argument.empty and argument.name not in config.init_args
@@ -307,6 +317,8 @@ def _bind_argument(
     except ValueError as error:
         if is_object:
             _bind(read_section(ClassConfig, value, key), key, inner, inner)
+        if mistake := unknown_field(constructor.arguments[name].annotation, value, key):
+            raise ConfigError(mistake) from error
         text = ", which is text" if isinstance(value, str) else ""
         needed = _type_name(constructor.arguments[name].annotation)
         raise ConfigError(

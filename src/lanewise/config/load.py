@@ -39,7 +39,10 @@ def load_config(path: str, overrides: Sequence[Override] = ()) -> RunConfig:
         config = read_section(RunConfig, tree)
     if mistakes:
         raise ConfigError(*mistakes)
-    search_path = os.path.realpath(file.parent / expand_user(config.search_path or ""))
+    # A path of the command line is relative to the working directory, as every other one there.
+    is_typed = config.search_path is not None and any(one.key == "search_path" for one in overrides)
+    base = Path.cwd() if is_typed else file.parent
+    search_path = os.path.realpath(base / expand_user(config.search_path or ""))
     return dataclasses.replace(config, search_path=search_path)
 
 
@@ -81,6 +84,8 @@ def _with_value(tree: object, keys: Sequence[str], value: object, above: str = "
         index = int(key)
         return [*tree[:index], _with_value(tree[index], below, value, f"{above}.{key}"), *tree[index + 1 :]]
     section = {} if tree is None else tree
+    if isinstance(section, str) and key in ("class_path", "init_args"):
+        section = {"class_path": section}  # a class that stands alone
     if not isinstance(section, Mapping):
         raise ConfigError(
             f"--{above}.{'.'.join(keys)} is below {above}, which is {show(section)}, not a section. "

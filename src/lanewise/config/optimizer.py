@@ -115,12 +115,12 @@ def choose_implementation(
 
 
 def _plateau_mistakes(config: RunConfig, scheduler: SchedulerConfig) -> Iterator[str]:
-    best, best_mode = config.evaluate.best, config.evaluate.best_mode
+    best, best_mode = config.evaluate.best, config.evaluate.resolved_mode
     mode = scheduler.init_args.get("mode", best_mode)
     if best is None:
         yield (
             f"scheduler.class_path: {scheduler.class_path} follows the value of evaluate.best, which is "
-            "unset. Set it, for example to held_out/loss, and evaluate.best_mode."
+            "unset. Set it, for example to held_out/loss."
         )
     elif mode != best_mode:
         yield (

@@ -10,6 +10,7 @@ from lanewise.config.check import A_PATH, Section, above, at_least, below, expan
 from lanewise.config.class_path import ClassConfig
 from lanewise.config.data import DataConfig
 from lanewise.config.distributed import DistributedConfig
+from lanewise.config.memory import CompileConfig, MemoryConfig
 from lanewise.config.scheduler import SchedulerConfig
 from lanewise.errors import ConfigError
 
@@ -130,36 +131,10 @@ class LogConfig(Section):
     then has what a device computes in a second, and how much of its peak that is. Unset: neither."""
 
 
-class ActivationCheckpointingConfig(Section):
-    """Which parts of a model keep only their inputs, and run again for their backward: memory for time."""
-
-    TEXT_KEY: ClassVar = "blocks"
-
-    blocks: Literal["auto"] | tuple[str, ...] = "auto"
-    """auto: the modules that a list of modules repeats, as fsdp finds them; or names of classes or modules,
-    such as [Block] or [encoder.layers.*]."""
-    offload: bool = False
-    """Whether the inputs are kept in host memory; needs an accelerator."""
-
-
-class MemoryConfig(Section):
-    """What is traded for memory; no result changes."""
-
-    activation_checkpointing: ActivationCheckpointingConfig | None = None
-    """Blocks that run again for their backward; unset: none. It may be `auto` alone."""
-
-
-class CompileConfig(Section):
-    """What torch.compile makes faster. It rounds differently from eager; random numbers are the same."""
-
-    TEXT_KEY: ClassVar = "blocks"
-
-    blocks: Literal["auto", "whole"] = "auto"
-    """auto: the modules that a list of modules repeats, of which each class compiles once; whole: the
-    model's forward."""
-    dynamic: bool | None = None
-    """Whether a kernel is made for all shapes; unset: in exact one for each shape, in close as torch
-    chooses."""
+def _resolve_mode(metric: str | None, mode: Mode | None) -> Mode:
+    """Return the mode that was given; unset: a loss should fall, and any other metric rise."""
+    is_loss = metric is not None and metric.rpartition("/")[2] == "loss"
+    return mode or ("min" if is_loss else "max")
 
 
 class EarlyStoppingConfig(Section):
@@ -167,12 +142,17 @@ class EarlyStoppingConfig(Section):
 
     metric: str
     """Metric that is followed, as `set/metric`."""
-    mode: Mode
-    """Whether more of that metric is better, or less."""
+    mode: Mode | None = None
+    """Whether more of that metric is better, or less; unset: min if its last part is loss, else max."""
     patience: Annotated[int, at_least(1)]
     """How many evaluations one after the other may find nothing better; the last of them ends the run."""
     min_delta: Annotated[float, at_least(0)] = 0.0
     """A value counts as better if it is better than the best one before it by more than this."""
+
+    @property
+    def resolved_mode(self) -> Mode:
+        """`mode`, or what follows from the name of the metric."""
+        return _resolve_mode(self.metric, self.mode)
 
 
 class EvaluateConfig(Section):
@@ -184,10 +164,15 @@ class EvaluateConfig(Section):
     """Optimizer steps from one evaluation to the next, instead of epochs."""
     best: str | None = None
     """Metric by which the best model is kept, as `set/metric`; unset: only the last model is kept."""
-    best_mode: Mode = "max"
-    """Whether more of that metric is better, or less."""
+    best_mode: Mode | None = None
+    """Whether more of that metric is better, or less; unset: min if its last part is loss, else max."""
     early_stopping: EarlyStoppingConfig | None = None
     """Ends the run when a metric no longer gets better; unset: the run goes on to its end."""
+
+    @property
+    def resolved_mode(self) -> Mode:
+        """`best_mode`, or what follows from the name of the metric."""
+        return _resolve_mode(self.best, self.best_mode)
 
 
 class EveryConfig(Section):
@@ -342,5 +327,5 @@ class RunConfig(Section):
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Devices and reduction."""
     search_path: Annotated[str, A_PATH] | None = None
-    """Folder that class_path modules are imported from first; load_config makes it absolute, and takes the
-    folder of the configuration file if it is unset."""
+    """Folder that class_path modules are imported from first, relative to the folder of the configuration
+    file, on the command line to the working directory; unset: the folder of the configuration file."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from lanewise.config.check import Section, at_least, below, show
 from lanewise.config.class_path import ClassConfig
@@ -15,6 +15,13 @@ Steps = Annotated[int, at_least(0)] | Annotated[float, at_least(0), below(1)]
 WSD_DECAY = 0.2
 AUTO = "auto"
 """The value of an argument of a class that stands for the length of the run."""
+_LENGTHS = ("T_max", "total_steps", "num_training_steps")
+"""What classes call such an argument."""
+
+
+def length_hint(text: str) -> str:
+    """Say that an argument which a text names may be `auto`; nothing where it names none such."""
+    return next((f" {name}: auto is the length of the run." for name in _LENGTHS if name in text), "")
 
 
 def _one_kind_is_given(name: SchedulerName | None, class_path: str | None, warmup: float) -> Iterator[str]:
@@ -49,11 +56,14 @@ def _only_wsd_has_a_decay(name: SchedulerName | None, decay: float | None) -> It
 class SchedulerConfig(Section):
     """How the learning rate changes: as a name says, which knows the run's length, or as a class does."""
 
+    TEXT_KEY: ClassVar = "name"
+
     RULES = (_one_kind_is_given, _arguments_have_a_class, _only_wsd_has_a_decay)
 
     name: SchedulerName | None = None
     """linear and cosine decay from the warm-up to 0 at the end of the run; wsd stays, and decays linearly
-    over its last part. Unset: class_path, or a constant learning rate after the warm-up."""
+    over its last part. It may stand alone: `scheduler: cosine`. Unset: class_path, or a constant learning
+    rate after the warm-up."""
     warmup: Steps = 0
     """Over how many of the first steps the learning rate rises linearly: a whole number, or as a number below
     1 the part of the run that they are."""

@@ -47,7 +47,8 @@ def read_yaml(text: str, source: str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{source}{place} is not valid YAML: {error.problem}.") from error
+        hint = " Indent by spaces, not by a tab." if mark and _begins_with_tab(text, mark.line) else ""
+        raise ConfigError(f"{source}{place} is not valid YAML: {error.problem}.{hint}") from error
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from error
     if loader.repeated_keys:
@@ -58,6 +59,11 @@ def read_yaml(text: str, source: str) -> object:
             )
         )
     return tree
+
+
+def _begins_with_tab(text: str, line: int) -> bool:
+    lines = text.splitlines()
+    return line < len(lines) and "\t" in lines[line][: -len(lines[line].lstrip()) or None]
 
 
 def write_yaml(tree: object) -> str:

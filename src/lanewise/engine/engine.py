@@ -269,16 +269,18 @@ class Engine:
                 assert self.evaluation is not None
                 assert self.evaluation.early_stopping is not None
                 why = self.evaluation.early_stopping.describe()
-            logger.info("the run ends after %d of %d steps (%s)", end, self.run.last_step, why)
+            logger.info("the run ends after %s of %s steps (%s)", f"{end:,}", f"{self.run.last_step:,}", why)
         num_steps = end - self.first_step
         if not num_steps:
-            logger.info("nothing was left to train: all %d steps were taken before", end)
+            key = "max_steps" if self.run.config.train.max_steps == end else "epochs"
+            remedy = f", up to train.{key}. Raise it to go on" if end == self.run.last_step else ""
+            logger.info("nothing was left to train: all %s steps were taken before%s", f"{end:,}", remedy)
             return
         before = self.run.schedule.num_samples_before
         num_samples = before(end) - before(self.first_step) - self._reads.num_skipped_by_all
         logger.info(
-            "trained %d steps on %s samples in %.1f s: %s samples/s over all processes",
-            num_steps,
+            "trained %s steps on %s samples in %.1f s: %s samples/s over all processes",
+            f"{num_steps:,}",
             f"{num_samples:,}",
             seconds,
             f"{num_samples / seconds:,.0f}",
@@ -290,8 +292,11 @@ class Engine:
         if self.training.average is not None:
             logger.info("average of its weights, which is evaluated: %s", run_dir.averaged_model)
         if self.evaluation is not None and self.evaluation.best is not None:
-            (step, value), name = self.evaluation.best, self.run.config.evaluate.best
-            logger.info("best after step %d, %s %.6g: %s", step, name, value, run_dir.best_model)
+            (step, value), config = self.evaluation.best, self.run.config.evaluate
+            which = "lowest" if config.resolved_mode == "min" else "highest"
+            logger.info(
+                "best after step %d, %s %s %.6g: %s", step, which, config.best, value, run_dir.best_model
+            )
 
     def _name_metrics(self, report: IntervalReport) -> Mapping[str, float]:
         stop, num_steps = report.step + 1, self._num_own_steps(report)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lanewise.config import RunConfig
 from lanewise.config.check import read_section
-from lanewise.config.class_path import is_of_script, refuse_in_import
+from lanewise.config.class_path import add_search_path, is_of_script, refuse_in_import
 from lanewise.config.classes import build, check_classes
 from lanewise.config.load import Override
 from lanewise.errors import ConfigError
@@ -71,7 +72,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
     batch: Section,
     train: Section,
     optimizer: Section,
-    scheduler: Section | None = None,
+    scheduler: Section | str | None = None,
     precision: str = "float32",
     memory: Section | None = None,
     compile: Section | str | None = None,  # noqa: A002 - as the section is called
@@ -95,7 +96,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         batch: `{"global_batch_size": 64, "micro_batch_size": 16}`.
         train: `{"epochs": 3, "run_dir": "runs/digits"}` and more.
         optimizer: `{"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-3}}`.
-        scheduler: `{"name": "cosine", "warmup": 0.05}`, or a class likewise.
+        scheduler: `"cosine"`, or `{"name": "cosine", "warmup": 0.05}`, or a class likewise.
         precision: `float32`, `tf32`, `bf16` or `fp16`.
         memory: `{"activation_checkpointing": "auto"}`: what is traded for memory.
         compile: `auto`, `whole` or a mapping: what torch.compile makes faster.
@@ -205,10 +206,37 @@ def predict(
         ConfigError: if code that came with the run would run, and `trust` is not set.
         LaunchError: what the first failing process said.
     """
-    outputs: list[Any] = _run_model(
-        run_or_model, task, weights, devices, trust=trust, predicts=True, dataset=dataset
-    )
+    result = _run_model(run_or_model, task, weights, devices, trust=trust, predicts=True, dataset=dataset)
+    outputs: list[Any] = result["outputs"]
     return outputs
+
+
+def load(
+    run_or_model: str | Path, *, init_args: Mapping[str, Any] | None = None, trust: bool = False
+) -> "tuple[Task, nn.Module]":
+    """Build the task of a run again, and its model with the trained weights, on the CPU for evaluation.
+
+    Args:
+        run_or_model: a run directory, for its trained model (the moving average with `train.ema_decay`); or
+            a .safetensors file in one.
+        init_args: arguments of the task that take the place of the run's.
+        trust: whether code that lies in the run directory may run.
+
+    Raises:
+        CheckpointError: if there is no such model.
+        ConfigError: if the task cannot be built, or code that came with the run would run.
+    """
+    from lanewise.checkpoint.model_file import load_model
+
+    given = {} if init_args is None else init_args
+    overrides = [Override(f"task.init_args.{name}", json.dumps(value)) for name, value in given.items()]
+    job = evaluate_job(Path(run_or_model), overrides, trust=trust)
+    add_search_path(job.config.search_path)
+    check_classes(job.config, untrusted=job.untrusted)
+    task: Task = build("task", job.config.task)
+    model = task.build_model()
+    load_model(model, job.model_file)
+    return task, model.eval()
 
 
 def _run_model(

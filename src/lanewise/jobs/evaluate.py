@@ -3,9 +3,11 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from lanewise.config import RunConfig
 from lanewise.config.check import expand_user
 from lanewise.config.file import READERS
 from lanewise.config.load import Override, load_config
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 class EvaluateJob(Job):
     """Evaluates a model on the task's eval datasets, or computes its outputs on one of them.
 
-    The result is every value by `set/metric` and the number of samples by set, or a list of one output for
-    each sample, in dataset order.
+    The result is every value by `set/metric` and the number of samples by set, or the name of the dataset and
+    a list of one output for each sample, in dataset order.
     """
 
     model_file: Path
@@ -61,7 +63,8 @@ class EvaluateJob(Job):
                 "task this method, which returns datasets by name."
             )
         if self.predicts:
-            return evaluator.predict(self.dataset or evaluator.only_set)
+            name = self.dataset or evaluator.only_set
+            return {"dataset": name, "outputs": evaluator.predict(name)}
         return {
             "values": evaluator.run(),
             "num_samples": {one.name: one.schedule.num_samples for one in evaluator.sets},
@@ -131,6 +134,8 @@ def evaluate_job(
             f"the task of {run_dir.path} cannot be built again: {found[0]} was {found[1]}. "
             "From Python, give evaluate or predict the task."
         )
+    if task is None:
+        _require_project(config)
     untrusted: tuple[str, ...] = ()
     if not trust and not is_config:
         config, untrusted = distrust(config_file, config, overrides)
@@ -144,6 +149,17 @@ def _require(file: Path, run_or_model: Path) -> None:
         raise CheckpointError(
             f"{run_or_model} is no finished run: there is no {file}. "
             "Name a run_dir or a .safetensors file in one, or give --weights."
+        )
+
+
+def _require_project(config: RunConfig) -> None:
+    """Raise ConfigError where the folder of the task's code is gone, and the code is nowhere else."""
+    module, search_path = config.task.class_path.partition(".")[0], config.search_path
+    is_gone = search_path is not None and not Path(search_path).is_dir()
+    if is_gone and module.isidentifier() and find_spec(module) is None:
+        raise ConfigError(
+            f"the run's project folder {search_path} is not there any more: it had the module {module}. "
+            "Give --search_path FOLDER, where it is now."
         )
 
 

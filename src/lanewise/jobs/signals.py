@@ -136,7 +136,8 @@ def _install(before_training: Callable[[int], object], *more: signal.Signals) ->
         elif not _has_begun():
             before_training(sign)
         elif sign == signal.SIGINT:
-            _say(b"stopping after this step, and saving; Ctrl-C again ends the run at once.\n")
+            # Below the progress bar, whose line the cursor is on.
+            _say(b"\nsaving after this step; Ctrl-C again ends at once\n")
 
     before = {sign: signal.signal(sign, handle) or signal.SIG_DFL for sign in (*_SIGNALS, *more)}
     return before

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lanewise.watch.failure import Failure
 
 _STDERR = 2
+_ERASE = "\r\033[K"
 _LOST = "lost host"
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_FOR_THE_TRUTH = 3.0
@@ -204,5 +205,8 @@ def _lost(host: RemoteHost, why: str) -> "Failure":
 
 
 def _write(number: int, line: str) -> None:
+    # On a terminal something that turns may be on the line, which is erased.
+    is_smart = os.isatty(number) and os.environ.get("TERM") != "dumb"
     with suppress(OSError):  # nobody listens
-        os.write(number, f"{line}\n".encode(errors="backslashreplace"))
+        text = f"{_ERASE if is_smart else ''}{line}\n"
+        os.write(number, text.encode(errors="backslashreplace"))

@@ -1,7 +1,7 @@
 """Shows on the console how far a run is: one bar on a terminal, a line now and then elsewhere."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 from rich import progress
@@ -74,8 +74,20 @@ class ProgressLogger(Callback):
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `Callback`. A line that stays above the bar."""
-        text = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
-        self._console.print(f"epoch {epoch}  after step {step}  {text}", highlight=False)
+        pairs = [f"epoch {epoch}", f"after step {step}", *(f"{n} {v:.4f}" for n, v in values.items())]
+        for line in self._fit(pairs):
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _fit(self, pairs: Sequence[str]) -> Iterator[str]:
+        """Yield lines of whole pairs, on a terminal no wider than it is."""
+        line = pairs[0]
+        for pair in pairs[1:]:
+            if self._console.is_terminal and len(line) + 2 + len(pair) > self._console.width:
+                yield line
+                line = f"    {pair}"
+            else:
+                line = f"{line}  {pair}"
+        yield line
 
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`."""

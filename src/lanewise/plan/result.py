@@ -1,4 +1,4 @@
-"""A plan as it is shown: a table, a line for each row, and the fastest one that fits."""
+"""A plan as it is shown: a table, what does not fit, and the fastest row that fits."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -25,6 +25,8 @@ class Plan:
     measured: Sequence[Measured]
     """Without activation checkpointing, and where there are blocks for it, with it."""
     rows: Sequence[Row]
+    shows_parts: bool = False
+    """Whether a line for each row says what its memory is made of, and what limits it."""
 
     @property
     def fastest(self) -> Row | None:
@@ -61,7 +63,10 @@ class Plan:
     def lines(self) -> Iterator[str]:
         """Say what the table does not show; the last line is the choice."""
         yield from (f"note: {note}" for note in self._notes())
-        yield from (f"{_name(row)}: {'; '.join(_details(row))}" for row in self.rows)
+        if self.shows_parts:
+            yield from (f"{_name(row)}: {'; '.join(_details(row))}" for row in self.rows)
+        elif too_large := [_name(row) for row in self.rows if not row.fits]:
+            yield f"too large: {'; '.join(too_large)}"
         if fastest := self.fastest:
             yield f"fastest that fits: {_name(fastest)}, {fastest.samples_per_second:,.4g} samples/s"
         elif not any(row.fits for row in self.rows):

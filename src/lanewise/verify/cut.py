@@ -19,6 +19,7 @@ _MAX_SAMPLES = 16
 _SECONDS = 0.3
 _SMALL = 0.05
 _MAX_ELEMENTS = 2**20
+_DRAWS = "draws random numbers"
 
 Influence = Literal["", "weights", "term", "targets", "forward", "loss", "unknown"]
 """How the micro-batch influences the gradient: it changes the weights of the samples, adds a term once for
@@ -79,7 +80,9 @@ def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
         return CutProbe(why_not=f"collate makes another micro-batch of equal samples, as it {why}")
     probed.model.eval()
     if why := _why_unequal(lambda seed: _loss_of(probed, samples, seed)):
-        return CutProbe(why_not=f"in evaluation mode the loss of equal samples changes, as it {why}")
+        remedy = ". Draw in training only (if self.training), or verify a copy of the task that does"
+        remedy = remedy if why == _DRAWS else ""
+        return CutProbe(why_not=f"in evaluation mode the loss of equal samples changes, as it {why}{remedy}")
     end = time.monotonic() + _SECONDS
     in_evaluation_mode = _compare_cuts(probed, samples, 1)
     for others in micro_batches:  # samples of one class may show nothing
@@ -107,7 +110,7 @@ def _why_unequal(run: Callable[[int], str]) -> str:
     first, again, of_other_seed = (run(seed) for seed in (0, 0, 1))
     if first != again:
         return "keeps state or depends on something outside"
-    return "draws random numbers" if first != of_other_seed else ""
+    return _DRAWS if first != of_other_seed else ""
 
 
 def _micro_batches(probed: ProbedRun) -> Iterator[Sequence[Any]]:

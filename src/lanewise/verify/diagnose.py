@@ -24,6 +24,7 @@ from typing import get_args
 
 from lanewise.verify.diagnoses import forward, micro_batch, samples, saved_state, unexplained, weights
 from lanewise.verify.diagnoses.base import Diagnosis, Kind, listed
+from lanewise.verify.diagnoses.forward import NO_STATISTIC
 from lanewise.verify.evidence import Evidence
 
 DIAGNOSES = sorted(
@@ -82,7 +83,7 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 
 def notes(evidence: Evidence, findings: Sequence[Finding]) -> list[str]:
     """Return what is worth knowing; state is mentioned only where there are no findings."""
-    found = [*_on_cut(evidence), *_on_metrics(evidence), *_on_reads(evidence)]
+    found = [*_on_cut(evidence), *_on_metrics(evidence), *_on_reads(evidence), *_on_buffers(evidence)]
     return found if findings else [*found, *_on_state(evidence)]
 
 
@@ -119,6 +120,14 @@ def _on_reads(evidence: Evidence) -> Iterator[str]:
     if reads.left_out and reads.is_by_content:
         names = listed(reads.left_out)
         yield f"collate leaves {names} out of a micro-batch, whatever their order: they are not trained on."
+
+
+def _on_buffers(evidence: Evidence) -> Iterator[str]:
+    if names := evidence.base.history.averaged:
+        yield (
+            f"lanes make different values of {listed(names)}, whose mean enters the next loss: right for a "
+            f"statistic. {NO_STATISTIC}"
+        )
 
 
 def _on_state(evidence: Evidence) -> Iterator[str]:

@@ -105,13 +105,16 @@ class VerifyJob(Job):
         if self.is_reference:
             # In 16 bits the rounding of a forward would look like an influence of the cut.
             precise = replace(self.config, precision="float32")
-            result.cut = probe_cut(ProbedRun(precise, world.device), found.passes.changed_buffers)
-            result.metrics = probe_metrics(ProbedRun(self.config, world.device), self.config.batch)
+            of_cut = ProbedRun(precise, world.device, data_of=probed)
+            result.cut = probe_cut(of_cut, found.passes.changed_buffers)
+            of_metrics = ProbedRun(self.config, world.device, data_of=probed)
+            result.metrics = probe_metrics(of_metrics, self.config.batch)
 
     def _trace(self, world: World, result: RankResult) -> None:
         """Take the steps, or their second half from the checkpoint that another layout saved half-way."""
         run = build_run(self.config, world)
         training, task = run.training, run.training.runner.task
+        eval_datasets = {} if run.evaluation is None else run.evaluation.datasets
         steps = choose_steps(run.schedule, self.num_steps, run.last_step)
         half = len(steps) // 2
         trace = Trace()
@@ -127,11 +130,11 @@ class VerifyJob(Job):
                 trace.steps.append(step)
                 if self.resume_from is None and len(trace.steps) == half:
                     # A run evaluates between its steps, which may depend on what that changes.
-                    self._evaluate(task.eval_datasets(), engine, world)
+                    self._evaluate(eval_datasets, engine, world)
                     saver = Saver(self._checkpoints(self.name), world, keep_last=1, keep_best=0, sign=1)
                     saver.save(engine.run.state.take(), Manifest(steps[half], None, engine.run.identity, ()))
                     saver.finish()
-            self._finish_trace(trace, engine, world)
+            self._finish_trace(trace, eval_datasets, engine, world)
             trace.changed = changed(hidden, hidden_state(training.model, task=task))
             result.updates = probe_updates(training) if self.is_reference else None
         result.trace = trace
@@ -144,13 +147,15 @@ class VerifyJob(Job):
         """Return where a layout saves."""
         return CheckpointFolder(self.folder / f"checkpoints-{name}")
 
-    def _finish_trace(self, trace: Trace, engine: Engine, world: World) -> None:
+    def _finish_trace(
+        self, trace: Trace, eval_datasets: Mapping[str, Any], engine: Engine, world: World
+    ) -> None:
         """Evaluate, and note the values outside of parameters and buffers."""
         training = engine.training
         task = training.runner.task
         no_loss = self.folder / "no-loss"
-        if task.eval_datasets():
-            trace.evaluation = self._evaluate(task.eval_datasets(), engine, world)
+        if eval_datasets:
+            trace.evaluation = self._evaluate(eval_datasets, engine, world)
         elif not no_loss.exists():
             try:
                 # Metrics may not take its batches.

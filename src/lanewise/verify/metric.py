@@ -49,7 +49,7 @@ def probe_metrics(probed: ProbedRun, batch: BatchConfig) -> MetricProbe:
     if not probed.task.build_metrics():
         return found
     probed.model.eval()
-    for name, dataset in probed.task.eval_datasets().items():
+    for name, dataset in probed.eval_datasets.items():
         num_samples = min(len(dataset), batch.global_batch_size)  # type: ignore[arg-type]
         reader = LaneReader(dataset, probed.task.collate, probed.seed, eval_dataset=name)
         schedule = SequentialSchedule(num_samples, 1, min(batch.samples_per_lane, max(1, num_samples // 3)))

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ class History:
     num_runs: int = 0
     buffers: Sequence[str] = ()
     """Buffers that an evaluation changes so that its later micro-batches give other results."""
+    averaged: Sequence[str] = ()
+    """Float buffers of which lanes make different values that enter the next loss in training."""
 
     def __str__(self) -> str:
         equal = "equal weights, buffers and random state"
@@ -109,6 +111,7 @@ def probe(config: RunConfig, probed: ProbedRun, *, is_reference: bool, is_repeat
         reads = look_further(reads, probed, has_workers=config.data.num_workers > 0)
         if not (passes.are_unequal or passes.collectives or passes.changed_parameters):
             history = _probe_history(config, probed, batch, passes.results[0], hidden)
+            history = replace(history, averaged=_averaged_buffers(probed, batch, passes.changed_buffers))
     return Probe(weights, reads, passes, history, first)
 
 
@@ -204,7 +207,7 @@ def _probe_history(
     new.run(new.other_turn, other)
     if not run(new):
         return History("run in a new model after another micro-batch", found, num_runs)
-    buffers = _changed_by_evaluation(probed, batch, other) if probed.task.eval_datasets() else ()
+    buffers = _changed_by_evaluation(probed, batch, other) if probed.eval_datasets else ()
     return History("", found, num_runs, buffers)
 
 
@@ -227,9 +230,50 @@ def _changed_by_evaluation(probed: ProbedRun, batch: Any, other: Any) -> Sequenc
     return changed(before, after) if losses[0] != losses[2] else ()
 
 
+def _averaged_buffers(probed: ProbedRun, batch: Any, names: Sequence[str]) -> Sequence[str]:
+    """Return the float buffers of which two lanes make different values that change the next step's loss.
+
+    In training, so that BatchNorm's statistics, which enter evaluations alone, are not among them.
+
+    Args:
+        probed: whose first lane was run.
+        batch: its micro-batch.
+        names: of the buffers that it changed.
+    """
+    if not names:
+        return ()
+    made = []
+    for turn, data in ((probed.turn, batch), (probed.other_turn, probed.read(probed.other_turn))):
+        with probed.kept_state():
+            probed.gradients(probed.lane(turn, data))
+            made.append({name: value.detach().clone() for name, value in probed.model.named_buffers()})
+    of_one, of_other = made
+    differing = [
+        name
+        for name, value in probed.model.named_buffers()
+        if name in names
+        and (value.is_floating_point() or value.is_complex())
+        and value.shape == of_one[name].shape
+        and not torch.equal(of_one[name], of_other[name])
+    ]
+
+    later = probed.read(probed.next_turn)
+
+    def result(*names: str) -> str:
+        with probed.kept_state():
+            for name in names:
+                probed.model.get_buffer(name).detach().copy_(of_one[name])
+            return probed.run(probed.next_turn, later)
+
+    usual = result()
+    if not differing or result(*differing) == usual:
+        return ()
+    return [name for name in differing if result(name) != usual] or differing
+
+
 def _evaluates(probed: ProbedRun, batch: BatchConfig) -> bool:
     """Evaluate, and tell whether there was something to evaluate."""
-    world, sets = LocalWorld(probed.device), probed.task.eval_datasets()
+    world, sets = LocalWorld(probed.device), probed.eval_datasets
     try:
         return bool(evaluate_batch(probed.lanes, probed.model, sets, world, batch))
     except Exception:  # noqa: BLE001 - the steps that are run evaluate as well, and say what failed

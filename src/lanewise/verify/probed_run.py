@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, final
 
 import torch
@@ -16,7 +17,7 @@ from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
 from lanewise.engine.run.build import build_run_loader
 from lanewise.engine.run.model import build_model, build_task
-from lanewise.engine.samples.dataset import count_samples
+from lanewise.engine.samples.dataset import count_samples, eval_datasets_of
 from lanewise.engine.step.lane import LaneRunner, TaskLane
 from lanewise.engine.step.lane_loss import LaneLoss
 from lanewise.lanes import LaneTurn, Placement, SequentialSchedule
@@ -36,14 +37,18 @@ class ProbedRun:
     Args:
         config: the run.
         device: where to compute.
+        data_of: another one, whose datasets it takes instead of reading them again.
     """
 
-    def __init__(self, config: RunConfig, device: torch.device) -> None:
+    def __init__(
+        self, config: RunConfig, device: torch.device, *, data_of: "ProbedRun | None" = None
+    ) -> None:
         self.seed = config.train.seed
         self.device = device
         self.task: Task = build_task(config)
         self.model: nn.Module = build_model(self.task, self.seed).to(device)
-        self.dataset = self.task.train_dataset()
+        self.dataset: Dataset[Any] = self.task.train_dataset() if data_of is None else data_of.dataset
+        self._data_of = data_of
         alone = LocalWorld(device)  # other ranks' datasets are compared later, by what was read
         placement = Placement.of(config.batch.num_lanes, alone)
         loader, _ = build_run_loader(config, self.task, alone, placement, self.dataset)
@@ -61,6 +66,13 @@ class ProbedRun:
         """The first lane's turn in it."""
         self.other_turn: LaneTurn = next(turn for turn in turns if (turn.step, turn.lane) != (0, 0))
         """Another one: of another lane, or of the next step."""
+        self.next_turn: LaneTurn = next(turn for turn in turns if turn.step == 1)
+        """The first lane's turn in the next step."""
+
+    @cached_property
+    def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
+        """The datasets to evaluate on."""
+        return eval_datasets_of(self.task) if self._data_of is None else self._data_of.eval_datasets
 
     def first_turn(self, lane: int) -> LaneTurn:
         """Return a lane's turn in the first step, without positions where the lane is empty there."""

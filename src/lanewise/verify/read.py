@@ -58,7 +58,7 @@ def probe_reads(probed: ProbedRun, *, is_repeat: bool) -> Reads:
         is_repeat: whether to read half of them as of epoch 1 first: they must not depend on the order.
     """
     task = probed.task
-    eval_sets = dict(task.eval_datasets())
+    eval_sets = probed.eval_datasets
     known = {"dataset": probed.dataset, "eval_datasets": eval_sets, "task": task}
     of_samples = set(opaque_types())  # the loader has looked at three of them
     before = hidden_state(probed.model, **known)

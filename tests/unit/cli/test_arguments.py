@@ -60,7 +60,10 @@ def test_the_order_and_the_equals_sign_are_free(arguments):
 def test_help_needs_nothing_else():
     assert read_arguments(EXPORT, ["--help"]) == Arguments(wants_help=True)
     assert read_arguments(EXPORT, ["-h"]) == Arguments(wants_help=True)
-    assert read_arguments(EXPORT, []) == Arguments()
+    assert mistakes_of([], EXPORT) == [
+        "export needs CONFIG: got none. Name it.",
+        "export needs --output FILE: got none. Add it.",
+    ]
 
 
 def test_a_key_is_repeated_as_often_as_one_likes_and_keeps_its_place():

@@ -10,6 +10,15 @@ from lanewise.cli.main import main
 from lanewise.world.world import LocalWorld
 
 
+def test_what_is_no_run_is_named(tmp_path, capsys):
+    for name, said in (
+        ("nowhere", f"there is no {tmp_path / 'nowhere'}. "),
+        ("", "is no run and no checkpoint"),
+    ):
+        assert main(["export", str(tmp_path / name), "--output", "model.safetensors"]) == 2
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("key", "output", "code", "said"),
     [

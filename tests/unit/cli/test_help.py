@@ -1,5 +1,7 @@
 """The help of a command lists whatever it declares, and that of train every key of the configuration."""
 
+from dataclasses import replace
+
 import pytest
 
 from lanewise.cli.arguments import Argument, Arguments, Command
@@ -18,6 +20,11 @@ COMMAND = Command(
     has_overrides=True,
     more_help=lambda _: "More.\n",
 )
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
 
 
 def test_every_argument_is_listed():
@@ -49,7 +56,30 @@ def test_every_command_shows_its_help(capsys, command):
     assert all(len(line) <= 110 for line in shown.splitlines())
     if command not in ("doctor", "init", "schema"):  # which need no argument
         assert main([command]) == 2
-        assert capsys.readouterr().out == shown
+        said, usage = capsys.readouterr().err.split("\nusage: ")
+        assert said.startswith(f"error: {command} needs ")
+        assert shown.startswith(f"usage: {usage}")
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_is_no_wider_than_the_terminal(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*[command] * (command is not None), "--help"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+def test_a_long_program_goes_on_after_a_backslash(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    text = (
+        "Measures what takes long, and what does not.\n\n  lanewise bench run.yaml --output runs/bench.json"
+    )
+    assert """
+Measures what takes long, and what does
+not.
+
+  lanewise bench run.yaml --output \\
+      runs/bench.json
+""" in write_help(replace(COMMAND, text=text), Arguments())
 
 
 @pytest.mark.parametrize(

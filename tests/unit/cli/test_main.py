@@ -36,7 +36,8 @@ def test_no_key_of_the_configuration_is_taken_for_a_misspelt_option(name):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_the_help_lists_each_command(capsys, arguments):
+def test_the_help_lists_each_command(capsys, monkeypatch, arguments):
+    monkeypatch.setenv("COLUMNS", "120")
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     for name, (form, purpose) in COMMANDS.items():

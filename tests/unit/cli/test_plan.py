@@ -22,10 +22,21 @@ def config(tmp_path: Path) -> str:
 
 def test_it_prints_the_table_and_writes_json(config, tmp_path, capsys):
     file = tmp_path / "plan.json"
-    assert main(["plan", config, "--devices", "1,2", "--memory-gib", "1", "--json", str(file)]) == 0
+    asked = ["plan", config, "--devices", "1,2", "--memory-gib", "1"]
+    assert main([*asked, "--parts", "--json", str(file)]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"2 devices, fsdp: activations .*; fits, ", printed)
+    assert [line for line in printed.splitlines() if line.endswith(" ")] == []
     assert [row["num_devices"] for row in json.loads(file.read_text())["rows"]] == [1, 2, 2, 2, 2]
+
+
+def test_the_table_is_followed_by_a_few_lines(config, capsys):
+    """On 24 lines the parts of all rows once left nothing of the table."""
+    assert main(["plan", config, "--devices", "1,2,4", "--memory-gib", "1e-9"]) == 1
+    _, after = capsys.readouterr().out.rsplit("fsdp  ", 1)
+    assert "activations" not in after
+    assert "\ntoo large: 1 device, single; 2 devices, data_parallel; " in after
+    assert len(after.splitlines()) < 6
 
 
 def test_a_report_that_cannot_be_written_is_one_error(config, tmp_path, capsys):

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from lanewise.cli.main import main
-from lanewise.cli.predict import _Writer
+from lanewise.cli.predict import _Shown, write
 from lanewise.errors import TaskError
 
 
@@ -29,7 +29,7 @@ def test_a_line_of_json_is_a_sample_with_null_for_what_json_lacks(tmp_path):
         {"start": torch.tensor([1.5, torch.nan]), "rank": (torch.tensor(3), torch.tensor(True))},
         {"start": torch.tensor([torch.inf]), "rank": (torch.tensor(4), torch.tensor(False))},
     ]
-    _Writer(tmp_path / "out.jsonl")(samples)
+    write(samples, tmp_path / "out.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert lines == [{"start": [1.5, None], "rank": [3, True]}, {"start": [None], "rank": [4, False]}]
 
@@ -38,7 +38,7 @@ def test_tensors_are_named_by_the_keys_that_lead_to_them(tmp_path):
     samples = [
         {"pair": (torch.full((2,), n), torch.tensor(n)), "score": torch.tensor(n / 2)} for n in range(3)
     ]
-    _Writer(tmp_path / "out.safetensors")(samples)
+    write(samples, tmp_path / "out.safetensors")
     written = load_file(tmp_path / "out.safetensors")
     assert {name: value.tolist() for name, value in written.items()} == {
         "pair.0": [[0, 0], [1, 1], [2, 2]],
@@ -50,11 +50,19 @@ def test_tensors_are_named_by_the_keys_that_lead_to_them(tmp_path):
 @pytest.mark.parametrize("second", [torch.zeros(3), {"other": torch.zeros(2)}])
 def test_samples_of_several_shapes_make_no_tensor(tmp_path, second):
     with pytest.raises(TaskError, match=r"predictions differ in shape between samples.*jsonl"):
-        _Writer(tmp_path / "out.safetensors")([torch.zeros(2), second])
+        write([torch.zeros(2), second], tmp_path / "out.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_json_has_no_complex_numbers(tmp_path):
     with pytest.raises(TaskError, match=r"ends in \.safetensors"):
-        _Writer(tmp_path / "out.jsonl")([torch.zeros(2, dtype=torch.complex64)])
+        write([torch.zeros(2, dtype=torch.complex64)], tmp_path / "out.jsonl")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_says_how_many_samples_of_which_dataset_and_by_which_weights(tmp_path, capsys):
+    shown = _Shown(tmp_path / "out.jsonl", tmp_path / "model.safetensors")
+    shown({"dataset": "held_out", "outputs": [torch.zeros(1)] * 1200})
+    assert capsys.readouterr().out == (
+        f"{tmp_path / 'out.jsonl'}: 1,200 samples of held_out, by {tmp_path / 'model.safetensors'}\n"
+    )

@@ -88,7 +88,6 @@ def test_what_is_no_class():
 @pytest.mark.parametrize(
     ("text", "error", "line"),
     [
-        ("\nimport qqqqqqqq", "ModuleNotFoundError: No module named 'qqqqqqqq'", 2),
         ("x = 1\n\nx.y", "AttributeError: 'int' object has no attribute 'y'", 3),
         ("def f(:\n  pass", "SyntaxError: invalid syntax", 1),
         ("raise SystemExit('usage:\\n  train')", "SystemExit: usage: train", 1),
@@ -102,6 +101,28 @@ def test_a_module_that_fails_is_named_with_its_error_file_and_line(folder, text,
     assert mistake.startswith(f"task.class_path: importing a_task_of_mine failed with {error}")
     if line is not None:
         assert mistake.endswith(f", at {path}, line {line}. Correct that line.")
+
+
+@pytest.mark.parametrize(
+    ("missing", "remedy"),
+    [
+        ("qqqqqqqq", "Install it: pip install qqqqqqqq"),
+        ("features_of_min", "Did you mean features_of_mine?"),
+        ("json.loads", "Correct that line."),
+    ],
+)
+def test_a_package_that_is_missing_is_to_be_installed(folder, missing, remedy):
+    """It was once: correct that line."""
+    (folder / "features_of_mine.py").touch()
+    path = folder / "a_task_of_mine.py"
+    path.write_text(f"import {missing}")
+    said = f"failed with ModuleNotFoundError: No module named '{missing}'"
+    assert mistake_of("a_task_of_mine.Task").startswith(f"task.class_path: importing a_task_of_mine {said}")
+    assert mistake_of("a_task_of_mine.Task").endswith(f", at {path}, line 1. {remedy}")
+
+
+def test_no_module_of_python_is_suggested():
+    assert "Did you mean" not in mistake_of("nist.Task")  # but nis, which some Pythons have
 
 
 def test_a_mistake_inside_a_package_is_placed_where_the_user_called_it(tmp_path, monkeypatch):

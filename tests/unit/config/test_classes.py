@@ -290,6 +290,21 @@ def test_a_scheduler_is_checked():
     assert mistake.startswith("scheduler.init_args.num_steps is missing")
 
 
+def test_the_length_that_a_scheduler_lacks_may_be_auto():
+    cosine = ClassConfig(class_path="torch.optim.lr_scheduler.CosineAnnealingLR")
+    (mistake,) = mistakes_of(config("Task"), scheduler=cosine)
+    assert mistake.endswith("needs it (int). Add it. T_max: auto is the length of the run.")
+
+
+def test_a_misspelt_field_of_a_dataclass_is_named_and_the_help_lists_them():
+    assert mistakes_of(config("Task", shape={"height": 1, "wdith": 3})) == [
+        "task.init_args.shape.wdith is not a field of Shape. Did you mean task.init_args.shape.width?"
+    ]
+    shown = describe_classes(run_config(config("Task")))
+    assert "  --task.init_args.shape.height  int, required\n" in shown
+    assert "  --task.init_args.shape.width  int, default 2\n" in shown
+
+
 def test_checking_builds_nothing():
     check_classes(run_config(config("Task", anything=as_value("Exploding"), untyped=as_value("Exploding"))))
     check_classes(run_config(config("Exploding", width=3)))

@@ -225,6 +225,17 @@ def test_a_wrong_override(yaml_file, key, text, mistake):
     assert mistake in mistakes_of(yaml_file, Override(key, text))
 
 
+def test_a_class_that_stands_alone_takes_overrides(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "task: a.A\nbatch: {global_batch_size: 2, micro_batch_size: 1}\n"
+        "train: {epochs: 1, run_dir: run}\noptimizer: {class_path: o.O}\n"
+    )
+    config = load_config(str(path), [Override("task.init_args.x", "2")])
+    assert (config.task.class_path, config.task.init_args) == ("a.A", {"x": 2})
+    assert load_config(str(path), [Override("task.class_path", "b.B")]).task.class_path == "b.B"
+
+
 def test_an_override_that_is_no_yaml(yaml_file):
     (mistake,) = mistakes_of(yaml_file, Override("task.init_args", "{a: 1 b: 2}"))
     assert mistake.startswith("the value of --task.init_args, line 1, column ")
@@ -309,9 +320,14 @@ def test_a_loaded_configuration_keeps_its_search_path_in_the_run_dir(tmp_path, y
     assert config.search_path == str(tmp_path)
 
 
-def test_a_search_path_is_relative_to_the_file(tmp_path, yaml_file, monkeypatch):
+def test_a_search_path_is_relative_to_the_file_and_a_typed_one_to_the_working_directory(
+    tmp_path, yaml_file, monkeypatch
+):
     monkeypatch.chdir("/")
-    assert load_config(yaml_file, [Override("search_path", "src")]).search_path == str(tmp_path / "src")
+    assert load_config(yaml_file, [Override("search_path", "src")]).search_path == "/src"
+    assert load_config(yaml_file, [Override("search_path", "null")]).search_path == str(tmp_path)
+    Path(yaml_file).write_text(Path(yaml_file).read_text() + "\nsearch_path: src\n")
+    assert load_config(yaml_file).search_path == str(tmp_path / "src")
     assert mistakes_of(yaml_file, Override("search_path", "3"))[0].startswith(
         "search_path must be text: got 3."
     )

@@ -26,6 +26,11 @@ def test_the_decay_of_wsd_is_a_fifth_of_the_run():
     assert SchedulerConfig(name="wsd").decay_steps(200) == 40
 
 
+def test_a_name_may_stand_alone():
+    assert read_section(SchedulerConfig, "cosine", "scheduler") == SchedulerConfig(name="cosine")
+    assert mistake_in("cosin").endswith('got "cosin". Did you mean cosine?')
+
+
 def test_a_class_is_a_class_config():
     section = SchedulerConfig(class_path="a.B", init_args={"x": 1}, warmup=2)
     assert section.of_class is not None

@@ -160,3 +160,9 @@ def test_the_order_of_keys_is_kept():
 def test_a_value_that_yaml_has_no_word_for():
     with pytest.raises(ConfigError, match="got a timedelta"):
         write_yaml({"a": dt.timedelta(1)})
+
+
+@pytest.mark.parametrize("text", ["a: 1\n\tb: 2", "a:\n\tb: 2"])
+def test_a_tab_before_a_key_is_named(text):
+    with pytest.raises(ConfigError, match=r"line 2, column \d is not valid YAML: .*\. Indent by spaces"):
+        read_yaml(text, "run.yaml")

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from lanewise.data.fingerprint import Fingerprint, fingerprint
 from lanewise.data.reader import LaneReader
+from lanewise.errors import TaskError
 from lanewise.random_state import set_random_state
 
 
@@ -193,3 +194,35 @@ def test_a_view_that_only_says_conjugate_or_negative(view):
 def test_a_sparse_tensor_counts_by_its_elements():
     assert of([torch.eye(2).to_sparse()]) == of([torch.eye(2).to_sparse()])
     assert of([torch.eye(2).to_sparse()]) != of([2 * torch.eye(2).to_sparse()])
+
+
+class ByKey(dict):
+    """As a DatasetDict of Hugging Face."""
+
+    def __getitem__(self, key):
+        if not isinstance(key, str):
+            raise KeyError("select a split")
+        return super().__getitem__(key)
+
+
+class WithoutItems(Dataset):
+    """Is not read by index."""
+
+
+class Failing(Dataset):
+    def __getitem__(self, index):
+        return {}["column"]
+
+
+@pytest.mark.parametrize("dataset", [{"train": [1], "test": [2]}, ByKey(train=[1]), WithoutItems()])
+def test_what_is_not_read_by_index_is_one_clear_error(dataset):
+    said = (
+        rf"the training dataset is a {type(dataset).__name__}, which has no sample 0: .*__getitem__\(index\)"
+    )
+    with pytest.raises(TaskError, match=said):
+        fingerprint(LaneReader(dataset, list, 0), 2)
+
+
+def test_a_key_that_a_sample_lacks_is_an_error_of_the_user():
+    with pytest.raises(KeyError, match="column"):
+        fingerprint(LaneReader(Failing(), list, 0), 2)

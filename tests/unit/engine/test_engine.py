@@ -1,6 +1,7 @@
 """The loop: which events its callbacks see, and which metrics."""
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -121,6 +122,19 @@ def test_events_come_in_the_order_of_the_run(tmp_path, best_mode, steps_of_best)
         if step in steps_of_best:
             expected.append(("best", epoch, step, tmp_path / "best.safetensors"))
     assert fit(line(best_mode=best_mode), tmp_path).events == [*expected, ("end", None)]
+
+
+@pytest.mark.parametrize(
+    ("train", "key"), [({}, "max_steps"), ({"max_steps": None, "epochs": 2}, "epochs")], ids=str
+)
+def test_a_run_with_nothing_left_names_what_ended_it(tmp_path, caplog, train, key):
+    caplog.set_level(logging.INFO)
+    config = without_evaluation()
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, **train))
+    run = build_run(config, LocalWorld(torch.device("cpu")))
+    Engine(run, first_step=run.last_step).fit(RunDir(tmp_path))
+    said = f"all {run.last_step} steps were taken before, up to train.{key}. Raise it to go on"
+    assert said in caplog.text
 
 
 def test_the_end_is_told_what_made_training_fail(tmp_path):

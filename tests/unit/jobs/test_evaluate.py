@@ -90,6 +90,18 @@ def test_the_user_may_name_where_the_code_lies(project):
     assert (project / "own_task.ran").exists()
 
 
+def test_a_project_that_moved_is_asked_for(project, monkeypatch):
+    """The nearest module of Python was once suggested in its place."""
+    run_dir = write_run(project, "own_task.Task", "/nowhere")
+    said = r"^the run's project folder /nowhere is not there any more: .* Give --search_path FOLDER"
+    with pytest.raises(ConfigError, match=said):
+        evaluate_job(run_dir)
+    monkeypatch.chdir(project.parent)
+    check(run_dir, Override("search_path", project.name))
+    assert (project / "own_task.ran").exists()
+    evaluate_job(write_run(project, "tests.distributed.tasks.Smooth", "/nowhere"))
+
+
 def test_a_package_of_the_environment_needs_no_trust(project):
     check(write_run(project, "tests.distributed.tasks.Smooth", None))
 

@@ -117,3 +117,14 @@ def test_a_bar_begins_where_the_run_resumes(capsys, monkeypatch):
     assert "6/8" in printed
     assert "epoch" not in printed  # nobody knows it before the first step: it was 0
     assert "0:00:00" in printed  # the time goes on where steps are slow and few of them logged
+
+
+def test_a_line_of_values_is_broken_between_them_only(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    logger = ProgressLogger()
+    logger.on_evaluation(12, 3400, {"held_out/loss": 1.25, "held_out/accuracy": 0.5, "held_out/f1": 0.25})
+    assert capsys.readouterr().err.splitlines() == [
+        "epoch 12  after step 3400  held_out/loss 1.2500",
+        "    held_out/accuracy 0.5000  held_out/f1 0.2500",
+    ]

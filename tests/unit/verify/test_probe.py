@@ -140,6 +140,20 @@ def test_state_that_matters_to_nothing_is_a_note(name, said, monkeypatch):
     assert [one[: len(note)] for one, note in zip(found, said, strict=True)] == said
 
 
+def test_a_buffer_that_enters_the_next_loss_is_a_note():
+    """BatchNorm's statistics, of which lanes make different values as well, enter no loss of training."""
+    evidence = probed(mistakes.config("buffer that grows in place", "RowTask", wrong=True))
+    said = "lanes make different values of kept_level, whose mean enters the next loss"
+    (note,) = [note for note in notes(evidence, diagnose(evidence)) if note.startswith(said)]
+    assert "the mean over the lanes mixes texts" in note
+
+
+def test_a_loss_that_draws_in_evaluation_says_what_to_do():
+    evidence = probed(mistakes.config("seeds in the forward", "SongTask", wrong=False))
+    (note,) = [note for note in notes(evidence, []) if "mean of means" in note]
+    assert note.endswith("Draw in training only (if self.training), or verify a copy of the task that does.")
+
+
 def test_a_collate_never_gets_more_than_a_micro_batch():
     """One that takes the only sample was called a mean of means once, since it was given sixteen."""
     batch = BatchConfig(global_batch_size=4, micro_batch_size=1)

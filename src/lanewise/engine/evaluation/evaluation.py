@@ -9,7 +9,7 @@ from torch import nn
 from lanewise.config import EarlyStoppingConfig, EvaluateConfig, RunConfig
 from lanewise.data import LaneReader
 from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
-from lanewise.engine.samples.dataset import compare_datasets, count_samples
+from lanewise.engine.samples.dataset import compare_datasets, count_samples, eval_datasets_of
 from lanewise.engine.step.lane import LaneRunner
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import Placement, SequentialSchedule
@@ -30,7 +30,7 @@ class EarlyStopping:
 
     def __init__(self, config: EarlyStoppingConfig) -> None:
         self.config = config
-        self._sign = 1 if config.mode == "max" else -1
+        self._sign = 1 if config.resolved_mode == "max" else -1
         self._best = -math.inf
         self._num_without = 0
 
@@ -57,7 +57,7 @@ class EarlyStopping:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        followed = {"metric": self.config.metric, "mode": self.config.mode}
+        followed = {"metric": self.config.metric, "mode": self.config.resolved_mode}
         return {**followed, "best": self._best, "num_without": self._num_without}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class EarlyStopping:
         best, num_without = state["best"], state["num_without"]
         if len(state) > 4 or not isinstance(best, float) or type(num_without) is not int or num_without < 0:
             raise ValueError(f"not a state of early stopping: {state!r:.100}")
-        is_same = (state["metric"], state["mode"]) == (self.config.metric, self.config.mode)
+        is_same = (state["metric"], state["mode"]) == (self.config.metric, self.config.resolved_mode)
         self._best = best if is_same and not math.isnan(best) else -math.inf
         self._num_without = num_without if is_same else 0
 
@@ -95,7 +95,7 @@ class Evaluation:
         self._every_steps = config.every_steps or config.every_epochs * steps_per_epoch
         self._last_step = last_step
         self._best = config.best
-        self.sign = 1 if config.best_mode == "max" else -1
+        self.sign = 1 if config.resolved_mode == "max" else -1
         self.best_value = -math.inf
         """The best value so far, times -1 where a lower value is better."""
         self.best_step: int | None = None
@@ -111,7 +111,8 @@ class Evaluation:
         # the first evaluation only.
         for name, value in self._needed.items():
             if not any(value.startswith(key.removesuffix("loss")) for key in evaluator.keys):
-                raise _no_such_value(name, value, evaluator.keys)
+                several = next((key for key in evaluator.keys if not key.endswith("/loss")), "")
+                raise _no_such_value(name, value, evaluator.keys, several)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -153,6 +154,11 @@ class Evaluation:
     def forget_best(self) -> None:
         """Forget the best value, which was of another metric or another mode (min or max)."""
         self.best_value, self.best_step = -math.inf, None
+
+    @property
+    def datasets(self) -> Mapping[str, Any]:
+        """The datasets to evaluate on, by name."""
+        return {one.name: one.reader.dataset for one in self._evaluator.sets}
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -230,7 +236,7 @@ def build_evaluator(
         TaskError: if a metric cannot be merged, or a dataset has a name that is taken.
     """
     sets = []
-    for name, dataset in lanes.task.eval_datasets().items():
+    for name, dataset in eval_datasets_of(lanes.task).items():
         if name in _TAKEN:
             raise TaskError(
                 f"an eval dataset must not be called {name}: its values would stand among those of {name}/ "
@@ -265,8 +271,17 @@ def _needed_values(config: EvaluateConfig) -> dict[str, str]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _no_such_value(name: str, value: str, keys: Iterable[str]) -> ConfigError:
+def _no_such_value(name: str, value: str, keys: Iterable[str], metric: str = "") -> ConfigError:
+    """Return the error of a value that no evaluation has.
+
+    Args:
+        name: of the key.
+        value: what it names.
+        keys: what it may name.
+        metric: one of the keys which is a metric that may have several values; empty where none may.
+    """
+    several = f" Of a metric with several values name one, such as {metric}/<name>." if metric else ""
     return ConfigError(
         f"{name} must be a value of an evaluation: got {value}. "
-        f"Use one of {', '.join(keys) or '(the task has no eval_datasets)'}."
+        f"Use one of {', '.join(keys) or '(the task has no eval_datasets)'}.{several}"
     )

@@ -88,6 +88,9 @@ class Evaluator:
             check_metrics(of_set)
         task = type(self.lanes.task)
         updates = any(one.has_metrics for one in self.sets) and task.update_metrics is not Task.update_metrics
+        if task.update_metrics is Task.update_metrics:
+            for of_set in metrics.values():
+                self.lanes.task.update_metrics(of_set, None, None)  # raises where there are metrics
         if updates and not any(metrics.values()):
             raise TaskError(
                 f"{task.__name__} has update_metrics, and its build_metrics returns no metric to update. "

@@ -2,10 +2,12 @@
 
 import os
 import sys
+from types import TracebackType
 
 from lanewise.config import DistributedConfig
 from lanewise.device.choice import choose_backend, choose_devices
 from lanewise.die_with_parent import die_with_parent
+from lanewise.errors import LanewiseError, describe
 from lanewise.watch.heartbeat import OWN_CODE, heartbeat
 from lanewise.watch.meeting import Meeting
 from lanewise.watch.watch import Watch
@@ -18,7 +20,7 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
     """Join the world that torchrun, srun or mpirun prepared, or be a process alone.
 
     From now on an error that nobody catches is told to the other processes, which end, too. A process alone
-    is not watched: nobody waits for it.
+    is not watched: nobody waits for it. In both cases an error of ours is shown without a traceback.
 
     Collective: every rank must call this.
 
@@ -41,6 +43,8 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
         watch.begin(stall_seconds=distributed.stall_seconds, start_seconds=distributed.start_seconds)
         sys.excepthook = watch.show_and_end
         watch.meet()
+    elif sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _show
     world = join_world(
         environment,
         devices,
@@ -54,3 +58,11 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
         require_equal_machines(world)
     heartbeat.note = (OWN_CODE, None, None)
     return world, watch
+
+
+def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Show an error that nobody caught in a process alone."""
+    if isinstance(error, LanewiseError):
+        sys.stderr.write(f"error: {describe(error)}\n")
+    else:
+        sys.__excepthook__(kind, error, traceback)

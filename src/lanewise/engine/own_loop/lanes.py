@@ -57,6 +57,7 @@ from lanewise.metrics import MetricStates, check_metrics, load_merged, take_stat
 from lanewise.precision import LossScale, Precision
 from lanewise.random_state import kept_random_state, set_random_state
 from lanewise.reduce import build_reducer
+from lanewise.run_file import writing
 from lanewise.world.environment import Environment
 
 if TYPE_CHECKING:
@@ -292,12 +293,14 @@ class Lanes:
         Args:
             folder: a folder on a file system that all ranks share.
             keep_last: how many of the newest checkpoints to keep.
-            objects: modules, optimizers, and other objects with `state_dict` and `load_state_dict`.
+            objects: modules, optimizers, and other objects with `state_dict` and `load_state_dict`. Their
+                state must be the same on every rank, which `save` compares.
 
         Raises:
             CheckpointError: if an object cannot be saved, the checkpoint does not fit, or none is good.
         """
-        scales = [one.loss_scale for one in self._prepared.gradients.values() if one.loss_scale is not None]
+        models = self._prepared.gradients
+        scales = [one.loss_scale for one in models.values() if one.loss_scale is not None]
         identity = {
             "lanes": asdict(self._batch),
             "seed": self._seed,
@@ -305,7 +308,7 @@ class Lanes:
             "exact": identify_exact(self._distributed, self._world),
         }
         checkpoints = OwnCheckpoints(
-            Path(folder), self._world, identity, objects, scales, keep_last=keep_last
+            Path(folder), self._world, identity, objects, scales, models, keep_last=keep_last
         )
         self._checkpoints.append(checkpoints)
         self._numbered += [dataset for dataset in checkpoints.datasets if dataset not in self._numbered]
@@ -318,8 +321,14 @@ class Lanes:
         return self._precision.forward()
 
     def save_model(self, model: nn.Module, path: str | Path) -> None:
-        """Write a model's weights as safetensors, on rank 0, under the names of the plain module."""
-        save_model(model, Path(path), self.rank)
+        """Write a model's weights as safetensors, on rank 0, under the names of the plain module.
+
+        A missing folder is made. Other ranks find the file after the next collective call, as an evaluation.
+        """
+        path = Path(path)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        save_model(model, path, self.rank)
 
     def print(self, *values: object) -> None:
         """Print on rank 0."""

@@ -9,7 +9,7 @@ from lanewise.config import RunConfig
 from lanewise.config.classes import build
 from lanewise.data import LaneLoader, LaneReader
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
-from lanewise.engine.run.model import build_average, build_model, build_task, transform
+from lanewise.engine.run.model import build_average, build_model, build_task, transform, warn_of_misspelt
 from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import build_scheduler
@@ -52,6 +52,8 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     lanes = LaneRunner(
         task or build_task(config), Precision(config.precision, world.device.type), config.train.seed
     )
+    if world.rank == 0:
+        warn_of_misspelt(lanes.task)
     model = transform(build_model(lanes.task, lanes.seed), config, world.device)
     average = build_average(model, config.train.ema_decay)
     clock = StepClock(world.device)

@@ -1,5 +1,6 @@
 """Builds the user's task and its model, transforms it, and builds the moving average of its weights."""
 
+import logging
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -8,6 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lanewise.config import RunConfig
+from lanewise.config.check import nearest
 from lanewise.config.class_path import resolve_class
 from lanewise.config.classes import build
 from lanewise.errors import ConfigError, TaskError
@@ -15,6 +17,11 @@ from lanewise.lanes import model_seed
 from lanewise.random_state import set_random_state
 from lanewise.task import Task
 from lanewise.transforms import checkpoint_activations, compile_forwards, synchronise_batch_norm
+
+logger = logging.getLogger(__name__)
+
+_NEAR = 0.8
+"""So much of two names must be alike that one may be meant by the other."""
 
 Transform: TypeAlias = Callable[[nn.Module, RunConfig, torch.device], nn.Module]
 """Returns the transformed module: the same one, changed or not, or another one that wraps or replaces it."""
@@ -30,6 +37,20 @@ def build_task(config: RunConfig) -> Task:
     set_random_state(model_seed(config.train.seed))
     task: Task = build("task", config.task)
     return task
+
+
+def warn_of_misspelt(task: Task) -> None:
+    """Warn of methods of a task that nobody calls, since they are named nearly as a method of `Task` is.
+
+    One that the class has besides the method itself is its own affair.
+    """
+    cls = type(task)
+    known = [name for name in dir(Task) if not name.startswith("_")]
+    own = {name for name in known if getattr(cls, name) is not getattr(Task, name)}
+    for name in (name for name in dir(cls) if not name.startswith("_") and name not in known):
+        near = nearest(name, known, cutoff=_NEAR) if callable(getattr(cls, name)) else None
+        if near and near not in own:
+            logger.warning("%s.%s is not used: did you mean %s?", cls.__name__, name, near)
 
 
 def build_model(task: Task, seed: int) -> nn.Module:

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from lanewise.config import ClassConfig, RunConfig
 from lanewise.config.classes import build
 from lanewise.config.optimizer import choose_implementation
+from lanewise.config.scheduler import length_hint
 from lanewise.errors import ConfigError, TaskError
 from lanewise.task import Task
 
@@ -45,4 +46,6 @@ def build_section(key: str, section: ClassConfig, argument: object) -> Any:
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError(f"{key}: {section.class_path} refuses its arguments: {error}.") from error
+        hint = length_hint(str(error)) if key == "scheduler" else ""
+        said = str(error).removesuffix(".")
+        raise ConfigError(f"{key}: {section.class_path} refuses its arguments: {said}.{hint}") from error

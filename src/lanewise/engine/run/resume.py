@@ -53,5 +53,6 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
     if rank == 0:
         for difference in allowed:
             logger.warning("going on although this differs from the checkpoint: %s", difference)
-        logger.info("going on from %s: %d of %d steps were taken", path, manifest.step, run.last_step)
+        taken = f"{manifest.step:,} of {run.last_step:,}"
+        logger.info("going on from %s: %s steps were taken", path, taken)
     return manifest.step

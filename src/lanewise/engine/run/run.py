@@ -83,16 +83,16 @@ class Run:
         distributed = self.config.distributed
         logger.info(
             "parameters: %s, trained: %s\n"
-            "samples: %s, in steps of %d = %d lanes x %d; steps: %d in an epoch, %d in all\n"
+            "samples: %s, in steps of %s = %s lanes x %d; steps: %s in an epoch, %s in all\n"
             "%s on %s, reducer %s (%s); lanes each: %s; threads each: %d",
             f"{sum(parameter.numel() for parameter in parameters):,}",
             f"{sum(parameter.numel() for parameter in parameters if parameter.requires_grad):,}",
             f"{schedule.num_samples:,}",
-            schedule.global_batch_size,
-            schedule.num_lanes,
+            f"{schedule.global_batch_size:,}",
+            f"{schedule.num_lanes:,}",
             schedule.micro_batch_size,
-            schedule.steps_per_epoch,
-            self.last_step,
+            f"{schedule.steps_per_epoch:,}",
+            f"{self.last_step:,}",
             processes if num_replicas == 1 else f"{num_replicas} devices in {processes}",
             world.device.type,
             distributed.reducer if num_devices > 1 else "single",

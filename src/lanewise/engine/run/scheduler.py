@@ -158,4 +158,4 @@ def _with_mode(section: ClassConfig, config: RunConfig) -> ClassConfig:
     parameters = inspect.signature(resolve_class("scheduler", section)).parameters
     if "mode" not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return section
-    return replace(section, init_args={"mode": config.evaluate.best_mode, **section.init_args})
+    return replace(section, init_args={"mode": config.evaluate.resolved_mode, **section.init_args})

@@ -9,11 +9,15 @@ from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
 
+from torch.utils.data import Dataset
+
 from lanewise.config import ORDERS, BatchConfig, DataConfig
+from lanewise.config.check import nearest
 from lanewise.data import FileDataset, Fingerprint, LaneLoader, LaneReader, digest, fingerprint
 from lanewise.device.accelerator import has_streams
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import BlockedOrder, OrderInputs, Placement, SampleOrder, Schedule
+from lanewise.task import Task
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -45,7 +49,11 @@ class OrderChoice:
         chosen: Any = make
         if isinstance(make, str):
             if make not in ORDERS:
-                raise ConfigError(f"order must be one of {', '.join(ORDERS)}, or a SampleOrder: got {make}.")
+                near = nearest(make, ORDERS, cutoff=0.6)
+                raise ConfigError(
+                    f"order must be one of {', '.join(ORDERS)}, or a SampleOrder: got {make}."
+                    + (f" Did you mean {near}?" if near else "")
+                )
             chosen = resolve_name(ORDERS[make])
         named = chosen.func if isinstance(chosen, partial) else chosen
         known = {resolve_name(class_path): class_path for class_path in ORDERS.values()}
@@ -139,12 +147,23 @@ def _describe(dataset: Any, order: SampleOrder, num_workers: int, placement: Pla
         )
 
 
+def eval_datasets_of(task: Task) -> Mapping[str, Dataset[Any]]:
+    """Return a task's eval datasets; raise TaskError if they have no names."""
+    datasets: object = task.eval_datasets()
+    if not isinstance(datasets, Mapping):
+        raise TaskError(
+            f"{type(task).__name__}.eval_datasets must return datasets by name: got a "
+            f'{type(datasets).__name__}. Return a dict, such as {{"held_out": dataset}}.'
+        )
+    return datasets
+
+
 def count_samples(dataset: Any) -> int:
     """Return the length of a dataset; raise TaskError if it is not map-style."""
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise TaskError(
             f"a dataset of the task must be map-style: got {type(dataset).__name__}. "
-            "Lanes read samples by index, so it needs __len__ and __getitem__."
+            "Lanes read samples by index from 0 on, so it needs __len__ and __getitem__(index)."
         )
     return len(dataset)
 

@@ -45,7 +45,7 @@ class EpochReads:
         self._read_bytes = self._num_skipped = 0
         read_bytes, num_skipped = map(sum, zip(*self._world.all_gather_tree(local), strict=True))
         self.num_skipped_by_all += num_skipped
-        if self._world.rank == 0:
+        if self._world.rank == 0 and (num_skipped or read_bytes != self._total_bytes):
             logger.info(
                 "epoch %d: %.3g MB read of %.3g MB%s",
                 epoch + 1,

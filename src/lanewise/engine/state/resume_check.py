@@ -36,8 +36,10 @@ def identify(config: RunConfig, dataset: Mapping[str, Any], world: World, num_st
         "num_steps": None if scheduler is None or not scheduler.knows_length else num_steps,
         "max_grad_norm": config.train.max_grad_norm,
         "ema_decay": config.train.ema_decay,
-        "best": None if best is None else {"value": best, "mode": config.evaluate.best_mode},
-        "early_stopping": None if early_stopping is None else asdict(early_stopping),
+        "best": None if best is None else {"value": best, "mode": config.evaluate.resolved_mode},
+        "early_stopping": None
+        if early_stopping is None
+        else {**asdict(early_stopping), "mode": early_stopping.resolved_mode},
         "task": plain(config.task),
     }
 
@@ -51,7 +53,7 @@ def _identify_scheduler(config: RunConfig, scheduler: SchedulerConfig, num_steps
     if scheduler.warmup:  # the scheduler's state does not have the fraction
         identity["warmup"] = scheduler.warmup_steps(num_steps)
     if follows_evaluation(scheduler):
-        identity["follows"] = {"value": config.evaluate.best, "mode": config.evaluate.best_mode}
+        identity["follows"] = {"value": config.evaluate.best, "mode": config.evaluate.resolved_mode}
     return identity
 
 

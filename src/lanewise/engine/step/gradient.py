@@ -270,9 +270,9 @@ class LaneGradients:
         if self.world.rank:
             return
         logger.info(
-            "loss and gradient of a step are means over %s; the first step has %g",
+            "loss and gradient of a step are means over %s; the first step has %s",
             self._unit,
-            totals.weight,
+            f"{totals.weight:,g}",
         )
         if unused:
             logger.warning(

@@ -76,7 +76,8 @@ class LaneLoss:
                 metrics = metric_terms(returned.metrics, what)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             if isinstance(value, torch.Tensor):
-                got = f"a tensor of shape {tuple(value.shape)}"
+                of_sum = "a Loss whose sum is " if isinstance(returned, Loss) else ""
+                got = f"{of_sum}a tensor of shape {tuple(value.shape)}"
             elif isinstance(returned, Loss):
                 got = f"a Loss whose sum is a {type(value).__name__}, not a tensor"
             else:

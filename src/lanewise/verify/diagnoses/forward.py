@@ -10,10 +10,14 @@ from lanewise.verify.operators import first_divergence
 UNSEEDED = "random numbers from a generator that lanewise does not seed"
 SEED_THEM = "Draw from the default generators of torch, numpy and random: they are seeded for every lane."
 HIDDEN_STATE = "state outside of parameters and buffers"
+NO_STATISTIC = (
+    "A hidden state that is carried from batch to batch is none: the mean over the lanes mixes texts. See "
+    "'A hidden state from batch to batch' in docs/own_loop.md."
+)
 RESET_IT = (
     "Reset it at the beginning of each forward, or carry it in the batch. If it is a running statistic, make "
     "it a buffer (register_buffer): each lane of a step begins with the same value, and the mean over the "
-    "lanes follows."
+    f"lanes follows. {NO_STATISTIC}"
 )
 _USE_THE_BATCH = (
     "Let nothing but the batch, the weights and the default generators enter forward and loss: no rank, no "

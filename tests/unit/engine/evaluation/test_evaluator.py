@@ -24,7 +24,7 @@ from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.run.build import build_run
 from lanewise.engine.step.lane import LaneRunner
-from lanewise.errors import ConfigError, TaskError
+from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import Placement
 from lanewise.precision import Precision
 from lanewise.run_dir import RunDir
@@ -314,7 +314,9 @@ def test_the_best_model_is_kept_and_every_rank_agrees(tmp_path, mode):
 
 def test_an_unknown_best_metric_is_an_error_before_training(tmp_path):
     with pytest.raises(
-        RuntimeError, match=r"evaluate.best must be a value .*: got test/acuracy. Use one of test/loss"
+        RuntimeError,
+        match=r"evaluate.best must be a value .*: got test/acuracy. Use one of test/loss.* name one, such as "
+        r"test/\w+/<name>\.",
     ):
         run_distributed(fit, 1, with_evaluation(best="test/acuracy"), str(tmp_path))
 
@@ -324,16 +326,22 @@ class FixedEvaluator:
 
     keys = ("test/loss", "test/f1")
 
-    def __init__(self, *values: float) -> None:
-        self.values = iter(values)
+    def __init__(self, *values: float, name: str = "test/f1/0") -> None:
+        self.values, self.name = iter(values), name
 
     def run(self, _):
-        return {"test/f1/0": next(self.values), "test/f1/1": 0.0}
+        return {self.name: next(self.values), "test/f1/1": 0.0}
 
 
 def evaluation(*values: float, mode: str = "max", best: str = "test/f1/0") -> Evaluation:
     config = EvaluateConfig(every_steps=1, best=best, best_mode=mode)
     return Evaluation(config, FixedEvaluator(*values), 1, 9)
+
+
+def test_the_lowest_loss_is_the_best_where_no_mode_is_given():
+    config = EvaluateConfig(every_steps=1, best="test/loss")
+    judged = Evaluation(config, FixedEvaluator(3.0, 1.0, 2.0, name="test/loss"), 1, 9)
+    assert [judged.run()[1] for _ in range(3)] == [True, True, False]
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
@@ -471,9 +479,15 @@ class WithoutMetrics(Ranking):
         return {}
 
 
+class WithoutNames(Ranking):
+    def eval_datasets(self):
+        return [Scores(8)]
+
+
 @pytest.mark.parametrize(
     ("task", "said"),
     [
+        (WithoutNames, "WithoutNames.eval_datasets must return datasets by name: got a list. Return a dict"),
         (Taken, "an eval dataset must not be called train: .* Call it train_set"),
         (WithoutMetrics, "WithoutMetrics has update_metrics, and its build_metrics returns no metric"),
         (
@@ -484,6 +498,6 @@ class WithoutMetrics(Ranking):
         (NeverUpdated, "NeverUpdated builds metrics but does not update them"),
     ],
 )
-def test_what_cannot_be_evaluated_is_an_error(tmp_path, task, said):
-    with pytest.raises(RuntimeError, match=said):
-        run_distributed(fit, 1, configure(task, steps=1), str(tmp_path))
+def test_what_cannot_be_evaluated_is_an_error_before_the_first_step(task, said):
+    with pytest.raises((TaskError, DataError), match=said):
+        build_run(configure(task, steps=1), LocalWorld(torch.device("cpu")))

@@ -128,6 +128,16 @@ def test_the_leftovers_of_a_killed_save_go_when_a_run_goes_on(tmp_path):
         assert not leftover.exists()
 
 
+def save_a_model(world, folder):
+    lanes = make_lanes(world)
+    lanes.save_model(lanes.prepare(nn.Linear(2, 1)), f"{folder}/a/new/model.safetensors")
+
+
+def test_a_model_is_saved_to_a_folder_that_is_made(tmp_path):
+    run_distributed(save_a_model, 1, str(tmp_path))
+    assert (tmp_path / "a" / "new" / "model.safetensors").exists()
+
+
 def an_optimizer_without_its_model(world, folder):
     lanes = make_lanes(world)
     model = lanes.prepare(nn.Linear(2, 1))
@@ -139,6 +149,54 @@ def an_optimizer_without_its_model(world, folder):
 def test_an_optimizer_without_its_model_is_an_error_before_the_first_step(tmp_path):
     (said,) = run_distributed(an_optimizer_without_its_model, 1, str(tmp_path))
     assert "a parameter of the optimizer, of shape (1, 2), is in none of the saved modules" in said
+
+
+class Carried:
+    """State that a loop carries from step to step."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def save_carried(world, folder):
+    """Save objects whose state is the same on both ranks, then one and another that differ."""
+    lanes = make_lanes(world)
+    model = lanes.prepare(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    values = {name: nn.Parameter(torch.full((3,), 1.5)) for name in sorted("ab", reverse=world.rank > 0)}
+    carried, other = Carried(values), nn.BatchNorm1d(2)
+    checkpoints = lanes.checkpoints(folder, model=model, optimizer=optimizer, carried=carried, other=other)
+    checkpoints.save(1)
+    said = []
+    other.running_mean[0] = world.rank
+    for kept in (values, {**values, "seconds": 0.5 * world.rank}):
+        carried.value = kept
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.save(2)
+        said.append(str(caught.value))
+    checkpoints.finish()
+    return said
+
+
+def test_a_state_that_differs_between_processes_is_not_saved(tmp_path):
+    """A hidden state of which each process had its own columns was restored as that of one process."""
+    for rank, (first, second) in enumerate(run_distributed(save_carried, 2, str(tmp_path))):
+        ranks = f"differs between processes (ranks {rank} and {1 - rank})"
+        assert first.startswith(f"the state of other {ranks}")
+        assert second.startswith(f"the state of carried {ranks}")
+        assert "gather it from all of them before saving" in second
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert run_distributed(save_alone, 1, str(tmp_path / "one")) == [None]
+
+
+def save_alone(world, folder):
+    make_lanes(world).checkpoints(folder, carried=Carried(0.5)).save(1)
 
 
 class Points(Dataset[torch.Tensor]):

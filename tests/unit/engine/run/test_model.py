@@ -34,6 +34,27 @@ def rename(model: nn.Module, *_: Any) -> nn.Module:
     return nn.Sequential(model)
 
 
+class Misspelt(Smooth):
+    """Has a method that nobody calls, and a helper beside the method that it is named after."""
+
+    def eval_dataset(self) -> dict[str, Any]:
+        return {}
+
+    def losses(self) -> None:
+        """Help `loss`."""
+
+    parameter_group = staticmethod(list)
+
+
+def test_methods_that_are_named_nearly_as_those_of_a_task_are_warned_of(caplog):
+    build_run(configure(Misspelt, steps=1), LocalWorld(torch.device("cpu")))
+    warnings = [record.getMessage() for record in caplog.records if "is not used" in record.getMessage()]
+    assert warnings == [
+        "Misspelt.eval_dataset is not used: did you mean eval_datasets?",
+        "Misspelt.parameter_group is not used: did you mean parameter_groups?",
+    ]
+
+
 class Stack(Smooth):
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))

@@ -16,7 +16,7 @@ from lanewise import Task
 from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.checkpoint.manifest import Manifest
 from lanewise.checkpoint.saver import Saver
-from lanewise.config import DataConfig, EvaluateConfig, RunConfig
+from lanewise.config import DataConfig, EvaluateConfig, RunConfig, SchedulerConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run
@@ -96,6 +96,19 @@ def test_larger_batches_are_named_and_not_the_fewer_steps_that_follow(saved):
 
 def test_another_length_is_no_other_run(saved):
     assert go_on(configure(Line, steps=100), saved) == 3
+
+
+def test_a_scheduler_that_knows_the_length_must_be_allowed_another(tmp_path):
+    def of_length(steps: int) -> RunConfig:
+        return dataclasses.replace(configure(Line, steps=steps), scheduler=SchedulerConfig(name="cosine"))
+
+    save(build(of_length(4)), tmp_path, LocalWorld(torch.device("cpu")), 3)
+    with pytest.raises(CheckpointError) as error:
+        go_on(of_length(9), CheckpointFolder(tmp_path))
+    assert str(error.value).startswith(
+        f"{tmp_path / 'step-000003'} is of a run of 4 steps, and this one has 9: the learning rate"
+    )
+    assert go_on(of_length(9), CheckpointFolder(tmp_path), ("num_steps",)) == 3
 
 
 def test_another_argument_of_the_optimizer_would_have_no_effect_and_is_an_error(saved):

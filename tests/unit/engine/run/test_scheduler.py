@@ -134,7 +134,10 @@ def test_a_run_cannot_go_on_with_another_value(whole):
 def test_a_value_that_torch_refuses_names_the_section():
     config = dataclasses.replace(configure(Smooth), scheduler=ONE_CYCLE)
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
-    said = r"scheduler: torch\.optim\.lr_scheduler\.OneCycleLR refuses its arguments: .* but got -1\."
+    said = (
+        r"scheduler: torch\.optim\.lr_scheduler\.OneCycleLR refuses its arguments: .* but got -1\. "
+        r"total_steps: auto is the length of the run\."
+    )
     with pytest.raises(ConfigError, match=said):
         build_scheduler(config, optimizer, STEPS)
 
@@ -228,8 +231,8 @@ def test_a_run_of_another_length_is_another_run_unless_it_is_allowed(tmp_path):
     longer = named(steps=16, name="linear")
     checkpoints = CheckpointFolder(RunDir(tmp_path).checkpoints)
     said = (
-        r"num_steps was 8, and is 16 now: the learning rate of a step depends on the length of the run, "
-        r"by its scheduler\n.*--allow num_steps"
+        r"is of a run of 8 steps, and this one has 16: the learning rate of a step depends on the length of "
+        r"the run, by its scheduler\. Add --allow num_steps"
     )
     with pytest.raises(CheckpointError, match=said):
         resume_run(build_run(longer, LocalWorld(torch.device("cpu"))), checkpoints, ())

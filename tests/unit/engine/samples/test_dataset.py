@@ -38,3 +38,5 @@ def test_another_class_is_named_by_where_it_is():
         ConfigError, match=r"order must be one of shuffled, .*, or a SampleOrder: got upwards"
     ):
         OrderChoice.of("upwards")
+    with pytest.raises(ConfigError, match=r"got sequentail. Did you mean sequential\?"):
+        OrderChoice.of("sequentail")
