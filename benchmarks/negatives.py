@@ -204,7 +204,8 @@ def by_lanewise(world: Any, way: str, seed: int) -> Gradients:
 def relative_error(found: Gradients, expected: Gradients, names: Sequence[str]) -> float:
     """Compare the gradients of some parameters as one vector."""
     one, other = (torch.cat([gradients[name].flatten() for name in names]) for gradients in (found, expected))
-    return ((one - other).norm() / other.norm()).item()
+    error: float = ((one - other).norm() / other.norm()).item()
+    return error
 
 
 def written(errors: list[float]) -> str:
