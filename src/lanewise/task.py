@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -14,6 +14,10 @@ from lanewise.errors import TaskError
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
+
+
+TAKEN_NAMES = frozenset({"loss", "weight", "grad_norm", "learning_rate", "skipped_steps"})
+"""What the trainer reports of each step itself, so that no metric of a loss may have such a name."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +35,30 @@ class Loss:
 
     If it is a tensor on an accelerator, each backward waits for it: count on the CPU, as in `collate`.
     """
+    metrics: Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]] | None = field(
+        default=None, kw_only=True
+    )
+    """What else to report, by name: a sum over the micro-batch and the weight by which it counts, as numbers
+    or scalar tensors on any device, without a gradient.
+
+    The means over the global batch and the logged steps become `train/<name>`, those over a dataset
+    `<dataset>/<name>`. A lane that leaves out a name counts as (0, 0); in the first step of a run some lane
+    must report each name.
+    """
 
     @classmethod
-    def mean(cls, value: torch.Tensor, weight: torch.Tensor | float) -> "Loss":
+    def mean(
+        cls,
+        value: torch.Tensor,
+        weight: torch.Tensor | float,
+        *,
+        metrics: Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]] | None = None,
+    ) -> "Loss":
         """Make a loss of a mean over `weight` units, as most models return it.
 
         A Hugging Face model returns the mean over the target tokens, so their number is the weight.
         """
-        return cls(value * weight, weight)
+        return cls(value * weight, weight, metrics=metrics)
 
 
 class Task(ABC):
@@ -65,14 +85,28 @@ class Task(ABC):
     def forward(self, model: nn.Module, batch: Any) -> Any:
         """Return the model's outputs for a collated micro-batch, which is on the model's device."""
 
-    def loss(self, outputs: Any, batch: Any) -> Loss | torch.Tensor:
+    def loss(self, outputs: Any, batch: Any) -> Loss | torch.Tensor | Sequence[Loss]:
         """Return the micro-batch's loss; a bare scalar is taken as the mean over its samples.
 
-        A task has either this method, or `batch_loss`, or `row_loss`.
+        A task has either this method, or `batch_loss`, or `row_loss`. One with `loss_weights` returns several
+        losses here.
         """
         raise NotImplementedError
 
-    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Loss | torch.Tensor:
+    def loss_weights(self, batch: Any) -> Sequence[float | torch.Tensor] | None:
+        """Return the weights of the losses where `loss` returns several: tokens for one, samples for another.
+
+        Each loss is divided by its own weight over the global batch.
+
+        Args:
+            batch: the collated micro-batch, on the model's device; count on the CPU, as in `collate`.
+
+        Returns:
+            The weights, or None where only the loss knows them: then each forward runs twice.
+        """
+        raise NotImplementedError
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Loss | torch.Tensor | Sequence[Loss]:
         """Return the loss of all samples of a step, which may compare each with all others.
 
         Every process calls it, with the same arguments, and must return the same. It may use parameters of
@@ -85,7 +119,7 @@ class Task(ABC):
             inputs: likewise, what `batch_loss_inputs` returned.
 
         Returns:
-            A mean over the samples, or a `Loss`.
+            A mean over the samples, a `Loss`, or several, each of which is divided by its own weight.
         """
         raise NotImplementedError
 

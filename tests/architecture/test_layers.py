@@ -35,7 +35,15 @@ ENGINE_OFFERS = {
     f"lanewise.engine.{module}"
     for module in (
         *("engine", "buffers.pack", "evaluation.evaluator", "samples.dataset"),
-        *("run.build", "run.model", "run.resume", "step.lane", "step.train_step"),
+        *(
+            "run.build",
+            "run.model",
+            "run.resume",
+            "step.lane",
+            "step.lane_loss",
+            "step.lane_error",
+            "step.train_step",
+        ),
     )
 }
 """What verify may use of engine: it compares runs that are built and taken as the trainer does."""

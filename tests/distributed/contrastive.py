@@ -1,5 +1,6 @@
 """Tasks whose losses compare all samples of a step, and the same losses in one graph on one device."""
 
+import os
 from typing import Any
 
 import torch
@@ -117,3 +118,72 @@ class ByRows(Contrastive):
         loss = F.cross_entropy(first[rows] @ second.T * scale, targets, reduction="sum")
         loss = loss + F.cross_entropy(second[rows] @ first.T * scale, targets, reduction="sum")
         return Loss(loss / 2, weight=len(targets))
+
+
+class Detached(Contrastive):
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        return {name: one.detach() for name, one in super().forward(model, batch).items()}
+
+
+class Pooled(Contrastive):
+    """Returns one row for each micro-batch."""
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        return {name: one.mean(0, keepdim=True) for name, one in super().forward(model, batch).items()}
+
+
+class Ragged(Contrastive):
+    """The width of a lane's outputs depends on its samples."""
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        width = 4 + int(batch[1].sum()) % 4
+        return {name: one[:, :width] for name, one in super().forward(model, batch).items()}
+
+
+class OfRank(Contrastive):
+    """The loss depends on the process."""
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Any:
+        return super().batch_loss(model, outputs, inputs) * (1 + os.getpid() % 1000)
+
+
+class Gathers(Contrastive):
+    """Gathers what it has already."""
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Any:
+        torch.distributed.all_reduce(inputs.clone())
+        return super().batch_loss(model, outputs, inputs)
+
+
+class Keeps(Contrastive):
+    """Keeps something from one forward to the next."""
+
+    calls = 0
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        self.calls += 1
+        return {name: one * self.calls for name, one in super().forward(model, batch).items()}
+
+
+class ChangesBuffer(Contrastive):
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.register_buffer("seen", torch.zeros(1))
+        return model
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Any:
+        model.seen += 1
+        return super().batch_loss(model, outputs, inputs)
+
+
+class NotFinite(Contrastive):
+    """One lane's outputs are not finite."""
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        outputs = super().forward(model, batch)
+        return {name: one / (0.0 if torch.initial_seed() % 5 == 2 else 1.0) for name, one in outputs.items()}
+
+
+class Both(Contrastive):
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        return outputs["first"].sum()

@@ -12,12 +12,27 @@ from lanewise.config import DistributedConfig, FSDPConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.model import build_model, build_task
-from lanewise.engine.step.batch_loss import TaskLoss
 from lanewise.engine.step.lane import LaneRunner
+from lanewise.engine.step.whole_loss import TaskLoss
+from lanewise.errors import TaskError
 from lanewise.precision import Precision
 from lanewise.testing import run_distributed
 from lanewise.verify.probed_run import evaluate_batch
-from tests.distributed.contrastive import LOSSES, ByRows, Contrastive, clip
+from tests.distributed.contrastive import (
+    LOSSES,
+    Both,
+    ByRows,
+    ChangesBuffer,
+    Contrastive,
+    Detached,
+    Gathers,
+    Keeps,
+    NotFinite,
+    OfRank,
+    Pooled,
+    Ragged,
+    clip,
+)
 from tests.distributed.tasks import configure, gradients, train
 from tests.script import run_script
 
@@ -176,3 +191,29 @@ def test_evaluation_makes_a_batch_of_the_micro_batches_of_all_lanes(task):
     # evaluate_batch takes 56 samples at most, all 53 here: 7 for each lane but the last three, which have 6.
     outputs = built.forward(model, (torch.stack([one for one, _ in built.train_dataset()]),))
     assert alone["test/loss"] == pytest.approx(clip(model, outputs, None).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (Detached, "the batch_loss of Detached: the outputs of the lanes have no gradient"),
+        (Pooled, r"do not make one batch:\n  lane 0: .*\[1 of 2 samples, 8\] float32 with a gradient"),
+        (Ragged, r"do not make one batch:\n  lane \d: .*\[samples, \d\].*\n  lane \d: .*\[samples, \d\]"),
+        (OfRank, r"the batch_loss of OfRank differs between processes, .*: \[\d"),
+        (Gathers, "the batch_loss of Gathers communicates with other processes"),
+        (Keeps, r"lane \d of step 1 gave other outputs when its forward ran a second time"),
+        (ChangesBuffer, "the batch_loss of ChangesBuffer changes the buffer seen"),
+        (
+            NotFinite,
+            r"the loss is not finite in step 1 .*\n  lane \d: outputs that are not finite, samples \[",
+        ),
+    ],
+)
+def test_wrong_use_is_one_clear_error(task, said):
+    with pytest.raises(RuntimeError, match=said):
+        run_distributed(train, 2, configure(task))
+
+
+def test_a_task_has_one_loss():
+    with pytest.raises(TaskError, match=r"must have exactly one of the methods .*: got loss and batch_loss"):
+        Both().loss_method()

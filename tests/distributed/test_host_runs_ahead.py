@@ -28,6 +28,15 @@ class OnDevice(Language):
         return Loss(total, (batch != 0).sum())
 
 
+class Reports(OnDevice):
+    """Reports sums and weights that only the device knows."""
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> Loss:
+        loss = super().loss(outputs, batch)
+        metrics = {"there": (loss.sum, loss.weight), "sum": (loss.sum, 2), "weight_of_it": (1.0, loss.weight)}
+        return Loss(loss.sum, loss.weight, metrics=metrics)
+
+
 class ReadsItself(OnDevice):
     """Looks at a value in another way."""
 
@@ -74,6 +83,10 @@ def test_a_step_reads_values_through_one_function(monkeypatch, equality, optimiz
     """8 lanes: the weight and the buffers of each; one each for totals, norm, and the integer buffers."""
     counts = train_on_meta(monkeypatch, equality=equality, optimizer=optimizer)
     assert counts[:3] == [19, 19, 19]
+
+
+def test_what_a_loss_reports_is_read_with_the_totals(monkeypatch):
+    assert train_on_meta(monkeypatch, Reports)[:3] == [19, 19, 19]
 
 
 def test_any_other_read_is_found(monkeypatch):

@@ -99,7 +99,7 @@ def test_our_config_leaves_the_same_weights_on_one_and_on_two_processes(tmp_path
 
 def test_training_from_python_leaves_the_same_weights_as_from_a_config(tmp_path, alone):
     assert "test/accuracy" in run_script(CODE / "lightning_ours.py", cwd=tmp_path)
-    model = tmp_path / "runs" / "points" / "model.safetensors"
+    model = tmp_path / "runs" / "from-python" / "model.safetensors"
     assert model.read_bytes() == alone(CODE / "lightning_ours.yaml")
 
 

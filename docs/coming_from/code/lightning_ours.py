@@ -7,7 +7,7 @@ import lanewise
 result = lanewise.train(
     Points(),
     batch={"global_batch_size": 64, "micro_batch_size": 16},
-    train={"epochs": 3, "seed": 0, "max_grad_norm": 1.0, "run_dir": "runs/points"},
+    train={"epochs": 3, "seed": 0, "max_grad_norm": 1.0, "run_dir": "runs/from-python"},
     optimizer={"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-2}},
     scheduler={
         "class_path": "torch.optim.lr_scheduler.LinearLR",

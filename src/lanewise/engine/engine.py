@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import final
 
 from lanewise.callback import Callback, RunStart
@@ -21,7 +22,9 @@ from lanewise.engine.step.batch_loss import BatchGradients
 from lanewise.engine.step.gradient import LaneGradients
 from lanewise.engine.step.lane import to_device
 from lanewise.engine.step.logged_metrics import IntervalReport, StepMetrics
-from lanewise.engine.step.train_step import StepReport, TrainStep
+from lanewise.engine.step.several_losses import SeveralLosses
+from lanewise.engine.step.train_step import RunLanes, StepReport, TrainStep
+from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.loggers import PhaseLog
 from lanewise.run_dir import RunDir
@@ -76,17 +79,23 @@ class Engine:
             loss_scale=loss_scale,
             modules=[[replica] for replica in run.reducer.replicas],
             vote=(lambda: (False, False, False)) if saving is None else saving.vote,
+            metric_names=run.log_interval.metric_names,
         )
-        self._batch_gradients = None
-        if run.training.runner.task.loss_method() != "loss":
-            self._batch_gradients = BatchGradients(self._gradients, config.train.seed)
+        runner, self._batch_gradients = run.training.runner, None
+        run_together: RunLanes | None = None
+        if runner.loss_method != "loss":
+            self._batch_gradients = BatchGradients(self._gradients, runner.seed)
+            run_together = partial(self._batch_gradients.run, TaskLoss(runner), runner.what)
+        elif runner.has_several_losses:
+            run_together = SeveralLosses(self._gradients, runner).run
+        self._moves_batches = run_together is None
         self.train_step = TrainStep(
             run.training,
             self._gradients,
             StepMetrics(
                 run.log_interval, run.clock, run.training.model, loss_scale, with_norms=config.log.gradients
             ),
-            self._batch_gradients,
+            run_together,
             config.train.max_grad_norm,
         )
 
@@ -150,7 +159,7 @@ class Engine:
         Collective: every rank must take every step.
         """
         batches = self._reads.count(self.run.loader.batches(self.first_step, self.run.last_step))
-        if self._batch_gradients is None:  # which moves them when it runs them
+        if self._moves_batches:  # others move them when they run them
             batches = to_device(batches, self.run.world.device)
         batches = self._record(batches)
         try:

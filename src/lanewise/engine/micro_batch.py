@@ -14,6 +14,7 @@ from lanewise.config import BatchConfig, RunConfig
 from lanewise.device.free_memory import free_bytes
 from lanewise.device.live_storage import LiveStorage
 from lanewise.engine.engine import build_engine
+from lanewise.engine.run.model import build_task
 from lanewise.errors import ConfigError
 from lanewise.task import Task
 from lanewise.world.world import LocalWorld, World
@@ -50,8 +51,15 @@ def find_micro_batch_size(
             the bytes of tensors do not include the overhead of malloc, nor the memory limits of a process.
 
     Raises:
-        ConfigError: if nothing fits, the free memory is unknown, or a device has no lane.
+        ConfigError: if nothing fits, the free memory is unknown, a device has no lane, or the loss is of all
+            samples of a step.
     """
+    if (task or build_task(config)).loss_method() != "loss":
+        raise ConfigError(
+            "batch.micro_batch_size auto measures micro-batches, not a loss of all samples of a step: got a "
+            "task with batch_loss or row_loss. Give a number; memory/peak_gib of a run with "
+            "--train.max_steps 2 shows what a step takes."
+        )
     batch, is_cpu = config.batch, world.device.type == "cpu"
     num_processes = max(1, (os.cpu_count() or 1) // config.distributed.threads)
     free = free_bytes(world.device, num_processes)

@@ -212,7 +212,7 @@ class TrialJob(Job):
     def run(self, world: "World") -> bool:
         """See `Job`."""
         from lanewise.engine.engine import build_engine
-        from lanewise.engine.step.lane import is_out_of_memory
+        from lanewise.engine.step.lane_error import is_out_of_memory
 
         try:
             for _ in build_engine(self.config, world, self.task).steps():

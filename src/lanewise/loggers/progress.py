@@ -8,8 +8,10 @@ from rich import progress
 from rich.console import Console
 
 from lanewise.callback import Callback, RunStart
+from lanewise.task import TAKEN_NAMES
 
 _SECONDS_BETWEEN_LINES = 10.0
+_LEAST_OF_BAR, _MOST_OF_BAR = 10, 40
 _WIDTH_OF_TEXT = 80
 """Columns that the words and numbers beside a bar may take; a terminal that is no wider has no bar."""
 
@@ -22,15 +24,18 @@ class ProgressLogger(Callback):
         self._console = Console(stderr=True)
         self._next_line = 0.0
         self._bar: progress.Progress | None = None
+        self._room = 10_000
+        """Columns for the bar and for what the loss reports; outside of a terminal a line may be long."""
 
     def on_start(self, start: RunStart) -> None:
         """See `Callback`."""
         self._last_step = start.last_step
         if self._console.is_terminal:
-            bar_width = min(40, self._console.width - _WIDTH_OF_TEXT)
+            self._room = self._console.width - _WIDTH_OF_TEXT
+            self._column = progress.BarColumn(min(_MOST_OF_BAR, self._room))
             self._bar = progress.Progress(
                 progress.TextColumn("{task.fields[epoch]}"),
-                *([progress.BarColumn(bar_width)] if bar_width > 0 else []),
+                *([self._column] if self._room > 0 else []),
                 progress.MofNCompleteColumn(),
                 progress.TextColumn("{task.fields[text]}"),
                 progress.TextColumn("elapsed"),
@@ -46,12 +51,26 @@ class ProgressLogger(Callback):
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
-        text = f"loss {metrics['train/loss']:.4f}  {metrics['perf/samples_per_second']:,.0f} samples/s"
+        reported = self._reported(metrics)
+        speed = f"{metrics['perf/samples_per_second']:,.0f} samples/s"
+        text = f"loss {metrics['train/loss']:.4f}  {reported}{speed}"
         if self._bar is not None:
+            self._column.bar_width = min(_MOST_OF_BAR, self._room - len(reported))
             self._bar.update(self._row, completed=step, epoch=f"epoch {epoch}", text=text)
         elif time.monotonic() >= self._next_line or step == self._last_step:
             self._console.print(f"epoch {epoch}  step {step}/{self._last_step}  {text}", highlight=False)
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def _reported(self, metrics: Mapping[str, float]) -> str:
+        """Return what the loss reports, as far as there is room for it beside a short bar."""
+        text = ""
+        for name, value in metrics.items():
+            group, _, of_loss = name.partition("/")
+            more = f"{of_loss} {value:.4f}  "
+            has_room = len(text) + len(more) + _LEAST_OF_BAR <= self._room
+            if group == "train" and of_loss not in TAKEN_NAMES and has_room:
+                text += more
+        return text
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `Callback`. A line that stays above the bar."""

@@ -7,6 +7,8 @@ from lanewise.config import ActivationCheckpointingConfig, ReducerName, RunConfi
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes
 from lanewise.device.choice import accelerator_type
+from lanewise.engine.run.model import build_task
+from lanewise.errors import ConfigError
 from lanewise.plan.formulas import peak_memory
 from lanewise.plan.measure import Seconds, largest_batch, measure, time_lane
 from lanewise.plan.memory import Setting, updated_parts
@@ -45,7 +47,8 @@ def plan(
         show: called with what is being done.
 
     Raises:
-        ConfigError: if a class in the configuration is not what its section needs.
+        ConfigError: if a class in the configuration is not what its section needs, or the loss is of all
+            samples of a step.
         DataError: if the dataset is empty.
         TaskError: if the lane cannot be trained.
     """
@@ -57,6 +60,11 @@ def plan(
         device_type = accelerator_type() or "cpu"
     show("reading the first batches")
     batch = largest_batch(config)
+    if (method := build_task(config).loss_method()) != "loss":
+        raise ConfigError(
+            f"plan counts lanes, and not a loss of all samples of a step: got a task with {method}. "
+            "memory/peak_gib of a run with --train.max_steps 2 shows what a step takes."
+        )
     show("measuring a lane")
     variants = [_with_checkpointing(config, None)]
     measurements = [measure(variants[0], batch, device_type)]

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lanewise.device.live_storage import LiveStorage, key_of
 from lanewise.engine.step.lane import TaskLane
+from lanewise.engine.step.lane_loss import terms_of
 from lanewise.errors import TaskError
 from lanewise.nested import tensors_in
 from lanewise.plan.tape import Stretch, Tape, TapeMark
@@ -66,6 +67,8 @@ def run_lane(model: nn.Module, lane: TaskLane) -> None:
 
 def _loss_of(lane: TaskLane, outputs: Any) -> torch.Tensor:
     returned = lane.loss(outputs, lane.data)
+    if terms := terms_of(returned):
+        return torch.stack([one.sum for one in terms]).sum()
     loss = returned.sum if isinstance(returned, Loss) else returned
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise TaskError(

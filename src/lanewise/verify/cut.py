@@ -62,6 +62,8 @@ def probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
         probed: newly built.
         changed_buffers: names of buffers that a forward changes in training mode.
     """
+    if probed.lanes.loss_method != "loss":  # which is of all samples of a step, however they are cut
+        return CutProbe()
     try:
         return _probe_cut(probed, changed_buffers)
     except Exception as error:  # noqa: BLE001 - training never asks for a loss in evaluation mode

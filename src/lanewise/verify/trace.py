@@ -31,8 +31,8 @@ class StepTrace:
     """Dataset indices of each lane."""
     tensors: dict[int, str] = field(default_factory=dict)
     """Digest of what each lane's forward got."""
-    loss: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Loss sum and weight of each lane."""
+    loss: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """Loss sum and weight of each lane, and those of each metric that the loss reports."""
     gradients: dict[str, str] = field(default_factory=dict)
     """Digest of each parameter's gradient, after clipping."""
     weights: dict[str, str] = field(default_factory=dict)
@@ -146,7 +146,7 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
             batches = to_device(engine.run.loader.batches(step, step + 1), world.device)
             noted: _Noted = {}
             report = engine.train_step.run(_noting(batches, noted))
-            trace.loss = {lane.lane: (lane.loss_sum, lane.weight) for lane in report.totals.lanes}
+            trace.loss = {lane.lane: lane.numbers for lane in report.totals.lanes}
             weights = trace.weights = _digests(model.named_parameters())
             trace.buffers = _digests(model.named_buffers())
             lanes = sorted(lane for of_rank in world.all_gather_tree(noted) for lane in of_rank.items())

@@ -57,6 +57,27 @@ def test_a_line_at_once_and_every_ten_seconds_and_at_the_end(capsys, clock):
     ]
 
 
+REPORTED = {"train/weight": 4.0, "train/accuracy": 0.5, "train/parts/kl": 12.25, "time/data_seconds": 1.0}
+
+
+def test_what_the_loss_reports_stands_in_a_line(capsys):
+    start(1, 1).on_step(1, 1, {**metrics(2.0), **REPORTED})
+    said = "epoch 1  step 1/1  loss 2.0000  accuracy 0.5000  parts/kl 12.2500  12,346 samples/s\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(("width", "shown"), [(80, 0), (106, 0), (107, 1), (124, 1), (125, 2), (200, 2)])
+def test_beside_a_bar_it_stands_where_there_is_room(capsys, monkeypatch, width, shown):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    logger = start(1, 100)
+    logger.on_step(1, 1, {**metrics(2.0), **REPORTED})
+    logger.on_end(None)
+    printed = capsys.readouterr().err
+    assert ["accuracy 0.5000" in printed, "parts/kl 12.2500" in printed] == [shown > 0, shown > 1]
+    assert "12,346 samples/s" in printed
+
+
 def test_a_resumed_run_counts_from_the_runs_first_step(capsys):
     logger = start(51, 100)
     logger.on_step(2, 51, metrics(0.5))

@@ -1,7 +1,7 @@
 """Evaluates a model on each sample exactly once, with the same result on any number of processes."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,24 +13,29 @@ from torch import nn
 from lanewise.data import LaneBatch, LaneReader, read_turns
 from lanewise.device.accelerator import has_streams
 from lanewise.engine.buffers.pack import evaluating
-from lanewise.engine.step.batch_loss import TaskLoss
-from lanewise.engine.step.lane import LaneLoss, LaneRunner, TaskLane, named_lane, to_device
+from lanewise.engine.evaluation.prediction import Prediction, put_into, take_prediction
+from lanewise.engine.step.lane import LaneRunner, TaskLane, to_device
+from lanewise.engine.step.lane_error import named_lane
+from lanewise.engine.step.lane_loss import LaneLoss, check_each
+from lanewise.engine.step.loss_metrics import means_of_lanes, read_terms
 from lanewise.engine.step.outputs import LaneOutputs, gather_outputs
+from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
 from lanewise.lanes import Placement, SequentialSchedule, batch_loss_seed, metric_seed
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
-from lanewise.nested import map_leaves, plain, structure, tensors_in
+from lanewise.nested import plain
 from lanewise.random_state import set_random_state
 from lanewise.reduce import Reducer, evaluate_lanes
 from lanewise.task import Task
 from lanewise.watch.heartbeat import EVALUATION, heartbeat
-from lanewise.world.encode import TensorTable, encode
 from lanewise.world.world import World
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
 T = TypeVar("T")
+_LOSS = "loss"
+"""The name of the loss among what a lane reports; of one with several terms each has a number behind it."""
 
 _STOPPED = (
     "a signal stopped the evaluation on the dataset {}. With --resume the run begins with this evaluation."
@@ -51,8 +56,9 @@ class EvalSet:
 class _LaneResult(NamedTuple):
     """Results of one lane."""
 
-    losses: torch.Tensor
-    """The loss sum and the weight of each micro-batch: float64, as it is sent faster than a list."""
+    losses: Mapping[str, torch.Tensor]
+    """The sum and the weight of each micro-batch's `loss`, and by name of what it reports besides: float64,
+    as it is sent faster than a list."""
     states: MetricStates
 
 
@@ -87,9 +93,10 @@ class Evaluator:
                 f"{task.__name__} has update_metrics, and its build_metrics returns no metric to update. "
                 "Return metrics by name from build_metrics, or leave update_metrics out."
             )
-        self._whole = TaskLoss(self.lanes) if self.lanes.task.loss_method() != "loss" else None
+        self._whole = TaskLoss(self.lanes) if self.lanes.loss_method != "loss" else None
         self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
-        """Names of the values that `run` returns; a metric with several values has names `key/name` there."""
+        """Names of the values that `run` returns, but for what a loss reports, which no one knows before; a
+        metric with several values has names `key/name` there."""
 
     def run(self, wants_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Evaluate on all sets. Collective: every rank must call this.
@@ -99,9 +106,11 @@ class Evaluator:
                 forwards are collective, no rank may skip one, so the evaluation stops between two sets only.
 
         Returns:
-            The values of `set/loss` and `set/metric`; the same on every rank, for any number of processes.
+            The values of `set/loss`, `set/metric` and what the loss reports; the same on every rank, for any
+            number of processes.
 
         Raises:
+            TaskError: if a metric of the loss and one of the task have the same name.
             PreemptedError: on every rank, if one rank was asked to stop before the evaluation was complete.
         """
         values: dict[str, float] = {}
@@ -119,12 +128,10 @@ class Evaluator:
                     raise PreemptedError(_STOPPED.format(eval_set.name))
                 lanes |= {lane: _LaneResult(*result) for lane, result in rank_lanes.items()}
                 stops |= rank_stops
-            losses = [
-                (total, weight) for lane in sorted(lanes) for total, weight in lanes[lane].losses.tolist()
-            ]
+            losses = [lanes[lane].losses for lane in sorted(lanes)]
             if self._whole is not None:
                 losses = self._batch_losses(eval_set, outputs)
-            merged = {"loss": _mean(losses), **self._merge_metrics(eval_set, lanes)}
+            merged = self._merge(eval_set, lanes, losses)
             values |= {f"{eval_set.name}/{key}": value for key, value in merged.items()}
         return values
 
@@ -155,12 +162,12 @@ class Evaluator:
         sets = {one.name: one for one in self.sets}
         if name not in sets:
             raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
-        local: list[_Outputs] = []
+        local: list[Prediction] = []
         with _eval_mode(self.model), torch.no_grad():
             for lane, outputs in self._compute(sets[name], lambda lane, data: lane.forward(self.model, data)):
                 with named_lane(lane.batch):
                     chosen = self.lanes.task.predict(outputs, lane.data)
-                    local.append(_take(chosen, lane.batch.num_samples))
+                    local.append(take_prediction(chosen, lane.batch.num_samples))
         due = sum(len(turn.positions) for turn in sets[name].schedule.turns(self.placement.own))
         if num_lost := due - sum(one.num_samples for one in local):
             raise DataError(
@@ -169,9 +176,9 @@ class Evaluator:
             )
         gathered = self.world.gather_tree([(one.num_samples, one.form, plain(one.values)) for one in local])
         # The samples of a lane are contiguous, and so are the lanes of a process.
-        others = [_Outputs(*one) for of_rank in (gathered or [])[1:] for one in of_rank]
+        others = [Prediction(*one) for of_rank in (gathered or [])[1:] for one in of_rank]
         containers = {one.form: one.values for one in local}
-        everything = [*local, *(_put_into(containers, one) for one in others)] if gathered else []
+        everything = [*local, *(put_into(containers, one) for one in others)] if gathered else []
         return [output for one in everything for output in one.split()]
 
     def _run_lanes(
@@ -194,7 +201,7 @@ class Evaluator:
         computed = self._compute(eval_set, outputs_and_loss, wants_stop)
         for number, micro_batches in groupby(computed, lambda pair: pair[0].turn.lane):
             metrics = {key: m.to(self.world.device) for key, m in self._metrics_for(eval_set).items()}
-            losses = []
+            losses: dict[str, list[tuple[float, float]]] = {}
             for lane, (made, returned) in micro_batches:
                 with named_lane(lane.batch):
                     if eval_set.has_metrics:
@@ -203,9 +210,8 @@ class Evaluator:
                         of_lane = LaneOutputs(number, lane.batch.num_samples, returned)
                         outputs.setdefault(lane.turn.step, []).append(of_lane)
                         continue
-                    loss = lane.check(returned)
-                    losses.append((0.0 if loss.sum is None else loss.sum.item(), loss.weight))
-            results[number] = _LaneResult(torch.tensor(losses, dtype=torch.float64), take_states(metrics))
+                    _note(lane.check_each(returned), losses)
+            results[number] = _LaneResult(_as_tensors(losses), take_states(metrics))
         return results
 
     def _compute(
@@ -240,7 +246,7 @@ class Evaluator:
 
     def _batch_losses(
         self, eval_set: EvalSet, outputs: Mapping[int, Sequence[LaneOutputs]]
-    ) -> list[tuple[float, float]]:
+    ) -> list[Mapping[str, torch.Tensor]]:
         """Compute the losses of batches that are made of one micro-batch of each lane. Collective.
 
         Args:
@@ -248,42 +254,61 @@ class Evaluator:
             outputs: of this process's lanes, by the number of the micro-batch in its lane.
 
         Returns:
-            The sum and the weight of each loss; the same on every rank.
+            Sums and weights, as a lane's result has them; the same on every rank.
         """
         whole = self._whole
         assert whole is not None
         num_batches = sum(1 for turn in eval_set.schedule.turns(range(1)) if turn.positions)
-        losses: dict[tuple[int, int | None], tuple[float, float]] = {}
+        local: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         gathered = nullcontext() if self.reducer is None else self.reducer.gathered(self.model)
         with _eval_mode(self.model), torch.no_grad(), gathered:
             for number in range(num_batches):
                 batch = gather_outputs(outputs.get(number, ()), number, self.world, self.placement.most)
-                own: list[tuple[int | None, slice]] = [(None, slice(0, batch.num_samples))]
-                if whole.by_rows:
-                    own = [(lane, rows) for lane, rows in batch.rows.items() if lane in self.placement.own]
-                for lane, rows in own if batch.values is not None else ():
+                for lane, rows in whole.parts(batch, self.placement.own):
                     set_random_state(batch_loss_seed(self.lanes.seed, number, lane, evaluates=True))
                     returned = whole.compute(self.model, batch.values, rows)
-                    loss = LaneLoss.of_samples(returned, rows.stop - rows.start, self.lanes.what)
-                    losses[number, lane] = (0.0 if loss.sum is None else loss.sum.item(), loss.weight)
-        told = self.world.all_gather_tree([(*key, *loss) for key, loss in losses.items()])
-        everywhere = {(number, lane): loss for of_rank in told for number, lane, *loss in of_rank}
-        return [(total, weight) for total, weight in everywhere.values()]
+                    losses: dict[str, list[tuple[float, float]]] = {}
+                    _note(check_each(returned, rows.stop - rows.start, self.lanes.what), losses)
+                    local[number, lane] = _as_tensors(losses)
+        told = self.world.all_gather_tree([[*key, losses] for key, losses in local.items()])
+        # All processes that have samples compute the same, where it is not by rows.
+        return list({(number, lane): losses for of_rank in told for number, lane, losses in of_rank}.values())
 
-    def _merge_metrics(self, eval_set: EvalSet, lanes: Mapping[int, _LaneResult]) -> dict[str, float]:
-        """Merge the metrics of all lanes, in lane order."""
+    def _merge(
+        self,
+        eval_set: EvalSet,
+        lanes: Mapping[int, _LaneResult],
+        losses: Iterable[Mapping[str, torch.Tensor]],
+    ) -> dict[str, float]:
+        """Merge losses, and the metrics of all lanes in lane order."""
+        means = means_of_lanes(losses)
+        of_terms = [mean for name, mean in means.items() if name.partition(" ")[0] == _LOSS]
+        loss = math.fsum(of_terms) if of_terms else math.nan
+        of_losses = {name: mean for name, mean in means.items() if name.partition(" ")[0] != _LOSS}
         # The lanes drew different random numbers on each process.
         set_random_state(metric_seed(self.lanes.seed, eval_set.name))
         with noting(lambda: f"when the metrics of eval dataset {eval_set.name} were computed"):
             in_order = [lanes[lane].states for lane in sorted(lanes)]
-            return dict(merge_metrics(self._metrics_for(eval_set), in_order))
+            metrics = merge_metrics(self._metrics_for(eval_set), in_order)
+        if taken := sorted(of_losses.keys() & metrics.keys()):
+            raise TaskError(
+                f"the loss reports {taken[0]}, and {eval_set.name}/{taken[0]} is a value of the metrics of "
+                "build_metrics too. Give one of them another name."
+            )
+        return {"loss": loss, **metrics, **of_losses}
 
 
-def _mean(losses: Sequence[tuple[float, float]]) -> float:
-    """Return the mean of sums with their weights; NaN where one is not finite, or there is no weight."""
-    sums, weight = [loss_sum for loss_sum, _ in losses], math.fsum(weight for _, weight in losses)
-    is_finite = all(map(math.isfinite, sums)) and weight > 0
-    return math.fsum(sums) / weight if is_finite else math.nan
+def _note(terms: Sequence[LaneLoss], losses: dict[str, list[tuple[float, float]]]) -> None:
+    """Note the sum and the weight of each term of a loss, and of what it reports."""
+    for number, term in enumerate(terms):
+        name = _LOSS if len(terms) == 1 else f"{_LOSS} {number}"
+        losses.setdefault(name, []).append((0.0 if term.sum is None else term.sum.item(), term.weight))
+        for metric, pair in read_terms(term.metrics).items():
+            losses.setdefault(metric, []).append(pair)
+
+
+def _as_tensors(losses: Mapping[str, list[tuple[float, float]]]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(pairs, dtype=torch.float64) for name, pairs in losses.items()}
 
 
 def read_in_order(
@@ -313,62 +338,6 @@ def read_in_order(
     turns = ((turn, tuple(turn.positions or spare)) for turn in schedule.turns(lanes))
     batches = read_turns(reader, turns, num_workers, pin_memory=has_streams(device))
     yield from to_device(batches, device)
-
-
-class _Outputs(NamedTuple):
-    """What the forward returned for a micro-batch, on the CPU."""
-
-    num_samples: int
-    form: str
-    """What `structure` says of it."""
-    values: Any
-
-    def split(self) -> list[Any]:
-        """Return the outputs of each sample."""
-
-        def of_sample(number: int) -> Any:
-            # A copy, as a view would keep the whole micro-batch.
-            return map_leaves(lambda leaf: leaf[number].clone(), self.values)
-
-        return list(map(of_sample, range(self.num_samples)))
-
-
-def _take(outputs: Any, num_samples: int) -> _Outputs:
-    """Take the outputs of a micro-batch, in any nested containers, to the CPU.
-
-    Raises:
-        TaskError: if one does not have an entry for each sample, or cannot be sent to another process.
-    """
-
-    def on_cpu(leaf: Any) -> torch.Tensor:
-        if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (num_samples,):
-            got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-            raise TaskError(
-                f"an output of the model does not have one entry for each of the {num_samples} samples: "
-                f"got {got}. Choose those that have by Task.predict."
-            )
-        return leaf.cpu()
-
-    of_all = map_leaves(on_cpu, outputs)
-    encode(plain(of_all), "outputs", TensorTable(TaskError, "predicted"))  # which refuses anything else
-    return _Outputs(num_samples, structure(of_all), of_all)
-
-
-def _put_into(containers: Mapping[str, Any], outputs: _Outputs) -> _Outputs:
-    """Put outputs of another process, which arrived in dicts, lists and tuples, into our own containers.
-
-    Raises:
-        TaskError: if they were in other containers, and no outputs of this process were in such ones.
-    """
-    if structure(outputs.values) == outputs.form:  # they were dicts, lists and tuples
-        return outputs
-    if outputs.form not in containers:
-        raise TaskError(
-            f"some outputs of the model are in other containers than those of rank 0: {outputs.form:.200}. "
-            "Return the same containers for every micro-batch, or dicts, lists and tuples."
-        )
-    tensors = tensors_in(outputs.values)
-    return outputs._replace(values=map_leaves(lambda _: next(tensors), containers[outputs.form]))
 
 
 @contextmanager

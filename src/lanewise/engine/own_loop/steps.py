@@ -1,6 +1,6 @@
 """The optimizer steps of the user's own loop, and the micro-batches in each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -12,7 +12,9 @@ from lanewise.engine.step.batch_loss import BatchGradients
 from lanewise.engine.step.batches import StepBatches
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.gradient import LaneGradients, StepGradient
-from lanewise.engine.step.lane import named_lane, to_device
+from lanewise.engine.step.lane import to_device
+from lanewise.engine.step.lane_error import named_lane
+from lanewise.engine.step.loss_metrics import means
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, lane_seed, update_seed
 from lanewise.random_state import set_random_state
@@ -158,7 +160,7 @@ class Step:
         if model not in self._prepared.batch_gradients:
             self._prepared.batch_gradients[model] = BatchGradients(gradients, seed)
         whole = _OwnLoss(forward, loss, seed, self._num_passes)
-        self._prepared.batch_gradients[model].run(iter(self._batches), whole, "the loss given to batch_loss")
+        self._prepared.batch_gradients[model].run(whole, "the loss given to batch_loss", iter(self._batches))
         self._end(gradients)
 
     def _begin(self, model: nn.Module) -> LaneGradients:
@@ -211,6 +213,14 @@ class Step:
         return self._done().totals.weight
 
     @property
+    def metrics(self) -> Mapping[str, float]:
+        """Weighted mean over the global batch of each metric that a `Loss` reports, in the last pass.
+
+        NaN where the weight is 0.
+        """
+        return means(self._done().totals.metrics)
+
+    @property
     def grad_norm(self) -> torch.Tensor:
         """L2 norm of the gradient before any clipping, a scalar on the device."""
         norm = self._done().norm
@@ -220,8 +230,8 @@ class Step:
     def _done(self) -> StepGradient:
         if self._gradient is None:
             raise TaskError(
-                "loss, weight and grad_norm are known when the loop over the step's micro-batches has ended, "
-                "not before."
+                "loss, weight, metrics and grad_norm are known when the loop over the step's micro-batches "
+                "has ended, not before."
             )
         return self._gradient
 

@@ -17,8 +17,9 @@ _INSTEAD_OF_SYNC_BATCH_NORM = (
     "Instead of SyncBatchNorm use BatchNorm, whose statistics are merged over the lanes after each step."
 )
 _INSTEAD_OF_A_GATHER = (
-    "Compute forward and loss from the lane's own samples: what a loss gathers from other processes depends "
-    "on their number. lanewise verify names the operator."
+    "What it gathers from other processes depends on their number. A loss that compares the samples of all "
+    "lanes is a task's batch_loss, or step.batch_loss in a loop of your own (docs/batch_loss.md); otherwise "
+    "compute forward and loss from the lane's own samples. lanewise verify names the operator."
 )
 
 

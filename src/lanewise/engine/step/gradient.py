@@ -14,7 +14,8 @@ from lanewise.device.accelerator import start_copy_to_host
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.collectives import CollectiveDetector
-from lanewise.engine.step.lane import LaneLoss, LaneShare, note_lane
+from lanewise.engine.step.lane_error import note_lane
+from lanewise.engine.step.lane_loss import LaneLoss, LaneShare
 from lanewise.engine.step.losses import StepLosses
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.parameters import ParameterMonitor
@@ -67,9 +68,10 @@ class LaneGradients:
             may be added until the first step.
         vote: called before the last backward of each step; returns whether this process wants to save after
             the step, and whether it wants to stop the run.
+        metric_names: names of metrics that losses reported before the run was resumed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a run, as arguments
         self,
         reducer: Reducer,
         world: World,
@@ -80,6 +82,7 @@ class LaneGradients:
         loss_scale: LossScale | None,
         modules: Sequence[Collection[nn.Module]],
         vote: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False),
+        metric_names: Collection[str] = (),
     ) -> None:
         self.reducer = reducer
         self.world = world
@@ -87,8 +90,8 @@ class LaneGradients:
         self.equality: Equality = equality
         self.loss_scale = loss_scale
         self._vote = vote
-        self._clock = clock
-        self.losses = StepLosses(world, placement, loss_scale)
+        self.clock = clock
+        self.losses = StepLosses(world, placement, loss_scale, metric_names)
         self._buffers = LaneBuffers(modules, world, placement)
         self._monitor = ParameterMonitor(reducer)
         self._collectives = CollectiveDetector(reducer, world, placement, equality)
@@ -97,7 +100,11 @@ class LaneGradients:
         self._is_first_step = True
 
     def rounds(
-        self, batches: Iterator[LaneBatch], is_logged: Callable[[int], bool] = lambda _: False
+        self,
+        batches: Iterator[LaneBatch],
+        is_logged: Callable[[int], bool] = lambda _: False,
+        *,
+        has_backward: bool = True,
     ) -> Iterator[list[LaneBatch]]:
         """Yield the micro-batches of a step: as many at once as the reducer has replicas.
 
@@ -111,6 +118,7 @@ class LaneGradients:
             batches: on the device; consumed for one step.
             is_logged: tells whether a step is logged, the same on every rank: then the norm of its gradient
                 is computed, and the processes tell each other how long they compute.
+            has_backward: False where the rounds get no `backward`, and the step another pass with them.
 
         Raises:
             TaskError: if the trainable parameters changed, a lane had no backward, or processes with
@@ -120,50 +128,37 @@ class LaneGradients:
         self._monitor.begin_step()
         for parameter in self.reducer.parameters:
             parameter.grad = None
-        is_first = True
-        for in_round in self._rounds(batches):
+        batches = self.reducer.pad(batches)
+        is_last, is_first = False, has_backward
+        while not is_last:
+            in_round: list[LaneBatch] = []
+            while len(in_round) < len(self.reducer.replicas) and not is_last:
+                in_round.append(next(batches))
+                self.clock.lap(DATA, begins=FORWARD)
+                is_last = in_round[-1].turn.is_last
             turn = in_round[-1].turn
+            heartbeat.note = (FORWARD, turn.step, turn.lane)
             if is_first:
                 self._is_logged = is_logged(turn.step)
                 self._monitor.check(turn.step)
                 self._collectives.begin_step(turn)
                 is_first = False
+            for replica in range(len(in_round)):
+                self._buffers.begin(replica)
             if self._is_first_step:
                 self._collectives.before_forward()
             self._open = in_round
             yield in_round
+            if not has_backward:
+                self._open = []
+                self._buffers.discard()
+                self.clock.lap(FORWARD, begins=DATA)
             if self._open:
                 raise TaskError(
                     f"a lane of step {turn.step + 1} had no backward. Call step.backward(loss), which is not "
                     "loss.backward(), once for each micro-batch; give a loss of weight 0 if there is nothing "
                     "to learn from it."
                 )
-
-    def forward_rounds(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
-        """Yield the micro-batches of a step, as `rounds` does, for forwards that have no backward.
-
-        Collective: every rank must iterate to the end, with the batches of its own lanes.
-        """
-        for in_round in self._rounds(batches):
-            yield in_round
-            self._buffers.discard()
-            self._clock.lap(FORWARD, begins=DATA)
-
-    def _rounds(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
-        """Yield the micro-batches of a step, each round with the buffers of the step's start."""
-        batches = self.reducer.pad(batches)
-        is_last = False
-        while not is_last:
-            in_round: list[LaneBatch] = []
-            while len(in_round) < len(self.reducer.replicas) and not is_last:
-                in_round.append(next(batches))
-                self._clock.lap(DATA, begins=FORWARD)
-                is_last = in_round[-1].turn.is_last
-            turn = in_round[-1].turn
-            heartbeat.note = (FORWARD, turn.step, turn.lane)
-            for replica in range(len(in_round)):
-                self._buffers.begin(replica)
-            yield in_round
 
     def backward(self, losses: Sequence[object], what: str = "the loss given to backward") -> None:
         """Run the backward of a round. Collective for the last lane of a step.
@@ -188,9 +183,9 @@ class LaneGradients:
             self._collectives.after_forward(first)
         checked: list[LaneLoss | LaneShare | None] = []
         for batch, loss in zip(in_round, losses, strict=True):
-            known = loss if isinstance(loss, LaneShare) else LaneLoss.of(batch, loss, what)
+            known = loss if isinstance(loss, LaneShare | LaneLoss) else LaneLoss.of(batch, loss, what)
             checked.append(known if batch.turn.positions else None)
-        self._clock.lap(FORWARD, begins=BACKWARD)
+        self.clock.lap(FORWARD, begins=BACKWARD)
         for replica, batch in enumerate(in_round):
             self._buffers.end(batch.turn, batch.num_samples, replica)
         self._monitor.before_backward(first)
@@ -203,17 +198,18 @@ class LaneGradients:
         self._monitor.after_backward(first)
         self._turn = in_round[-1].turn
         is_reduced = self._turn.is_last and self.world.world_size > 1
-        self._clock.lap(COMMUNICATION if is_reduced else BACKWARD, begins=DATA)
+        self.clock.lap(COMMUNICATION if is_reduced else BACKWARD, begins=DATA)
 
     def _backward(self, batch: LaneBatch, loss: LaneLoss | LaneShare | None) -> None:
         turn = batch.turn
-        if loss is not None and self._unit is None:
-            self._unit = "its samples" if loss.is_sample_mean else "the units that its Loss counts"
+        told = loss.told if isinstance(loss, LaneShare) else loss
+        if told is not None and self._unit is None:
+            self._unit = "its samples" if told.is_sample_mean else "the units that its Loss counts"
         value, factor = self.losses.add(batch, loss)
         if value is None:
             self._collectives.refuse_missing_backward(turn)
         if turn.is_last:  # the exchange overlaps this backward
-            seconds = self._clock.computed_seconds() if self._is_logged else None
+            seconds = self.clock.computed_seconds() if self._is_logged else None
             self.losses.start_exchange(self._vote(), self._buffers.changes(), seconds)
         self.reducer.backward(turn, value, factor)
 
@@ -248,7 +244,7 @@ class LaneGradients:
         if not allows_update:
             for parameter in self.reducer.parameters:
                 parameter.grad = None
-        self._clock.lap(COMMUNICATION if self.world.world_size > 1 else BACKWARD, begins=OPTIMIZER)
+        self.clock.lap(COMMUNICATION if self.world.world_size > 1 else BACKWARD, begins=OPTIMIZER)
         if self._is_first_step:
             self._describe_first_step(totals)
         self.losses.require_finite(totals, self._turn)

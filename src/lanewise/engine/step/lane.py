@@ -1,27 +1,22 @@
-"""Runs one lane: moves its micro-batch to the device, runs its forward and its loss, names it in errors."""
+"""Runs one lane: moves its micro-batch to the device, and runs its forward and its loss."""
 
-import errno
-import math
-import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from typing import Any, final
 
 import torch
 from torch import nn
-from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from lanewise.data import LaneBatch
-from lanewise.device.accelerator import new_stream, on_stream, start_copy_to_host
-from lanewise.engine.step.message import Term
-from lanewise.errors import LanewiseError, TaskError, note_place, text_of
+from lanewise.device.accelerator import new_stream, on_stream
+from lanewise.engine.step.lane_error import named_lane, note_lane
+from lanewise.engine.step.lane_loss import LaneLoss, add_own_terms, check_each, terms_of
 from lanewise.lanes import LaneTurn, evaluation_seed, lane_seed
 from lanewise.nested import map_leaves
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
-from lanewise.task import Loss, Task
+from lanewise.task import Task
 
 
 @final
@@ -38,10 +33,27 @@ class LaneRunner:
     seed: int
     """Seed of the run."""
 
+    @cached_property
+    def loss_method(self) -> str:
+        """Which of its methods is the task's loss: `loss`, or one that is of all lanes."""
+        return self.task.loss_method()
+
+    @property
+    def has_several_losses(self) -> bool:
+        """Whether the task's loss has several terms, each with a divisor of its own."""
+        return type(self.task).loss_weights is not Task.loss_weights
+
     @property
     def what(self) -> str:
         """The name of the loss in an error message."""
-        return f"the {self.task.loss_method()} of {type(self.task).__name__}"
+        return f"the {self.loss_method} of {type(self.task).__name__}"
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any, rows: slice) -> Any:
+        """Return the loss of some of the samples whose outputs are given, by the task's method for it."""
+        with self.precision.forward():
+            if self.loss_method == "row_loss":
+                return self.task.row_loss(model, outputs, inputs, rows)
+            return self.task.batch_loss(model, outputs, inputs)
 
     def lane(self, batch: LaneBatch) -> "TaskLane":
         """Return a lane of a training step."""
@@ -61,6 +73,8 @@ class TaskLane:
     batch: LaneBatch
     seed: int
     """Seed of the random numbers that forward and loss draw."""
+    model: nn.Module | None = None
+    """The module of the last forward."""
 
     @property
     def turn(self) -> LaneTurn:
@@ -80,6 +94,7 @@ class TaskLane:
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""
         set_random_state(self.seed)
+        self.model = model
         try:
             with self.runner.precision.forward():
                 return self.runner.task.forward(model, data)
@@ -88,227 +103,41 @@ class TaskLane:
             raise
 
     def loss(self, outputs: Any, data: Any) -> Any:
-        """See `LaneWork`."""
+        """See `LaneWork`. Where a loss is of all lanes, it is that of the lane as if it were alone."""
         try:
+            if self.runner.loss_method != "loss":
+                assert self.model is not None
+                inputs, rows = self.runner.task.batch_loss_inputs(data), slice(0, self.batch.num_samples)
+                return self.runner.batch_loss(self.model, outputs, inputs, rows)
             with self.runner.precision.forward():
                 return self.runner.task.loss(outputs, data)
         except BaseException as error:
             note_lane(error, self.batch)
             raise
 
-    def check(self, returned: object) -> "LaneLoss":
-        """Check what `loss` returned, and return it as a `LaneLoss`.
+    def check(self, returned: object) -> LaneLoss:
+        """Check what `loss` returned, and return it as a `LaneLoss`; several terms as if it were alone.
 
         Raises:
             TaskError: if it cannot be trained on.
         """
+        if (terms := terms_of(returned)) and self.has_samples:
+            with named_lane(self.batch):
+                return add_own_terms(terms, self.batch.num_samples, self.runner.what)
         return LaneLoss.of(self.batch, returned, self.runner.what)
 
-    def run(self, model: nn.Module) -> "LaneLoss":
-        """Run the forward and the loss, and check the loss."""
-        return self.check(self.loss(self.forward(model, self.data), self.data))
-
-
-@dataclass(slots=True)
-class LaneLoss:
-    """A loss of one lane that can be trained on: `factor * value` is the sum over its units.
-
-    Not frozen, like `LaneBatch`.
-    """
-
-    value: torch.Tensor | None
-    """Scalar, in training with a gradient; None where the weight is 0 and the lane contributes nothing."""
-    factor: float
-    """The weight if `value` is a mean, 1 if it is a sum. Kept apart from `value`, because the backward can
-    start with it, which needs no further node in the graph."""
-    weight: float
-    is_sample_mean: bool
-    """Whether the task returned a plain mean, whose weight is the number of samples."""
-
-    @classmethod
-    def of(cls, batch: LaneBatch, returned: object, what: str) -> "LaneLoss":
-        """Make a `LaneLoss` of what the user's code returned.
-
-        Args:
-            batch: the batch of the lane.
-            returned: what the user's code returned; ignored where the batch has no samples.
-            what: the name of the loss in an error message.
+    def check_each(self, returned: object) -> list[LaneLoss]:
+        """Check each term of what `loss` returned; one, where it is not several.
 
         Raises:
-            TaskError: if the loss is not a scalar, its weight is negative or not finite, or in training it
-                has no gradient.
+            TaskError: if it cannot be trained on.
         """
-        if not batch.num_samples:
-            return cls(None, 1.0, 0.0, is_sample_mean=False)
-        try:
-            return cls.of_samples(returned, batch.num_samples, what)
-        except BaseException as error:  # the weight may be the user's own object, whose conversion fails
-            note_lane(error, batch)
-            raise
+        with named_lane(self.batch):
+            return check_each(returned, self.batch.num_samples, self.runner.what)
 
-    @classmethod
-    def of_samples(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
-        """Make a `LaneLoss` of what the user's code returned for some samples; see `of`."""
-        value, weight, is_sample_mean = returned, float(num_samples), True
-        if isinstance(returned, Loss):
-            given = returned.weight
-            weight = float(start_copy_to_host(given)() if isinstance(given, torch.Tensor) else given)
-            value, is_sample_mean = returned.sum, False
-        if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            if isinstance(value, torch.Tensor):
-                got = f"a tensor of shape {tuple(value.shape)}"
-            elif isinstance(returned, Loss):
-                got = f"a Loss whose sum is a {type(value).__name__}, not a tensor"
-            else:
-                got = f"{returned!r:.60}"
-            raise TaskError(
-                f"{what} must be a scalar tensor or a Loss: got {got}. "
-                "Give the mean over the micro-batch, or Loss(sum, weight) with the number of its units."
-            )
-        if not 0 <= weight < math.inf:
-            raise TaskError(
-                f"{what} has the weight {weight}: need a finite number that is not negative. "
-                "The weight counts the units that were added up."
-            )
-        if not weight:
-            return cls(None, 1.0, 0.0, is_sample_mean)
-        if not value.requires_grad and torch.is_grad_enabled():
-            raise TaskError(
-                f"{what} has no gradient: nothing would be trained. "
-                "Compute it from the model's outputs, without detach(), item() or torch.no_grad()."
-            )
-        if value.dim():
-            value = value.reshape(())
-        return cls(value, weight if is_sample_mean else 1.0, weight, is_sample_mean)
-
-    @property
-    def sum(self) -> torch.Tensor | None:
-        """The sum of the loss over its units."""
-        return None if self.value is None else self.value * self.factor
-
-    @property
-    def term(self) -> Term:
-        """What the other processes are told of it."""
-        if self.value is None:
-            return Term(0.0, self.weight)
-        known = self.value.item() if self.value.is_cpu else self.value.detach()
-        return Term(known, self.weight, self.factor)
-
-    def backward_factor(self, turn: LaneTurn, scale: float) -> torch.Tensor:
-        """Return the scalar gradient of the loss with which the lane's backward starts.
-
-        Args:
-            turn: the lane's turn. If its lane is the only one in the step, the factor includes the division
-                by the global weight.
-            scale: the factor by which all losses, and so all gradients, are multiplied.
-        """
-        assert self.value is not None
-        factor = self.factor * scale / (self.weight if turn.num_present_lanes == 1 else 1.0)
-        return _scalar(factor, self.value.dtype, self.value.device)
-
-
-@final
-@dataclass(slots=True)
-class LaneShare:
-    """A lane's part of a loss of all samples of a step, in place of a `LaneLoss`."""
-
-    value: torch.Tensor | None
-    """Scalar whose backward gives the gradient of the lane's outputs; None where the lane has no samples."""
-    term: Term
-    """What the other processes are told: of a loss that is of all lanes, the first lane tells all."""
-    is_sample_mean: bool
-
-    @property
-    def weight(self) -> float:
-        """The weight that this lane tells."""
-        return self.term.weight
-
-    def backward_factor(self, _turn: LaneTurn, _scale: float) -> torch.Tensor:
-        """Return 1: the gradient of the outputs is that of the sum already, times the scale."""
-        assert self.value is not None
-        return _scalar(1.0, self.value.dtype, self.value.device)
-
-
-@lru_cache(maxsize=64)
-def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((), value, dtype=dtype, device=device)  # passed as a kernel's argument, without a copy
-
-
-def note_lane(error: BaseException, batch: LaneBatch) -> None:
-    """Add a note to an error of the user's code: the lane in which it arose.
-
-    Raises:
-        TaskError: in place of an error of torch whose remedy is known, or of a SystemExit.
-    """
-    if explained := _explain(error, batch):
-        explained.add_note(batch.place)
-        raise explained from error
-    note_place(error, batch.place)
-
-
-@contextmanager
-def named_lane(batch: LaneBatch) -> Iterator[None]:
-    """Call `note_lane` for errors in the block."""
-    try:
-        yield
-    except BaseException as error:
-        note_lane(error, batch)
-        raise
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error, or the cause that it explains, says that there is no memory left."""
-    if isinstance(error, LanewiseError) and error.__cause__ is not None:
-        error = error.__cause__
-    if type(error) in (RuntimeError, torch.AcceleratorError):
-        return re.search(_NO_MEMORY, text_of(error)) is not None
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError | torch.OutOfMemoryError)
-
-
-_NO_MEMORY = r"\bDefaultCPUAllocator: |\b(error: |backend )out of memory"
-"""Matches messages without an error type of their own: torch's for the CPU and for mps, and CUDA's own."""
-
-_BATCH_OF_ONE = (
-    "BatchNorm cannot normalise this lane's micro-batch: a partial last step may leave a lane with one "
-    "sample. Set data.drop_last (drop_last of lanes.steps), or use another micro_batch_size."
-)
-_TOO_MANY_SHAPES = (
-    "In exact, torch.compile makes a kernel for each shape that it meets, and there are more shapes than "
-    "torch._dynamo.config.recompile_limit. Pad the batches to fewer shapes, or raise the limit."
-)
-_REMEDIES = {
-    "builtins.ValueError": ("Expected more than 1 value per channel when training", _BATCH_OF_ONE),
-    "torch._dynamo.exc.FailOnRecompileLimitHit": ("", _TOO_MANY_SHAPES),
-}
-"""For types of torch's errors: the beginning of the message, and an explanation with a remedy."""
-
-
-def _explain(error: BaseException, batch: LaneBatch) -> TaskError | None:
-    """Return a TaskError that explains an error of torch, with a remedy; None where no remedy is known."""
-    if isinstance(error, LanewiseError):  # its message may quote torch's
-        return None
-    begin, remedy = _REMEDIES.get(f"{type(error).__module__}.{type(error).__qualname__}", ("", ""))
-    if remedy and text_of(error).startswith(begin):
-        return TaskError(f"{text_of(error)}. {remedy}")
-    if not is_out_of_memory(error):
-        return None
-    said = f"{type(error).__name__}: {text_of(error)}".splitlines()[0].removesuffix(": ")
-    return TaskError(
-        f"out of memory with a micro-batch of {batch.num_samples} sample"
-        f"{'s' * (batch.num_samples != 1)} ({_shapes_of(batch.data)}). "
-        "Let a lane need less: memory.activation_checkpointing=auto, precision=bf16, or a smaller "
-        "batch.micro_batch_size, which makes more lanes and so another model; or share the weights "
-        f"out: distributed.reducer=fsdp. The error was {said}"
-    )
-
-
-def _shapes_of(data: Any) -> str:
-    """Name the tensors of a batch with their shapes."""
-    leaves, _ = tree_flatten_with_path(data)
-    named = [f"{keystr(path)} {list(leaf.shape)}" for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return ", ".join(named).strip() or "no tensors"
+    def run(self, model: nn.Module) -> LaneLoss:
+        """Run the forward and the loss, and check the loss."""
+        return self.check(self.loss(self.forward(model, self.data), self.data))
 
 
 def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:

@@ -1,8 +1,8 @@
 """The contents of a line of metrics, and the names of its columns."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, final
 
@@ -12,6 +12,7 @@ from torch import nn
 from lanewise.device.accelerator import peak_bytes, start_copy_to_host
 from lanewise.engine.step.clock import StepClock, StepTimes
 from lanewise.engine.step.gradient import StepGradient
+from lanewise.engine.step.loss_metrics import means
 from lanewise.engine.step.message import StepTotals
 from lanewise.precision import LossScale
 
@@ -25,6 +26,8 @@ class IntervalTotals:
     """Sum of all losses divided by the sum of all weights; NaN where that sum is 0."""
     mean_weight: float
     """Mean weight of a step."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of each metric of the losses the sum of all sums divided by the sum of all weights; NaN likewise."""
 
 
 @final
@@ -41,6 +44,7 @@ class LogInterval:
     def __init__(self, every_steps: int, last_step: int) -> None:
         self._every_steps = every_steps
         self._last_step = last_step
+        self._metrics: dict[str, tuple[float, float]] = {}
         self._begin()
 
     def ends_with(self, step: int) -> bool:
@@ -53,34 +57,57 @@ class LogInterval:
         self._num_steps += 1
         self._loss_sum += totals.loss_sum
         self._weight += totals.weight
+        for name, (value, weight) in totals.metrics.items():
+            value_before, weight_before = self._metrics.get(name, (0.0, 0.0))
+            self._metrics[name] = value_before + value, weight_before + weight
 
     def take(self) -> IntervalTotals:
         """Return the totals, and begin the next interval."""
         loss = self._loss_sum / self._weight if self._weight else math.nan
-        totals = IntervalTotals(self._num_steps, loss, self._weight / self._num_steps)
+        metrics = means(self._metrics)
+        totals = IntervalTotals(self._num_steps, loss, self._weight / self._num_steps, metrics)
         self._begin()
         return totals
 
+    @property
+    def metric_names(self) -> Collection[str]:
+        """The names of the metrics that losses reported in the run so far, also before it was resumed."""
+        return tuple(self._metrics)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the sums for a checkpoint, so that a run that resumes from it writes the same line."""
-        return {"num_steps": self._num_steps, "loss_sum": self._loss_sum, "weight": self._weight}
+        metrics = {name: list(sums) for name, sums in self._metrics.items()}
+        sums = {"num_steps": self._num_steps, "loss_sum": self._loss_sum, "weight": self._weight}
+        return {**sums, "metrics": metrics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums.
+        """Restore the sums; a checkpoint of an earlier version has none of metrics.
 
         Raises:
             ValueError: if `state` is not what `state_dict` returns.
         """
         num_steps, loss_sum, weight = state["num_steps"], state["loss_sum"], state["weight"]
         types = [type(num_steps), type(loss_sum), type(weight)]
-        if len(state) > 3 or types != [int, float, float] or num_steps < 0 or not weight >= 0:
+        metrics = state.get("metrics", {})
+        is_wrong = types != [int, float, float] or num_steps < 0 or not weight >= 0
+        if is_wrong or state.keys() - self.state_dict().keys() or not _are_sums(metrics):
             raise ValueError(f"not a state of the steps since the last line of metrics: {state!r:.100}")
         self._num_steps, self._loss_sum, self._weight = num_steps, loss_sum, weight
+        self._metrics = {name: (value, weight) for name, (value, weight) in metrics.items()}
 
     def _begin(self) -> None:
         self._num_steps = 0
         self._loss_sum = 0.0
         self._weight = 0.0
+        self._metrics = dict.fromkeys(self._metrics, (0.0, 0.0))  # the names stay those of the run
+
+
+def _are_sums(metrics: object) -> bool:
+    """Tell whether a checkpoint's metrics are pairs of a sum and a weight by name."""
+    return isinstance(metrics, Mapping) and all(
+        isinstance(sums, list) and list(map(type, sums)) == [float, float] and not sums[1] < 0
+        for sums in metrics.values()
+    )
 
 
 @dataclass(frozen=True)
@@ -122,6 +149,7 @@ class IntervalReport:
             "train/weight": self.totals.mean_weight,
             "train/grad_norm": float(self.grad_norm()),
             "train/learning_rate": self.learning_rate,
+            **{f"train/{name}": mean for name, mean in self.totals.metrics.items()},
             "perf/samples_per_second": num_samples / seconds,
             "perf/units_per_second": self.totals.mean_weight * num_steps / seconds,
             **self._slowest_rank(),

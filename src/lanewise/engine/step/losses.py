@@ -2,14 +2,15 @@
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import final
 
 import torch
 
 from lanewise.data import LaneBatch
-from lanewise.engine.step.lane import LaneLoss, LaneShare
-from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals
+from lanewise.engine.step.lane_loss import LaneLoss, LaneShare
+from lanewise.engine.step.loss_metrics import add_up, agree_on_names, known_terms, with_metrics
+from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals, Term
 from lanewise.errors import MOST_SHOWN, NonFiniteLossError, shorten
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import LossScale
@@ -26,18 +27,29 @@ class StepLosses:
         world: the processes.
         placement: which process carries which lanes.
         loss_scale: keeps fp16 gradients in range; None where losses are not scaled.
+        metric_names: names of metrics that lanes reported before the run was resumed.
     """
 
-    def __init__(self, world: World, placement: Placement, loss_scale: LossScale | None) -> None:
+    def __init__(
+        self,
+        world: World,
+        placement: Placement,
+        loss_scale: LossScale | None,
+        metric_names: Collection[str] = (),
+    ) -> None:
         self._world = world
         self._placement = placement
         self._loss_scale = loss_scale
         self.find_not_finite: Callable[[], list[int]] = list
         """Returns the lanes of this process with outputs that are not finite, where one loss is of all."""
+        self._known_names = metric_names
+        self._metric_names: tuple[str, ...] | None = None
+        """On which the processes agreed in the first step; None before."""
 
     def begin(self) -> None:
         """Begin a step, and forget the one before."""
         self._rows: list[LaneRow] = []
+        self._metrics: dict[int, Mapping[str, Term]] = {}
         self._samples: dict[int, tuple[int, ...]] = {}
 
     def agree_on_unit(self, weight: float) -> None:
@@ -63,15 +75,27 @@ class StepLosses:
 
         Returns:
             The arguments `loss` and `factor` of `Reducer.backward`: the scalar and its factor.
+
+        Raises:
+            TaskError: if a metric has another name than those of the first step, or a weight that cannot be.
         """
-        self.agree_on_unit(0.0 if loss is None else loss.weight)
+        told = loss.told if isinstance(loss, LaneShare) else loss
+        if self._loss_scale is not None and not self._loss_scale.has_unit:
+            self.agree_on_unit(0.0 if told is None else told.weight)
         if loss is None:
             return None, None
         self._samples[batch.turn.lane] = batch.indices
-        self._rows.append(LaneRow(batch.turn.lane, (loss.term,)))
+        term = Term(0.0, 0.0 if told is None else told.weight)
+        if told is not None and told.metrics:
+            self._metrics[batch.turn.lane] = known_terms(told.metrics, self._metric_names)
+        if told is not None and told.value is not None:
+            known = told.value.item() if told.value.is_cpu else told.value.detach()
+            term = Term(known, told.weight, told.factor)
+        self._rows.append(LaneRow(batch.turn.lane, (term,)))
         if loss.value is None:
             return None, None
-        return loss.value, loss.backward_factor(batch.turn, self.factor)
+        scale = 1.0 if self._loss_scale is None else self._loss_scale.factor
+        return loss.value, loss.backward_factor(batch.turn, scale)
 
     @property
     def factor(self) -> float:
@@ -94,18 +118,29 @@ class StepLosses:
     ) -> None:
         """Begin the exchange. Collective: every rank must call this, after it has added all its lanes.
 
+        In the first step the processes agree before on the names of the metrics that the lanes report.
+
         Args:
             votes: whether this process wants to save after the step, to stop there, and to end the run.
             buffer_changes: what `LaneBuffers.changes` returns.
             computed_seconds: how long this process takes to compute a step; None on every rank where none
                 tells it.
         """
-        message = StepMessage(self._rows, *votes, buffer_changes, computed_seconds=computed_seconds)
+        if self._metric_names is None:
+            own = {*self._known_names, *(name for lane in self._metrics.values() for name in lane)}
+            self._metric_names = agree_on_names(own, self._world)
+        rows, num_metrics = self._rows, len(self._metric_names)
+        if num_metrics:
+            rows = with_metrics(rows, self._metrics, self._metric_names)
+        message = StepMessage(rows, *votes, buffer_changes, 1 + num_metrics, computed_seconds)
         self._wait: Callable[[], StepTotals] = message.start_exchange(self._world, self._placement.most)
 
     def finish(self) -> StepTotals:
         """Wait for the exchange, and return the totals over all lanes."""
-        return self._wait()
+        totals = self._wait()
+        if self._metric_names:
+            totals.metrics = add_up(totals, self._metric_names)
+        return totals
 
     def require_finite(self, totals: StepTotals, turn: LaneTurn) -> None:
         """Raise NonFiniteLossError if a lane's loss is not finite; name the lane and its samples.

@@ -1,8 +1,8 @@
 """The message that each process sends in a step, in one all-gather: lane losses, votes, buffer changes."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Term(NamedTuple):
 
     value: torch.Tensor | float
     """The sum is `factor` times this: a number, or on an accelerator a scalar tensor."""
-    weight: float
+    weight: torch.Tensor | float
     factor: float = 1.0
 
 
@@ -27,7 +27,7 @@ class LaneRow(NamedTuple):
 
     lane: int
     terms: tuple[Term, ...]
-    """Every lane has the same number of them; the first one is the loss."""
+    """Every lane has the same number of them; the first one is the loss, the last ones are its metrics."""
 
     @property
     def loss_sum(self) -> float:
@@ -37,7 +37,12 @@ class LaneRow(NamedTuple):
     @property
     def weight(self) -> float:
         """The weight of the loss."""
-        return self.terms[0].weight
+        return float(self.terms[0].weight)
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The sum and the weight of each term."""
+        return tuple(float(one) for value, weight, factor in self.terms for one in (value * factor, weight))
 
 
 @dataclass
@@ -56,12 +61,14 @@ class StepTotals:
     """For each pack of buffers, the largest change of any lane; for `LaneBuffers.merge`."""
     computed_seconds: Sequence[float] = ()
     """What each process told, in the order of ranks; empty where none did."""
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Sum and weight of each metric of the losses, over all lanes."""
 
     def __post_init__(self) -> None:
         losses = [terms[0] for _, terms in self.lanes]
-        self.loss_sum = _sum([float(value * factor) for value, _, factor in losses])
+        self.loss_sum = sum_or_nan([float(value * factor) for value, _, factor in losses])
         """NaN where some lane's loss is not finite."""
-        self.weight = _sum([weight for _, weight, _ in losses])
+        self.weight = sum_or_nan([float(weight) for _, weight, _ in losses])
         """Weight of the global batch."""
 
     @property
@@ -75,7 +82,7 @@ class StepTotals:
         return self.weight > 0 and not math.isnan(self.loss_sum)
 
 
-def _sum(values: Sequence[float]) -> float:
+def sum_or_nan(values: Iterable[float]) -> float:
     """Add up without intermediate rounding, so the order does not matter; NaN if a term is not finite."""
     try:
         total = math.fsum(values)
@@ -151,7 +158,7 @@ class StepMessage:
         for lane, terms in self.rows:
             numbers.append(lane)
             for value, weight, factor in terms:
-                numbers += float(value * factor), weight
+                numbers += float(value * factor), float(weight)
         numbers += [-1, *[0.0] * 2 * self.num_terms] * (most_lanes - len(self.rows))
         if self.computed_seconds is not None:
             numbers.append(self.computed_seconds)
@@ -159,16 +166,25 @@ class StepMessage:
         return torch.tensor([*numbers, *self.buffer_changes], dtype=torch.float64)
 
     def _numbers_on(self, device: torch.device, most_lanes: int) -> torch.Tensor:
-        """Return the same message on an accelerator, without waiting for a loss."""
-        terms = [term for row in self.rows for term in row.terms]
-        rows = [LaneRow(row.lane, tuple(term._replace(value=1.0) for term in row.terms)) for row in self.rows]
-        factors = replace(self, rows=rows, buffer_changes=())
+        """Return the same message on an accelerator, without waiting for what is there."""
+        rows: list[LaneRow] = []
+        there: dict[int, torch.Tensor] = {}
+        position = 0
+        for lane, terms in self.rows:
+            position += 1
+            known: list[float] = []
+            for number in (number for term in terms for number in term[:2]):
+                if isinstance(number, torch.Tensor):
+                    there[position] = number
+                known.append(1.0 if isinstance(number, torch.Tensor) else number)
+                position += 1
+            factors = [term.factor for term in terms]
+            rows.append(LaneRow(lane, tuple(map(Term, known[::2], known[1::2], factors))))
         device = float64_device(device)
-        numbers = StepMessage._numbers(factors, most_lanes).to(device, non_blocking=True)
-        if terms:
-            sums = numbers[: len(rows) * (1 + 2 * self.num_terms)].view(len(rows), -1)[:, 1::2]
-            values = torch.stack([torch.as_tensor(term.value).to(device).double() for term in terms])
-            sums *= values.view(len(rows), -1)
+        message = replace(self, rows=rows, buffer_changes=())
+        numbers = StepMessage._numbers(message, most_lanes).to(device, non_blocking=True)
+        for position, number in there.items():
+            numbers[position].mul_(number.to(device))
         changes = self.buffer_changes
         return torch.cat([numbers, changes.to(device)]) if isinstance(changes, torch.Tensor) else numbers
 

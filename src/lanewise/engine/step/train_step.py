@@ -1,8 +1,8 @@
 """One optimizer step over all lanes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from torch import nn
 from torch.optim import Optimizer
@@ -11,7 +11,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from lanewise.checkpoint.model_file import grow_buffers
 from lanewise.data import LaneBatch
-from lanewise.engine.step.batch_loss import BatchGradients, TaskLoss
 from lanewise.engine.step.gradient import LaneGradients, StepGradient
 from lanewise.engine.step.lane import LaneRunner
 from lanewise.engine.step.logged_metrics import IntervalReport, StepMetrics
@@ -20,6 +19,9 @@ from lanewise.engine.step.update import choose_update
 from lanewise.lanes import update_seed
 from lanewise.random_state import set_random_state
 from lanewise.watch.heartbeat import CALLBACK, OPTIMIZER, heartbeat
+
+RunLanes: TypeAlias = Callable[[Iterator[LaneBatch], Callable[[int], bool]], None]
+"""Runs the forwards and backwards of a step, and is told which steps are logged."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ class TrainStep:
     """Computes the gradient."""
     metrics: StepMetrics
     """Decides which steps are logged, and makes their reports."""
-    batch_gradients: BatchGradients | None
-    """Runs the lanes of a task whose loss is of all samples of a step; None: a lane has a loss of its own."""
+    run_together: RunLanes | None
+    """Runs the lanes of a task whose loss needs all lanes of a step; None: each lane has its own."""
     max_grad_norm: float | None
     """The norm to which the gradient is clipped; None: it is not clipped."""
 
@@ -114,8 +116,8 @@ class TrainStep:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         is_logged = self.metrics.interval.ends_with
-        if self.batch_gradients is not None:  # one loss of all lanes
-            self.batch_gradients.run(batches, TaskLoss(self.training.runner), self._what, is_logged)
+        if self.run_together is not None:  # the loss of a lane depends on the other lanes
+            self.run_together(batches, is_logged)
         else:
             for in_round in self.gradients.rounds(batches, is_logged):  # micro-batches
                 losses = self.gradients.reducer.losses(list(map(self.training.runner.lane, in_round)))

@@ -25,7 +25,8 @@ _USE_THE_BATCH = (
     "forward",
     "the forward depends on the layout",
     "A lane must not see what other lanes compute, as SyncBatchNorm does: use BatchNorm, whose "
-    "statistics are each lane's own and are merged after the step, or GroupNorm.",
+    "statistics are each lane's own and are merged after the step, or GroupNorm. A loss that compares the "
+    "samples of all lanes is a task's batch_loss (docs/batch_loss.md).",
 )
 def communicates(evidence: Evidence) -> Iterator[str]:
     """Find collectives in a forward or a backward, as in that of SyncBatchNorm."""

@@ -553,3 +553,31 @@ def refuse_compression(world, compression, options):
 )
 def test_what_rules_compression_out(compression, options, said):
     assert said in run_distributed(refuse_compression, 1, compression, options)[0]
+
+
+def reporting(world):
+    """Report from each lane, of which some leave out a name; return the means and what they are made of."""
+    task = Language(SAMPLES)
+    lanes = make_lanes(world)
+    model = lanes.prepare(TinyTransformer())
+    found, last = [], []
+    for step in lanes.steps(task.train_dataset(), collate=task.collate):
+        last = []
+        for batch in step:
+            pair = (batch.sum(), batch.shape[0])
+            with pytest.raises(TaskError, match="loss, weight, metrics and grad_norm are known"):
+                step.metrics  # noqa: B018 - it raises
+            loss = task.loss(model(batch), batch)
+            metrics = {"tokens": pair, **({"few": pair} if batch.shape[1] < 9 else {})}
+            step.backward(Loss(loss.sum, loss.weight, metrics=metrics))
+            last.append((float(pair[0]), pair[1]))
+        found.append(dict(step.metrics))
+    return found, last
+
+
+def test_a_step_knows_what_its_losses_report():
+    alone, last = run_distributed(reporting, 1)[0]
+    assert alone[-1]["tokens"] == sum(value for value, _ in last) / sum(weight for _, weight in last)
+    assert list(alone[0]) == ["few", "tokens"]
+    for found, _ in run_distributed(reporting, 3):
+        assert found == alone

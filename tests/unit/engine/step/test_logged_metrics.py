@@ -17,6 +17,10 @@ def step_of(*lanes: tuple[float, float]) -> StepTotals:
 RAGGED = [step_of((0.1, 3.0), (0.7, 2.5)), step_of((1.3, 1.0)), step_of((0.2, 0.1), (0.0, 0.0), (0.3, 7.0))]
 
 
+for number, step in enumerate(RAGGED):
+    step.metrics = {"always": (0.1 * number, 1.0), "seldom": (0.3, 1.0) if number == 1 else (0.0, 0.0)}
+
+
 def lane_values(name: str) -> list[float]:
     return [getattr(lane, name) for step in RAGGED for lane in step.lanes]
 
@@ -56,6 +60,23 @@ def test_an_interval_of_one_step_has_its_loss_and_weight():
         assert (totals.num_steps, totals.loss, totals.mean_weight) == (1, step.loss, step.weight)
 
 
+def test_a_metric_is_the_sum_of_its_sums_by_that_of_its_weights():
+    interval = LogInterval(10, 100)
+    for step in RAGGED:
+        interval.add(step)
+    assert interval.take().metrics == {"always": (0.1 + 0.2) / 3, "seldom": 0.3}
+    assert list(interval.metric_names) == ["always", "seldom"]
+    interval.add(step_of((3.0, 2.0)))
+    assert all(map(math.isnan, interval.take().metrics.values()))
+
+
+def test_a_checkpoint_of_the_version_before_has_no_metrics():
+    interval = LogInterval(10, 100)
+    interval.load_state_dict({"num_steps": 1, "loss_sum": 2.0, "weight": 1.0})
+    interval.add(RAGGED[1])
+    assert interval.take().metrics == {"always": 0.1, "seldom": 0.3}
+
+
 def test_what_weighs_nothing_has_no_loss():
     interval = LogInterval(10, 100)
     interval.add(step_of((0.0, 0.0)))
@@ -91,6 +112,11 @@ def test_a_run_that_goes_on_adds_up_to_the_same(num_before):
         {"weight": math.nan},
         {"weight": None},
         {"more": 0.0},
+        {"metrics": None},
+        {"metrics": {"a": 1.0}},
+        {"metrics": {"a": [1.0]}},
+        {"metrics": {"a": [1.0, 1]}},
+        {"metrics": {"a": [1.0, -1.0]}},
     ],
 )
 def test_what_is_no_state_is_refused(change):

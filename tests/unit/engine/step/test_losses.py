@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lanewise.data import LaneBatch
-from lanewise.engine.step.lane import LaneLoss
+from lanewise.engine.step.lane_loss import LaneLoss
 from lanewise.engine.step.losses import StepLosses
 from lanewise.errors import NonFiniteLossError
 from lanewise.lanes import LaneTurn, Placement

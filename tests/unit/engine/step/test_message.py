@@ -79,6 +79,9 @@ def test_an_accelerator_tells_the_same_without_reading_its_losses():
         )
         for row in rows
     ]
+    there[1] = there[1]._replace(
+        terms=(there[1].terms[0], Term(there[1].terms[1].value, torch.tensor(2), 2.0))
+    )
     expected = message(rows, saves=True, changes=[1.0, 0.0])._numbers(3)
     changes = torch.tensor([1.0, 0.0], dtype=torch.float64)
     assert torch.equal(message(there, saves=True, changes=changes)._numbers_on(CPU, 3), expected)

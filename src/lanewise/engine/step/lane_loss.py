@@ -1,0 +1,188 @@
+"""The loss of a lane, checked: what its backward begins with, and what the other processes are told."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import final
+
+import torch
+
+from lanewise.data import LaneBatch
+from lanewise.device.accelerator import start_copy_to_host
+from lanewise.engine.step.lane_error import note_lane
+from lanewise.engine.step.loss_metrics import metric_terms
+from lanewise.engine.step.message import Term
+from lanewise.errors import TaskError
+from lanewise.lanes import LaneTurn
+from lanewise.task import Loss
+
+
+@dataclass(slots=True)
+class LaneLoss:
+    """A loss of one lane that can be trained on: `factor * value` is the sum over its units.
+
+    Not frozen, like `LaneBatch`.
+    """
+
+    value: torch.Tensor | None
+    """Scalar, in training with a gradient; None where the weight is 0 and the lane contributes nothing."""
+    factor: float
+    """The weight if `value` is a mean, 1 if it is a sum. Kept apart from `value`, because the backward can
+    start with it, which needs no further node in the graph."""
+    weight: float
+    is_sample_mean: bool
+    """Whether the task returned a plain mean, whose weight is the number of samples."""
+    metrics: Mapping[str, Term] = field(default_factory=dict)
+    """What it reports besides."""
+
+    @classmethod
+    def of(cls, batch: LaneBatch, returned: object, what: str) -> "LaneLoss":
+        """Make a `LaneLoss` of what the user's code returned.
+
+        Args:
+            batch: the batch of the lane.
+            returned: what the user's code returned; ignored where the batch has no samples.
+            what: the name of the loss in an error message.
+
+        Raises:
+            TaskError: if the loss is not a scalar, its weight is negative or not finite, its metrics are not
+                what `Loss` says, or in training it has no gradient.
+        """
+        if not batch.num_samples:
+            return cls(None, 1.0, 0.0, is_sample_mean=False)
+        try:
+            return cls.of_samples(returned, batch.num_samples, what)
+        except BaseException as error:  # the weight may be the user's own object, whose conversion fails
+            note_lane(error, batch)
+            raise
+
+    @classmethod
+    def of_samples(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
+        """Make a `LaneLoss` of what the user's code returned for some samples; see `of`."""
+        if terms_of(returned):
+            raise TaskError(
+                f"{what} returned several losses. Each is divided by its own weight over the global batch: "
+                "give the task loss_weights(batch), which returns these weights, or None where only the loss "
+                "knows them; a loop of your own has step.batch_loss (docs/batch_loss.md)."
+            )
+        value, weight, is_sample_mean = returned, float(num_samples), True
+        metrics: Mapping[str, Term] = {}
+        if isinstance(returned, Loss):
+            given = returned.weight
+            weight = float(start_copy_to_host(given)() if isinstance(given, torch.Tensor) else given)
+            value, is_sample_mean = returned.sum, False
+            if returned.metrics is not None:
+                metrics = metric_terms(returned.metrics, what)
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            if isinstance(value, torch.Tensor):
+                got = f"a tensor of shape {tuple(value.shape)}"
+            elif isinstance(returned, Loss):
+                got = f"a Loss whose sum is a {type(value).__name__}, not a tensor"
+            else:
+                got = f"{returned!r:.60}"
+            raise TaskError(
+                f"{what} must be a scalar tensor or a Loss: got {got}. "
+                "Give the mean over the micro-batch, or Loss(sum, weight) with the number of its units."
+            )
+        if not 0 <= weight < math.inf:
+            raise TaskError(
+                f"{what} has the weight {weight}: need a finite number that is not negative. "
+                "The weight counts the units that were added up."
+            )
+        if not weight:
+            return cls(None, 1.0, 0.0, is_sample_mean, metrics)
+        if not value.requires_grad and torch.is_grad_enabled():
+            raise TaskError(
+                f"{what} has no gradient: nothing would be trained. "
+                "Compute it from the model's outputs, without detach(), item() or torch.no_grad()."
+            )
+        if value.dim():
+            value = value.reshape(())
+        return cls(value, weight if is_sample_mean else 1.0, weight, is_sample_mean, metrics)
+
+    @property
+    def sum(self) -> torch.Tensor | None:
+        """The sum of the loss over its units."""
+        return None if self.value is None else self.value * self.factor
+
+    def backward_factor(self, turn: LaneTurn, scale: float) -> torch.Tensor:
+        """Return the scalar gradient of the loss with which the lane's backward starts.
+
+        Args:
+            turn: the lane's turn. If its lane is the only one in the step, the factor includes the division
+                by the global weight.
+            scale: the factor by which all losses, and so all gradients, are multiplied.
+        """
+        assert self.value is not None
+        factor = self.factor * scale / (self.weight if turn.num_present_lanes == 1 else 1.0)
+        return _scalar(factor, self.value.dtype, self.value.device)
+
+
+@final
+@dataclass(slots=True)
+class LaneShare:
+    """A lane's part of a loss of all samples of a step, in place of a `LaneLoss`."""
+
+    value: torch.Tensor | None
+    """Scalar whose backward gives the gradient of the lane's outputs; None where the lane has no samples."""
+    told: LaneLoss | None
+    """The loss that this lane tells to the others: of one that is of all lanes, the first lane tells."""
+
+    def backward_factor(self, _turn: LaneTurn, _scale: float) -> torch.Tensor:
+        """Return 1: the gradient of the outputs is that of the sum already, times the scale."""
+        assert self.value is not None
+        return _scalar(1.0, self.value.dtype, self.value.device)
+
+
+def terms_of(returned: object) -> Sequence[Loss]:
+    """Return the terms of a loss that is a sequence of `Loss`; empty where it is anything else."""
+    is_several = isinstance(returned, list | tuple) and all(isinstance(one, Loss) for one in returned)
+    return returned if is_several else ()  # type: ignore[return-value]  # what was checked
+
+
+def check_each(returned: object, num_samples: int, what: str) -> list[LaneLoss]:
+    """Check each term of what the user's code returned for some samples; one, where it is not several.
+
+    Raises:
+        TaskError: if one cannot be trained on.
+    """
+    if terms := terms_of(returned):
+        return [LaneLoss.of_samples(one, num_samples, what) for one in terms]
+    return [LaneLoss.of_samples(returned, num_samples, what)]
+
+
+def add_terms(
+    terms: Sequence[LaneLoss], weights: Sequence[float], num_of_all: int, num_samples: int
+) -> LaneLoss:
+    """Add the terms of a lane's loss up, each divided by its weight over all lanes.
+
+    Args:
+        terms: of the lane.
+        weights: of each term, over all lanes; a term that has none is left out.
+        num_of_all: samples of all lanes, by which the sum is multiplied: it is divided by them again.
+        num_samples: of the lane.
+    """
+    metrics = {name: term for one in terms for name, term in one.metrics.items()}
+    value: torch.Tensor | None = None
+    for one, weight in zip(terms, weights, strict=True):
+        if one.sum is not None:
+            part = one.sum * (num_of_all / weight)
+            value = part if value is None else value + part
+    weight = float(num_samples) if any(weights) else 0.0
+    return LaneLoss(value, 1.0, weight, is_sample_mean=True, metrics=metrics)
+
+
+def add_own_terms(terms: Sequence[Loss], num_samples: int, what: str) -> LaneLoss:
+    """Add the terms of a loss up whose samples are all that there are.
+
+    Raises:
+        TaskError: if one cannot be trained on.
+    """
+    checked = check_each(terms, num_samples, what)
+    return add_terms(checked, [one.weight for one in checked], num_samples, num_samples)
+
+
+@lru_cache(maxsize=64)
+def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((), value, dtype=dtype, device=device)  # passed as a kernel's argument, without a copy

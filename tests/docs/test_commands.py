@@ -1,0 +1,220 @@
+"""The blocks of commands in the README, the docs and the examples run as they stand there.
+
+A block is one of commands if it is fenced as a shell's, or is indented or fenced without a language and
+begins with a program, after variables that are set for it. Others are files, output and parts of programs.
+
+A fenced block is a file if the paragraph ahead of it names one of its kind: `digits.py`. The blocks of a page
+run in its order, each in a shell of its own, in one folder of a copy of the checkout, which has the files of
+the page and of the guide.
+
+What cannot run has a reason ahead of it: `<!-- not run: needs several hosts -->`. One right below the title
+of a page holds for all of its blocks.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.integration import mpirun
+from tests.integration.command import BIN, ROOT, Cold
+
+README = ROOT / "README.md"
+GUIDE = ROOT / "docs" / "guide.md"
+PATTERNS = ("README.md", "docs/*.md", "docs/coming_from/*.md", "docs/decisions/*.md", "examples/*/README.md")
+PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
+
+REASONS = {
+    "needs a cluster",
+    "needs data of yours",
+    "needs root",
+    "needs several hosts",
+    "needs the network",
+    "takes minutes",
+}
+PROGRAMS = {
+    *(
+        "accelerate",
+        "cd",
+        "deepspeed",
+        "export",
+        "ip",
+        "kubectl",
+        "lanewise",
+        "make",
+        "mpirun",
+        "pip",
+        "pytest",
+    ),
+    *("python", "ray", "sbatch", "srun", "ssh", "time", "torchrun", "torchx"),
+}
+"""Those that a machine may lack; whatever it has is a program too."""
+SHELLS = {"bash", "console", "sh"}
+SUFFIXES = {"bash": "sh", "python": "py", "yaml": "yaml"}
+
+MARK = r"<!-- not run: (.*) -->"
+BLOCK = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$|(?<=\n\n)((?: {4}[^\n]+\n+)+)", re.DOTALL | re.MULTILINE)
+VARIABLES = {
+    "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+
+
+class Block(NamedTuple):
+    """A block of a page, with the name of the file that it is, or the reason why its commands are not run."""
+
+    text: str
+    file: str | None
+    is_commands: bool
+    why_not_run: str | None
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    of_page = re.match(rf"# .*\n\n{MARK}\n\n", page)
+    for found in BLOCK.finditer(page):
+        language, fenced, indented = found.groups()
+        text = fenced or indented
+        ahead = page[: found.start()].rstrip().rpartition("\n\n")[2]
+        of_kind = re.search(rf"`(\w+\.{SUFFIXES[language]})`", ahead) if language in SUFFIXES else None
+        is_commands = language in SHELLS or (not language and begins_with_program(text))
+        mark = re.fullmatch(MARK, ahead) or of_page
+        yield Block(
+            text,
+            file=of_kind[1] if of_kind else None,
+            is_commands=is_commands and not of_kind,
+            why_not_run=mark[1] if mark else None,
+        )
+
+
+def begins_with_program(text: str) -> bool:
+    word = re.match(r"\s*(?:\w+=\S* )*(\S*)", text)[1]
+    return word in PROGRAMS or shutil.which(word, path=VARIABLES["PATH"]) is not None
+
+
+def commands_to_run(page: Path) -> list[str]:
+    return [
+        block.text for block in blocks_of(page.read_text()) if block.is_commands and not block.why_not_run
+    ]
+
+
+def run_commands(page: Path, checkout: Path) -> None:
+    """Run what a page says, in a copy of the checkout."""
+    for name in ("examples", "docs/coming_from/code"):
+        made_by_runs = shutil.ignore_patterns("runs", "__pycache__", ".*_cache")
+        shutil.copytree(ROOT / name, checkout / name, ignore=made_by_runs)
+    folder = checkout
+    if page.parent.name == "coming_from":
+        folder = checkout / "docs" / "coming_from" / "code"
+    elif page.name == "README.md":
+        folder = checkout / page.parent.relative_to(ROOT)
+    for block in [*blocks_of(GUIDE.read_text()), *blocks_of(page.read_text())]:
+        if block.file:
+            (folder / block.file).write_text(block.text)
+    for text in commands_to_run(page):
+        run_block(text, folder, checkout / "cache")
+
+
+def run_block(text: str, folder: Path, cache: Path) -> None:
+    shell = ("bash", "-e", "-o", "pipefail", "-c", text)
+    with Cold(*shell, cwd=folder, variables={**VARIABLES, "XDG_CACHE_HOME": str(cache)}) as command:
+        command.patience_seconds = 600
+        command.finish().require_success()
+
+
+@pytest.mark.timeout(400)
+def test_the_commands_of_the_readme_run_and_leave_the_same_model(tmp_path):
+    run_commands(README, tmp_path)
+    one, two = ((tmp_path / "runs" / name / "model.safetensors").read_bytes() for name in ("one", "torchrun"))
+    assert one == two
+
+
+@pytest.mark.timeout(400)
+def test_the_commands_of_the_guide_run(tmp_path):
+    run_commands(GUIDE, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page not in {README, GUIDE} and commands_to_run(page)],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_the_commands_of_a_page_run(tmp_path, page):
+    if mpirun.WHY_NOT and "\n    mpirun" in page.read_text():
+        pytest.skip(mpirun.WHY_NOT)
+    run_commands(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_is_not_run_has_a_known_reason(page):
+    text = page.read_text()
+    reasons = [block.why_not_run for block in blocks_of(text) if block.is_commands and block.why_not_run]
+    assert set(reasons) <= REASONS
+    assert set(re.findall(MARK, text)) == set(reasons)
+    if not re.match(rf"# .*\n\n{MARK}", text):
+        assert len(re.findall(MARK, text)) == len(reasons), (
+            "a reason that is not ahead of a block of commands"
+        )
+
+
+PAGE = """
+This is `digits.py`:
+
+```python
+import torch
+```
+
+Then
+
+    lanewise train digits.yaml
+
+    python digits.py  # the same block
+
+prints
+
+    epoch 1
+
+<!-- not run: needs a cluster -->
+
+    OMP_NUM_THREADS=1 srun digits.py
+
+```bash
+exit 3
+```
+
+```yaml
+task: digits.Digits
+```
+"""
+
+
+def test_blocks_are_told_apart():
+    assert list(blocks_of(PAGE)) == [
+        Block("import torch\n", "digits.py", is_commands=False, why_not_run=None),
+        Block(
+            "    lanewise train digits.yaml\n\n    python digits.py  # the same block\n\n",
+            None,
+            is_commands=True,
+            why_not_run=None,
+        ),
+        Block("    epoch 1\n\n", None, is_commands=False, why_not_run=None),
+        Block(
+            "    OMP_NUM_THREADS=1 srun digits.py\n\n",
+            None,
+            is_commands=True,
+            why_not_run="needs a cluster",
+        ),
+        Block("exit 3\n", None, is_commands=True, why_not_run=None),
+        Block("task: digits.Digits\n", None, is_commands=False, why_not_run=None),
+    ]
+
+
+def test_a_block_fails_with_the_first_command_that_does(tmp_path):
+    with pytest.raises(AssertionError, match="exit code 3"):
+        run_block("    bash -c 'exit 3'\n    true\n", tmp_path, tmp_path)
