@@ -10,7 +10,7 @@ from lanewise.config.schema import EDITOR_LINE, SCHEMA_FILE
 from lanewise.errors import ConfigError
 from lanewise.run_file import writing
 
-NAMES = ("char_gpt", "mnist", "session_rec", "question_answering")
+NAMES = ("char_gpt", "mnist", "contrastive", "session_rec", "question_answering")
 _PACKAGE = Path(lanewise.__file__).parent
 # In a checkout the examples are not inside of the package.
 _EXAMPLES = next(path for path in (_PACKAGE / "examples", _PACKAGE.parents[1] / "examples") if path.is_dir())
