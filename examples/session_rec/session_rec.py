@@ -70,17 +70,41 @@ class NextItem(nn.Module):
         self.head.weight = self.items.weight
 
     def forward(self, items: torch.Tensor, lengths: torch.Tensor) -> Outputs:  # [sessions, time], [sessions]
-        inputs, targets = items[:, :-1], items[:, 1:]
-        positions = torch.arange(inputs.shape[1], device=items.device)
+        hidden = self.read(items[:, :-1])
+        loss = self.head(hidden.flatten(0, 1), items[:, 1:].flatten())
+        return Outputs(loss, self.scores(hidden, lengths))
+
+    def read(self, inputs: torch.Tensor) -> torch.Tensor:  # [sessions, time] -> [sessions, time, width]
+        """Return what the model knows after each item."""
+        positions = torch.arange(inputs.shape[1], device=inputs.device)
         hidden = self.dropout(self.items(inputs) + self.positions(positions))
         # Padding stands behind the items of a session, so none of them attends to it.
-        mask = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1], device=items.device)
-        hidden = self.blocks(hidden, mask=mask, is_causal=True)
-        loss = self.head(hidden.flatten(0, 1), targets.flatten())
+        mask = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1], device=inputs.device)
+        after: torch.Tensor = self.blocks(hidden, mask=mask, is_causal=True)
+        return after
+
+    def scores(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor | None:
+        """Return how each item is scored as the last one of each session; in evaluation only."""
         if self.training:
-            return Outputs(loss, None)
-        sessions = torch.arange(len(items), device=items.device)
-        return Outputs(loss, self.head.logits(hidden[sessions, lengths - 2]))
+            return None
+        sessions = torch.arange(len(hidden), device=hidden.device)
+        return self.head.logits(hidden[sessions, lengths - 2])
+
+
+class InBatchOutputs(NamedTuple):
+    """What the model makes of a micro-batch where the loss is one of all lanes."""
+
+    hidden: torch.Tensor
+    """[sessions, context, width]."""
+    scores: torch.Tensor | None
+
+
+class InBatchNextItem(NextItem):
+    """The same model, which leaves its loss to the task."""
+
+    def forward(self, items: torch.Tensor, lengths: torch.Tensor) -> Any:
+        hidden = self.read(items[:, :-1])
+        return InBatchOutputs(hidden, self.scores(hidden, lengths))
 
 
 class SessionRec(Task):
@@ -138,10 +162,43 @@ class SessionRec(Task):
     def build_metrics(self) -> dict[str, Metric]:
         return {"last_item": RankingMetrics(top_k=10)}
 
-    def update_metrics(self, metrics: Mapping[str, Metric], outputs: Outputs, batch: Batch) -> None:
+    def update_metrics(self, metrics: Mapping[str, Metric], outputs: Any, batch: Batch) -> None:
         seen, last = split_last(batch)
         assert outputs.scores is not None, "metrics are updated in evaluation"
         metrics["last_item"].update(ranked(outputs.scores, seen, may_repeat=self.may_repeat), last)
+
+
+class InBatchSessionRec(SessionRec):
+    """The same, but training tells each next item from the other next items of the step, not from all items.
+
+    Each item of the step is a candidate once, however often it comes, so none is its own negative. Items come
+    as negatives as often as in the sessions: those that are never a target in a step cost nothing.
+    """
+
+    loss: Any = Task.loss  # none: `row_loss` is in its place
+
+    def build_model(self) -> nn.Module:
+        return InBatchNextItem(self.config, self.num_items)
+
+    def collate(self, samples: Any) -> Batch:
+        batch = super().collate(samples)
+        # All lanes' outputs make one batch, so all sessions are as long as the longest one may be.
+        missing = self.config.context + 1 - batch["items"].shape[1]
+        return batch | {"items": F.pad(batch["items"], (0, missing), value=PADDING)}
+
+    def batch_loss_inputs(self, batch: Batch) -> torch.Tensor:
+        targets: torch.Tensor = batch["items"][:, 1:]
+        return targets
+
+    def row_loss(self, model: nn.Module, outputs: InBatchOutputs, inputs: torch.Tensor, rows: slice) -> Loss:
+        head = model.get_submodule("head")
+        assert isinstance(head, LinearCrossEntropy)
+        candidates, place = inputs.unique(return_inverse=True)
+        is_target = inputs[rows] != PADDING
+        logits = F.linear(outputs.hidden[rows][is_target], head.weight[candidates], head.bias[candidates])
+        logits = logits.masked_fill(candidates == PADDING, float("-inf"))
+        loss = F.cross_entropy(logits, place[rows][is_target], reduction="sum")
+        return Loss(loss, weight=float(is_target.sum()))
 
 
 def split_last(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

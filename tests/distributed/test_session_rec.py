@@ -40,11 +40,13 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def config_for(folder: Path, order: str = "blocked", *, steps: int = 6, **distributed: Any) -> RunConfig:
+def config_for(
+    folder: Path, order: str = "blocked", *, task: str = "SessionRec", steps: int = 6, **distributed: Any
+) -> RunConfig:
     """Steps of 16 in four lanes; the fifth one, with which an epoch ends, has 11 samples in three of them."""
     model = {"num_layers": 1, "num_heads": 2, "width": 16, "context": 5, "dropout": 0.2}
     config = configure(
-        "session_rec.SessionRec",
+        f"session_rec.{task}",
         num_lanes=4,
         micro_batch_size=4,
         steps=steps,
@@ -104,6 +106,19 @@ def test_sessions_of_like_lengths_together_give_other_bytes_and_the_same_on_two_
     results = run_distributed(train_and_evaluate, 2, config)
     assert results == run_distributed(train_and_evaluate, 1, config) * 2
     assert results[0] != alone
+
+
+@pytest.mark.parametrize(
+    ("reducer", "num_processes"), [("ddp", 2), pytest.param("fsdp", 3, marks=pytest.mark.slow)]
+)
+def test_with_negatives_of_the_step_bytes_and_values_are_those_of_one_process(
+    folder, alone, reducer, num_processes
+):
+    (expected,) = run_distributed(train_and_evaluate, 1, config_for(folder, task="InBatchSessionRec"))
+    assert expected[0] != alone[0]
+    assert expected[1].keys() == alone[1].keys()
+    config = config_for(folder, task="InBatchSessionRec", reducer=reducer, devices=num_processes)
+    assert run_distributed(train_and_evaluate, num_processes, config) == [expected] * num_processes
 
 
 @pytest.mark.slow

@@ -31,6 +31,11 @@ class Example:
 
 EXAMPLES = (
     Example(
+        "contrastive",
+        "from contrastive import Contrastive\ntask = Contrastive(width=32)\n",
+        "{width: 32}",
+    ),
+    Example(
         "session_rec",
         "from session_rec import ModelConfig, SessionRec\n"
         "task = SessionRec(model=ModelConfig(num_layers=1, num_heads=2, width=16, context=5))\n",
@@ -60,7 +65,8 @@ def test_torchrun_and_a_cell_leave_what_one_process_leaves(tmp_path, monkeypatch
     on_two = (*TORCHRUN, 2, "-m", "lanewise", "train", example.config, *given)
     run(*on_two, f"--train.run_dir={tmp_path / 'torchrun'}").require_success()
     given_to_one = yaml.safe_load((tmp_path / "one" / "config.yaml").read_text())
-    sections = {name: given_to_one[name] for name in ("batch", "data", "train", "optimizer", "distributed")}
+    names = ("batch", "data", "train", "optimizer", "scheduler", "distributed")
+    sections = {name: given_to_one[name] for name in names}
     sections["train"]["run_dir"] = str(tmp_path / "cell")
     sections["distributed"]["devices"] = 2
     with Notebook(

