@@ -260,8 +260,10 @@ PRIVATE = {
     "torch._dynamo.config.accumulated_recompile_limit": Private("device/determinism.py", *DYNAMO),
     "torch._dynamo.config.automatic_dynamic_shapes": Private("device/determinism.py", *DYNAMO),
     "torch._dynamo.config.fail_on_recompile_limit_hit": Private("device/determinism.py", *DYNAMO),
-    "torch._dynamo.config.recompile_limit": Private("device/determinism.py engine/step/lane.py", *DYNAMO),
-    "torch._dynamo.exc.FailOnRecompileLimitHit": Private("engine/step/lane.py", *MESSAGE),
+    "torch._dynamo.config.recompile_limit": Private(
+        "device/determinism.py engine/step/lane_error.py", *DYNAMO
+    ),
+    "torch._dynamo.exc.FailOnRecompileLimitHit": Private("engine/step/lane_error.py", *MESSAGE),
     "torch._dynamo.utils.counters": Private(
         "transforms/compile.py",
         "counts graph breaks by their reason",
@@ -315,9 +317,9 @@ PRIVATE = {
         "device/live_storage.py plan/real_sizes.py verify/operators.py", *DISPATCH
     ),
     "torch.utils._pytree.TreeSpec": Private("transforms/checkpointed.py verify/meeting.py", *PYTREE),
-    "torch.utils._pytree.keystr": Private("engine/step/lane.py", *PYTREE),
+    "torch.utils._pytree.keystr": Private("engine/step/lane_error.py", *PYTREE),
     "torch.utils._pytree.tree_flatten": Private("transforms/checkpointed.py verify/meeting.py", *PYTREE),
-    "torch.utils._pytree.tree_flatten_with_path": Private("engine/step/lane.py", *PYTREE),
+    "torch.utils._pytree.tree_flatten_with_path": Private("engine/step/lane_error.py", *PYTREE),
     "torch.utils._pytree.tree_leaves": Private("device/live_storage.py plan/real_sizes.py", *PYTREE),
     "torch.utils._pytree.tree_map_only": Private("plan/real_sizes.py", *PYTREE),
     "torch.utils._pytree.tree_unflatten": Private("transforms/checkpointed.py verify/meeting.py", *PYTREE),

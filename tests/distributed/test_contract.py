@@ -403,7 +403,7 @@ def test_a_forward_that_talks_is_an_error_and_no_hang(world_size, equality, said
     """The process with two of the four lanes waited for the others, which had one each."""
     failure = fail(Talking, world_size, equality=equality)
     assert said in failure
-    assert "Compute forward and loss from the lane's own samples" in failure  # it said to use BatchNorm
+    assert "compute forward and loss from the lane's own samples" in failure  # it said to use BatchNorm
 
 
 def test_a_forward_that_talks_where_all_have_equally_many_lanes_is_a_warning():

@@ -107,10 +107,12 @@ class Evaluation:
         early_stopping = config.early_stopping
         self.early_stopping = None if early_stopping is None else EarlyStopping(early_stopping)
         self._needed = _needed_values(config)
-        # What the loss reports, and the values of a metric that has several, have names that are known after
-        # the first evaluation only.
+        # A metric may have several values, whose names are known after the first evaluation only.
         for name, value in self._needed.items():
-            if not any(value.startswith(key.removesuffix("loss")) for key in evaluator.keys):
+            if not any(
+                value == key or (value.startswith(f"{key}/") and not key.endswith("/loss"))
+                for key in evaluator.keys
+            ):
                 several = next((key for key in evaluator.keys if not key.endswith("/loss")), "")
                 raise _no_such_value(name, value, evaluator.keys, several)
 

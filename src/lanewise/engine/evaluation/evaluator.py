@@ -1,6 +1,5 @@
 """Evaluates a model on each sample exactly once, with the same result on any number of processes."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ from torch import nn
 from lanewise.data import LaneBatch, LaneReader, read_turns
 from lanewise.device.accelerator import has_streams
 from lanewise.engine.buffers.pack import evaluating
+from lanewise.engine.evaluation.losses import Pairs, as_tensors, merge_losses, note_losses
 from lanewise.engine.evaluation.prediction import Prediction, put_into, take_prediction
 from lanewise.engine.step.lane import LaneRunner, TaskLane, to_device
 from lanewise.engine.step.lane_error import named_lane
-from lanewise.engine.step.lane_loss import LaneLoss, check_each
-from lanewise.engine.step.loss_metrics import means_of_lanes, read_terms
+from lanewise.engine.step.lane_loss import check_each
 from lanewise.engine.step.outputs import LaneOutputs, gather_outputs
 from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 T = TypeVar("T")
-_LOSS = "loss"
-"""The name of the loss among what a lane reports; of one with several terms each has a number behind it."""
 
 _STOPPED = (
     "a signal stopped the evaluation on the dataset {}. With --resume the run begins with this evaluation."
@@ -204,7 +201,7 @@ class Evaluator:
         computed = self._compute(eval_set, outputs_and_loss, wants_stop)
         for number, micro_batches in groupby(computed, lambda pair: pair[0].turn.lane):
             metrics = {key: m.to(self.world.device) for key, m in self._metrics_for(eval_set).items()}
-            losses: dict[str, list[tuple[float, float]]] = {}
+            losses: Pairs = {}
             for lane, (made, returned) in micro_batches:
                 with named_lane(lane.batch):
                     if eval_set.has_metrics:
@@ -213,8 +210,8 @@ class Evaluator:
                         of_lane = LaneOutputs(number, lane.batch.num_samples, returned)
                         outputs.setdefault(lane.turn.step, []).append(of_lane)
                         continue
-                    _note(lane.check_each(returned), losses)
-            results[number] = _LaneResult(_as_tensors(losses), take_states(metrics))
+                    note_losses(lane.check_each(returned), losses)
+            results[number] = _LaneResult(as_tensors(losses), take_states(metrics))
         return results
 
     def _compute(
@@ -270,9 +267,9 @@ class Evaluator:
                 for lane, rows in whole.parts(batch, self.placement.own):
                     set_random_state(batch_loss_seed(self.lanes.seed, number, lane, evaluates=True))
                     returned = whole.compute(self.model, batch.values, rows)
-                    losses: dict[str, list[tuple[float, float]]] = {}
-                    _note(check_each(returned, rows.stop - rows.start, self.lanes.what), losses)
-                    local[number, lane] = _as_tensors(losses)
+                    losses: Pairs = {}
+                    note_losses(check_each(returned, rows.stop - rows.start, self.lanes.what), losses)
+                    local[number, lane] = as_tensors(losses)
         told = self.world.all_gather_tree([[*key, losses] for key, losses in local.items()])
         # All processes that have samples compute the same, where it is not by rows.
         return list({(number, lane): losses for of_rank in told for number, lane, losses in of_rank}.values())
@@ -284,10 +281,7 @@ class Evaluator:
         losses: Iterable[Mapping[str, torch.Tensor]],
     ) -> dict[str, float]:
         """Merge losses, and the metrics of all lanes in lane order."""
-        means = means_of_lanes(losses)
-        of_terms = [mean for name, mean in means.items() if name.partition(" ")[0] == _LOSS]
-        loss = math.fsum(of_terms) if of_terms else math.nan
-        of_losses = {name: mean for name, mean in means.items() if name.partition(" ")[0] != _LOSS}
+        of_losses = merge_losses(losses)
         # The lanes drew different random numbers on each process.
         set_random_state(metric_seed(self.lanes.seed, eval_set.name))
         with noting(lambda: f"when the metrics of eval dataset {eval_set.name} were computed"):
@@ -298,20 +292,7 @@ class Evaluator:
                 f"the loss reports {taken[0]}, and {eval_set.name}/{taken[0]} is a value of the metrics of "
                 "build_metrics too. Give one of them another name."
             )
-        return {"loss": loss, **metrics, **of_losses}
-
-
-def _note(terms: Sequence[LaneLoss], losses: dict[str, list[tuple[float, float]]]) -> None:
-    """Note the sum and the weight of each term of a loss, and of what it reports."""
-    for number, term in enumerate(terms):
-        name = _LOSS if len(terms) == 1 else f"{_LOSS} {number}"
-        losses.setdefault(name, []).append((0.0 if term.sum is None else term.sum.item(), term.weight))
-        for metric, pair in read_terms(term.metrics).items():
-            losses.setdefault(metric, []).append(pair)
-
-
-def _as_tensors(losses: Mapping[str, list[tuple[float, float]]]) -> dict[str, torch.Tensor]:
-    return {name: torch.tensor(pairs, dtype=torch.float64) for name, pairs in losses.items()}
+        return {"loss": of_losses.pop("loss"), **metrics, **of_losses}
 
 
 def read_in_order(

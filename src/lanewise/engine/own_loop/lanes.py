@@ -341,10 +341,7 @@ class Lanes:
             return
         self._is_closed = True
         atexit.unregister(self.close)
-        for gradients in self._prepared.gradients.values():
-            gradients.reducer.close()
-        for batch_gradients in self._prepared.batch_gradients.values():
-            batch_gradients.close()
+        self._prepared.close()
         for gradients in self._prepared.gradients.values():
             gradients.check()
         self._prepared.gradients.clear()

@@ -35,6 +35,13 @@ class Prepared:
     batch_gradients: dict[nn.Module, BatchGradients] = field(default_factory=dict)
     """Likewise where `Step.batch_loss` is used."""
 
+    def close(self) -> None:
+        """Stop the background work."""
+        for gradients in self.gradients.values():
+            gradients.reducer.close()
+        for batch_gradients in self.batch_gradients.values():
+            batch_gradients.close()
+
 
 @final
 class Steps:

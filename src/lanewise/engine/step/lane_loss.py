@@ -60,12 +60,6 @@ class LaneLoss:
     @classmethod
     def of_samples(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
         """Make a `LaneLoss` of what the user's code returned for some samples; see `of`."""
-        if terms_of(returned):
-            raise TaskError(
-                f"{what} returned several losses. Each is divided by its own weight over the global batch: "
-                "give the task loss_weights(batch), which returns these weights, or None where only the loss "
-                "knows them; a loop of your own has step.batch_loss (docs/batch_loss.md)."
-            )
         value, weight, is_sample_mean = returned, float(num_samples), True
         metrics: Mapping[str, Term] = {}
         if isinstance(returned, Loss):
@@ -75,6 +69,12 @@ class LaneLoss:
             if returned.metrics is not None:
                 metrics = metric_terms(returned.metrics, what)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            if terms_of(returned):
+                raise TaskError(
+                    f"{what} returned several losses. Each is divided by its own weight over the global "
+                    "batch: give the task loss_weights(batch), which returns these weights, or None where only the "
+                    "loss knows them; a loop of your own has step.batch_loss (docs/batch_loss.md)."
+                )
             if isinstance(value, torch.Tensor):
                 of_sum = "a Loss whose sum is " if isinstance(returned, Loss) else ""
                 got = f"{of_sum}a tensor of shape {tuple(value.shape)}"

@@ -174,9 +174,9 @@ def test_what_happened_is_said(tmp_path, caplog):
 
 
 def test_a_metric_that_is_none_is_refused():
-    said = r"evaluate\.early_stopping\.metric must be a value of an evaluation: got held_ou/loss\. Use one of"
+    said = r"evaluate\.early_stopping\.metric must be a value of an evaluation: got held_out/los\. Use one of"
     with pytest.raises(ConfigError, match=said):
-        build_run(ending_early(metric="held_ou/loss"), LocalWorld(torch.device("cpu")))
+        build_run(ending_early(metric="held_out/los"), LocalWorld(torch.device("cpu")))
 
 
 def test_without_eval_datasets_it_is_refused():

@@ -367,9 +367,9 @@ def test_a_checkpoint_whose_last_values_are_no_numbers_of_an_evaluation_is_refus
             judged.load_state_dict({**judged.state_dict(), "last": {"test/loss": value}})
 
 
-def test_the_values_of_a_dataset_that_is_not_there_are_refused_at_once():
-    with pytest.raises(ConfigError, match=r"got tests/loss. Use one of test/loss, test/f1"):
-        evaluation(best="tests/loss")
+def test_the_loss_has_one_value():
+    with pytest.raises(ConfigError, match=r"got test/loss/x. Use one of test/loss, test/f1"):
+        evaluation(best="test/loss/x")
 
 
 class Recorder:
