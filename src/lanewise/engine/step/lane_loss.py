@@ -72,8 +72,8 @@ class LaneLoss:
             if terms_of(returned):
                 raise TaskError(
                     f"{what} returned several losses. Each is divided by its own weight over the global "
-                    "batch: give the task loss_weights(batch), which returns these weights, or None where only "
-                    "the loss knows them; a loop of your own has step.batch_loss (docs/batch_loss.md)."
+                    "batch: give the task loss_weights(batch), which returns these, or None where only the "
+                    "loss knows them; a loop of your own has step.batch_loss (docs/batch_loss.md)."
                 )
             if isinstance(value, torch.Tensor):
                 of_sum = "a Loss whose sum is " if isinstance(returned, Loss) else ""
