@@ -1,6 +1,7 @@
 """Tasks whose losses compare all samples of a step, and the same losses in one graph on one device."""
 
 import os
+from collections import UserDict
 from typing import Any
 
 import torch
@@ -118,6 +119,63 @@ class ByRows(Contrastive):
         loss = F.cross_entropy(first[rows] @ second.T * scale, targets, reduction="sum")
         loss = loss + F.cross_entropy(second[rows] @ first.T * scale, targets, reduction="sum")
         return Loss(loss / 2, weight=len(targets))
+
+
+class Complex(ByRows):
+    """The embeddings are complex numbers, whose similarity is the real part of their product."""
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        outputs = super().forward(model, batch)
+        return {name: torch.view_as_complex(one.unflatten(1, (4, 2))) for name, one in outputs.items()}
+
+    def row_loss(self, model: nn.Module, outputs: Any, inputs: Any, rows: slice) -> Loss:
+        logits = (outputs["first"][rows] @ outputs["second"].conj().T).real * model.temperature.exp()
+        targets = torch.arange(len(outputs["first"]))[rows]
+        return Loss(F.cross_entropy(logits, targets, reduction="sum"), weight=len(targets))
+
+
+class Encoding(UserDict[str, torch.Tensor]):
+    """Has a `.to` of its own, as a tokenizer's BatchEncoding."""
+
+    def to(self, device: Any) -> "Encoding":
+        return Encoding({name: one.to(device) for name, one in self.items()})
+
+
+class InContainer(Contrastive):
+    """Gives the loss a container with a `.to` of its own, and outputs that have no entries."""
+
+    def batch_loss_inputs(self, batch: Any) -> Any:
+        return Encoding(labels=batch[1], none=batch[0].new_zeros(len(batch[1]), 0))
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Any:
+        assert inputs["none"].shape == (len(inputs["labels"]), 0)
+        return super().batch_loss(model, outputs, inputs["labels"])
+
+
+class Opaque:
+    """Tensors that nobody sees from outside."""
+
+    def __init__(self, labels: torch.Tensor) -> None:
+        self.labels = labels
+
+    def to(self, device: Any) -> "Opaque":
+        return Opaque(self.labels.to(device))
+
+    def __repr__(self) -> str:
+        return "Opaque()"
+
+
+class InObject(Contrastive):
+    def batch_loss_inputs(self, batch: Any) -> Any:
+        return Opaque(batch[1])
+
+
+class Communicates(Contrastive):
+    """Talks to the other processes in the forward of a lane."""
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        torch.distributed.all_reduce(batch[1].sum())
+        return super().forward(model, batch)
 
 
 class Detached(Contrastive):

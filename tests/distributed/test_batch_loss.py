@@ -23,9 +23,13 @@ from tests.distributed.contrastive import (
     Both,
     ByRows,
     ChangesBuffer,
+    Communicates,
+    Complex,
     Contrastive,
     Detached,
     Gathers,
+    InContainer,
+    InObject,
     Keeps,
     NotFinite,
     OfRank,
@@ -38,9 +42,13 @@ from tests.script import run_script
 
 OWN_LOOP = Path(__file__).with_name("own_batch_loss.py")
 CASES = [(Contrastive, {"loss": name}) for name in LOSSES] + [(ByRows, {"loss": "clip"})]
+SOME_SLOW = [
+    pytest.param(*case, marks=pytest.mark.slow if case[1]["loss"] in ("info_nce", "dice", "triplet") else ())
+    for case in CASES
+]
 
 
-@pytest.mark.parametrize(("task", "arguments"), CASES, ids=str)
+@pytest.mark.parametrize(("task", "arguments"), SOME_SLOW, ids=str)
 def test_bytes_do_not_depend_on_the_number_of_processes(task, arguments):
     config = configure(task, **arguments)
     (alone,) = run_distributed(train, 1, config)
@@ -172,6 +180,21 @@ def test_an_own_loop_leaves_the_same_bytes_on_any_number_of_processes(tmp_path):
     assert len(found[0][0].splitlines()) == 8
 
 
+@pytest.mark.parametrize("task", [Complex, InContainer])
+def test_outputs_may_be_complex_or_in_containers_or_empty(task):
+    alone = run(configured("single", 1, task=task, loss="clip"))
+    assert run(configured("ddp", 3, task=task, loss="clip")) == alone
+    assert run(configured("balanced_data_parallel", 2, task=task, loss="clip")) == alone
+
+
+def test_complex_gradients_are_those_of_one_graph():
+    config = configure(Complex, double=True, optimizer="torch.optim.SGD", lr=0.05)
+    (expected,) = run_distributed(by_hand, 1, config)
+    (found,) = run_distributed(gradients, 1, config)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert max((mine[name] - value).abs().max() for name, value in theirs.items()) < 1e-12
+
+
 def evaluate(world, config):
     task = build_task(config)
     runner = LaneRunner(task, Precision("float32", "cpu"), 0)
@@ -203,6 +226,8 @@ def test_evaluation_makes_a_batch_of_the_micro_batches_of_all_lanes(task):
         (Gathers, "the batch_loss of Gathers communicates with other processes"),
         (Keeps, r"lane \d of step 1 gave other outputs when its forward ran a second time"),
         (ChangesBuffer, "the batch_loss of ChangesBuffer changes the buffer seen"),
+        (InObject, "has an object of type Opaque, whose samples cannot be told apart"),
+        (Communicates, "communicated with other processes, so its result depends on their number"),
         (
             NotFinite,
             r"the loss is not finite in step 1 .*\n  lane \d: outputs that are not finite, samples \[",

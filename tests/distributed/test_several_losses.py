@@ -47,6 +47,28 @@ class SmoothUnknown(SmoothTwo):
     loss_weights = Unknown.loss_weights
 
 
+class OtherWeights(TwoLosses):
+    """Tells other weights than its loss has."""
+
+    def loss_weights(self, batch: torch.Tensor) -> Any:
+        tokens, *others = super().loss_weights(batch)
+        return [tokens + 1, *others]
+
+
+class InTensor(TwoLosses):
+    """Tells the weights in a tensor."""
+
+    def loss_weights(self, batch: torch.Tensor) -> Any:
+        return torch.tensor([float(one) for one in super().loss_weights(batch)])
+
+
+class SameNames(TwoLosses):
+    """Two terms report the same metric."""
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> Any:
+        return [replace(one, metrics={"size": (1, 1)}) for one in super().loss(outputs, batch)]
+
+
 class Undeclared(Language):
     """Returns several losses without `loss_weights`."""
 
@@ -114,6 +136,11 @@ def test_each_reducer_leaves_the_bytes_of_one_device(task, precision):
             assert result == alone, layout
 
 
+def test_weights_may_be_in_a_tensor():
+    (expected,) = run_distributed(train, 1, configure(TwoLosses))
+    assert run_distributed(train, 2, configure(InTensor)) == [expected] * 2
+
+
 def evaluate(world, config):
     runner = LaneRunner(build_task(config), Precision("float32", "cpu"), 0)
     model = build_model(runner.task, 0)
@@ -139,6 +166,8 @@ def test_evaluation_adds_the_means_of_the_terms_over_the_dataset():
     ("task", "said"),
     [
         (Undeclared, r"the loss of Undeclared returned several losses\. .*give the task loss_weights"),
+        (OtherWeights, r"has the weights \[.*\], and loss_weights told \[.*return the same weights"),
+        (SameNames, "reports the metric size with several of its terms"),
         (Wavering, "loss_weights of Wavering returns None for some batches only"),
     ],
 )

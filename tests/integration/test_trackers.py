@@ -142,6 +142,7 @@ def mlflow_server(folder: Path) -> Iterator[str]:
         server.wait()
 
 
+@pytest.mark.slow
 def test_mlflow(tmp_path):
     with mlflow_server(tmp_path) as uri:
         tracker = {"class_path": "lanewise.trackers.MLflow", "init_args": {"tracking_uri": uri}}
@@ -171,6 +172,7 @@ def test_a_server_that_is_not_there_does_not_stop_a_run(tmp_path):
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_trackio(tmp_path):
     tracker = {"class_path": "lanewise.trackers.Trackio", "init_args": {"project": "mine"}}
     run_dir = train_killed_and_resumed(tmp_path, tracker, TRACKIO_DIR=str(tmp_path / "trackio"))

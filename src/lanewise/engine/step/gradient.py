@@ -129,7 +129,7 @@ class LaneGradients:
         for parameter in self.reducer.parameters:
             parameter.grad = None
         batches = self.reducer.pad(batches)
-        is_last, is_first = False, has_backward
+        is_last, is_first = False, True
         while not is_last:
             in_round: list[LaneBatch] = []
             while len(in_round) < len(self.reducer.replicas) and not is_last:
@@ -150,6 +150,8 @@ class LaneGradients:
             self._open = in_round
             yield in_round
             if not has_backward:
+                if self._is_first_step:
+                    self._collectives.after_forward(turn)
                 self._open = []
                 self._buffers.discard()
                 self.clock.lap(FORWARD, begins=DATA)

@@ -1,6 +1,7 @@
 """The loss of a lane, checked: what its backward begins with, and what the other processes are told."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -149,7 +150,13 @@ def check_each(returned: object, num_samples: int, what: str) -> list[LaneLoss]:
         TaskError: if one cannot be trained on.
     """
     if terms := terms_of(returned):
-        return [LaneLoss.of_samples(one, num_samples, what) for one in terms]
+        checked = [LaneLoss.of_samples(one, num_samples, what) for one in terms]
+        names = Counter(name for one in checked for name in one.metrics)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise TaskError(
+                f"{what} reports the metric {twice[0]} with several of its terms. Give each its own name."
+            )
+        return checked
     return [LaneLoss.of_samples(returned, num_samples, what)]
 
 

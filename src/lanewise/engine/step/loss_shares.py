@@ -10,7 +10,7 @@ from torch import nn
 
 from lanewise.engine.step.gradient import LaneGradients
 from lanewise.engine.step.lane_loss import LaneLoss, LaneShare, add_own_terms, terms_of
-from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, gather_outputs
+from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, as_real, gather_outputs
 from lanewise.engine.step.whole_loss import WholeLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, batch_loss_seed
@@ -135,7 +135,7 @@ class LossShares:
         if loss.by_rows:
             return self._share_rows(compute, outputs, turn)
         if outputs.values is None:
-            self._gradients.losses.agree_on_unit(0.0)
+            self._gradients.losses.agree_on_unit(0.0, is_of_all=True)
             self._agree(None, what)
             return {}
         set_random_state(batch_loss_seed(self._seed, turn.step))
@@ -191,7 +191,7 @@ class LossShares:
         for name, one in model.named_buffers():
             if name in buffers and not torch.equal(one, buffers[name]):
                 raise TaskError(f"{what} changes the buffer {name}. Change buffers in the forward.")
-        losses.agree_on_unit(checked.weight)
+        losses.agree_on_unit(checked.weight, is_of_all=not loss.by_rows)
         if checked.value is None:
             return _Computed(checked, [torch.zeros_like(one) for one in tensors], {})
         factor = checked.backward_factor(turn, losses.factor)
@@ -223,9 +223,10 @@ class LossShares:
                 set_random_state(batch_loss_seed(self._seed, turn.step, lane))
                 made = compute(outputs.rows[lane], turn)
                 computed[lane] = made.loss, made.of_parameters
-                torch.cat([one.flatten().to(flat.dtype) for one in made.of_outputs], out=flat)
+                torch.cat([as_real(one).flatten().to(flat.dtype) for one in made.of_outputs], out=flat)
+            else:
+                self._gradients.losses.agree_on_unit(0.0)  # as a process that has no other lane does
             tree_sum.push((lane, lane + 1), [flat])
-        self._gradients.losses.agree_on_unit(0.0)
         sums = [one for _, (one,) in tree_sum.pending]
         if self._all_reduce is None:
             (flat,) = sums
@@ -233,7 +234,10 @@ class LossShares:
             num_units = turn.num_present_lanes
             if self._equality == "close":
                 sums, num_units = [sum(sums, torch.zeros_like(flat))], self._world.world_size
+            clock = self._gradients.clock
+            clock.lap(FORWARD, begins=COMMUNICATION)
             flat = self._all_reduce.start(sums, num_units, sums[-1] if sums else flat).wait()
+            clock.lap(COMMUNICATION, begins=FORWARD)
         of_outputs = outputs.split(flat) if computed else []
         return {
             lane: Share([one[outputs.rows[lane]] for one in of_outputs], of_parameters, checked)

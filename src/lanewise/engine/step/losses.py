@@ -52,15 +52,17 @@ class StepLosses:
         self._metrics: dict[int, Mapping[str, Term]] = {}
         self._samples: dict[int, tuple[int, ...]] = {}
 
-    def agree_on_unit(self, weight: float) -> None:
+    def agree_on_unit(self, weight: float, *, is_of_all: bool = False) -> None:
         """Fix the unit of the loss scale. Collective while it has none.
 
         Args:
             weight: about that of a lane; that of rank 0's first lane counts.
+            is_of_all: whether it is that of all lanes instead, or 0 on a process that does not know it.
         """
         if self._loss_scale is not None and not self._loss_scale.has_unit:
-            weight_of_lane_0 = self._world.all_gather_tree(weight)[0]
-            self._loss_scale.set_unit(self._placement.num_lanes * weight_of_lane_0)
+            weights = self._world.all_gather_tree(weight)
+            unit = max(weights) if is_of_all else self._placement.num_lanes * weights[0]
+            self._loss_scale.set_unit(unit)
 
     def add(
         self, batch: LaneBatch, loss: LaneLoss | LaneShare | None

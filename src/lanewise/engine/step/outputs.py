@@ -1,7 +1,8 @@
 """What the lanes of a step returned, as one batch on every process, with the samples in lane order."""
 
+import copy
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,9 +64,16 @@ class BatchOutputs(NamedTuple):
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return flat gradients as those of `with_gradients`."""
-        tensors = self.with_gradients()
-        parts = flat.split([one.numel() for one in tensors]) if tensors else ()
-        return [part.view(one.shape).to(one.dtype) for part, one in zip(parts, tensors, strict=True)]
+        made = [torch.empty_like(one, requires_grad=False) for one in self.with_gradients()]
+        parts = flat.split([as_real(one).numel() for one in made]) if made else ()
+        for part, one in zip(parts, made, strict=True):
+            as_real(one).copy_(part.view_as(as_real(one)))
+        return made
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of real numbers as it is, and a complex one as pairs of real numbers."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 class _Header(NamedTuple):
@@ -119,8 +127,8 @@ def gather_outputs(local: Sequence[LaneOutputs], step: int, world: World, most_l
     for lane, size in (row for header in headers for row in header.rows):
         starts[lane] = slice(start, start + size)
         start += size
-    everything: Iterable[torch.Tensor] = _join(local)
-    if world.world_size > 1:
+    everything: Iterable[torch.Tensor] = _join(local, world.device)
+    if world.world_size > 1 and start:
         sizes = [sum(size for _, size in header.rows) for header in headers]
         everything = _exchange(local, sizes, max(one.row_bytes for one in headers), world)
     num_gradients = max((one.num_gradients for one in headers), key=abs) * start
@@ -128,7 +136,21 @@ def gather_outputs(local: Sequence[LaneOutputs], step: int, world: World, most_l
     if not local:
         return BatchOutputs(None, starts, start, abs(num_gradients), dtype)
     joined = iter(everything)
-    values = map_leaves(lambda leaf: next(joined).requires_grad_(leaf.requires_grad), local[0].values)
+
+    def put(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return next(joined).requires_grad_(leaf.requires_grad)
+        if isinstance(leaf, MutableMapping):  # with a `.to` of its own, as a tokenizer's BatchEncoding
+            made = copy.copy(leaf)
+            made.update({key: map_leaves(put, value) for key, value in leaf.items()})
+            return made
+        raise TaskError(
+            f"what a lane gives to its loss has an object of type {type(leaf).__qualname__}, whose samples "
+            "cannot be told apart. Give tensors whose first dimension is the samples, in lists, tuples, "
+            "dicts or dataclasses."
+        )
+
+    values = map_leaves(put, local[0].values)
     return BatchOutputs(values, starts, start, abs(num_gradients), dtype)
 
 
@@ -145,14 +167,13 @@ def _sizes(outputs: LaneOutputs) -> tuple[int, int]:
     """Return what a header tells of one sample's outputs: its bytes, and how many numbers have a gradient."""
     one_each = [tensor[0] for tensor in tensors_in(outputs.values)]
     trained = [one for one in one_each if one.requires_grad]
-    sign = -1 if any(one.dtype == torch.float64 for one in trained) else 1
-    return sum(one.nbytes for one in one_each), sign * sum(one.numel() for one in trained)
+    sign = -1 if any(one.dtype in (torch.float64, torch.complex128) for one in trained) else 1
+    return sum(one.nbytes for one in one_each), sign * sum(as_real(one).numel() for one in trained)
 
 
-def _join(local: Sequence[LaneOutputs]) -> Iterator[torch.Tensor]:
+def _join(local: Sequence[LaneOutputs], device: torch.device) -> Iterator[torch.Tensor]:
     """Yield each tensor of the outputs for the samples of all lanes."""
     for of_lanes in zip(*(tensors_in(one.values) for one in local), strict=True):
-        device = of_lanes[0].device
         yield torch.cat([one.detach().to(device) for one in of_lanes])
 
 
@@ -169,11 +190,11 @@ def _exchange(
         row_bytes: bytes of one sample's outputs.
         world: the processes.
     """
-    own = list(_join(local))
-    sent = torch.zeros(max(sizes), row_bytes, dtype=torch.uint8, device=world.device)
+    own = list(_join(local, world.device))
+    sent = torch.zeros(max(sizes), max(1, row_bytes), dtype=torch.uint8, device=world.device)
     place = 0
     for one in own:
-        flat = one.to(world.device).reshape(len(one), -1).contiguous().view(torch.uint8)
+        flat = one.reshape(len(one), one[0].numel()).contiguous().view(torch.uint8)
         sent[: len(one), place : place + flat.shape[1]] = flat
         place += flat.shape[1]
     gathered = world.start_all_gather(sent)()
@@ -183,7 +204,7 @@ def _exchange(
         num_bytes = one[0].nbytes
         # `clone` aligns the bytes, as a view of another type needs them.
         part = rows[:, place : place + num_bytes].clone(memory_format=torch.contiguous_format)
-        everything.append(part.view(one.dtype).view(len(rows), *one.shape[1:]))
+        everything.append(part.flatten().view(one.dtype).view(len(rows), *one.shape[1:]))
         place += num_bytes
     return everything
 

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -19,7 +20,7 @@ from lanewise.engine.step.batches import StepBatches
 from lanewise.engine.step.gradient import LaneGradients
 from lanewise.engine.step.lane import LaneRunner, TaskLane, to_device
 from lanewise.engine.step.lane_error import named_lane
-from lanewise.engine.step.lane_loss import add_terms, check_each, terms_of
+from lanewise.engine.step.lane_loss import LaneLoss, add_terms, check_each, terms_of
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.watch.heartbeat import COMMUNICATION, DATA
@@ -90,22 +91,24 @@ class SeveralLosses:
         counted = self._count(kept)
         if self._runs_twice:
             counted = self._count_by_forwards(kept)
-        num_samples, weights = self._add_up(counted)
+        num_samples, weights = self._add_up(list(counted.values()))
 
         def add(lane: TaskLane, returned: object) -> Any:
             terms = check_each(self._terms_of(returned), lane.batch.num_samples, self._runner.what)
+            if lane.has_samples:  # not one that repeats another, so that all processes communicate as often
+                self._require_told(terms, counted[lane.turn.lane][1:])
             return add_terms(terms, weights, num_samples, lane.batch.num_samples)
 
         for in_round in gradients.rounds(to_device(kept, device), is_logged):
             lanes = [_TermsLane(self._runner.lane(batch), add) for batch in in_round]
             gradients.backward(gradients.reducer.losses(lanes), self._runner.what)
 
-    def _count(self, kept: StepBatches) -> list[list[float]]:
+    def _count(self, kept: StepBatches) -> dict[int, list[float]]:
         """Return, for each lane that has samples, how many, and the weights that its batch tells.
 
         Collective in the first step, in which the processes agree whether batches tell any.
         """
-        counted: list[list[float]] = []
+        counted: dict[int, list[float]] = {}
         tells: set[bool] = set()
         for batch in to_device(kept, self._gradients.world.device) if not self._runs_twice else ():
             if not batch.has_samples:
@@ -113,7 +116,8 @@ class SeveralLosses:
             with named_lane(batch):
                 weights = self._runner.task.loss_weights(batch.data)
                 tells.add(weights is not None)
-                counted.append([batch.num_samples, *(float(one) for one in weights or ())])
+                told = () if weights is None else map(float, weights)
+                counted[batch.turn.lane] = [batch.num_samples, *told]
         if self._runs_twice is None:
             tells = {
                 one for of_rank in self._gradients.world.all_gather_tree(sorted(tells)) for one in of_rank
@@ -128,19 +132,21 @@ class SeveralLosses:
             )
         return counted
 
-    def _count_by_forwards(self, kept: StepBatches) -> list[list[float]]:
+    def _count_by_forwards(self, kept: StepBatches) -> dict[int, list[float]]:
         """Run each lane's forward and loss, drop the graph, and return what `_count` does."""
 
         def count(lane: TaskLane, returned: object) -> list[float]:
             terms = check_each(self._terms_of(returned), lane.batch.num_samples, self._runner.what)
             return [lane.batch.num_samples, *(one.weight for one in terms)]
 
-        gradients, counted = self._gradients, list[list[float]]()
+        gradients, counted = self._gradients, dict[int, list[float]]()
         batches = to_device(kept.copies(), gradients.world.device)
         for in_round in gradients.rounds(batches, has_backward=False):
             lanes = [_TermsLane(self._runner.lane(batch), count) for batch in in_round]
             returned = gradients.reducer.forwards(lanes)
-            counted += [one for lane, one in zip(lanes, returned, strict=True) if lane.has_samples]
+            counted |= {
+                lane.turn.lane: one for lane, one in zip(lanes, returned, strict=True) if lane.has_samples
+            }
         return counted
 
     def _terms_of(self, returned: object) -> Sequence[Any]:
@@ -151,6 +157,15 @@ class SeveralLosses:
                 f"loss_weights is there: got {returned!r:.80}. Return a term for each of its weights."
             )
         return terms
+
+    def _require_told(self, terms: Sequence[LaneLoss], told: Sequence[float]) -> None:
+        """Raise TaskError if the terms of a lane have other weights than the ones that were added up."""
+        weights = [one.weight for one in terms]
+        if not all(map(partial(math.isclose, rel_tol=1e-5), weights, told)):
+            raise TaskError(
+                f"{self._runner.what} has the weights {weights}, and loss_weights told {list(told)}. Each "
+                "term is divided by what loss_weights tells: return the same weights from both."
+            )
 
     def _add_up(self, counted: Sequence[Sequence[float]]) -> tuple[int, list[float]]:
         """Return the number of samples of all lanes, and the weight of each term. Collective."""

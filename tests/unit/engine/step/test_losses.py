@@ -10,6 +10,7 @@ from lanewise.engine.step.lane_loss import LaneLoss
 from lanewise.engine.step.losses import StepLosses
 from lanewise.errors import NonFiniteLossError
 from lanewise.lanes import LaneTurn, Placement
+from lanewise.precision import LossScale
 from lanewise.world.world import LocalWorld
 
 ALONE = LocalWorld(torch.device("cpu"))
@@ -41,3 +42,13 @@ def test_of_many_samples_and_lanes_the_first_are_named():
     assert lanes[1] == f"  lane 1: loss nan, samples {list(range(1000, 1008))} and 92 more"
     assert rest == "  and 32 more of 40 lanes"
     assert remedy == "Look at these samples, or lower the learning rate."
+
+
+@pytest.mark.parametrize(("weight", "is_of_all"), [(2.0, False), (80.0, True)])
+def test_the_unit_of_the_loss_scale_is_the_weight_of_a_global_batch(weight, is_of_all):
+    """A loss of all lanes told its weight as if it were that of one: the scale was too small."""
+    scale = LossScale()
+    losses = StepLosses(ALONE, Placement.of(NUM_LANES, ALONE), loss_scale=scale)
+    before = scale.factor if scale.has_unit else LossScale().state_dict()["scale"]
+    losses.agree_on_unit(weight, is_of_all=is_of_all)
+    assert scale.factor == before / 128  # the next power of two
