@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import pytest
+
 from tests.integration.command import LANEWISE, run, write_config
 
 NUM_STEPS = 18
