@@ -136,12 +136,12 @@ def run(config, function=train):
 
 
 LAYOUTS = [
-    ("ddp", 2, "bf16"),
     ("ddp", 3, "fp16"),
     ("data_parallel", 2, "float32"),
     ("balanced_data_parallel", 3, "bf16"),
-    ("fsdp", 2, "float32"),
     ("fsdp", 3, "bf16"),
+    pytest.param("ddp", 2, "bf16", marks=pytest.mark.slow),
+    pytest.param("fsdp", 2, "float32", marks=pytest.mark.slow),
 ]
 
 

@@ -126,8 +126,15 @@ def configured(
     return replace(configure(task, precision=precision), distributed=distributed)
 
 
-@pytest.mark.parametrize("task", [TwoLosses, Unknown])
-@pytest.mark.parametrize("precision", ["float32", "fp16"])
+@pytest.mark.parametrize(
+    ("task", "precision"),
+    [
+        (TwoLosses, "fp16"),
+        (Unknown, "float32"),
+        pytest.param(TwoLosses, "float32", marks=pytest.mark.slow),
+        pytest.param(Unknown, "fp16", marks=pytest.mark.slow),
+    ],
+)
 def test_each_reducer_leaves_the_bytes_of_one_device(task, precision):
     (alone,) = run_distributed(train, 1, configured("single", 1, task, precision))
     for layout in (("ddp", 2), ("ddp", 4), ("data_parallel", 2), ("balanced_data_parallel", 3), ("fsdp", 3)):

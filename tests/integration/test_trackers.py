@@ -89,6 +89,7 @@ def records(file: Path) -> Iterator[Any]:
             yield Record.FromString(parts)
 
 
+@pytest.mark.slow
 def test_weights_and_biases(tmp_path):
     tracker = {"class_path": "lanewise.trackers.WandB", "init_args": {"project": "mine", "offline": True}}
     run_dir = train_killed_and_resumed(tmp_path, tracker)

@@ -12,11 +12,11 @@ from lanewise.engine.step.batch_loss import BatchGradients
 from lanewise.engine.step.batches import StepBatches
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.gradient import LaneGradients, StepGradient
-from lanewise.engine.step.lane import to_device
+from lanewise.engine.step.lane import LaneOfBatch, to_device
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.loss_metrics import means
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn, lane_seed, update_seed
+from lanewise.lanes import lane_seed, update_seed
 from lanewise.random_state import set_random_state
 from lanewise.watch.heartbeat import DATA, OWN_CODE, heartbeat
 
@@ -267,26 +267,11 @@ class _OwnLoss:
 
 
 @dataclass(slots=True)
-class _OwnLane:
+class _OwnLane(LaneOfBatch):
     """The forward of a micro-batch of an own loop; a `LaneWork`."""
 
     whole: _OwnLoss
     batch: LaneBatch
-
-    @property
-    def turn(self) -> LaneTurn:
-        """See `LaneWork`."""
-        return self.batch.turn
-
-    @property
-    def data(self) -> Any:
-        """See `LaneWork`."""
-        return self.batch.data
-
-    @property
-    def has_samples(self) -> bool:
-        """See `LaneWork`."""
-        return self.batch.has_samples
 
     def forward(self, _model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""

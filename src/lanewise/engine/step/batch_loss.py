@@ -23,7 +23,7 @@ from torch import nn
 from lanewise.data import LaneBatch
 from lanewise.engine.step.batches import StepBatches
 from lanewise.engine.step.gradient import LaneGradients
-from lanewise.engine.step.lane import to_device
+from lanewise.engine.step.lane import LaneOfBatch, to_device
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lane_loss import LaneShare
 from lanewise.engine.step.loss_shares import LossShares, Share
@@ -39,7 +39,7 @@ _NO_SHARE = LaneShare(None, None)
 
 
 @dataclass(slots=True)
-class _OutputLane:
+class _OutputLane(LaneOfBatch):
     """A lane whose outputs are wanted, and the module on which it ran; a `LaneWork`."""
 
     whole: WholeLoss
@@ -47,21 +47,6 @@ class _OutputLane:
     lane: LaneWork
     keeps_graph: bool
     ran_on: nn.Module = field(init=False)
-
-    @property
-    def turn(self) -> LaneTurn:
-        """See `LaneWork`."""
-        return self.lane.turn
-
-    @property
-    def data(self) -> Any:
-        """See `LaneWork`."""
-        return self.lane.data
-
-    @property
-    def has_samples(self) -> bool:
-        """See `LaneWork`."""
-        return self.lane.has_samples
 
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""

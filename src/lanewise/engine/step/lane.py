@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from lanewise.lanes import LaneTurn, evaluation_seed, lane_seed
 from lanewise.nested import map_leaves
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
+from lanewise.reduce import LaneWork
 from lanewise.task import Task
 
 
@@ -64,17 +65,11 @@ class LaneRunner:
         return TaskLane(self, batch, evaluation_seed(self.seed, batch.turn.step, batch.turn.lane))
 
 
-@final
-@dataclass(slots=True)
-class TaskLane:
-    """The work of one lane of a task: a `LaneWork` for reducers. Not frozen, like `LaneBatch`."""
+class LaneOfBatch(LaneWork, Protocol):
+    """What a `LaneWork` tells of its batch."""
 
-    runner: LaneRunner
+    __slots__ = ()
     batch: LaneBatch
-    seed: int
-    """Seed of the random numbers that forward and loss draw."""
-    model: nn.Module | None = None
-    """The module of the last forward."""
 
     @property
     def turn(self) -> LaneTurn:
@@ -89,7 +84,20 @@ class TaskLane:
     @property
     def has_samples(self) -> bool:
         """See `LaneWork`."""
-        return self.batch.num_samples > 0
+        return self.batch.has_samples
+
+
+@final
+@dataclass(slots=True)
+class TaskLane(LaneOfBatch):
+    """The work of one lane of a task: a `LaneWork` for reducers. Not frozen, like `LaneBatch`."""
+
+    runner: LaneRunner
+    batch: LaneBatch
+    seed: int
+    """Seed of the random numbers that forward and loss draw."""
+    model: nn.Module | None = None
+    """The module of the last forward."""
 
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""

@@ -18,37 +18,22 @@ from torch import nn
 from lanewise.data import LaneBatch
 from lanewise.engine.step.batches import StepBatches
 from lanewise.engine.step.gradient import LaneGradients
-from lanewise.engine.step.lane import LaneRunner, TaskLane, to_device
+from lanewise.engine.step.lane import LaneOfBatch, LaneRunner, TaskLane, to_device
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lane_loss import LaneLoss, add_terms, check_each, terms_of
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn
 from lanewise.watch.heartbeat import COMMUNICATION, DATA
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _TermsLane:
+class _TermsLane(LaneOfBatch):
     """A lane whose loss has several terms; a `LaneWork`. Its loss is what `add` makes of the terms."""
 
+    batch: LaneBatch
     lane: TaskLane
-    add: Callable[[TaskLane, object], Any]
-
-    @property
-    def turn(self) -> LaneTurn:
-        """See `LaneWork`."""
-        return self.lane.turn
-
-    @property
-    def data(self) -> Any:
-        """See `LaneWork`."""
-        return self.lane.data
-
-    @property
-    def has_samples(self) -> bool:
-        """See `LaneWork`."""
-        return self.lane.has_samples
+    add: Callable[[LaneBatch, object], Any]
 
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""
@@ -57,8 +42,8 @@ class _TermsLane:
     def loss(self, outputs: Any, data: Any) -> Any:
         """See `LaneWork`."""
         returned = self.lane.loss(outputs, data)
-        with named_lane(self.lane.batch):
-            return self.add(self.lane, returned)
+        with named_lane(self.batch):
+            return self.add(self.batch, returned)
 
 
 @final
@@ -93,14 +78,14 @@ class SeveralLosses:
             counted = self._count_by_forwards(kept)
         num_samples, weights = self._add_up(list(counted.values()))
 
-        def add(lane: TaskLane, returned: object) -> Any:
-            terms = check_each(self._terms_of(returned), lane.batch.num_samples, self._runner.what)
-            if lane.has_samples:  # not one that repeats another, so that all processes communicate as often
-                self._require_told(terms, counted[lane.turn.lane][1:])
-            return add_terms(terms, weights, num_samples, lane.batch.num_samples)
+        def add(batch: LaneBatch, returned: object) -> Any:
+            terms = check_each(self._terms_of(returned), batch.num_samples, self._runner.what)
+            if batch.has_samples:  # not one that repeats another, so that all processes communicate as often
+                self._require_told(terms, counted[batch.turn.lane][1:])
+            return add_terms(terms, weights, num_samples, batch.num_samples)
 
         for in_round in gradients.rounds(to_device(kept, device), is_logged):
-            lanes = [_TermsLane(self._runner.lane(batch), add) for batch in in_round]
+            lanes = [_TermsLane(batch, self._runner.lane(batch), add) for batch in in_round]
             gradients.backward(gradients.reducer.losses(lanes), self._runner.what)
 
     def _count(self, kept: StepBatches) -> dict[int, list[float]]:
@@ -135,14 +120,14 @@ class SeveralLosses:
     def _count_by_forwards(self, kept: StepBatches) -> dict[int, list[float]]:
         """Run each lane's forward and loss, drop the graph, and return what `_count` does."""
 
-        def count(lane: TaskLane, returned: object) -> list[float]:
-            terms = check_each(self._terms_of(returned), lane.batch.num_samples, self._runner.what)
-            return [lane.batch.num_samples, *(one.weight for one in terms)]
+        def count(batch: LaneBatch, returned: object) -> list[float]:
+            terms = check_each(self._terms_of(returned), batch.num_samples, self._runner.what)
+            return [batch.num_samples, *(one.weight for one in terms)]
 
         gradients, counted = self._gradients, dict[int, list[float]]()
         batches = to_device(kept.copies(), gradients.world.device)
         for in_round in gradients.rounds(batches, has_backward=False):
-            lanes = [_TermsLane(self._runner.lane(batch), count) for batch in in_round]
+            lanes = [_TermsLane(batch, self._runner.lane(batch), count) for batch in in_round]
             returned = gradients.reducer.forwards(lanes)
             counted |= {
                 lane.turn.lane: one for lane, one in zip(lanes, returned, strict=True) if lane.has_samples
