@@ -129,8 +129,8 @@ def configured(reducer, num_devices, *, task=Contrastive, precision="float32", e
     return replace(config, distributed=distributed)
 
 
-def run(config, function=train):
-    results = run_distributed(function, config.distributed.num_processes or 1, config)
+def run(config, function=train, *arguments):
+    results = run_distributed(function, config.distributed.num_processes or 1, config, *arguments)
     assert all(result == results[0] for result in results)
     return results[0]
 
