@@ -84,7 +84,7 @@ class LaneOfBatch(LaneWork, Protocol):
     @property
     def has_samples(self) -> bool:
         """See `LaneWork`."""
-        return self.batch.has_samples
+        return self.batch.num_samples > 0
 
 
 @final
