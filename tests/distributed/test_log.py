@@ -126,7 +126,7 @@ def test_a_line_tells_who_computes_slowest_and_each_rank_what_it_spent_its_time_
     # Most of the time: another process of this machine may hold one up for a moment.
     assert median(line["perf/slowest_rank"] == 1 for line in lines) == 1
     for line in lines:
-        assert line["perf/slowest_rank_seconds"] > 0.06 or line["perf/slowest_rank"] != 1
+        assert line["perf/slowest_rank_seconds"] > 0.06
         assert 0 < line["perf/median_rank_seconds"] < line["perf/slowest_rank_seconds"]
     for rank in range(3):
         phases = phases_of(tmp_path, rank)

@@ -126,7 +126,6 @@ def run_block(text: str, folder: Path, cache: Path) -> None:
         command.finish().require_success()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_commands_of_the_readme_run_and_leave_the_same_model(tmp_path):
     run_commands(README, tmp_path)

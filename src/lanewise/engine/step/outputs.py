@@ -64,11 +64,13 @@ class BatchOutputs(NamedTuple):
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return flat gradients as those of `with_gradients`."""
-        made = [torch.empty_like(one, requires_grad=False) for one in self.with_gradients()]
-        parts = flat.split([as_real(one).numel() for one in made]) if made else ()
-        for part, one in zip(parts, made, strict=True):
-            as_real(one).copy_(part.view_as(as_real(one)))
-        return made
+        reals = [as_real(one.detach()) for one in self.with_gradients()]
+        parts = flat.split([one.numel() for one in reals]) if reals else ()
+        parts = [part.view(one.shape).to(one.dtype) for part, one in zip(parts, reals, strict=True)]
+        return [
+            torch.complex(*part.unbind(-1)) if one.is_complex() else part
+            for part, one in zip(parts, self.with_gradients(), strict=True)
+        ]
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,6 @@ def test_the_unit_of_the_loss_scale_is_the_weight_of_a_global_batch(weight, is_o
     """A loss of all lanes told its weight as if it were that of one: the scale was too small."""
     scale = LossScale()
     losses = StepLosses(ALONE, Placement.of(NUM_LANES, ALONE), loss_scale=scale)
-    before = scale.factor if scale.has_unit else LossScale().state_dict()["scale"]
+    before = scale.state_dict()["scale"]
     losses.agree_on_unit(weight, is_of_all=is_of_all)
     assert scale.factor == before / 128  # the next power of two
