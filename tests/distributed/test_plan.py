@@ -55,14 +55,7 @@ def train_and_measure(world: World, config: RunConfig, batch: LaneBatch | None =
     task.eval_datasets = dict
     if batch is not None:
         task.collate = lambda _samples: copied(batch.data)
-    live, resize = LiveStorage(), torch.UntypedStorage.resize_
-
-    def resize_and_tell(storage: torch.UntypedStorage, size: int) -> None:
-        resize(storage, size)
-        live.note_size(storage)
-
-    torch.UntypedStorage.resize_ = resize_and_tell  # by which FSDP frees what it gathered; no operation
-    with live:
+    with LiveStorage() as live:
         engine = build_engine(config, world, task)
         live.take_peak()
         list(engine.steps())

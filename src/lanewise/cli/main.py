@@ -40,6 +40,7 @@ COMMANDS = {
     "predict": ("RUN_OR_MODEL --output FILE", "write what a trained model predicts"),
     "verify": ("CONFIG --devices 1,2", "prove that devices compute the same, or say why not"),
     "plan": ("CONFIG --devices 1,2,4", "say what memory and time a run needs, before it"),
+    "bench": ("CONFIG --devices 1,2", "measure every mode, and say what bounds it"),
     "doctor": ("[CONFIG]", "find the host, clock, disk or link that is at fault"),
     "audit": ("RUN", "check that every sample was trained once, where it was planned"),
     "checkpoints": ("RUN", "list the checkpoints of a run, and verify them"),

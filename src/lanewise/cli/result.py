@@ -12,16 +12,16 @@ from lanewise.errors import wrapped
 from lanewise.run_file import writing
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 CONFIG = Argument[str]("CONFIG", "the configuration, as for `lanewise train`, whose --help lists its keys")
 JSON = Argument[Path | None]("--json", "writes the result there as well", "FILE", read_path, default=None)
 
 
 class Result(Protocol):
-    """What is shown: a table, lines after it, and all of it as JSON."""
+    """What is shown: one or several tables, lines after them, and all of it as JSON."""
 
-    def table(self) -> "Table":
+    def table(self) -> "RenderableType":
         """Draw what was found."""
         ...
 
@@ -46,7 +46,7 @@ def show_result(result: Result, heading: str, file: Path | None) -> None:
             file.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
-def print_table(table: "Table") -> None:
+def print_table(table: "RenderableType") -> None:
     """Print a table without spaces at the ends of its lines."""
     from rich.console import Console
 

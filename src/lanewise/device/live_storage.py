@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +23,23 @@ class LiveStorage(TorchDispatchMode):
         self.peak_bytes = 0
         """The most after any operation, since the beginning or since `take_peak`."""
         self._sizes: dict[int, int] = {}
+        self._resize = torch.UntypedStorage.resize_
+
+    def __enter__(self) -> Self:
+        """Begin to count; FSDP frees what it gathered by `resize_`, which is no operation."""
+
+        def resize_and_note(storage: torch.UntypedStorage, size: int) -> None:
+            self._resize(storage, size)
+            self.note_size(storage)
+
+        torch.UntypedStorage.resize_ = resize_and_note  # type: ignore[method-assign, assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Count nothing from now on."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def take_peak(self) -> int:
         """Return the peak, and forget it: the next operation sets it anew."""
@@ -35,7 +52,7 @@ class LiveStorage(TorchDispatchMode):
             self._note(tensor.untyped_storage())
 
     def note_size(self, storage: torch.UntypedStorage) -> None:
-        """Take the size of a storage that changed without an operation, as FSDP frees what it gathered."""
+        """Take the size of a storage that may have changed without an operation."""
         key = key_of(storage)
         if key in self._sizes:
             size = storage.nbytes()

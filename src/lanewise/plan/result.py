@@ -76,7 +76,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
-        flops = self._flops_per_sample
+        flops = self.flops_per_sample
         return {
             "lane": self.describe_lane(),
             "flops_per_sample": flops,
@@ -84,7 +84,8 @@ class Plan:
         }
 
     @property
-    def _flops_per_sample(self) -> float:
+    def flops_per_sample(self) -> float:
+        """Floating-point operations of a sample's forward and backward."""
         return self.measured[0].num_flops / self.batch.num_samples
 
     def _notes(self) -> Iterator[str]:
@@ -99,7 +100,7 @@ class Plan:
         yield from (f"{key} is set, and was left out of all numbers" for key in left_out if left_out[key])
         if self.device_type != "cpu":
             yield f"activations are those of the CPU's kernels: {self.device_type} may keep more or less"
-        if flops := self._flops_per_sample:
+        if flops := self.flops_per_sample:
             yield f"forward and backward of a sample: {flops:.4g} operations, for log.flops_per_sample"
         if operators := sorted({name for one in self.measured for name in one.not_counted}):
             yield (

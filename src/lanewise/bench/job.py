@@ -1,0 +1,198 @@
+"""Trains one mode in turns: each process takes steps when it is told to, and says how long they took."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from lanewise.config import EvaluateConfig
+from lanewise.data import digest
+from lanewise.device.accelerator import device_name, peak_bytes
+from lanewise.device.free_memory import free_bytes
+from lanewise.device.live_storage import LiveStorage
+from lanewise.engine.engine import Engine
+from lanewise.engine.run.build import build_run
+from lanewise.engine.run.model import build_task
+from lanewise.engine.run.run import Run
+from lanewise.engine.step.logged_metrics import LogInterval
+from lanewise.engine.step.train_step import StepReport
+from lanewise.jobs.job import Job
+from lanewise.watch.heartbeat import heartbeat
+from lanewise.world.shards import whole
+from lanewise.world.world import World
+
+NUM_FIRST_STEPS = 4
+"""The steps of the run after which its model is compared, and in which memory is measured."""
+LEAST_ROUNDS = 5
+"""Fewer tell nothing of how much they differ."""
+LEAST_STEPS, _MOST_STEPS = 2, 500
+"""Of a turn, which should take so many seconds:"""
+_TURN_SECONDS = 0.4
+_SECONDS_BETWEEN_BEATS = 5.0
+_ENDLESS = 2**40
+
+
+@dataclass(frozen=True)
+class First:
+    """What a process found in the first steps of the run."""
+
+    rank: int
+    model: str
+    """The digest of the model after them."""
+    peak_bytes: tuple[int, ...]
+    """The most memory of tensors in use on each device of the process; empty where it was not counted."""
+    device: str
+    """The name of its device."""
+    free_bytes: tuple[int | None, int | None]
+    """Memory of the device that was free before the process built the run, and after the steps."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a process measured in one turn."""
+
+    num_steps: int
+    seconds: float
+    num_samples: int
+    """Of all lanes."""
+    num_units: float
+    """Sum of the weights of all losses: of samples, or of what a `Loss` counts, such as tokens."""
+    phases: dict[str, float]
+    """Seconds of each phase, in all steps."""
+
+
+def steps_of_turn(turns: Sequence[Turn]) -> int:
+    """Return how many steps the next turn should have, by the last one of every process."""
+    seconds_per_step = max(turn.seconds / turn.num_steps for turn in turns)
+    return max(LEAST_STEPS, min(_MOST_STEPS, round(_TURN_SECONDS / seconds_per_step)))
+
+
+@final
+@dataclass(frozen=True)
+class BenchJob(Job):
+    """Trains in turns; nothing is saved, shown or evaluated.
+
+    Every process connects to the address, and takes as many steps as it is told to. Without an address the
+    world takes its turns one after the other, and its result is a `First` of each process, and the `Turn` of
+    each in every round, as trees.
+    """
+
+    address: Path | None = field(default=None, kw_only=True)
+    """A socket of this machine; None where the processes are on others."""
+    seconds: float = field(default=0.0, kw_only=True)
+    """How long a world without an address takes turns."""
+
+    def run(self, world: World) -> dict[str, Any] | None:
+        """See `Job`."""
+        logging.getLogger().setLevel(logging.ERROR)
+        measured = _MeasuredRun(self, world)
+        if self.address is None:
+            return self._take_turns(world, measured)
+        with Client(str(self.address)) as orders:
+            orders.send(measured.first)
+            while (num_steps := _receive(orders)) is not None:
+                orders.send(measured.take_turn(num_steps))
+        return None
+
+    def _take_turns(self, world: World, measured: "_MeasuredRun") -> dict[str, Any]:
+        """Take turns until the time is over; the first one only tells how long the others shall be."""
+        firsts = world.all_gather_tree(asdict(measured.first))
+        end, num_steps, rounds, goes_on = time.monotonic() + self.seconds, LEAST_STEPS, [], True
+        while goes_on:
+            rounds.append(world.all_gather_tree(asdict(measured.take_turn(num_steps))))
+            num_steps = steps_of_turn([Turn(**turn) for turn in rounds[-1]])
+            goes_on = len(rounds) <= LEAST_ROUNDS or time.monotonic() < end
+            goes_on = world.broadcast_tree(goes_on)
+        return {"firsts": firsts, "rounds": rounds[1:]}
+
+
+def _receive(orders: "Connection[Any, Any]") -> int | None:
+    """Wait to be told a number of steps, which is progress; None where nobody is left to tell it."""
+    try:
+        while not orders.poll(_SECONDS_BETWEEN_BEATS):
+            heartbeat.num_pieces += 1
+        num_steps: int = orders.recv()
+    except (EOFError, OSError):
+        return None
+    return num_steps
+
+
+@final
+class _MeasuredRun:
+    """A run on this process, which has taken its first steps. Collective: every rank must build it."""
+
+    def __init__(self, job: BenchJob, world: World) -> None:
+        device = world.device
+        before = free_bytes(device, 1)
+        task = job.task or build_task(job.config)
+        dataset = task.train_dataset()  # whose memory is not counted
+        task.train_dataset = lambda: dataset  # type: ignore[method-assign]
+        task.eval_datasets = dict  # type: ignore[method-assign]
+        live = LiveStorage() if device.type == "cpu" and job.config.compile is None else None
+        with live or nullcontext():
+            run = build_run(replace(job.config, evaluate=EvaluateConfig()), world, task)
+            devices = [next(replica.parameters()).device for replica in run.reducer.replicas]
+            if live is not None:
+                live.take_peak()
+            for one in devices if device.type != "cpu" else ():
+                torch.accelerator.reset_peak_memory_stats(one)
+            self._run, self._steps = run, _steps_without_end(run)
+            for _ in islice(self._steps, NUM_FIRST_STEPS):
+                pass
+        peaks: tuple[int, ...] = tuple(map(peak_bytes, devices)) if device.type != "cpu" else ()
+        if live is not None:
+            peaks = (live.peak_bytes,)
+        state = [(name, whole(one)) for name, one in run.training.model.named_parameters()]
+        state += run.training.model.named_buffers()
+        self.first = First(
+            world.rank, digest(state), peaks, device_name(device), (before, free_bytes(device, 1))
+        )
+
+    def take_turn(self, num_steps: int) -> Turn:
+        """Take steps. Collective: every rank must call this.
+
+        One step is taken before time is measured: other worlds have used the caches since the last turn, and
+        loader processes have read ahead.
+        """
+        clock = self._run.clock
+        for _ in islice(self._steps, 1 + self._num_read_ahead):
+            pass
+        clock.take()()
+        num_samples, num_units, times = 0, 0.0, []
+        num_before = self._run.schedule.num_samples_before
+        begin = time.perf_counter()
+        for report in islice(self._steps, num_steps):
+            num_samples += num_before(report.step + 1) - num_before(report.step)
+            num_units += report.totals.weight
+            if report.interval is not None:
+                times.append(report.interval.times)
+        times.append(clock.take())
+        phases = Counter[str]()
+        for read in times:
+            phases.update(read().phases)  # waits for the device
+        seconds = time.perf_counter() - begin
+        return Turn(num_steps, seconds, num_samples, num_units, dict(phases))
+
+    @property
+    def _num_read_ahead(self) -> int:
+        """How many steps loader processes may have read while another world had its turn."""
+        workers, lanes = self._run.config.data.num_workers, len(self._run.loader.lanes)
+        return -(-2 * workers // max(1, lanes))  # a DataLoader's prefetch_factor is 2
+
+
+def _steps_without_end(run: Run) -> Iterator[StepReport]:
+    """Take the steps of a run, and go on after its last one, at the learning rate of the last one."""
+    interval = LogInterval(run.config.log.every_steps, _ENDLESS)
+    engine = Engine(replace(run, last_step=_ENDLESS, log_interval=interval))
+    for report in engine.steps():
+        yield report
+        if report.step + 1 == run.last_step:
+            engine.train_step.training = replace(engine.training, scheduler=None)

@@ -1,0 +1,163 @@
+"""The tables of a measurement, and what they mean."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from lanewise.bench.job import NUM_FIRST_STEPS
+from lanewise.bench.modes import GRADES, Mode, left_out
+from lanewise.bench.row import STEADY, Row
+from lanewise.config import RunConfig
+from lanewise.engine.step.clock import PHASES
+
+_NOISY = "*"
+
+
+@dataclass
+class Report:
+    """What was measured."""
+
+    config: RunConfig
+    rows: Mapping[Mode, Row]
+    why_no_plan: str = ""
+    """Why nothing is said of memory and operations beside what was measured; empty where it is."""
+    is_interrupted: bool = False
+    """Whether the user ended it before the rows were steady."""
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest row of those with most devices, in the grade of the configuration."""
+        return max(self._measured, key=lambda row: (row.mode.num_devices, _median(row)), default=None)
+
+    def speed_up(self, row: Row) -> float | None:
+        """Return how many times as fast as one device of the same grade a row is; None where not known."""
+        alone = self.rows.get(Mode("single", 1, row.mode.equality))
+        if alone is None or not alone.rounds or not row.rounds:
+            return None
+        return _median(row) / _median(alone)
+
+    def table(self) -> RenderableType:
+        """Draw the speeds, the parts of a step, and the memory, each in 80 columns."""
+        return Group(self._speeds(), "", self._phases(), "", self._resources())
+
+    def lines(self) -> Iterator[str]:
+        """Say what failed, what is noisy, whether the models are equal, and what bounds the fastest row."""
+        yield from (f"{row.mode}: {row.failure}" for row in self.rows.values() if row.failure)
+        noisy = [row for row in self.rows.values() if row.rounds and not row.is_steady]
+        if noisy:
+            yield (
+                f"{_NOISY} {len(noisy)} of {len(self.rows)} rows are noisy: the middle half of their rounds is "
+                f"wider than {STEADY:.0%}. Give --seconds more"
+            )
+        yield from self._notes()
+        if (best := self.best) is not None:
+            yield f"what bounds {best.mode}: {best.bound()}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON takes it."""
+        return {"rows": [{**row.to_json(), "speed_up": self.speed_up(row)} for row in self.rows.values()]}
+
+    @property
+    def _measured(self) -> list[Row]:
+        """Those of them that train one model and were measured."""
+        return [row for row in self._of_grade if row.rounds and not row.mode.is_ceiling]
+
+    @property
+    def _of_grade(self) -> list[Row]:
+        """The rows of the grade of the configuration."""
+        equality = self.config.distributed.equality
+        return [row for row in self.rows.values() if row.mode.equality == equality]
+
+    def _notes(self) -> Iterator[str]:
+        models = {row.model for row in self.rows.values() if row.mode.equality == "exact" and row.model}
+        if len(models) > 1:
+            yield "the models of exact differ, and must not: `lanewise verify` says why"
+        elif models:
+            yield f"model: the digest after {NUM_FIRST_STEPS} steps in exact, equal in all rows"
+        if self.why_no_plan:
+            yield f"plan says nothing: {self.why_no_plan}"
+        removed = {key for mode in self.rows for key in left_out(mode, self.config.distributed)}
+        if removed:
+            keys = ", ".join(f"distributed.{key}" for key in sorted(removed))
+            yield f"{keys}: left out where the mode cannot have it"
+
+    def _speeds(self) -> Table:
+        table = _table("samples/s, ± half of the middle half of the rounds")
+        for name in (*GRADES, "speed-up", "model"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in self._of_grade:
+            of_grades = [self.rows.get(row.mode._replace(equality=grade)) for grade in GRADES]
+            exact, speed_up = of_grades[GRADES.index("exact")], self.speed_up(row)
+            table.add_row(
+                *_head(row),
+                *map(_speed, of_grades),
+                "" if speed_up is None else f"{speed_up:.2f}",
+                "" if exact is None else exact.model,
+            )
+        return table
+
+    def _phases(self) -> Table:
+        """Draw where the time of a step goes."""
+        table = _table(f"parts of a step, in {self.config.distributed.equality}")
+        for name in PHASES:
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in self._measured:
+            table.add_row(*_head(row), *(f"{share:.0%}" for share in row.shares.values()))
+        return table
+
+    def _resources(self) -> Table:
+        """Draw memory, operations and units; what no row has gets no column."""
+        columns: dict[str, Callable[[Row], str]] = {
+            "first": lambda row: _mib(row.first_bytes),
+            "fullest": lambda row: _mib(row.fullest_bytes),
+            "plan": lambda row: _mib(row.planned_bytes),
+            "TFLOP/s": lambda row: (
+                "" if row.flops_per_second is None else f"{row.flops_per_second / 1e12:.3g}"
+            ),
+            "MFU": lambda row: "" if row.utilization is None else f"{row.utilization:.1%}",
+            "units/s": lambda row: (
+                "" if row.units_per_second is None else f"{row.units_per_second.median:,.0f}"
+            ),
+        }
+        shown = {name: cell for name, cell in columns.items() if any(map(cell, self._measured))}
+        table = _table(
+            f"MiB of tensors on the first and the fullest device, in {self.config.distributed.equality}"
+        )
+        for name in shown:
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in self._measured:
+            table.add_row(*_head(row), *(cell(row) for cell in shown.values()))
+        return table
+
+
+def _median(row: Row) -> float:
+    speed = row.samples_per_second
+    return 0.0 if speed is None else speed.median
+
+
+def _table(title: str) -> Table:
+    """Begin a table whose rows are modes."""
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="")
+    table.add_column("reducer", no_wrap=True)
+    table.add_column("devices", justify="right", no_wrap=True)
+    return table
+
+
+def _head(row: Row) -> tuple[str, str]:
+    return row.mode.name, f"{row.mode.num_devices:,}"
+
+
+def _speed(row: Row | None) -> str:
+    """Write samples per second with their spread, a mark where they are noisy."""
+    if row is None:
+        return ""
+    if (speed := row.samples_per_second) is None:
+        return "failed" if row.failure else ""
+    return f"{speed.median:,.4g} ±{speed.width / 2:.1%}{'' if row.is_steady else _NOISY}"
+
+
+def _mib(num_bytes: int | None) -> str:
+    return "" if num_bytes is None else f"{num_bytes / 2**20:,.4g}"

@@ -1,0 +1,73 @@
+"""`lanewise bench CONFIG`."""
+
+import os
+from collections.abc import Sequence
+from typing import get_args
+
+from lanewise.cli.arguments import Argument, Arguments, Command, read_counts
+from lanewise.cli.plan import amount
+from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
+from lanewise.config import ReducerName
+from lanewise.config.load import load_config
+from lanewise.errors import ConfigError
+from lanewise.world.environment import Environment
+
+_REDUCERS_THERE_ARE: tuple[ReducerName, ...] = get_args(ReducerName)
+_INTERRUPTED = 130
+
+
+def _read_reducers(text: str) -> Sequence[ReducerName]:
+    names = [name for name in _REDUCERS_THERE_ARE if name in text.split(",")]
+    if set(names) != set(text.split(",")):
+        raise ValueError(f"list reducers of {', '.join(_REDUCERS_THERE_ARE)}")
+    return names
+
+
+_REDUCERS = Argument[Sequence[ReducerName]](
+    "--reducers", "reducers to measure; all if left out", "A,B", _read_reducers, _REDUCERS_THERE_ARE
+)
+_DEVICES = Argument[Sequence[int]](
+    "--devices", "numbers of devices of this machine; 1,2 if left out", "A,B", read_counts, (1, 2)
+)
+_SECONDS = amount("--seconds", "when to stop measuring rows that are noisy; 60 if left out", "N")
+
+
+def bench(arguments: Arguments) -> int:
+    """Measure all modes; the exit code is 1 if none could be measured."""
+    if Environment.from_env(os.environ) is not None:
+        raise ConfigError("bench starts its own processes: run it without torchrun, srun or mpirun.")
+
+    with showing_progress() as show:
+        config = load_config(arguments[CONFIG], arguments.overrides)
+        show(f"importing {config.task.class_path}")
+        from lanewise.bench import MODULES
+        from lanewise.jobs.start import prepare_workers
+
+        for equality in ("exact", "close"):  # while this process imports as well
+            prepare_workers(config.distributed.threads, equality, *MODULES)
+
+        from lanewise.bench.bench import bench as run
+
+        report = run(
+            lambda overrides: load_config(arguments[CONFIG], [*arguments.overrides, *overrides]),
+            arguments[_DEVICES],
+            arguments[_REDUCERS],
+            seconds=arguments[_SECONDS] or 60.0,
+            show=show,
+        )
+    show_result(report, arguments[CONFIG], arguments[JSON])
+    if report.is_interrupted:
+        return _INTERRUPTED
+    return 0 if report.best is not None else 1
+
+
+COMMAND = Command(
+    name="bench",
+    text="""\
+Trains CONFIG under every reducer on this machine, in turns, in both grades, and says how fast each one is,
+where its time goes, what memory it takes, and what bounds it. Nothing is written to run_dir.""",
+    run=bench,
+    operands=(CONFIG,),
+    options=(_REDUCERS, _DEVICES, _SECONDS, JSON),
+    has_overrides=True,
+)
