@@ -9,7 +9,8 @@ from torch import nn
 from lanewise.config.check import suggest
 from lanewise.errors import ConfigError
 
-_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+"""Classes that only hold modules, and compute nothing by themselves."""
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -54,7 +55,7 @@ def _repeated(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]
     is_list = isinstance(module, nn.ModuleList | nn.Sequential)  # a forward may use one entry of a dict
     num_of_class = Counter(type(child) for child in module.children())
     for name, child in module.named_children():
-        has_parts = any(True for _ in child.children()) and type(child) not in _CONTAINERS
+        has_parts = any(True for _ in child.children()) and type(child) not in CONTAINERS
         if is_list and has_parts and num_of_class[type(child)] > 1:
             yield prefix + name, child
         else:

@@ -1,22 +1,21 @@
 """Measures the modes: as many as have room stay warm beside each other, and take turns."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
-from lanewise.bench.job import LEAST_ROUNDS, BenchJob, Turn
+from lanewise.bench.job import BenchJob
+from lanewise.bench.measure import Show, start, take_rounds
 from lanewise.bench.modes import GRADES, Mode, modes_of, overrides_of, shares_of
 from lanewise.bench.report import Report
-from lanewise.bench.rounds import take_turns
 from lanewise.bench.row import Row
 from lanewise.bench.side import Side
+from lanewise.bench.tune import tune
 from lanewise.config import Equality, ReducerName, RunConfig
 from lanewise.config.load import Override
-from lanewise.device.peak import peak_flops_per_second
 from lanewise.errors import LanewiseError, text_of
 from lanewise.launch.scratch import scratch_folder
 from lanewise.plan.plan import plan
@@ -35,7 +34,8 @@ def bench(
     reducers: Sequence[ReducerName],
     *,
     seconds: float,
-    show: Callable[[str], None] = lambda _: None,
+    tunes: bool = False,
+    show: Show = lambda _: None,
 ) -> Report:
     """Measure the user's task under each reducer, on numbers of devices of this machine, in both grades.
 
@@ -43,8 +43,9 @@ def bench(
         configure: gives the run; nothing is written to its run_dir.
         devices: numbers of devices.
         reducers: those to measure, where they can have so many devices.
-        seconds: when rounds end, although some rows may be noisy still.
-        show: called with what is being done.
+        seconds: when rounds end, although some rows may be noisy still; trials have as many besides.
+        tunes: whether to try what makes the fastest mode faster and leaves its model the same.
+        show: see `Show`.
 
     Returns:
         What was measured, until the user interrupted it.
@@ -61,18 +62,27 @@ def bench(
     ceilings = [Mode("single", count, config.distributed.equality) for count in devices if count > 1]
     plans, why_no_plan = _plans(config, devices, show)
     rows = {mode: _row(mode, config, plans.get(mode.equality)) for mode in (*modes, *ceilings)}
-    report = Report(config, rows, why_no_plan)
+    report = Report(config, rows, why_no_plan, tunes=tunes)
     try:
-        with scratch_folder() as folder:
-            _Measurement(configure, rows, folder, begin, seconds, show).run()
+        _measure_here(rows, configure, begin + seconds, show)
+        if tunes and report.fastest is not None:
+            mode, alone = report.fastest.mode, rows.get(Mode("single", 1, config.distributed.equality))
+            trials = tune(
+                report.fastest,
+                jobs_of(mode, configure)[0].config,
+                lambda overrides: jobs_of(mode, lambda more: configure([*overrides, *more])),
+                alone.firsts[0].block_classes if alone is not None and alone.firsts else (),
+                seconds=seconds,
+                show=show,
+            )
+            for trial in trials:
+                report.trials.append(trial)
     except KeyboardInterrupt:
         report.is_interrupted = True
     return report
 
 
-def _plans(
-    config: RunConfig, devices: Sequence[int], show: Callable[[str], None]
-) -> tuple[Mapping[Equality, Plan], str]:
+def _plans(config: RunConfig, devices: Sequence[int], show: Show) -> tuple[Mapping[Equality, Plan], str]:
     """Return the plan of each grade; none, and why, where plan cannot tell."""
     plans: dict[Equality, Plan] = {}
     try:
@@ -99,98 +109,46 @@ def _row(mode: Mode, config: RunConfig, plan: Plan | None) -> Row:
     return Row(mode, flops_per_sample=plan.flops_per_sample)
 
 
-class _Measurement:
-    """Fills the rows.
-
-    Args:
-        configure: gives the run of a mode.
-        rows: by mode.
-        folder: where sockets may lie.
-        begin: when the time began.
-        seconds: how much of it there is.
-        show: called with what is being done.
-    """
-
-    def __init__(
-        self,
-        configure: Configure,
-        rows: Mapping[Mode, Row],
-        folder: Path,
-        begin: float,
-        seconds: float,
-        show: Callable[[str], None],
-    ) -> None:
-        self._configure = configure
-        self._rows = rows
-        self._folder = folder
-        self._begin = begin
-        self._seconds = seconds
-        self._show = show
-
-    def run(self) -> None:
-        """Measure group after group; a group stays warm, and takes turns."""
-        waiting = list(self._rows)
+def _measure_here(rows: Mapping[Mode, Row], configure: Configure, end: float, show: Show) -> None:
+    """Measure on this machine, group after group; the sides of a group stay warm beside each other."""
+    waiting, begin = list(rows.values()), time.monotonic()
+    with scratch_folder() as folder:
         while waiting:
             with ExitStack() as stack:
-                sides: dict[Mode, Side] = {}
-                while waiting and _have_room(sides):
-                    mode = waiting.pop(0)
-                    if (side := self._start(mode)) is not None:
-                        sides[mode] = side
+                sides: dict[Row, Side] = {}
+                while waiting and _have_room(sides.values()):
+                    row = waiting.pop(0)
+                    show(f"starting {row.mode}")
+                    side = start(row, partial(jobs_of, row.mode, configure), folder)
+                    if side is not None:
+                        sides[row] = side
                         stack.callback(side.close)
-                done = 1 - len(waiting) / len(self._rows)
-                self._take_rounds(sides, self._begin + self._seconds * done)
+                take_rounds(sides, end - (end - begin) * len(waiting) / len(rows), show)
                 for side in sides.values():  # so that all end at the same time
                     side.dismiss()
 
-    def _start(self, mode: Mode) -> Side | None:
-        """Start a side; None where it fails, which its row notes."""
-        self._show(f"starting {mode}")
-        row = self._rows[mode]
-        try:
-            side = Side(self._jobs(mode), self._folder, str(list(self._rows).index(mode)))
-        except LanewiseError as error:
-            row.failure = text_of(error)
-            return None
-        row.firsts = side.firsts
-        row.peak_flops = peak_flops_per_second(side.firsts[0].device, self._configure([]).precision)
-        return side
 
-    def _jobs(self, mode: Mode) -> list[BenchJob]:
-        """Return what the worlds of a mode run."""
-        distributed = self._configure([Override("distributed.devices", "null")]).distributed
-        if not mode.is_ceiling:
-            return [BenchJob(self._configure(list(overrides_of(mode, distributed))))]
-        alone = self._configure(list(overrides_of(mode._replace(num_devices=1), distributed)))
-        return [BenchJob(share) for share in shares_of(alone, mode.num_devices)]
+def jobs_of(mode: Mode, configure: Configure) -> list[BenchJob]:
+    """Return the job of each world of a mode.
 
-    def _take_rounds(self, sides: Mapping[Mode, Side], end: float) -> None:
-        """Let the sides take turns until all are steady, or until the time is over."""
-        turns = {mode: partial(self._take_turn, mode, side) for mode, side in sides.items()}
-        for number, _ in enumerate(take_turns(turns), start=1):
-            rows = [self._rows[mode] for mode in sides if not self._rows[mode].failure]
-            noisy = [row for row in rows if not row.is_steady]
-            self._show(f"round {number}: {len(noisy)} of {len(rows)} rows are noisy")
-            if not noisy or (number >= LEAST_ROUNDS and time.monotonic() > end):
-                return
+    Args:
+        mode: how lanes are spread.
+        configure: see `Configure`.
 
-    def _take_turn(self, mode: Mode, side: Side) -> None:
-        """Let a side take a turn, unless it has failed."""
-        row = self._rows[mode]
-        if row.failure:
-            return
-        try:
-            turns: Sequence[Turn] = side.take_turn()
-        except LanewiseError as error:
-            row.failure = text_of(error)
-        else:
-            row.rounds.append(turns)
+    Raises:
+        ConfigError: if the configuration cannot have this mode.
+    """
+    distributed = configure([Override("distributed.devices", "null")]).distributed
+    if not mode.is_ceiling:
+        return [BenchJob(configure(list(overrides_of(mode, distributed))))]
+    alone = configure(list(overrides_of(mode._replace(num_devices=1), distributed)))
+    return [BenchJob(share) for share in shares_of(alone, mode.num_devices)]
 
 
-def _have_room(sides: Mapping[Mode, Side]) -> bool:
+def _have_room(sides: Iterable[Side]) -> bool:
     """Tell whether another side fits beside these, by the memory that they took."""
     taken, left = [0], []
-    for side in sides.values():
+    for side in sides:
         known = [first.free_bytes for first in side.firsts if None not in first.free_bytes]
         if known:
             before, after = zip(*known, strict=True)

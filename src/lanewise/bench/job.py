@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+from torch import nn
 
+from lanewise.blocks import CONTAINERS
 from lanewise.config import EvaluateConfig
 from lanewise.data import digest
 from lanewise.device.accelerator import device_name, peak_bytes
@@ -30,7 +32,9 @@ from lanewise.world.shards import whole
 from lanewise.world.world import World
 
 NUM_FIRST_STEPS = 4
-"""The steps of the run after which its model is compared, and in which memory is measured."""
+"""The steps of the run after which its model is compared."""
+_MEMORY_STEPS, _MEMORY_SECONDS = 16, 1.0
+"""The most steps in which memory is measured, as batches differ; and the time for those after the first."""
 LEAST_ROUNDS = 5
 """Fewer tell nothing of how much they differ."""
 LEAST_STEPS, _MOST_STEPS = 2, 500
@@ -53,6 +57,8 @@ class First:
     """The name of its device."""
     free_bytes: tuple[int | None, int | None]
     """Memory of the device that was free before the process built the run, and after the steps."""
+    block_classes: tuple[str, ...]
+    """The classes of modules with child modules that the model has more than once."""
 
 
 @dataclass(frozen=True)
@@ -145,15 +151,24 @@ class _MeasuredRun:
             for one in devices if device.type != "cpu" else ():
                 torch.accelerator.reset_peak_memory_stats(one)
             self._run, self._steps = run, _steps_without_end(run)
-            for _ in islice(self._steps, NUM_FIRST_STEPS):
-                pass
+            _consume(self._steps, NUM_FIRST_STEPS)
+            state = [(name, whole(one)) for name, one in run.training.model.named_parameters()]
+            model = digest(state, list(run.training.model.named_buffers()))
+            end = time.monotonic() + _MEMORY_SECONDS
+            for _ in range(NUM_FIRST_STEPS, _MEMORY_STEPS):
+                if world.broadcast_tree(time.monotonic() > end):
+                    break
+                next(self._steps)
         peaks: tuple[int, ...] = tuple(map(peak_bytes, devices)) if device.type != "cpu" else ()
         if live is not None:
             peaks = (live.peak_bytes,)
-        state = [(name, whole(one)) for name, one in run.training.model.named_parameters()]
-        state += run.training.model.named_buffers()
         self.first = First(
-            world.rank, digest(state), peaks, device_name(device), (before, free_bytes(device, 1))
+            rank=world.rank,
+            model=model,
+            peak_bytes=peaks,
+            device=device_name(device),
+            free_bytes=(before, free_bytes(device, 1)),
+            block_classes=_block_classes(run.training.model),
         )
 
     def take_turn(self, num_steps: int) -> Turn:
@@ -163,8 +178,7 @@ class _MeasuredRun:
         loader processes have read ahead.
         """
         clock = self._run.clock
-        for _ in islice(self._steps, 1 + self._num_read_ahead):
-            pass
+        _consume(self._steps, 1 + self._num_read_ahead)
         clock.take()()
         num_samples, num_units, times = 0, 0.0, []
         num_before = self._run.schedule.num_samples_before
@@ -196,3 +210,17 @@ def _steps_without_end(run: Run) -> Iterator[StepReport]:
         yield report
         if report.step + 1 == run.last_step:
             engine.train_step.training = replace(engine.training, scheduler=None)
+
+
+def _consume(steps: Iterator[StepReport], number: int) -> None:
+    for _ in islice(steps, number):
+        pass
+
+
+def _block_classes(model: nn.Module) -> tuple[str, ...]:
+    numbers = Counter(
+        type(module).__name__
+        for module in model.modules()
+        if any(True for _ in module.children()) and not isinstance(module, CONTAINERS)
+    )
+    return tuple(name for name, number in numbers.items() if number > 1)

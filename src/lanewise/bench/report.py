@@ -1,16 +1,21 @@
 """The tables of a measurement, and what they mean."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from lanewise.bench.compare import Change
 from lanewise.bench.job import NUM_FIRST_STEPS
+from lanewise.bench.machine import describe_machine, describe_versions
 from lanewise.bench.modes import GRADES, Mode, left_out
 from lanewise.bench.row import STEADY, Row
+from lanewise.bench.tune import ANOTHER_MODEL, Trial, to_paste
 from lanewise.config import RunConfig
+from lanewise.config.load import Override
 from lanewise.engine.step.clock import PHASES
 
 _NOISY = "*"
@@ -26,11 +31,24 @@ class Report:
     """Why nothing is said of memory and operations beside what was measured; empty where it is."""
     is_interrupted: bool = False
     """Whether the user ended it before the rows were steady."""
+    tunes: bool = False
+    """Whether changes were to be tried."""
+    trials: list[Trial] = field(default_factory=list)
+    """Those that were."""
+    changes: Sequence[Change] = ()
+    """Rows that changed since an earlier measurement."""
+    compares: bool = False
+    """Whether there is an earlier one."""
 
     @property
     def best(self) -> Row | None:
         """The fastest row of those with most devices, in the grade of the configuration."""
         return max(self._measured, key=lambda row: (row.mode.num_devices, _median(row)), default=None)
+
+    @property
+    def fastest(self) -> Row | None:
+        """The fastest row in the grade of the configuration."""
+        return max(self._measured, key=_median, default=None)
 
     def speed_up(self, row: Row) -> float | None:
         """Return how many times as fast as one device of the same grade a row is; None where not known."""
@@ -41,24 +59,72 @@ class Report:
 
     def table(self) -> RenderableType:
         """Draw the speeds, the parts of a step, and the memory, each in 80 columns."""
-        return Group(self._speeds(), "", self._phases(), "", self._resources())
+        grade = self.config.distributed.equality
+        return Group(
+            *("samples/s, ± half the width of the middle half of the rounds", self._speeds(), ""),
+            *(f"parts of a step, in {grade}", self._phases(), ""),
+            *(f"MiB of tensors on the first and on the fullest device, in {grade}", self._resources()),
+        )
 
     def lines(self) -> Iterator[str]:
         """Say what failed, what is noisy, whether the models are equal, and what bounds the fastest row."""
         yield from (f"{row.mode}: {row.failure}" for row in self.rows.values() if row.failure)
-        noisy = [row for row in self.rows.values() if row.rounds and not row.is_steady]
-        if noisy:
+        if num_noisy := sum(bool(row.rounds) and not row.is_steady for row in self.rows.values()):
             yield (
-                f"{_NOISY} {len(noisy)} of {len(self.rows)} rows are noisy: the middle half of their rounds is "
-                f"wider than {STEADY:.0%}. Give --seconds more"
+                f"{_NOISY} {num_noisy} of {len(self.rows)} rows are noisy: the middle half of their rounds "
+                f"is wider than {STEADY:.0%}. Give --seconds more"
             )
+        if self.is_interrupted:
+            yield "interrupted: this is what was measured until then"
         yield from self._notes()
         if (best := self.best) is not None:
             yield f"what bounds {best.mode}: {best.bound()}"
+        if self.tunes:
+            yield from self._describe_trials()
+        if self.compares:
+            yield from map(str, self.changes) if self.changes else ["no row changed beyond its spread"]
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
-        return {"rows": [{**row.to_json(), "speed_up": self.speed_up(row)} for row in self.rows.values()]}
+        batch, distributed = self.config.batch, self.config.distributed
+        best = self.best
+        return {
+            "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
+            "machine": describe_machine(),
+            "versions": describe_versions(),
+            "work": {
+                "task": self.config.task.class_path,
+                **asdict(batch),
+                "precision": self.config.precision,
+                "threads": distributed.threads,
+            },
+            "rows": [{**row.to_json(), "speed_up": self.speed_up(row)} for row in self.rows.values()],
+            "bound": None if best is None else f"{best.mode}: {best.bound()}",
+            "trials": [{"change": trial.change._asdict(), **_outcome(trial)} for trial in self.trials],
+        }
+
+    def kept(self) -> list[Override]:
+        """Return what makes the configuration that of the fastest row, with the changes that were kept."""
+        distributed, fastest = self.config.distributed, self.fastest
+        if fastest is None:
+            return []
+        reducer, num_devices, _ = fastest.mode
+        kept = {trial.change.key: trial.change for trial in self.trials if trial.is_kept}
+        if (distributed.num_devices or 1) != num_devices:
+            kept["distributed.devices"] = Override("distributed.devices", str(num_devices))
+        if num_devices > 1 and distributed.reducer != reducer:
+            kept["distributed.reducer"] = Override("distributed.reducer", reducer)
+        return list(kept.values())
+
+    def _describe_trials(self) -> Iterator[str]:
+        if (fastest := self.fastest) is None:
+            return
+        yield from (f"{fastest.mode}, {trial}" for trial in self.trials)
+        kept = self.kept()
+        yield (
+            f"the fastest that leaves the model the same:\n{to_paste(kept)}" if kept else "nothing is faster"
+        )
+        yield f"another model, so not tried: {ANOTHER_MODEL}"
 
     @property
     def _measured(self) -> list[Row]:
@@ -85,7 +151,7 @@ class Report:
             yield f"{keys}: left out where the mode cannot have it"
 
     def _speeds(self) -> Table:
-        table = _table("samples/s, ± half of the middle half of the rounds")
+        table = _table()
         for name in (*GRADES, "speed-up", "model"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in self._of_grade:
@@ -101,7 +167,7 @@ class Report:
 
     def _phases(self) -> Table:
         """Draw where the time of a step goes."""
-        table = _table(f"parts of a step, in {self.config.distributed.equality}")
+        table = _table()
         for name in PHASES:
             table.add_column(name, justify="right", no_wrap=True)
         for row in self._measured:
@@ -123,9 +189,7 @@ class Report:
             ),
         }
         shown = {name: cell for name, cell in columns.items() if any(map(cell, self._measured))}
-        table = _table(
-            f"MiB of tensors on the first and the fullest device, in {self.config.distributed.equality}"
-        )
+        table = _table()
         for name in shown:
             table.add_column(name, justify="right", no_wrap=True)
         for row in self._measured:
@@ -133,14 +197,18 @@ class Report:
         return table
 
 
+def _outcome(trial: Trial) -> dict[str, Any]:
+    return {"is_kept": trial.is_kept, "gain": trial.gain, "failure": trial.failure or None}
+
+
 def _median(row: Row) -> float:
     speed = row.samples_per_second
     return 0.0 if speed is None else speed.median
 
 
-def _table(title: str) -> Table:
+def _table() -> Table:
     """Begin a table whose rows are modes."""
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="")
+    table = Table(box=None, pad_edge=False)
     table.add_column("reducer", no_wrap=True)
     table.add_column("devices", justify="right", no_wrap=True)
     return table

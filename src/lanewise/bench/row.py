@@ -17,7 +17,7 @@ _LARGE = 0.1
 """The part of a step above which a phase that computes nothing bounds the run."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """A mode, and what its processes measured."""
 
@@ -56,6 +56,11 @@ class Row:
         if all(turn.num_units == turn.num_samples for turn in turns):
             return None
         return self._per_second([[turn.num_units for turn in turns] for turns in self.rounds])
+
+    def is_faster_than(self, other: "Row") -> bool:
+        """Tell whether it is faster beyond the spread: the middle halves of their rounds do not meet."""
+        own, others = self.samples_per_second, other.samples_per_second
+        return own is not None and others is not None and own.low > others.high
 
     @property
     def is_steady(self) -> bool:
@@ -109,8 +114,9 @@ class Row:
         shares = self.shares
         name = max((DATA, COMMUNICATION, OPTIMIZER), key=shares.__getitem__)
         if shares[name] <= _LARGE:
+            share = shares[FORWARD] + shares[BACKWARD]
             reached = "" if self.utilization is None else f", at {self.utilization:.0%} of the device's peak"
-            return f"compute: forward and backward are {shares[FORWARD] + shares[BACKWARD]:.0%} of a step{reached}"
+            return f"compute: forward and backward are {share:.0%} of a step{reached}"
         if name == DATA:
             return f"data: {shares[DATA]:.0%} of a step waits for samples"
         if name == OPTIMIZER:
@@ -132,6 +138,7 @@ class Row:
         """Return all of it as JSON takes it."""
         speed, units = self.samples_per_second, self.units_per_second
         return {
+            "name": str(self.mode),
             **self.mode._asdict(),
             "is_ceiling": self.mode.is_ceiling,
             "failure": self.failure or None,

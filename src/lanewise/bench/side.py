@@ -9,7 +9,7 @@ from threading import Thread
 from typing import Any, final
 
 from lanewise.bench.job import LEAST_STEPS, BenchJob, First, Turn, steps_of_turn
-from lanewise.errors import LanewiseError, LaunchError, text_of
+from lanewise.errors import LanewiseError, LaunchError
 from lanewise.jobs.exit import refusing_exit
 from lanewise.jobs.hosts import places_of
 from lanewise.jobs.start import launch
@@ -27,19 +27,19 @@ class Side:
 
     Args:
         jobs: one for each world.
-        folder: where sockets may lie.
-        name: no other side's, for these.
+        address: the path of no file, with which those of sockets may begin.
 
     Raises:
         LanewiseError: what the first failing process said.
     """
 
-    def __init__(self, jobs: Sequence[BenchJob], folder: Path, name: str) -> None:
+    def __init__(self, jobs: Sequence[BenchJob], address: Path) -> None:
+        self.precision = jobs[0].config.precision
         self._stack = ExitStack()
         self._worlds: list[_World] = []
         try:
             for number, job in enumerate(jobs):
-                world = _World(job, folder / f"{name}-{number}")
+                world = _World(job, address.with_suffix(f".{number}"))
                 self._stack.callback(world.close)
                 self._worlds.append(world)
             self.firsts: list[First] = sorted(
@@ -92,15 +92,16 @@ class _World:
         self._thread.start()
 
     def _launch(self) -> None:
-        """Run the job; at its end, wake `meet`, to which a process that failed does not come."""
+        """Run the job; at its end, come to `meet` in place of processes that failed and do not."""
         try:
             with Path(os.devnull).open("r+b") as nowhere:
                 launch(self._job, LocalLauncher(self._num_processes, (nowhere.fileno(),) * 3))
         except LanewiseError as error:
             self._failure = error
         finally:
-            with suppress(OSError):
-                Client(self._address).close()
+            with suppress(OSError):  # all have met, and nobody listens any more
+                for _ in range(self._num_processes):
+                    Client(self._address).close()
 
     def meet(self) -> list[First]:
         """Wait until every process has taken its first steps."""

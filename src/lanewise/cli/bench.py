@@ -1,15 +1,18 @@
 """`lanewise bench CONFIG`."""
 
+import json
 import os
 from collections.abc import Sequence
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
-from lanewise.cli.arguments import Argument, Arguments, Command, read_counts
+from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_counts, read_path
 from lanewise.cli.plan import amount
 from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
 from lanewise.config import ReducerName
 from lanewise.config.load import load_config
 from lanewise.errors import ConfigError
+from lanewise.run_file import reading
 from lanewise.world.environment import Environment
 
 _REDUCERS_THERE_ARE: tuple[ReducerName, ...] = get_args(ReducerName)
@@ -30,13 +33,18 @@ _DEVICES = Argument[Sequence[int]](
     "--devices", "numbers of devices of this machine; 1,2 if left out", "A,B", read_counts, (1, 2)
 )
 _SECONDS = amount("--seconds", "when to stop measuring rows that are noisy; 60 if left out", "N")
+_COMPARE = Argument[Path | None](
+    "--compare", "what an earlier --json wrote here: says which rows changed", "OLD", read_path, default=None
+)
+_TUNE = flag("--tune", "then tries what makes the fastest mode faster and leaves its model the same")
 
 
 def bench(arguments: Arguments) -> int:
-    """Measure all modes; the exit code is 1 if none could be measured."""
+    """Measure all modes; the exit code is 1 if none could be measured, or one is slower than before."""
     if Environment.from_env(os.environ) is not None:
         raise ConfigError("bench starts its own processes: run it without torchrun, srun or mpirun.")
 
+    before = _read(file) if (file := arguments[_COMPARE]) is not None else None
     with showing_progress() as show:
         config = load_config(arguments[CONFIG], arguments.overrides)
         show(f"importing {config.task.class_path}")
@@ -53,12 +61,29 @@ def bench(arguments: Arguments) -> int:
             arguments[_DEVICES],
             arguments[_REDUCERS],
             seconds=arguments[_SECONDS] or 60.0,
+            tunes=arguments[_TUNE],
             show=show,
         )
+    if before is not None:
+        from lanewise.bench.compare import compare
+
+        report.compares, report.changes = True, list(compare(before, report.to_json()))
     show_result(report, arguments[CONFIG], arguments[JSON])
     if report.is_interrupted:
         return _INTERRUPTED
-    return 0 if report.best is not None else 1
+    return int(report.best is None or any(change.is_slower for change in report.changes))
+
+
+def _read(file: Path) -> Any:
+    with reading(file):
+        text = file.read_text(encoding="utf-8")
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"--compare needs what an earlier `lanewise bench --json` wrote: got {file}, which is no JSON "
+            f"({error}). Write it anew."
+        ) from None
 
 
 COMMAND = Command(
@@ -68,6 +93,6 @@ Trains CONFIG under every reducer on this machine, in turns, in both grades, and
 where its time goes, what memory it takes, and what bounds it. Nothing is written to run_dir.""",
     run=bench,
     operands=(CONFIG,),
-    options=(_REDUCERS, _DEVICES, _SECONDS, JSON),
+    options=(_REDUCERS, _DEVICES, _SECONDS, _TUNE, _COMPARE, JSON),
     has_overrides=True,
 )

@@ -1,0 +1,30 @@
+"""Names the machine and the versions on which a speed depends."""
+
+import os
+import platform
+import re
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lanewise.device.accelerator import device_name
+from lanewise.device.choice import accelerator_type, count_accelerators
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the processor, its cores and the accelerators."""
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError):
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        processor = found[1] if found else processor
+    kind = accelerator_type()
+    devices = [device_name(torch.device(f"{kind}:{index}")) for index in range(count_accelerators())]
+    return {"processor": processor, "cores": os.cpu_count(), "accelerators": devices}
+
+
+def describe_versions() -> dict[str, str]:
+    """Return those of this library, of torch and of Python."""
+    return {name: version(name) for name in ("lanewise", "torch")} | {"python": platform.python_version()}
