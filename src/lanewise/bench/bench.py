@@ -1,29 +1,26 @@
 """Measures the modes: as many as have room stay warm beside each other, and take turns."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
+from lanewise.bench.hosts import measure_on_hosts, modes_on_hosts
 from lanewise.bench.job import BenchJob
 from lanewise.bench.measure import Show, start, take_rounds
-from lanewise.bench.modes import GRADES, Mode, modes_of, overrides_of, shares_of
+from lanewise.bench.modes import GRADES, Configure, Mode, modes_here, overrides_of, shares_of
 from lanewise.bench.report import Report
 from lanewise.bench.row import Row
 from lanewise.bench.side import Side
 from lanewise.bench.tune import tune
 from lanewise.config import Equality, ReducerName, RunConfig
-from lanewise.config.load import Override
 from lanewise.errors import LanewiseError, text_of
 from lanewise.launch.scratch import scratch_folder
 from lanewise.plan.plan import plan
 from lanewise.plan.result import Plan
 from lanewise.plan.row import Machine
 
-Configure: TypeAlias = Callable[[Sequence[Override]], RunConfig]
-"""Reads the configuration again with further overrides."""
 _ROOM = 2.0
 """How many times the memory of the largest side so far must be free for another one beside it."""
 
@@ -37,11 +34,11 @@ def bench(
     tunes: bool = False,
     show: Show = lambda _: None,
 ) -> Report:
-    """Measure the user's task under each reducer, on numbers of devices of this machine, in both grades.
+    """Measure the user's task under each reducer, on numbers of devices, in both grades.
 
     Args:
         configure: gives the run; nothing is written to its run_dir.
-        devices: numbers of devices.
+        devices: numbers of devices of this machine; on other hosts they are those of the configuration.
         reducers: those to measure, where they can have so many devices.
         seconds: when rounds end, although some rows may be noisy still; trials have as many besides.
         tunes: whether to try what makes the fastest mode faster and leaves its model the same.
@@ -56,15 +53,18 @@ def bench(
         TaskError: if a lane cannot be trained.
     """
     begin = time.monotonic()
-    config = configure([Override("distributed.devices", "null")])
+    config = configure([])
     config.batch.require_number("bench")
-    modes = list(modes_of(reducers, devices))
-    ceilings = [Mode("single", count, config.distributed.equality) for count in devices if count > 1]
-    plans, why_no_plan = _plans(config, devices, show)
-    rows = {mode: _row(mode, config, plans.get(mode.equality)) for mode in (*modes, *ceilings)}
+    is_here = config.distributed.launcher == "local"
+    modes = modes_here(reducers, devices, config) if is_here else modes_on_hosts(reducers, config)
+    plans, why_no_plan = _plans(config, sorted({mode.num_devices for mode in modes}), show)
+    rows = {mode: _row(mode, config, plans.get(mode.equality)) for mode in modes}
     report = Report(config, rows, why_no_plan, tunes=tunes)
     try:
-        _measure_here(rows, configure, begin + seconds, show)
+        if is_here:
+            _measure_here(rows, configure, begin + seconds, show)
+        else:
+            measure_on_hosts(rows, configure, begin + seconds, show)
         if tunes and report.fastest is not None:
             mode, alone = report.fastest.mode, rows.get(Mode("single", 1, config.distributed.equality))
             trials = tune(
@@ -129,7 +129,7 @@ def _measure_here(rows: Mapping[Mode, Row], configure: Configure, end: float, sh
 
 
 def jobs_of(mode: Mode, configure: Configure) -> list[BenchJob]:
-    """Return the job of each world of a mode.
+    """Return the job of each world of a mode on this machine.
 
     Args:
         mode: how lanes are spread.
@@ -138,7 +138,7 @@ def jobs_of(mode: Mode, configure: Configure) -> list[BenchJob]:
     Raises:
         ConfigError: if the configuration cannot have this mode.
     """
-    distributed = configure([Override("distributed.devices", "null")]).distributed
+    distributed = configure([]).distributed
     if not mode.is_ceiling:
         return [BenchJob(configure(list(overrides_of(mode, distributed))))]
     alone = configure(list(overrides_of(mode._replace(num_devices=1), distributed)))

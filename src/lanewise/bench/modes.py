@@ -1,16 +1,17 @@
 """The modes in which a task can be trained on this machine, and the configuration of each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from lanewise.config import DistributedConfig, Equality, ReducerName, RunConfig
 from lanewise.config.load import Override
 from lanewise.device.choice import accelerator_type
 from lanewise.lanes import lane_ranges
 
-REDUCERS: tuple[ReducerName, ...] = ("single", "data_parallel", "balanced_data_parallel", "ddp", "fsdp")
 GRADES: tuple[Equality, ...] = ("exact", "close")
+Configure: TypeAlias = Callable[[Sequence[Override]], RunConfig]
+"""Reads the configuration again with further overrides; `devices` is unset on this machine otherwise."""
 
 
 class Mode(NamedTuple):
@@ -35,17 +36,26 @@ class Mode(NamedTuple):
         return f"{self.name} on {devices}, {self.equality}"
 
 
-def modes_of(reducers: Sequence[ReducerName], devices: Sequence[int]) -> Iterator[Mode]:
-    """Yield each reducer that several devices or one can have, in both grades."""
-    for num_devices in dict.fromkeys(devices):
-        for reducer in reducers:
-            if (reducer == "single") == (num_devices == 1):
-                yield from (Mode(reducer, num_devices, equality) for equality in GRADES)
+def modes_here(reducers: Sequence[ReducerName], devices: Sequence[int], config: RunConfig) -> list[Mode]:
+    """Return each reducer in both grades that one device or several of this machine can have.
+
+    The ceilings come last, in the grade of the configuration.
+    """
+    modes = [
+        Mode(reducer, num_devices, equality)
+        for num_devices in dict.fromkeys(devices)
+        for reducer in reducers
+        for equality in GRADES
+        if (reducer == "single") == (num_devices == 1)
+    ]
+    several = (count for count in dict.fromkeys(devices) if count > 1)
+    return modes + [Mode("single", count, config.distributed.equality) for count in several]
 
 
 def overrides_of(mode: Mode, distributed: DistributedConfig) -> Iterator[Override]:
     """Yield what makes a configuration one of this mode, without the settings that the mode cannot have."""
-    yield Override("distributed.devices", str(mode.num_devices))
+    if distributed.launcher == "local":
+        yield Override("distributed.devices", str(mode.num_devices))
     yield Override("distributed.reducer", mode.reducer)
     yield Override("distributed.equality", mode.equality)
     for key in left_out(mode, distributed):

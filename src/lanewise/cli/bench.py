@@ -9,8 +9,8 @@ from typing import Any, get_args
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_counts, read_path
 from lanewise.cli.plan import amount
 from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
-from lanewise.config import ReducerName
-from lanewise.config.load import load_config
+from lanewise.config import ReducerName, RunConfig
+from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
 from lanewise.run_file import reading
 from lanewise.world.environment import Environment
@@ -44,9 +44,13 @@ def bench(arguments: Arguments) -> int:
     if Environment.from_env(os.environ) is not None:
         raise ConfigError("bench starts its own processes: run it without torchrun, srun or mpirun.")
 
+    def configure(overrides: Sequence[Override]) -> RunConfig:
+        given = [*arguments.overrides, *overrides]
+        return load_config(arguments[CONFIG], given)
+
     before = _read(file) if (file := arguments[_COMPARE]) is not None else None
     with showing_progress() as show:
-        config = load_config(arguments[CONFIG], arguments.overrides)
+        config = configure([])
         show(f"importing {config.task.class_path}")
         from lanewise.bench import MODULES
         from lanewise.jobs.start import prepare_workers
@@ -57,7 +61,7 @@ def bench(arguments: Arguments) -> int:
         from lanewise.bench.bench import bench as run
 
         report = run(
-            lambda overrides: load_config(arguments[CONFIG], [*arguments.overrides, *overrides]),
+            configure,
             arguments[_DEVICES],
             arguments[_REDUCERS],
             seconds=arguments[_SECONDS] or 60.0,
