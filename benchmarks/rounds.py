@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Hashable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import IO, Any, TypeVar
 
 from sides import installed
 from workload import Workload
+
+import lanewise.bench.rounds
 
 K = TypeVar("K", bound=Hashable)
 PROGRAM = Path(__file__).with_name("sides.py")
@@ -55,13 +58,11 @@ def take_turns(
         }
         for processes in running.values():
             processes.wait()
-        rounds = [
-            {name: processes.take_turn() / steps_per_turn for name, processes in running.items()}
-            for _ in range(num_rounds + 1)
-        ]
+        turns = {name: processes.take_turn for name, processes in running.items()}
+        _, *rounds = islice(lanewise.bench.rounds.take_turns(turns), num_rounds + 1)
         losses = {name: processes.take_last_turn() for name, processes in running.items()}
     require_equal_work(present, losses)
-    return {name: [times[name] for times in rounds[1:]] for name in present}
+    return {name: [seconds[name] / steps_per_turn for seconds in rounds] for name in present}
 
 
 class Processes:

@@ -1,13 +1,14 @@
 """Writes what a benchmark measured as its section of docs/benchmarks.md."""
 
 import argparse
-import os
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from lanewise.bench.machine import describe_machine
+from lanewise.bench.rounds import MiddleHalf
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 LIBRARIES = ("torch", "lightning", "pytorch-ignite", "accelerate", "transformers", "pyarrow", "datasets")
@@ -57,8 +58,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def spread(values: Sequence[float], form: str = ".2f") -> str:
     """Write the median, and the middle half of the rounds."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{middle:{form}} ({low:{form}} to {high:{form}})"
+    low, median, high = MiddleHalf.of(values)
+    return f"{median:{form}} ({low:{form}} to {high:{form}})"
 
 
 def ratios(times: Sequence[float], base: Sequence[float]) -> list[float]:
@@ -68,8 +69,8 @@ def ratios(times: Sequence[float], base: Sequence[float]) -> list[float]:
 
 def machine() -> str:
     """Name the processor."""
-    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    return f"{os.cpu_count()} CPU cores" + (f" ({found[1]})" if found else "")
+    found = describe_machine()
+    return f"{found['cores']} CPU cores ({found['processor']})"
 
 
 def versions() -> list[str]:

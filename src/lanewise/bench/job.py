@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
-from multiprocessing.connection import Client, Connection
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import nn
 
+from lanewise.bench.connection import JsonConnection
 from lanewise.blocks import CONTAINERS
 from lanewise.config import EvaluateConfig
 from lanewise.data import digest
@@ -51,13 +52,13 @@ class First:
     rank: int
     model: str
     """The digest of the model after them."""
-    peak_bytes: tuple[int, ...]
+    peak_bytes: Sequence[int]
     """The most memory of tensors in use on each device of the process; empty where it was not counted."""
     device: str
     """The name of its device."""
-    free_bytes: tuple[int | None, int | None]
+    free_bytes: Sequence[int | None]
     """Memory of the device that was free before the process built the run, and after the steps."""
-    block_classes: tuple[str, ...]
+    block_classes: Sequence[str]
     """The classes of modules with child modules that the model has more than once."""
 
 
@@ -102,10 +103,10 @@ class BenchJob(Job):
         measured = _MeasuredRun(self, world)
         if self.address is None:
             return self._take_turns(world, measured)
-        with Client(str(self.address)) as orders:
-            orders.send(measured.first)
-            while (num_steps := _receive(orders)) is not None:
-                orders.send(measured.take_turn(num_steps))
+        with JsonConnection.to(self.address) as connection:
+            connection.send(asdict(measured.first))
+            while (num_steps := _receive(connection)) is not None:
+                connection.send(asdict(measured.take_turn(num_steps)))
         return None
 
     def _take_turns(self, world: World, measured: "_MeasuredRun") -> dict[str, Any]:
@@ -120,12 +121,12 @@ class BenchJob(Job):
         return {"firsts": firsts, "rounds": rounds[1:]}
 
 
-def _receive(orders: "Connection[Any, Any]") -> int | None:
+def _receive(connection: JsonConnection) -> int | None:
     """Wait to be told a number of steps, which is progress; None where nobody is left to tell it."""
+    while not connection.has_come(_SECONDS_BETWEEN_BEATS):
+        heartbeat.num_pieces += 1
     try:
-        while not orders.poll(_SECONDS_BETWEEN_BEATS):
-            heartbeat.num_pieces += 1
-        num_steps: int = orders.recv()
+        num_steps: int = connection.receive()
     except (EOFError, OSError):
         return None
     return num_steps
@@ -146,22 +147,18 @@ class _MeasuredRun:
         with live or nullcontext():
             run = build_run(replace(job.config, evaluate=EvaluateConfig()), world, task)
             devices = [next(replica.parameters()).device for replica in run.reducer.replicas]
-            if live is not None:
-                live.take_peak()
-            for one in devices if device.type != "cpu" else ():
-                torch.accelerator.reset_peak_memory_stats(one)
+            take_peaks = partial(_take_peaks, devices, live)
             self._run, self._steps = run, _steps_without_end(run)
+            take_peaks()
             _consume(self._steps, NUM_FIRST_STEPS)
-            state = [(name, whole(one)) for name, one in run.training.model.named_parameters()]
-            model = digest(state, list(run.training.model.named_buffers()))
+            first_peaks, model = take_peaks(), _digest(run.training.model)
+            take_peaks()  # of parameters that were gathered for the digest
             end = time.monotonic() + _MEMORY_SECONDS
             for _ in range(NUM_FIRST_STEPS, _MEMORY_STEPS):
                 if world.broadcast_tree(time.monotonic() > end):
                     break
                 next(self._steps)
-        peaks: tuple[int, ...] = tuple(map(peak_bytes, devices)) if device.type != "cpu" else ()
-        if live is not None:
-            peaks = (live.peak_bytes,)
+            peaks = list(map(max, first_peaks, take_peaks()))
         self.first = First(
             rank=world.rank,
             model=model,
@@ -210,6 +207,22 @@ def _steps_without_end(run: Run) -> Iterator[StepReport]:
         yield report
         if report.step + 1 == run.last_step:
             engine.train_step.training = replace(engine.training, scheduler=None)
+
+
+def _take_peaks(devices: Sequence[torch.device], live: LiveStorage | None) -> Sequence[int]:
+    """Return the most memory in use on each device since the last call; empty where nobody counts it."""
+    if devices[0].type == "cpu":
+        return [] if live is None else [live.take_peak()]
+    peaks = list(map(peak_bytes, devices))
+    for device in devices:
+        torch.accelerator.reset_peak_memory_stats(device)
+    return peaks
+
+
+def _digest(model: nn.Module) -> str:
+    """Return the digest of parameters and buffers. Collective where they are sharded."""
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    return digest([(name, digest(whole(tensor))) for name, tensor in tensors])
 
 
 def _consume(steps: Iterator[StepReport], number: int) -> None:

@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from lanewise.bench.compare import Change
-from lanewise.bench.job import NUM_FIRST_STEPS
+from lanewise.bench.job import LEAST_ROUNDS, NUM_FIRST_STEPS
 from lanewise.bench.machine import describe_machine, describe_versions
 from lanewise.bench.modes import GRADES, Mode, left_out
+from lanewise.bench.rounds import MiddleHalf
 from lanewise.bench.row import STEADY, Row
 from lanewise.bench.tune import ANOTHER_MODEL, Trial, to_paste
 from lanewise.config import RunConfig
@@ -60,19 +61,23 @@ class Report:
     def table(self) -> RenderableType:
         """Draw the speeds, the parts of a step, and the memory, each in 80 columns."""
         grade = self.config.distributed.equality
-        return Group(
-            *("samples/s, ± half the width of the middle half of the rounds", self._speeds(), ""),
-            *(f"parts of a step, in {grade}", self._phases(), ""),
-            *(f"MiB of tensors on the first and on the fullest device, in {grade}", self._resources()),
-        )
+        tables = {
+            "samples/s, \N{PLUS-MINUS SIGN} half the width of the middle half of the rounds": self._speeds(),
+            f"parts of a step, in {grade}": self._phases(),
+            f"MiB of tensors on the first and on the fullest device, in {grade}": self._resources(),
+        }
+        parts = [("", title, table) for title, table in tables.items() if table.row_count]
+        return Group(*[part for of_table in parts for part in of_table][1:])
 
     def lines(self) -> Iterator[str]:
         """Say what failed, what is noisy, whether the models are equal, and what bounds the fastest row."""
-        yield from (f"{row.mode}: {row.failure}" for row in self.rows.values() if row.failure)
+        for failure in dict.fromkeys(row.failure for row in self.rows.values() if row.failure):
+            modes = (str(row.mode) for row in self.rows.values() if row.failure == failure)
+            yield f"{'; '.join(modes)}: {failure}"
         if num_noisy := sum(bool(row.rounds) and not row.is_steady for row in self.rows.values()):
             yield (
-                f"{_NOISY} {num_noisy} of {len(self.rows)} rows are noisy: the middle half of their rounds "
-                f"is wider than {STEADY:.0%}. Give --seconds more"
+                f"{_NOISY} {num_noisy} of {len(self.rows)} rows are noisy: they had less than {LEAST_ROUNDS} "
+                f"rounds, or the middle half of them is wider than {STEADY:.0%}. Give --seconds more"
             )
         if self.is_interrupted:
             yield "interrupted: this is what was measured until then"
@@ -154,7 +159,7 @@ class Report:
         table = _table()
         for name in (*GRADES, "speed-up", "model"):
             table.add_column(name, justify="right", no_wrap=True)
-        for row in self._of_grade:
+        for row in self._of_grade if any(row.rounds or row.failure for row in self.rows.values()) else ():
             of_grades = [self.rows.get(row.mode._replace(equality=grade)) for grade in GRADES]
             exact, speed_up = of_grades[GRADES.index("exact")], self.speed_up(row)
             table.add_row(
@@ -184,9 +189,7 @@ class Report:
                 "" if row.flops_per_second is None else f"{row.flops_per_second / 1e12:.3g}"
             ),
             "MFU": lambda row: "" if row.utilization is None else f"{row.utilization:.1%}",
-            "units/s": lambda row: (
-                "" if row.units_per_second is None else f"{row.units_per_second.median:,.0f}"
-            ),
+            "units/s": lambda row: "" if row.units_per_second is None else _rate(row.units_per_second.median),
         }
         shown = {name: cell for name, cell in columns.items() if any(map(cell, self._measured))}
         table = _table()
@@ -208,7 +211,7 @@ def _median(row: Row) -> float:
 
 def _table() -> Table:
     """Begin a table whose rows are modes."""
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("reducer", no_wrap=True)
     table.add_column("devices", justify="right", no_wrap=True)
     return table
@@ -224,8 +227,22 @@ def _speed(row: Row | None) -> str:
         return ""
     if (speed := row.samples_per_second) is None:
         return "failed" if row.failure else ""
-    return f"{speed.median:,.4g} ±{speed.width / 2:.1%}{'' if row.is_steady else _NOISY}"
+    return f"{_spread(speed)}{'' if row.is_steady else _NOISY}"
+
+
+def _spread(values: MiddleHalf) -> str:
+    half = values.width / 2
+    return f"{_rate(values.median)} \N{PLUS-MINUS SIGN}{half:{'.1%' if half < 0.1 else '.0%'}}"
+
+
+def _rate(per_second: float) -> str:
+    if per_second >= 1e6:
+        return f"{per_second / 1e6:,.4g}M"
+    return f"{per_second:{',.0f' if per_second >= 1000 else ',.4g'}}"
 
 
 def _mib(num_bytes: int | None) -> str:
-    return "" if num_bytes is None else f"{num_bytes / 2**20:,.4g}"
+    if num_bytes is None:
+        return ""
+    mib = num_bytes / 2**20
+    return f"{mib:{',.0f' if mib >= 1000 else ',.4g'}}"

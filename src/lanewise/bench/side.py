@@ -1,13 +1,14 @@
 """A mode with its processes, which are kept warm between its turns."""
 
 import os
+import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from threading import Thread
 from typing import Any, final
 
+from lanewise.bench.connection import JsonConnection
 from lanewise.bench.job import LEAST_STEPS, BenchJob, First, Turn, steps_of_turn
 from lanewise.errors import LanewiseError, LaunchError
 from lanewise.jobs.exit import refusing_exit
@@ -43,7 +44,8 @@ class Side:
                 self._stack.callback(world.close)
                 self._worlds.append(world)
             self.firsts: list[First] = sorted(
-                (first for world in self._worlds for first in world.meet()), key=lambda first: first.rank
+                (First(**first) for world in self._worlds for first in world.meet()),
+                key=lambda first: first.rank,
             )
             self.num_steps = LEAST_STEPS
             self.num_steps = steps_of_turn(self.take_turn())
@@ -59,7 +61,7 @@ class Side:
         """
         for world in self._worlds:
             world.send(self.num_steps)
-        return [turn for world in self._worlds for turn in world.receive()]
+        return [Turn(**turn) for world in self._worlds for turn in world.receive()]
 
     def dismiss(self) -> None:
         """Tell the processes to end, without waiting for them."""
@@ -83,12 +85,14 @@ class _World:
                 job.check(environment)
                 job.check_devices(environment)
         self._job = BenchJob(job.config, address=address)
-        self._address = str(address)
+        self._address = address
         self._num_processes = job.config.distributed.num_processes or 1
-        self._listener = Listener(self._address, backlog=self._num_processes)
-        self._connections: list[Connection[Any, Any]] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(address))
+        self._listener.listen(self._num_processes)
+        self._connections: list[JsonConnection] = []
         self._failure: LanewiseError | None = None
-        self._thread = Thread(target=self._launch, name=self._address, daemon=True)
+        self._thread = Thread(target=self._launch, name=address.name, daemon=True)
         self._thread.start()
 
     def _launch(self) -> None:
@@ -101,32 +105,33 @@ class _World:
         finally:
             with suppress(OSError):  # all have met, and nobody listens any more
                 for _ in range(self._num_processes):
-                    Client(self._address).close()
+                    JsonConnection.to(self._address).close()
 
-    def meet(self) -> list[First]:
-        """Wait until every process has taken its first steps."""
+    def meet(self) -> list[Any]:
+        """Wait until every process has taken its first steps, and return what it found."""
         for _ in range(self._num_processes):
-            self._connections.append(self._listener.accept())
+            connection, _ = self._listener.accept()
+            self._connections.append(JsonConnection(connection))
         return self.receive()
 
     def send(self, num_steps: int) -> None:
         """Tell every process to take its turn."""
-        with suppress(BrokenPipeError):  # `receive` says why
-            for connection in self._connections:
-                connection.send(num_steps)
+        with suppress(OSError):  # `receive` says why
+            for one in self._connections:
+                one.send(num_steps)
 
     def receive(self) -> list[Any]:
         """Return what every process has to say."""
         try:
-            return [connection.recv() for connection in self._connections]
+            return [one.receive() for one in self._connections]
         except (EOFError, OSError):
             self._thread.join()
             raise self._failure or LaunchError("a process ended before its turn.") from None
 
     def dismiss(self) -> None:
         """Let the processes end: without a connection they have nothing left to do."""
-        for connection in self._connections:
-            connection.close()
+        for one in self._connections:
+            one.close()
         self._listener.close()
 
     def close(self) -> None:

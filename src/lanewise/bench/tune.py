@@ -83,7 +83,7 @@ def _changes(config: RunConfig, block_classes: Sequence[str]) -> Iterator[Overri
             if config.distributed.fsdp.blocks != (name,):
                 yield Override("distributed.fsdp.blocks", f"[{name}]")
     if config.distributed.equality == "close" and config.compile is None:
-        yield Override("compile", "auto")
+        yield Override("compile", "auto" if block_classes else "whole")
 
 
 def _try(

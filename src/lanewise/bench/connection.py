@@ -1,0 +1,63 @@
+"""How a process that is measured and the one that measures talk: JSON, a line for each message."""
+
+import json
+import socket
+from pathlib import Path
+from select import select
+from types import TracebackType
+from typing import Any, Self, final
+
+
+@final
+class JsonConnection:
+    """One end of a connection between two processes of this machine.
+
+    Args:
+        connection: to the other end.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lines = connection.makefile("r", encoding="utf-8")
+
+    @classmethod
+    def to(cls, address: Path) -> "JsonConnection":
+        """Connect to whoever listens at an address."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(address))
+        return cls(connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(self, message: Any) -> None:
+        """Send what JSON can express.
+
+        Raises:
+            OSError: the other end has gone.
+        """
+        self._connection.sendall(f"{json.dumps(message)}\n".encode())
+
+    def has_come(self, timeout_seconds: float) -> bool:
+        """Wait for a message, or for the end of the connection; tell whether there is one."""
+        return bool(select([self._connection], [], [], timeout_seconds)[0])
+
+    def receive(self) -> Any:
+        """Wait for the next message, and return it.
+
+        Raises:
+            EOFError: the other end has gone.
+        """
+        if not (line := self._lines.readline()):
+            raise EOFError
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Let the other end know that this one has gone."""
+        self._lines.close()
+        self._connection.close()

@@ -1,0 +1,56 @@
+"""What the processes of `lanewise bench` do: the first steps of the run, and then turns without end."""
+
+from dataclasses import replace
+
+from lanewise.bench.job import NUM_FIRST_STEPS, BenchJob, First, Turn, _digest
+from lanewise.config import RunConfig, SchedulerConfig
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import build_engine
+from lanewise.testing import run_distributed
+from lanewise.world.world import World
+from tests.distributed.tasks import Smooth, configure
+
+
+def measure(world: World, config: RunConfig) -> tuple[list[First], list[list[Turn]]]:
+    set_determinism("exact", threads=1)
+    found = BenchJob(config, seconds=0.0).run(world)
+    assert found is not None
+    rounds = [[Turn(**turn) for turn in turns] for turns in found["rounds"]]
+    return [First(**first) for first in found["firsts"]], rounds
+
+
+def train(world: World, config: RunConfig) -> str:
+    set_determinism("exact", threads=1)
+    engine = build_engine(config, world)
+    list(engine.steps())
+    return _digest(engine.training.model)
+
+
+def test_the_model_is_that_of_a_run_after_the_first_steps():
+    config = configure(Smooth, num_lanes=4, steps=NUM_FIRST_STEPS)
+    (trained,) = run_distributed(train, 1, config)
+    for num_processes in (1, 2, 3):
+        ((firsts, _), *_) = run_distributed(measure, num_processes, config)
+        assert {first.model for first in firsts} == {trained}
+        assert [first.rank for first in firsts] == list(range(num_processes))
+
+
+def test_turns_go_on_after_the_last_step_of_the_run():
+    """OneCycleLR raises an error in the step after its last one."""
+    one_cycle = SchedulerConfig(
+        class_path="torch.optim.lr_scheduler.OneCycleLR", init_args={"max_lr": 0.1, "total_steps": "auto"}
+    )
+    config = replace(configure(Smooth, num_lanes=4, steps=20), scheduler=one_cycle)
+    ((firsts, rounds),) = run_distributed(measure, 1, config)
+    assert len(rounds) >= 5
+    assert sum(turn.num_steps for turns in rounds for turn in turns) > 20
+    assert firsts[0].peak_bytes[0] > 0
+
+
+def test_a_turn_counts_what_was_trained_and_splits_its_time():
+    config = configure(Smooth, num_lanes=4, micro_batch_size=2)
+    for _, rounds in run_distributed(measure, 2, config):
+        for turn in rounds[-1]:
+            assert 0 < turn.num_samples <= 8 * turn.num_steps
+            assert turn.num_units > 0
+            assert 0 < sum(turn.phases.values()) <= turn.seconds * 1.01

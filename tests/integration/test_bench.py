@@ -1,0 +1,170 @@
+"""`lanewise bench` as a user runs it: the table, the bottleneck that was planted, and nothing left behind."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.integration import ssh
+from tests.integration.command import LANEWISE, ROOT, Cold, lanewise, wait_for, write_config
+from tests.integration.ssh import running_ssh
+
+WITH_HOSTS = pytest.mark.skipif(ssh.WHY_NOT is not None, reason=str(ssh.WHY_NOT))
+WITH_TC = pytest.mark.skipif(shutil.which("tc") is None, reason="not installed: tc (Debian: iproute2)")
+BATCH = {"batch": {"global_batch_size": 32, "micro_batch_size": 8}}
+
+
+def bench(config, tmp_path, *arguments, code=0):
+    """Run in an empty folder, with temporary files in another one; return what was printed and written."""
+    folders = [tmp_path / "here", Path(tempfile.mkdtemp(prefix="b"))]  # sockets need short names
+    folders[0].mkdir()
+    report = tmp_path / "report.json"
+    options = ("--json", report, *arguments)
+    done = lanewise("bench", config, *options, cwd=folders[0], variables={"TMPDIR": str(folders[1])})
+    assert done.code == code, f"{done.code}\n{done.stdout}\n{done.stderr}"
+    assert done.leftover == []
+    assert [list(folder.iterdir()) for folder in folders] == [[], []]
+    folders[1].rmdir()
+    assert not (config.parent / "run").exists()
+    return done, json.loads(report.read_text())
+
+
+def of_grade(written, equality):
+    return [row for row in written["rows"] if row["equality"] == equality and not row["is_ceiling"]]
+
+
+def require_sound(written, *, takes_what_is_planned=True):
+    """Every reducer was measured on one and two devices, made the same model, and took what plan says.
+
+    Args:
+        takes_what_is_planned: False for a model that is gathered whole under fsdp, and is most of the memory:
+            the thread of a collective may hold what was gathered a moment longer.
+    """
+    for equality in ("exact", "close"):
+        assert [(row["reducer"], row["num_devices"]) for row in of_grade(written, equality)] == [
+            ("single", 1),
+            *((reducer, 2) for reducer in ("ddp", "fsdp", "data_parallel", "balanced_data_parallel")),
+        ]
+    assert [row["failure"] for row in written["rows"]] == [None] * 11
+    assert len({row["model"] for row in of_grade(written, "exact")}) == 1
+    for row in of_grade(written, "exact") + of_grade(written, "close"):
+        if takes_what_is_planned or row["reducer"] != "fsdp":
+            assert row["fullest_bytes"] == pytest.approx(row["planned_bytes"], rel=0.1)
+        assert sum(row["phases"].values()) == pytest.approx(1)
+        assert row["num_rounds"] >= 5
+
+
+def test_every_reducer_is_measured_with_the_same_model_and_the_memory_that_was_planned(tmp_path):
+    config = write_config(tmp_path, "bottlenecks.Layers", {"width": 512}, **BATCH)
+    done, written = bench(config, tmp_path, "--seconds", "1")
+    require_sound(written, takes_what_is_planned=False)
+    assert "model: the digest after 4 steps in exact, equal in all rows" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("what bounds ")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mnist", "char_gpt", "session_rec"])
+def test_the_examples(tmp_path, name):
+    _, written = bench(ROOT / "examples" / name / f"{name}.yaml", tmp_path, "--seconds", "1")
+    require_sound(written)
+
+
+def test_a_run_that_waits_for_samples_is_mended_with_workers(tmp_path):
+    config = write_config(tmp_path, "bottlenecks.Layers", {"seconds": 0.001}, **BATCH)
+    done, written = bench(
+        config, tmp_path, "--reducers", "single", "--devices", "1", "--seconds", "1", "--tune"
+    )
+    assert "single on 1 device, exact: data: " in written["bound"]
+    kept = [trial for trial in written["trials"] if trial["is_kept"]]
+    assert kept
+    assert {trial["change"]["key"] for trial in kept} == {"data.num_workers"}
+    assert f"data:\n  num_workers: {kept[-1]['change']['text']}\n" in done.stdout
+    assert "another model, so not tried: " in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "init_args", "bound"),
+    [
+        ("bottlenecks.Layers", {"width": 20_000}, "compute"),
+        ("bottlenecks.ManyWeights", {}, "the optimizer"),
+    ],
+)
+def test_compute_and_the_optimizer_are_named(tmp_path, task, init_args, bound):
+    adam = {"class_path": "torch.optim.Adam"}
+    batch = {"global_batch_size": 64, "micro_batch_size": 64}
+    config = write_config(tmp_path, task, init_args, batch=batch, optimizer=adam)
+    _, written = bench(config, tmp_path, "--devices", "1", "--seconds", "1")
+    assert written["bound"].startswith(f"single on 1 device, exact: {bound}: ")
+
+
+@pytest.mark.slow
+@WITH_HOSTS
+@WITH_TC
+def test_a_slow_link_between_two_hosts_is_named(tmp_path):
+    config = write_config(tmp_path, "bottlenecks.Layers", {"width": 2000}, **BATCH)
+    report = tmp_path / "report.json"
+    (tmp_path / "ssh").mkdir()
+    with running_ssh(tmp_path / "ssh") as cluster:
+        for host in cluster.hosts:
+            limit = ("tbf", "rate", "50mbit", "burst", "64kb", "latency", "400ms")
+            command = ("tc", "-n", host.namespace, "qdisc", "add", "dev", host.interface, "root", *limit)
+            subprocess.run(command, check=True)
+        options = ("--distributed.launcher", "ssh", "--distributed.hosts", "[node0, node1]")
+        options += ("--reducers", "single,ddp", "--seconds", "1", "--json", report)
+        with cluster.start("bench", config, *options) as command:
+            done = command.finish()
+        wait_for(lambda: not cluster.pids())
+    assert done.code == 0, done.stderr
+    written = json.loads(report.read_text())
+    assert written["bound"].startswith("ddp on 2 devices, exact: the link: ")
+    assert len({row["model"] for row in of_grade(written, "exact")}) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mode_that_fails_is_a_row_with_its_reason(tmp_path):
+    config = write_config(tmp_path, "bottlenecks.FailsOnRankOne", **BATCH)
+    done, written = bench(config, tmp_path, "--reducers", "single,ddp", "--seconds", "1")
+    failures = {row["reducer"]: row["failure"] for row in of_grade(written, "exact")}
+    assert failures["single"] is None
+    assert "this is what failed" in failures["ddp"]
+    assert done.stdout.count("RuntimeError: this is what failed") == 1
+
+
+def test_nothing_to_measure_is_an_exit_code(tmp_path):
+    config = write_config(tmp_path, "bottlenecks.FailsOnRankOne", **BATCH)
+    done, _ = bench(config, tmp_path, "--reducers", "ddp", "--devices", "2", "--seconds", "1", code=1)
+    assert "this is what failed" in done.stdout
+
+
+def test_an_interrupt_prints_what_was_measured(tmp_path):
+    config = write_config(tmp_path, "bottlenecks.Layers", **BATCH)
+    log = tmp_path / "log"
+    options = ("--reducers", "single", "--seconds", "600")
+    with log.open("w") as stderr, Cold(*LANEWISE, "bench", config, *options, stderr=stderr) as command:
+        wait_for(lambda: "round 2" in log.read_text())
+        command.interrupt()
+        done = command.finish()
+    assert done.code == 130
+    assert "interrupted: this is what was measured until then" in done.stdout
+    assert "what bounds single on 1 device, exact: " in done.stdout
+    assert done.leftover == []
+
+
+@pytest.mark.slow
+def test_a_row_that_got_slower_ends_with_1(tmp_path):
+    config = write_config(tmp_path, "bottlenecks.Layers", **BATCH)
+    options = ("--reducers", "single", "--devices", "1", "--seconds", "1")
+    _, written = bench(config, tmp_path, *options)
+    for row in written["rows"]:
+        speed = row["samples_per_second"]
+        row["samples_per_second"] = {name: 10 * value for name, value in speed.items()}
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps(written))
+    shutil.rmtree(tmp_path / "here")
+    done, _ = bench(config, tmp_path, *options, "--compare", old, code=1)
+    assert "single on 1 device, close got slower: " in done.stdout

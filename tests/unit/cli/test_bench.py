@@ -1,0 +1,51 @@
+"""`lanewise bench`: what it refuses before it starts anything."""
+
+import pytest
+
+from lanewise.cli.main import main
+from lanewise.config.load import dump_config
+from tests.distributed.tasks import configure
+
+
+@pytest.fixture
+def config(tmp_path) -> str:
+    file = tmp_path / "run.yaml"
+    run = configure("tests.distributed.tasks.Smooth", num_lanes=4, micro_batch_size=4, steps=1)
+    file.write_text(dump_config(run), encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--reducers", "dpp"], "--reducers must list reducers of ddp, fsdp, single, data_parallel"),
+        (["--devices", "0"], "--devices must list numbers from 1 on"),
+        (["--seconds", "0"], "--seconds must be a number greater than 0: got '0'."),
+        (["--distributed.launcher", "kubernetes"], "distributed.kubernetes.image"),
+        (
+            ["--batch.micro_batch_size", "auto"],
+            "bench needs the number that batch.micro_batch_size stands for",
+        ),
+    ],
+)
+def test_bad_input_is_an_error_with_its_remedy(config, arguments, message, capsys):
+    assert main(["bench", config, *arguments]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_prepared_world_is_refused(config, capsys, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    assert main(["bench", config]) == 2
+    assert "run it without torchrun, srun or mpirun" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_earlier_measurement_must_be_json(config, tmp_path, capsys):
+    old = tmp_path / "old.json"
+    assert main(["bench", config, "--compare", str(old)]) != 0
+    assert "old.json cannot be read" in " ".join(capsys.readouterr().err.split())
+    old.write_text("{")
+    assert main(["bench", config, "--compare", str(old)]) == 2
+    assert "which is no JSON" in " ".join(capsys.readouterr().err.split())
