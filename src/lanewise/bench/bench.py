@@ -10,11 +10,13 @@ from lanewise.bench.hosts import measure_on_hosts, modes_on_hosts
 from lanewise.bench.job import BenchJob
 from lanewise.bench.measure import Show, start, take_rounds
 from lanewise.bench.modes import GRADES, Configure, Mode, modes_here, overrides_of, shares_of
-from lanewise.bench.report import Report
-from lanewise.bench.row import Row
+from lanewise.bench.report import BenchReport
+from lanewise.bench.row import BenchRow
 from lanewise.bench.side import Side
 from lanewise.bench.tune import tune
 from lanewise.config import Equality, ReducerName, RunConfig
+from lanewise.config.class_path import add_search_path
+from lanewise.config.classes import check_classes
 from lanewise.errors import LanewiseError, text_of
 from lanewise.launch.scratch import scratch_folder
 from lanewise.plan.plan import plan
@@ -33,7 +35,7 @@ def bench(
     seconds: float,
     tunes: bool = False,
     show: Show = lambda _: None,
-) -> Report:
+) -> BenchReport:
     """Measure the user's task under each reducer, on numbers of devices, in both grades.
 
     Args:
@@ -55,11 +57,13 @@ def bench(
     begin = time.monotonic()
     config = configure([])
     config.batch.require_number("bench")
+    add_search_path(config.search_path)
+    check_classes(config)
     is_here = config.distributed.launcher == "local"
     modes = modes_here(reducers, devices, config) if is_here else modes_on_hosts(reducers, config)
     plans, why_no_plan = _plans(config, sorted({mode.num_devices for mode in modes}), show)
     rows = {mode: _row(mode, config, plans.get(mode.equality)) for mode in modes}
-    report = Report(config, rows, why_no_plan, tunes=tunes)
+    report = BenchReport(config, rows, why_no_plan, tunes=tunes)
     try:
         if is_here:
             _measure_here(rows, configure, begin + seconds, show)
@@ -94,28 +98,28 @@ def _plans(config: RunConfig, devices: Sequence[int], show: Show) -> tuple[Mappi
     return plans, ""
 
 
-def _row(mode: Mode, config: RunConfig, plan: Plan | None) -> Row:
+def _row(mode: Mode, config: RunConfig, plan: Plan | None) -> BenchRow:
     """Return the row of a mode that has not been measured, with what the plan says of it."""
+    row = BenchRow(mode, precision=config.precision)
     if plan is None:
-        return Row(mode)
+        return row
+    row.flops_per_sample = plan.flops_per_sample
     is_checkpointed = config.memory.activation_checkpointing is not None
     for planned in plan.rows:
         setting = planned.setting
-        if (setting.reducer, setting.num_devices) == (
-            mode.reducer,
-            mode.num_devices,
-        ) and planned.is_checkpointed == is_checkpointed:
-            return Row(mode, planned.memory.num_bytes, planned.sent_bytes, plan.flops_per_sample)
-    return Row(mode, flops_per_sample=plan.flops_per_sample)
+        is_of_mode = (setting.reducer, setting.num_devices) == (mode.reducer, mode.num_devices)
+        if is_of_mode and planned.is_checkpointed == is_checkpointed:
+            row.planned_bytes, row.sent_bytes = planned.memory.num_bytes, planned.sent_bytes
+    return row
 
 
-def _measure_here(rows: Mapping[Mode, Row], configure: Configure, end: float, show: Show) -> None:
+def _measure_here(rows: Mapping[Mode, BenchRow], configure: Configure, end: float, show: Show) -> None:
     """Measure on this machine, group after group; the sides of a group stay warm beside each other."""
     waiting, begin = list(rows.values()), time.monotonic()
     with scratch_folder() as folder:
         while waiting:
             with ExitStack() as stack:
-                sides: dict[Row, Side] = {}
+                sides: dict[BenchRow, Side] = {}
                 while waiting and _have_room(sides.values()):
                     row = waiting.pop(0)
                     show(f"starting {row.mode}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from lanewise.bench.job import BenchJob, First, Turn
 from lanewise.bench.measure import Show
 from lanewise.bench.modes import GRADES, Configure, Mode, overrides_of
-from lanewise.bench.row import Row
+from lanewise.bench.row import BenchRow
 from lanewise.config import ReducerName, RunConfig
 from lanewise.config.hosts import read_hosts
 from lanewise.errors import ConfigError, LanewiseError, text_of
@@ -37,7 +37,7 @@ def modes_on_hosts(reducers: Sequence[ReducerName], config: RunConfig) -> list[M
     return modes + [Mode(reducer, place.world_size, equality) for reducer in several for equality in GRADES]
 
 
-def measure_on_hosts(rows: Mapping[Mode, Row], configure: Configure, end: float, show: Show) -> None:
+def measure_on_hosts(rows: Mapping[Mode, BenchRow], configure: Configure, end: float, show: Show) -> None:
     """Measure one mode after the other, each in an equal part of the time."""
     for number, (mode, row) in enumerate(rows.items()):
         show(f"running {mode}")

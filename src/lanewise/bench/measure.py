@@ -8,16 +8,15 @@ from uuid import uuid4
 
 from lanewise.bench.job import LEAST_ROUNDS, BenchJob
 from lanewise.bench.rounds import take_turns
-from lanewise.bench.row import Row
+from lanewise.bench.row import BenchRow
 from lanewise.bench.side import Side
-from lanewise.device.peak import peak_flops_per_second
 from lanewise.errors import LanewiseError, text_of
 
 Show = Callable[[str], None]
 """Is told what is being done."""
 
 
-def start(row: Row, jobs: Callable[[], Sequence[BenchJob]], folder: Path) -> Side | None:
+def start(row: BenchRow, jobs: Callable[[], Sequence[BenchJob]], folder: Path) -> Side | None:
     """Start the processes of a row; None where they fail, which the row notes.
 
     Args:
@@ -31,11 +30,10 @@ def start(row: Row, jobs: Callable[[], Sequence[BenchJob]], folder: Path) -> Sid
         row.failure = text_of(error)
         return None
     row.firsts = side.firsts
-    row.peak_flops = peak_flops_per_second(side.firsts[0].device, side.precision)
     return side
 
 
-def take_rounds(sides: Mapping[Row, Side], end: float, show: Show) -> None:
+def take_rounds(sides: Mapping[BenchRow, Side], end: float, show: Show) -> None:
     """Let the sides take turns until all rows are steady, or the time is over.
 
     Args:
@@ -52,7 +50,7 @@ def take_rounds(sides: Mapping[Row, Side], end: float, show: Show) -> None:
             return
 
 
-def _take_turn(row: Row, side: Side) -> None:
+def _take_turn(row: BenchRow, side: Side) -> None:
     if row.failure:
         return
     try:

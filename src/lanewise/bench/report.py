@@ -13,7 +13,7 @@ from lanewise.bench.job import LEAST_ROUNDS, NUM_FIRST_STEPS
 from lanewise.bench.machine import describe_machine, describe_versions
 from lanewise.bench.modes import GRADES, Mode, left_out
 from lanewise.bench.rounds import MiddleHalf
-from lanewise.bench.row import STEADY, Row
+from lanewise.bench.row import STEADY, BenchRow
 from lanewise.bench.tune import ANOTHER_MODEL, Trial, to_paste
 from lanewise.config import RunConfig
 from lanewise.config.load import Override
@@ -23,11 +23,11 @@ _NOISY = "*"
 
 
 @dataclass
-class Report:
+class BenchReport:
     """What was measured."""
 
     config: RunConfig
-    rows: Mapping[Mode, Row]
+    rows: Mapping[Mode, BenchRow]
     why_no_plan: str = ""
     """Why nothing is said of memory and operations beside what was measured; empty where it is."""
     is_interrupted: bool = False
@@ -42,16 +42,16 @@ class Report:
     """Whether there is an earlier one."""
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> BenchRow | None:
         """The fastest row of those with most devices, in the grade of the configuration."""
         return max(self._measured, key=lambda row: (row.mode.num_devices, _median(row)), default=None)
 
     @property
-    def fastest(self) -> Row | None:
+    def fastest(self) -> BenchRow | None:
         """The fastest row in the grade of the configuration."""
         return max(self._measured, key=_median, default=None)
 
-    def speed_up(self, row: Row) -> float | None:
+    def speed_up(self, row: BenchRow) -> float | None:
         """Return how many times as fast as one device of the same grade a row is; None where not known."""
         alone = self.rows.get(Mode("single", 1, row.mode.equality))
         if alone is None or not alone.rounds or not row.rounds:
@@ -132,12 +132,12 @@ class Report:
         yield f"another model, so not tried: {ANOTHER_MODEL}"
 
     @property
-    def _measured(self) -> list[Row]:
+    def _measured(self) -> list[BenchRow]:
         """Those of them that train one model and were measured."""
         return [row for row in self._of_grade if row.rounds and not row.mode.is_ceiling]
 
     @property
-    def _of_grade(self) -> list[Row]:
+    def _of_grade(self) -> list[BenchRow]:
         """The rows of the grade of the configuration."""
         equality = self.config.distributed.equality
         return [row for row in self.rows.values() if row.mode.equality == equality]
@@ -181,7 +181,7 @@ class Report:
 
     def _resources(self) -> Table:
         """Draw memory, operations and units; what no row has gets no column."""
-        columns: dict[str, Callable[[Row], str]] = {
+        columns: dict[str, Callable[[BenchRow], str]] = {
             "first": lambda row: _mib(row.first_bytes),
             "fullest": lambda row: _mib(row.fullest_bytes),
             "plan": lambda row: _mib(row.planned_bytes),
@@ -204,7 +204,7 @@ def _outcome(trial: Trial) -> dict[str, Any]:
     return {"is_kept": trial.is_kept, "gain": trial.gain, "failure": trial.failure or None}
 
 
-def _median(row: Row) -> float:
+def _median(row: BenchRow) -> float:
     speed = row.samples_per_second
     return 0.0 if speed is None else speed.median
 
@@ -217,11 +217,11 @@ def _table() -> Table:
     return table
 
 
-def _head(row: Row) -> tuple[str, str]:
+def _head(row: BenchRow) -> tuple[str, str]:
     return row.mode.name, f"{row.mode.num_devices:,}"
 
 
-def _speed(row: Row | None) -> str:
+def _speed(row: BenchRow | None) -> str:
     """Write samples per second with their spread, a mark where they are noisy."""
     if row is None:
         return ""

@@ -8,6 +8,7 @@ from typing import Any
 from lanewise.bench.job import LEAST_ROUNDS, First, Turn
 from lanewise.bench.modes import Mode
 from lanewise.bench.rounds import MiddleHalf
+from lanewise.device.peak import peak_flops_per_second
 from lanewise.engine.step.clock import PHASES
 from lanewise.watch.heartbeat import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER
 
@@ -18,7 +19,7 @@ _LARGE = 0.1
 
 
 @dataclass(eq=False)
-class Row:
+class BenchRow:
     """A mode, and what its processes measured."""
 
     mode: Mode
@@ -27,8 +28,8 @@ class Row:
     sent_bytes: float | None = None
     """What `plan` says that a process sends in a step."""
     flops_per_sample: float | None = None
-    peak_flops: float | None = None
-    """What a device computes in a second at most, by its data sheet."""
+    precision: str = "float32"
+    """Of the run."""
     firsts: Sequence[First] = ()
     """Of each process."""
     rounds: list[Sequence[Turn]] = field(default_factory=list)
@@ -57,7 +58,7 @@ class Row:
             return None
         return self._per_second([[turn.num_units for turn in turns] for turns in self.rounds])
 
-    def is_faster_than(self, other: "Row") -> bool:
+    def is_faster_than(self, other: "BenchRow") -> bool:
         """Tell whether it is faster beyond the spread: the middle halves of their rounds do not meet."""
         own, others = self.samples_per_second, other.samples_per_second
         return own is not None and others is not None and own.low > others.high
@@ -95,7 +96,8 @@ class Row:
     def utilization(self) -> float | None:
         """The part of the operations that the device could do (MFU); None where that is not known."""
         flops = self.flops_per_second
-        return None if flops is None or self.peak_flops is None else flops / self.peak_flops
+        peak = peak_flops_per_second(self.firsts[0].device, self.precision) if self.firsts else None
+        return None if flops is None or peak is None else flops / peak
 
     def phases_of(self, process: int) -> dict[str, float]:
         """Return the seconds of each phase in a step of one process: the median of the rounds."""

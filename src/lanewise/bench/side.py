@@ -35,7 +35,6 @@ class Side:
     """
 
     def __init__(self, jobs: Sequence[BenchJob], address: Path) -> None:
-        self.precision = jobs[0].config.precision
         self._stack = ExitStack()
         self._worlds: list[_World] = []
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lanewise.bench.job import BenchJob
 from lanewise.bench.measure import Show, start, take_rounds
-from lanewise.bench.row import Row
+from lanewise.bench.row import BenchRow
 from lanewise.config import RunConfig
 from lanewise.config.load import Override
 from lanewise.config.strict_yaml import read_yaml, write_yaml
@@ -40,7 +40,7 @@ class Trial:
 
 
 def tune(
-    fastest: Row,
+    fastest: BenchRow,
     config: RunConfig,
     build_jobs: Callable[[Sequence[Override]], Sequence[BenchJob]],
     block_classes: Sequence[str],
@@ -87,7 +87,7 @@ def _changes(config: RunConfig, block_classes: Sequence[str]) -> Iterator[Overri
 
 
 def _try(
-    fastest: Row,
+    fastest: BenchRow,
     build_jobs: Callable[[Sequence[Override]], Sequence[BenchJob]],
     kept: Sequence[Override],
     change: Override,
@@ -95,7 +95,7 @@ def _try(
     end: float,
 ) -> Trial:
     """Let the run with the change and the run without it take turns."""
-    before, after = Row(fastest.mode), Row(fastest.mode)
+    before, after = BenchRow(fastest.mode), BenchRow(fastest.mode)
     overrides = {before: kept, after: [*kept, change]}
     with ExitStack() as stack:
         sides = {}

@@ -30,7 +30,11 @@ _REDUCERS = Argument[Sequence[ReducerName]](
     "--reducers", "reducers to measure; all if left out", "A,B", _read_reducers, _REDUCERS_THERE_ARE
 )
 _DEVICES = Argument[Sequence[int]](
-    "--devices", "numbers of devices of this machine; 1,2 if left out", "A,B", read_counts, (1, 2)
+    "--devices",
+    "numbers of devices of this machine; if left out one and all accelerators, on a CPU 1,2",
+    "A,B",
+    read_counts,
+    (),
 )
 _SECONDS = amount("--seconds", "when to stop measuring rows that are noisy; 60 if left out", "N")
 _COMPARE = Argument[Path | None](
@@ -59,10 +63,12 @@ def bench(arguments: Arguments) -> int:
             prepare_workers(config.distributed.threads, equality, *MODULES)
 
         from lanewise.bench.bench import bench as run
+        from lanewise.device.choice import count_accelerators
 
+        num_accelerators = count_accelerators(config.distributed.device_type)
         report = run(
             configure,
-            arguments[_DEVICES],
+            arguments[_DEVICES] or (1, num_accelerators or 2),
             arguments[_REDUCERS],
             seconds=arguments[_SECONDS] or 60.0,
             tunes=arguments[_TUNE],

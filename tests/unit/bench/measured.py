@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from lanewise.bench.job import First, Turn
 from lanewise.bench.modes import Mode
-from lanewise.bench.row import Row
+from lanewise.bench.row import BenchRow
 from lanewise.engine.step.clock import PHASES
 
 COMPUTES = {"data": 0.02, "forward": 0.3, "backward": 0.6, "communication": 0.05, "optimizer": 0.03}
@@ -17,8 +17,10 @@ def turn(seconds: float, num_samples: int = 100, num_units: float | None = None,
     return Turn(10, seconds, num_samples, num_samples if num_units is None else num_units, of_step)
 
 
-def first(rank: int = 0, model: str = "0123456789", peak_bytes: tuple[int, ...] = (2**20,)) -> First:
-    return First(rank, model, peak_bytes, "cpu", (None, None), ())
+def first(
+    rank: int = 0, model: str = "0123456789", peak_bytes: tuple[int, ...] = (2**20,), device: str = "cpu"
+) -> First:
+    return First(rank, model, peak_bytes, device, (None, None), ())
 
 
 def row(
@@ -27,8 +29,8 @@ def row(
     phases: Sequence[Mapping[str, float]] = ({},),
     *,
     model: str = "0123456789",
-) -> Row:
+) -> BenchRow:
     """A row with a round for each number of seconds, of a process for each mapping of phases."""
-    measured = Row(mode, firsts=[first(rank, model) for rank in range(len(phases))])
+    measured = BenchRow(mode, firsts=[first(rank, model) for rank in range(len(phases))])
     measured.rounds = [[turn(one, **of_process) for of_process in phases] for one in seconds]
     return measured

@@ -7,24 +7,24 @@ from dataclasses import replace
 from rich.console import Console
 
 from lanewise.bench.modes import Mode
-from lanewise.bench.report import Report
-from lanewise.bench.row import Row
+from lanewise.bench.report import BenchReport
+from lanewise.bench.row import BenchRow
 from lanewise.bench.tune import Trial
 from lanewise.config import DistributedConfig
 from lanewise.config.load import Override
 from tests.distributed.tasks import Smooth, configure
-from tests.unit.bench.measured import row
+from tests.unit.bench.measured import first, row
 
 CONFIG = configure(Smooth, equality="close")
 ALONE, DDP = Mode("single", 1, "close"), Mode("ddp", 2, "close")
 FSDP, CEILING = Mode("fsdp", 2, "close"), Mode("single", 2, "close")
 
 
-def report(*rows: Row, config=CONFIG, **given) -> Report:
-    return Report(config, {one.mode: one for one in rows}, **given)
+def report(*rows: BenchRow, config=CONFIG, **given) -> BenchReport:
+    return BenchReport(config, {one.mode: one for one in rows}, **given)
 
 
-def drawn(shown: Report) -> str:
+def drawn(shown: BenchReport) -> str:
     file = io.StringIO()
     Console(file=file, width=80, highlight=False).print(shown.table())
     return file.getvalue()
@@ -35,7 +35,8 @@ def test_the_widest_rows_fit_into_80_columns():
     for num_devices, reducer in ((1, "single"), (1024, "balanced_data_parallel"), (1024, "single")):
         for equality in ("exact", "close"):
             one = row(Mode(reducer, num_devices, equality), [1e-5, 1.2e-5, 3e-5, 4e-5, 5e-5])
-            one.planned_bytes, one.flops_per_sample, one.peak_flops = 81_559_000_000, 1e9, 1e14
+            one.planned_bytes, one.flops_per_sample = 81_559_000_000, 1e9
+            one.firsts = [first(device="NVIDIA H200")]
             for turns in one.rounds:
                 for turn in turns:
                     object.__setattr__(turn, "num_units", 6400.0)
@@ -69,7 +70,7 @@ def test_models_that_differ_in_exact_are_told():
 
 
 def test_equal_failures_are_one_line_and_noisy_rows_are_marked():
-    failed = [Row(DDP._replace(equality=equality), failure="why") for equality in ("exact", "close")]
+    failed = [BenchRow(DDP._replace(equality=equality), failure="why") for equality in ("exact", "close")]
     shown = report(*failed, row(ALONE, [1.0, 2.0]))
     lines = list(shown.lines())
     assert lines[0] == "ddp on 2 devices, exact; ddp on 2 devices, close: why"
@@ -78,7 +79,7 @@ def test_equal_failures_are_one_line_and_noisy_rows_are_marked():
 
 
 def test_what_was_interrupted_before_anything_was_measured_has_no_table():
-    shown = report(Row(ALONE), Row(DDP), is_interrupted=True)
+    shown = report(BenchRow(ALONE), BenchRow(DDP), is_interrupted=True)
     assert drawn(shown).strip() == ""
     assert list(shown.lines()) == ["interrupted: this is what was measured until then"]
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lanewise.bench.modes import Mode
-from lanewise.bench.row import Row
+from lanewise.bench.row import BenchRow
 from tests.unit.bench.measured import first, row, turn
 
 ALONE = Mode("single", 1, "close")
@@ -16,19 +16,21 @@ WAITING = (
 
 
 def test_the_slowest_process_of_a_round_decides():
-    measured = Row(DDP, firsts=[first(0), first(1)], rounds=[[turn(1.0), turn(2.0)]] * 3)
+    measured = BenchRow(DDP, firsts=[first(0), first(1)], rounds=[[turn(1.0), turn(2.0)]] * 3)
     assert measured.samples_per_second == (50, 50, 50)
 
 
 def test_processes_that_never_talk_add_up():
-    measured = Row(Mode("single", 2, "close"), firsts=[first(), first()], rounds=[[turn(1), turn(2)]] * 3)
+    measured = BenchRow(
+        Mode("single", 2, "close"), firsts=[first(), first()], rounds=[[turn(1), turn(2)]] * 3
+    )
     assert measured.samples_per_second == (100, 100, 100)
     assert measured.model == ""
 
 
 def test_units_are_shown_where_they_are_not_the_samples():
     assert row(ALONE, [1.0] * 5).units_per_second is None
-    tokens = Row(ALONE, firsts=[first()], rounds=[[turn(2.0, 100, 6400.0)]])
+    tokens = BenchRow(ALONE, firsts=[first()], rounds=[[turn(2.0, 100, 6400.0)]])
     assert tokens.units_per_second == (3200, 3200, 3200)
 
 
@@ -50,9 +52,11 @@ def test_faster_is_what_is_faster_beyond_the_spread():
 
 def test_what_a_device_computes_is_compared_with_its_peak():
     measured = row(DDP, [1.0] * 5)  # 100 samples/s
-    measured.flops_per_sample, measured.peak_flops = 4e6, 1e9
-    assert measured.flops_per_second == 2e8
-    assert measured.utilization == pytest.approx(0.2)
+    measured.flops_per_sample, measured.precision = 4e11, "bf16"
+    assert measured.flops_per_second == 2e13
+    assert measured.utilization is None
+    measured.firsts = [first(device="NVIDIA H100 80GB HBM3")]
+    assert measured.utilization == pytest.approx(2e13 / 989.4e12)
 
 
 @pytest.mark.parametrize(
@@ -78,19 +82,19 @@ def test_the_link_is_named_with_what_is_sent():
 
 def test_compute_is_named_with_what_it_reaches():
     measured = row(ALONE, [1.0] * 5)
-    measured.flops_per_sample, measured.peak_flops = 4e6, 1e9
+    measured.flops_per_sample, measured.firsts = 3.24e10, [first(device="Tesla T4")]
     assert measured.bound() == "compute: forward and backward are 90% of a step, at 40% of the device's peak"
 
 
 def test_memory_is_that_of_the_first_and_of_the_fullest_device():
-    measured = Row(DDP, firsts=[first(0, peak_bytes=(5, 3)), first(1, peak_bytes=(7, 2))])
+    measured = BenchRow(DDP, firsts=[first(0, peak_bytes=(5, 3)), first(1, peak_bytes=(7, 2))])
     assert (measured.first_bytes, measured.fullest_bytes) == (5, 7)
-    unknown = Row(DDP, firsts=[first(0, peak_bytes=())])
+    unknown = BenchRow(DDP, firsts=[first(0, peak_bytes=())])
     assert (unknown.first_bytes, unknown.fullest_bytes) == (None, None)
 
 
 def test_a_row_that_failed_is_written_too():
-    failed = Row(DDP, failure="why")
+    failed = BenchRow(DDP, failure="why")
     written = json.loads(json.dumps(failed.to_json()))
     assert written["failure"] == "why"
     assert written["samples_per_second"] is written["bound"] is written["model"] is None
