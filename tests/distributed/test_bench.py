@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from lanewise.bench.job import NUM_FIRST_STEPS, BenchJob, First, Turn, _digest
 from lanewise.config import RunConfig, SchedulerConfig
 from lanewise.device.determinism import set_determinism
@@ -35,12 +37,14 @@ def test_the_model_is_that_of_a_run_after_the_first_steps():
         assert [first.rank for first in firsts] == list(range(num_processes))
 
 
-def test_turns_go_on_after_the_last_step_of_the_run():
-    """OneCycleLR raises an error in the step after its last one."""
-    one_cycle = SchedulerConfig(
-        class_path="torch.optim.lr_scheduler.OneCycleLR", init_args={"max_lr": 0.1, "total_steps": "auto"}
-    )
-    config = replace(configure(Smooth, num_lanes=4, steps=20), scheduler=one_cycle)
+@pytest.mark.parametrize(
+    ("name", "init_args"),
+    [("OneCycleLR", {"max_lr": 0.1, "total_steps": "auto"}), ("ReduceLROnPlateau", {})],
+)
+def test_turns_go_on_after_the_last_step_of_the_run(name, init_args):
+    """OneCycleLR raises an error in the step after its last one; ReduceLROnPlateau follows an evaluation."""
+    scheduler = SchedulerConfig(class_path=f"torch.optim.lr_scheduler.{name}", init_args=init_args)
+    config = replace(configure(Smooth, num_lanes=4, steps=20), scheduler=scheduler)
     ((firsts, rounds),) = run_distributed(measure, 1, config)
     assert len(rounds) >= 5
     assert sum(turn.num_steps for turns in rounds for turn in turns) > 20

@@ -143,7 +143,9 @@ class _MeasuredRun:
         dataset = task.train_dataset()  # whose memory is not counted
         task.train_dataset = lambda: dataset  # type: ignore[method-assign]
         task.eval_datasets = dict  # type: ignore[method-assign]
-        live = LiveStorage() if device.type == "cpu" and job.config.compile is None else None
+        # A compiled model runs otherwise while tensors are counted, and loader processes would count for ever.
+        can_count = job.config.compile is None and not job.config.data.num_workers
+        live = LiveStorage() if device.type == "cpu" and can_count else None
         with live or nullcontext():
             run = build_run(replace(job.config, evaluate=EvaluateConfig()), world, task)
             devices = [next(replica.parameters()).device for replica in run.reducer.replicas]
