@@ -62,7 +62,7 @@ class BenchReport:
         """Draw the speeds, the parts of a step, and the memory, each in 80 columns."""
         grade = self.config.distributed.equality
         tables = {
-            "samples/s, \N{PLUS-MINUS SIGN} half the width of the middle half of the rounds": self._speeds(),
+            "samples/s, +- half the width of the middle half of the rounds": self._speeds(),
             f"parts of a step, in {grade}": self._phases(),
             f"MiB of tensors on the first and on the fullest device, in {grade}": self._resources(),
         }
@@ -232,7 +232,7 @@ def _speed(row: BenchRow | None) -> str:
 
 def _spread(values: MiddleHalf) -> str:
     half = values.width / 2
-    return f"{_rate(values.median)} \N{PLUS-MINUS SIGN}{half:{'.1%' if half < 0.1 else '.0%'}}"
+    return f"{_rate(values.median)} +-{half:{'.1%' if half < 0.1 else '.0%'}}"
 
 
 def _rate(per_second: float) -> str:
