@@ -30,6 +30,7 @@ class RunDir:
         best.safetensors          the weights with the best evaluation so far, if evaluate.best is set
         checkpoints/step-000500/  the state after 500 steps, from which a run goes on
         tensorboard/              event files
+        profile/                  a trace and a table for each rank, with train.profile_steps
         audit/                    what every lane was given, with --audit
     """
 
@@ -44,6 +45,7 @@ class RunDir:
         self.best_model = path / "best.safetensors"
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
+        self.profile = path / "profile"
         self.audit = path / "audit"
         self._models = (self.model, self.averaged_model, self.best_model)
 
@@ -133,7 +135,8 @@ class RunDir:
         with writing(self.path):
             for file in files:
                 file.unlink(missing_ok=True)
-            for folder in (self.phases, self.log(0).parent, self.tensorboard, self.audit, self.checkpoints):
+            folders = (self.phases, self.log(0).parent, self.tensorboard, self.profile, self.audit)
+            for folder in (*folders, self.checkpoints):
                 if os.path.lexists(folder):
                     shutil.rmtree(folder)
 

@@ -18,7 +18,7 @@ ROWS = (
     {"loggers", "trackers", "transforms"},
     {"engine"},
     {"jobs"},
-    {"verify", "plan", "doctor"},
+    {"verify", "plan", "doctor", "report"},
     {"bench"},
     {"cli", "testing"},
     {"__main__"},  # starts cli, and is a row of its own for that reason only
@@ -28,7 +28,7 @@ ROOMS_OF_ENGINE = (
     {"step"},
     {"evaluation"},
     {"run", "own_loop"},
-    {"observers"},
+    {"observers", "profiler"},
     {"engine"},
     {"micro_batch"},
 )
@@ -53,7 +53,9 @@ LAUNCH_MAY_IMPORT = {"errors", "config", "die_with_parent", "watch"}
 MAY_IMPORT_LAUNCH = {"jobs", "verify", "bench", "plan", "doctor", "testing", "cli"}
 FORBIDDEN = {("data", "world"): "data is told which lanes to serve and never sees a rank"}
 MAY_IMPORT_LATE = {"", "cli", "jobs", "launch", "__main__"}
-NO_TORCH_AT_IMPORT = {"", "errors", "die_with_parent", "config", "lanes", "launch", "jobs", "cli", "__main__"}
+NO_TORCH_AT_IMPORT = {
+    *("", "errors", "die_with_parent", "config", "lanes", "launch", "jobs", "report", "cli", "__main__")
+}
 NO_TORCH_EVER = {"lanewise.config.classes"}
 
 

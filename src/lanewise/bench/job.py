@@ -143,7 +143,7 @@ class _MeasuredRun:
         dataset = task.train_dataset()  # whose memory is not counted
         task.train_dataset = lambda: dataset  # type: ignore[method-assign]
         task.eval_datasets = dict  # type: ignore[method-assign]
-        # A compiled model runs otherwise while tensors are counted, and loader processes would count for ever.
+        # A compiled model runs otherwise while tensors are counted; loader processes would count for ever.
         can_count = job.config.compile is None and not job.config.data.num_workers
         live = LiveStorage() if device.type == "cpu" and can_count else None
         with live or nullcontext():

@@ -93,10 +93,18 @@ def _placeholders_are_known(run_dir: str) -> Iterator[str]:
         )
 
 
+def _profiled_steps_are_a_range(profile_steps: tuple[int, ...]) -> Iterator[str]:
+    if profile_steps and (len(profile_steps) != 2 or profile_steps[0] > profile_steps[1]):
+        yield (
+            f"train.profile_steps must be the first and the last step to profile: got {list(profile_steps)}. "
+            "Write [10, 15]."
+        )
+
+
 class TrainConfig(Section):
     """How long to train, from which seed, and where the results go."""
 
-    RULES = (_some_end_is_given, _placeholders_are_known)
+    RULES = (_some_end_is_given, _placeholders_are_known, _profiled_steps_are_a_range)
     MOVED: ClassVar = {"warmup_steps": "scheduler.warmup"}
 
     run_dir: Annotated[str, A_PATH]
@@ -113,6 +121,9 @@ class TrainConfig(Section):
     """Largest L2 norm of the whole gradient, which is scaled down beyond it; unset: no clipping."""
     ema_decay: Annotated[float, above(0), below(1)] | None = None
     """Keep an exponential moving average of the weights, which is what gets evaluated; unset: none."""
+    profile_steps: tuple[Annotated[int, at_least(1)], ...] = ()
+    """The first and the last step, such as [10, 15], that torch's profiler records on every rank: a trace for
+    Perfetto and a table of the most expensive operators, in run_dir/profile. Unset: none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

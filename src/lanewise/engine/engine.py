@@ -14,6 +14,7 @@ from lanewise.data import LaneBatch
 from lanewise.device.accelerator import device_name, has_streams
 from lanewise.device.peak import peak_flops_per_second
 from lanewise.engine.observers import Observers
+from lanewise.engine.profiler import StepProfiler
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.saving import Saving
@@ -132,7 +133,7 @@ class Engine:
                 self._evaluate(self.first_step - 1, run_dir, observers)
             if self._saving is not None:
                 self._saving.wants_end = lambda: observers.stop_reason is not None
-            for report in self.steps():
+            for report in self._profiled(run_dir):
                 stops, self._is_ended_by_callback = report.totals.wants_stop, report.totals.wants_end
                 saves = self._saving is not None and self._saving.is_due_after(report.step)
                 saves = saves or report.totals.wants_save
@@ -173,6 +174,15 @@ class Engine:
             self._gradients.check()
         finally:
             self.close()
+
+    def _profiled(self, run_dir: RunDir) -> Iterator[StepReport]:
+        """Take the steps, and profile those of `train.profile_steps`."""
+        steps, config, world = self.steps(), self.run.config.train, self.run.world
+        if not config.profile_steps:
+            return steps
+        first, last = config.profile_steps
+        profiler = StepProfiler((first, last), run_dir.profile, world.rank, world.device)
+        return profiler.follow(steps, self.first_step)
 
     def close(self) -> None:
         """Stop the background work of the reducer."""

@@ -46,6 +46,7 @@ def describe_start(run: "Run", first_step: int) -> dict[str, Any]:
     config = json.dumps(asdict(run.config), default=str)
     return {
         "first_step": first_step + 1,
+        "last_step": run.last_step,
         "world_size": world.world_size,
         "hosts": Counter(host for host, _ in places),
         "devices": Counter(name for _, of_rank in places for name in of_rank),

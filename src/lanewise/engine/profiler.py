@@ -1,0 +1,79 @@
+"""Records some steps of a run with torch's profiler, on every rank, for Perfetto and as a table."""
+
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import final
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from lanewise.engine.step.train_step import StepReport
+from lanewise.errors import StorageError
+from lanewise.run_file import replace_text, writing
+
+logger = logging.getLogger(__name__)
+
+_NUM_OPERATORS = 40
+
+
+@final
+class StepProfiler:
+    """Writes a trace of some steps, `rank-00000.json.gz`, and the most expensive operators, `rank-00000.txt`.
+
+    Args:
+        steps: the first and the last one, from 1.
+        folder: of these files, made here.
+        rank: of this process.
+        device: where it computes.
+    """
+
+    def __init__(self, steps: tuple[int, int], folder: Path, rank: int, device: torch.device) -> None:
+        self._first, self._last = steps
+        self._folder = folder
+        self._rank = rank
+        self._device = device
+
+    def follow(self, reports: Iterator[StepReport], next_step: int) -> Iterator[StepReport]:
+        """Yield the reports of a run, and record the steps, with what is done between them.
+
+        Args:
+            reports: takes a step for each one.
+            next_step: the index of the first of these.
+        """
+        if next_step + 1 > self._first:
+            yield from reports
+            return
+        yield from islice(reports, self._first - 1 - next_step)
+        activities = [ProfilerActivity.CPU]
+        kind = self._device.type.upper()
+        if kind != "CPU" and kind in ProfilerActivity.__members__:
+            activities.append(ProfilerActivity[kind])
+        last: StepReport | None = None
+        with profile(activities=activities) as recorded:
+            for report in reports:
+                if report.step + 1 == self._last:
+                    last = report
+                    break
+                yield report
+        self._write(recorded)
+        if last is not None:
+            yield last
+            yield from reports
+
+    def _write(self, recorded: profile) -> None:
+        """Write the files; a disk that takes none of them is no reason to end the run."""
+        trace = self._folder / f"rank-{self._rank:05d}.json.gz"
+        sort_by = "self_cpu_time_total" if self._device.type == "cpu" else "self_device_time_total"
+        table = recorded.key_averages().table(sort_by=sort_by, row_limit=_NUM_OPERATORS)
+        try:
+            with writing(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                recorded.export_chrome_trace(str(trace))
+            replace_text(self._folder / f"rank-{self._rank:05d}.txt", f"{table}\n")
+        except StorageError as error:
+            logger.warning("the profile of steps %d to %d is lost: %s", self._first, self._last, error)
+            return
+        if self._rank == 0:
+            logger.info("steps %d to %d were profiled: %s", self._first, self._last, trace)
