@@ -5,7 +5,7 @@ from lanewise.cli.evaluate import DRY_RUN
 from lanewise.cli.help import help_width, write_keys
 from lanewise.config import MAY_DIFFER
 from lanewise.config.class_path import add_search_path
-from lanewise.config.load import load_config
+from lanewise.config.load import dump_config, load_config
 from lanewise.errors import ConfigError
 
 
@@ -30,6 +30,7 @@ _OVERWRITE = flag("--overwrite", "removes the run that is in run_dir, if there i
 _AUDIT = flag(
     "--audit", "writes the sample indices and a hash of the tensors of every lane, for `lanewise audit`"
 )
+_PRINT_CONFIG = flag("--print-config", "prints the configuration with all defaults, and does nothing")
 
 
 def train(arguments: Arguments) -> int:
@@ -39,6 +40,9 @@ def train(arguments: Arguments) -> int:
     if arguments[_OVERWRITE] and arguments[_RESUME]:
         raise ConfigError("--overwrite begins anew, and --resume goes on: leave one of them out.")
     config = load_config(arguments[_CONFIG], arguments.overrides)
+    if arguments[_PRINT_CONFIG]:
+        print(dump_config(config), end="")
+        return 0
 
     from lanewise.jobs.start import run_command
     from lanewise.jobs.train import TrainJob
@@ -76,7 +80,7 @@ Under torchrun, srun or mpirun each process joins the others. Give a CONFIG with
 of its classes.""",
     run=train,
     operands=(_CONFIG,),
-    options=(_RESUME, _ALLOW, _OVERWRITE, _AUDIT, DRY_RUN),
+    options=(_RESUME, _ALLOW, _OVERWRITE, _AUDIT, DRY_RUN, _PRINT_CONFIG),
     has_overrides=True,
     more_help=_describe_configuration,
 )

@@ -22,6 +22,7 @@ from lanewise.config.pins import pinned_variables as pinned_variables
 from lanewise.config.run import MAY_DIFFER as MAY_DIFFER
 from lanewise.config.run import BatchConfig as BatchConfig
 from lanewise.config.run import CheckpointConfig as CheckpointConfig
+from lanewise.config.run import ConsoleName as ConsoleName
 from lanewise.config.run import EarlyStoppingConfig as EarlyStoppingConfig
 from lanewise.config.run import EvaluateConfig as EvaluateConfig
 from lanewise.config.run import EveryConfig as EveryConfig

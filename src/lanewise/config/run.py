@@ -130,11 +130,17 @@ class TrainConfig(Section):
         object.__setattr__(self, "run_dir", expand_user(self.run_dir))
 
 
+ConsoleName = Literal["bar", "json"]
+
+
 class LogConfig(Section):
     """How often metrics are written and shown, besides after the first step and the last one."""
 
     every_steps: Annotated[int, at_least(1)] = 10
     """Optimizer steps from one line to the next; progress is shown as often, so set 1 for slow steps."""
+    console: ConsoleName = "bar"
+    """What the console shows: a bar, without a terminal a line now and then; or each line of metrics as JSON,
+    on the standard output."""
     gradients: bool = False
     """Whether a line has the norm of each parameter's gradient, before clipping."""
     flops_per_sample: Annotated[float, above(0)] | None = None

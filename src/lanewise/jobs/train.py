@@ -145,7 +145,8 @@ class TrainJob(Job):
             pins = "".join(f"# {name}: {value}\n" for name, value in exact_pins(world.device).items())
             replace_text(self.run_dir.config, f"{pins}{dump_config(self.config)}")
             evaluates_first = run.evaluation is not None and run.evaluation.is_due
-            loggers = build_loggers(self.run_dir, first_step, evaluates_first=evaluates_first)
+            console = self.config.log.console
+            loggers = build_loggers(self.run_dir, first_step, console, evaluates_first=evaluates_first)
             callbacks = [*loggers, *build_callbacks(self.config), *self.callbacks]
         saving = Saving(run, folder, wants_stop)
         record = (lambda batches: batches) if audit is None else audit.record

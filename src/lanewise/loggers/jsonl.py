@@ -40,10 +40,9 @@ class JsonlLogger(Callback):
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         if self._lines is None:
             self._lines = JsonLines(self._path)
-        self._lines.write({"epoch": epoch, "step": step, "time": time.time(), **finite})
+        self._lines.write(columns_of(epoch, step, metrics))
 
     def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `Callback`. A line of its own."""
@@ -57,6 +56,12 @@ class JsonlLogger(Callback):
         """See `Callback`."""
         if self._lines is not None:
             self._lines.close()
+
+
+def columns_of(epoch: int, step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Return what a line has."""
+    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    return {"epoch": epoch, "step": step, "time": time.time(), **finite}
 
 
 def cut(path: Path, after_step: int, *, evaluates_first: bool = False) -> None:

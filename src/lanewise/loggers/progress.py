@@ -1,19 +1,48 @@
-"""Shows on the console how far a run is: one bar on a terminal, a line now and then elsewhere."""
+"""Shows on the console how far a run is: a bar on a terminal, a line now and then elsewhere."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import final
 
 from rich import progress
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from lanewise.callback import Callback, RunStart
 from lanewise.task import TAKEN_NAMES
+from lanewise.watch.heartbeat import EVALUATION, SAVE, heartbeat
 
 _SECONDS_BETWEEN_LINES = 10.0
 _LEAST_OF_BAR, _MOST_OF_BAR = 10, 40
 _WIDTH_OF_TEXT = 80
 """Columns that the words and numbers beside a bar may take; a terminal that is no wider has no bar."""
+
+
+class _Bars(progress.Progress):
+    """The bar of the run, and below it one of the evaluation or of the save that goes on.
+
+    The second one is drawn from the heartbeat by the thread that redraws both, so that nothing has to be
+    called meanwhile.
+    """
+
+    _second: progress.TaskID | None = None
+
+    def add_second(self) -> None:
+        """Add the second bar, below those that there are."""
+        self._second = self.add_task("", visible=False, total=None, epoch="", text="")
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """See `rich.progress.Progress`."""
+        if self._second is not None:
+            phase, (done, total) = heartbeat.note[0], heartbeat.evaluated
+            is_evaluated = phase == EVALUATION and total > 0
+            self.update(
+                self._second,
+                visible=phase in (EVALUATION, SAVE),
+                completed=done if is_evaluated else 0,
+                total=total if is_evaluated else None,
+                epoch=phase,
+            )
+        yield from super().get_renderables()
 
 
 @final
@@ -33,7 +62,7 @@ class ProgressLogger(Callback):
         if self._console.is_terminal:
             self._room = self._console.width - _WIDTH_OF_TEXT
             self._column = progress.BarColumn(min(_MOST_OF_BAR, self._room))
-            self._bar = progress.Progress(
+            self._bar = _Bars(
                 progress.TextColumn("{task.fields[epoch]}"),
                 *([self._column] if self._room > 0 else []),
                 progress.MofNCompleteColumn(),
@@ -47,6 +76,7 @@ class ProgressLogger(Callback):
             self._row = self._bar.add_task(
                 "", total=start.last_step, completed=start.first_step - 1, epoch="", text=""
             )
+            self._bar.add_second()
             self._bar.start()
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:

@@ -26,6 +26,8 @@ class Heartbeat:
 
         self.num_pieces = 0
         """How many pieces of files were written or verified: progress besides the notes."""
+        self.evaluated = (0, 0)
+        """Of the eval dataset that this process evaluates last: its micro-batches that are done, and all."""
 
     @property
     def step(self) -> int | None:

@@ -231,13 +231,16 @@ class Evaluator:
             fills_empty=not may_stop_alone,
         )
 
+        num_lanes = sum(1 for turn in eval_set.schedule.turns(self.placement.own) if turn.positions)
+        heartbeat.evaluated = (0, num_lanes)
+
         def lane_of(batch: LaneBatch) -> TaskLane:
             heartbeat.note = (EVALUATION, heartbeat.step, batch.turn.lane)
+            heartbeat.evaluated = (heartbeat.evaluated[0] + 1, num_lanes)
             if may_stop_alone and wants_stop():
                 raise PreemptedError(_STOPPED.format(eval_set.name))
             return self.lanes.evaluation_lane(batch)
 
-        num_lanes = sum(1 for turn in eval_set.schedule.turns(self.placement.own) if turn.positions)
         evaluate = evaluate_lanes if self.reducer is None else self.reducer.evaluate
         return evaluate(self.model, map(lane_of, batches), num_lanes, compute)
 

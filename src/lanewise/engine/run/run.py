@@ -9,6 +9,7 @@ from lanewise.config import RunConfig
 from lanewise.data import LaneLoader
 from lanewise.engine.evaluation.evaluation import Evaluation
 from lanewise.engine.run.scheduler import Plateau
+from lanewise.engine.run.summary import summarize
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.run_state import RunState
 from lanewise.engine.step.clock import StepClock
@@ -81,11 +82,14 @@ class Run:
         lanes_each = sorted({len(lanes) for lanes in lane_ranges(schedule.num_lanes, num_devices)})
         processes = "1 process" if world.world_size == 1 else f"{world.world_size} processes"
         distributed = self.config.distributed
+        if parts := summarize(self.training.model):
+            logger.info("%s", parts)
         logger.info(
-            "parameters: %s, trained: %s\n"
+            "parameters: %s (%.4g MiB), trained: %s\n"
             "samples: %s, in steps of %s = %s lanes x %d; steps: %s in an epoch, %s in all\n"
             "%s on %s, reducer %s (%s); lanes each: %s; threads each: %d",
             f"{sum(parameter.numel() for parameter in parameters):,}",
+            sum(parameter.numel() * parameter.element_size() for parameter in parameters) / 2**20,
             f"{sum(parameter.numel() for parameter in parameters if parameter.requires_grad):,}",
             f"{schedule.num_samples:,}",
             f"{schedule.global_batch_size:,}",
