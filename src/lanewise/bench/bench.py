@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from lanewise.bench.hosts import measure_on_hosts, modes_on_hosts
 from lanewise.bench.job import BenchJob
@@ -18,7 +19,6 @@ from lanewise.config import Equality, ReducerName, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes
 from lanewise.errors import LanewiseError, text_of
-from lanewise.launch.scratch import scratch_folder
 from lanewise.plan.plan import plan
 from lanewise.plan.result import Plan
 from lanewise.plan.row import Machine
@@ -31,6 +31,7 @@ def bench(
     configure: Configure,
     devices: Sequence[int],
     reducers: Sequence[ReducerName],
+    folder: Path,
     *,
     seconds: float,
     tunes: bool = False,
@@ -42,6 +43,7 @@ def bench(
         configure: gives the run; nothing is written to its run_dir.
         devices: numbers of devices of this machine; on other hosts they are those of the configuration.
         reducers: those to measure, where they can have so many devices.
+        folder: where sockets may lie.
         seconds: when rounds end, although some rows may be noisy still; trials have as many besides.
         tunes: whether to try what makes the fastest mode faster and leaves its model the same.
         show: see `Show`.
@@ -66,7 +68,7 @@ def bench(
     report = BenchReport(config, rows, why_no_plan, tunes=tunes)
     try:
         if is_here:
-            _measure_here(rows, configure, begin + seconds, show)
+            _measure_here(rows, configure, folder, begin + seconds, show)
         else:
             measure_on_hosts(rows, configure, begin + seconds, show)
         if tunes and report.fastest is not None:
@@ -76,6 +78,7 @@ def bench(
                 jobs_of(mode, configure)[0].config,
                 lambda overrides: jobs_of(mode, lambda more: configure([*overrides, *more])),
                 alone.firsts[0].block_classes if alone is not None and alone.firsts else (),
+                folder,
                 seconds=seconds,
                 show=show,
             )
@@ -113,23 +116,24 @@ def _row(mode: Mode, config: RunConfig, plan: Plan | None) -> BenchRow:
     return row
 
 
-def _measure_here(rows: Mapping[Mode, BenchRow], configure: Configure, end: float, show: Show) -> None:
+def _measure_here(
+    rows: Mapping[Mode, BenchRow], configure: Configure, folder: Path, end: float, show: Show
+) -> None:
     """Measure on this machine, group after group; the sides of a group stay warm beside each other."""
     waiting, begin = list(rows.values()), time.monotonic()
-    with scratch_folder() as folder:
-        while waiting:
-            with ExitStack() as stack:
-                sides: dict[BenchRow, Side] = {}
-                while waiting and _have_room(sides.values()):
-                    row = waiting.pop(0)
-                    show(f"starting {row.mode}")
-                    side = start(row, partial(jobs_of, row.mode, configure), folder)
-                    if side is not None:
-                        sides[row] = side
-                        stack.callback(side.close)
-                take_rounds(sides, end - (end - begin) * len(waiting) / len(rows), show)
-                for side in sides.values():  # so that all end at the same time
-                    side.dismiss()
+    while waiting:
+        with ExitStack() as stack:
+            sides: dict[BenchRow, Side] = {}
+            while waiting and _have_room(sides.values()):
+                row = waiting.pop(0)
+                show(f"starting {row.mode}")
+                side = start(row, partial(jobs_of, row.mode, configure), folder)
+                if side is not None:
+                    sides[row] = side
+                    stack.callback(side.close)
+            take_rounds(sides, end - (end - begin) * len(waiting) / len(rows), show)
+            for side in sides.values():  # so that all end at the same time
+                side.dismiss()
 
 
 def jobs_of(mode: Mode, configure: Configure) -> list[BenchJob]:

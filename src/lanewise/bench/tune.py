@@ -14,7 +14,6 @@ from lanewise.bench.row import BenchRow
 from lanewise.config import RunConfig
 from lanewise.config.load import Override
 from lanewise.config.strict_yaml import read_yaml, write_yaml
-from lanewise.launch.scratch import scratch_folder
 
 ANOTHER_MODEL = "batch.global_batch_size, batch.micro_batch_size, precision, distributed.threads"
 """What may be faster, but trains another model."""
@@ -44,6 +43,7 @@ def tune(
     config: RunConfig,
     build_jobs: Callable[[Sequence[Override]], Sequence[BenchJob]],
     block_classes: Sequence[str],
+    folder: Path,
     *,
     seconds: float,
     show: Show,
@@ -55,18 +55,18 @@ def tune(
         config: the run, in that mode.
         build_jobs: returns the jobs of the mode with some overrides.
         block_classes: classes of the model's modules that may be blocks.
+        folder: where sockets may lie.
         seconds: for all trials.
         show: see `Show`.
     """
     kept: list[Override] = []
-    with scratch_folder() as folder:
-        for change in _changes(config, block_classes):
-            show(f"trying --{change.key}={change.text}")
-            end = time.monotonic() + seconds / _NUM_TRIALS
-            trial = _try(fastest, build_jobs, kept, change, folder, end)
-            yield trial
-            if trial.is_kept:
-                kept = [*(one for one in kept if one.key != change.key), change]
+    for change in _changes(config, block_classes):
+        show(f"trying --{change.key}={change.text}")
+        end = time.monotonic() + seconds / _NUM_TRIALS
+        trial = _try(fastest, build_jobs, kept, change, folder, end)
+        yield trial
+        if trial.is_kept:
+            kept = [*(one for one in kept if one.key != change.key), change]
 
 
 def _changes(config: RunConfig, block_classes: Sequence[str]) -> Iterator[Override]:

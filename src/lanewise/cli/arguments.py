@@ -38,6 +38,8 @@ class Argument(Generic[T]):
     read: Callable[[str], T] = str  # type: ignore[assignment]  # where T is str
     """Makes the value of the text; a ValueError completes the sentence that begins with `NAME must`."""
     default: T = REQUIRED
+    is_repeated: bool = False
+    """Whether an operand, the last one, may be given several times; `Arguments.all_of` returns them."""
 
     @property
     def spelling(self) -> str:
@@ -46,8 +48,9 @@ class Argument(Generic[T]):
 
     @property
     def usage(self) -> str:
-        """Its spelling; in brackets if it may be left out."""
-        return self.spelling if self.default is REQUIRED else f"[{self.spelling}]"
+        """Its spelling; in brackets if it may be left out, with dots if it may be repeated."""
+        spelling = self.spelling if self.default is REQUIRED else f"[{self.spelling}]"
+        return f"{spelling} ..." if self.is_repeated else spelling
 
 
 def flag(name: str, meaning: str) -> Argument[bool]:
@@ -61,8 +64,14 @@ class Arguments:
 
     wants_help: bool = False
     values: dict[Argument[Any], Any] = field(default_factory=dict)
+    further: list[Any] = field(default_factory=list)
+    """Values of the last operand after the first one, where it may be repeated."""
     overrides: list[Override] = field(default_factory=list)
     """Of the configuration, in their order."""
+
+    def all_of(self, operand: Argument[T]) -> Sequence[T]:
+        """Return the values of an operand that may be repeated."""
+        return [self[operand], *self.further]
 
     def __getitem__(self, argument: Argument[T]) -> T:
         """Return the value of an argument; its default, if it was not given."""
@@ -126,6 +135,13 @@ def read_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
         mistakes += _read(operand, text, found.values)
     if not found.wants_help:
         mistakes += _missing(command, operands, found)
+    if command.operands and command.operands[-1].is_repeated:
+        last, extra = command.operands[-1], operands[len(command.operands) :]
+        del operands[len(command.operands) :]
+        for text in extra:
+            values: dict[Argument[Any], Any] = {}
+            mistakes += _read(last, text, values)
+            found.further.append(values[last])
     names = " ".join(operand.usage for operand in command.operands)
     mistakes += [
         f"{command.name} takes {names}: got {extra} as well. An option begins with --; quote what has spaces."

@@ -12,6 +12,7 @@ from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
 from lanewise.config import ReducerName, RunConfig
 from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
+from lanewise.launch.scratch import temporary_folder
 from lanewise.run_file import reading
 from lanewise.world.environment import Environment
 
@@ -53,7 +54,7 @@ def bench(arguments: Arguments) -> int:
         return load_config(arguments[CONFIG], given)
 
     before = _read(file) if (file := arguments[_COMPARE]) is not None else None
-    with showing_progress() as show:
+    with temporary_folder() as folder, showing_progress() as show:
         config = configure([])
         show(f"importing {config.task.class_path}")
         from lanewise.bench import MODULES
@@ -70,6 +71,7 @@ def bench(arguments: Arguments) -> int:
             configure,
             arguments[_DEVICES] or (1, num_accelerators or 2),
             arguments[_REDUCERS],
+            folder,
             seconds=arguments[_SECONDS] or 60.0,
             tunes=arguments[_TUNE],
             show=show,

@@ -43,6 +43,7 @@ COMMANDS = {
     "bench": ("CONFIG --devices 1,2", "measure every mode, and say what bounds it"),
     "doctor": ("[CONFIG]", "find the host, clock, disk or link that is at fault"),
     "runs": ("[DIR]", "list runs: how each stands, and how to go on"),
+    "report": ("RUN ... --out FILE.html", "write a page about runs, with charts"),
     "audit": ("RUN", "check that every sample was trained once, where it was planned"),
     "checkpoints": ("RUN", "list the checkpoints of a run, and verify them"),
     "export": ("RUN_OR_CHECKPOINT --output F", "write the weights of a checkpoint"),

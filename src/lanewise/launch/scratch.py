@@ -53,6 +53,24 @@ def scratch_folder() -> Iterator[Path]:
         yield folder
 
 
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder like `scratch_folder`, where this process and those that it starts keep temporary files.
+
+    Among them are kernels that torch caches.
+    """
+    with scratch_folder() as folder:
+        before = tempfile.tempdir, os.environ.get("TMPDIR")
+        tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+        try:
+            yield folder
+        finally:
+            tempfile.tempdir, variable = before
+            del os.environ["TMPDIR"]
+            if variable is not None:
+                os.environ["TMPDIR"] = variable
+
+
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     del _folders[folder]

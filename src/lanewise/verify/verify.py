@@ -10,7 +10,7 @@ from lanewise.device.choice import accelerator_type, count_accelerators
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.jobs.start import prepare_workers, start
 from lanewise.lanes import lane_ranges
-from lanewise.launch.scratch import scratch_folder
+from lanewise.launch.scratch import temporary_folder
 from lanewise.verify import MODULES
 from lanewise.verify.diagnose import diagnose, notes
 from lanewise.verify.evidence import Evidence, LayoutResult
@@ -55,8 +55,7 @@ def verify(
     counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]
     one, kind = ("device", "devices") if config.distributed.is_one_process else ("process", "processes")
     names = [f"1 {one}", "1 again", *(f"{count} {kind}" for count in counts[2:])]
-    # Temporary files of the processes, such as kernels that torch caches, go to the same folder.
-    with scratch_folder() as folder, _environment(TMPDIR=str(folder)):
+    with temporary_folder() as folder:
         jobs = [
             VerifyJob(
                 _in_exact(config, count),

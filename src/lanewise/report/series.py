@@ -1,0 +1,126 @@
+"""Reads metrics.jsonl into columns of numbers, a million lines at a time, and thins them for a chart."""
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tsdownsample import MinMaxDownsampler
+
+from lanewise.report.lines import JsonLinesReader
+
+MOST_POINTS = 600
+"""Of a line in a chart; a screen has about twice as many columns."""
+_PLACES = ("epoch", "step", "time")
+
+
+class Points(NamedTuple):
+    """The points of a line in a chart."""
+
+    steps: NDArray[np.float64]
+    times: NDArray[np.float64]
+    """In seconds since the epoch."""
+    values: NDArray[np.float64]
+    """NaN where the run wrote no number: a gap."""
+
+
+@dataclass
+class _Table:
+    """The lines that have the same names, as columns."""
+
+    names: tuple[str, ...]
+    columns: "list[array[float]]" = field(default_factory=list)
+
+    def append(self, values: Sequence[Any]) -> None:
+        for column, value in zip(self.columns, values, strict=True):
+            try:
+                column.append(value)
+            except TypeError:  # null, or what is no number at all
+                column.append(math.nan)
+
+
+def read_series(lines: JsonLinesReader) -> dict[str, Points]:
+    """Return the points of every metric, in the order in which they were written.
+
+    Args:
+        lines: of a file with a step, and mostly a time, in each line; others are left out.
+    """
+    tables: dict[tuple[str, ...], _Table] = {}
+    for line in lines:
+        if type(line.get("step")) is not int:
+            continue
+        names = tuple(line)
+        table = tables.get(names)
+        if table is None:
+            table = tables[names] = _Table(names, [array("d") for _ in names])
+        with suppress(OverflowError):
+            table.append(list(line.values()))
+    found: dict[str, list[Points]] = {}
+    for table in tables.values():
+        columns = {
+            name: np.frombuffer(column) for name, column in zip(table.names, table.columns, strict=True)
+        }
+        steps = columns["step"]
+        times = columns.get("time", np.full_like(steps, np.nan))
+        for name, values in columns.items():
+            if name not in _PLACES:
+                found.setdefault(name, []).append(Points(steps, times, values))
+    return {name: _in_order(parts) for name, parts in found.items()}
+
+
+def _in_order(parts: Sequence[Points]) -> Points:
+    if len(parts) == 1:
+        return parts[0]
+    joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    order = np.argsort(joined[0], kind="stable")
+    return Points(*(column[order] for column in joined))
+
+
+def thinned(points: Points, most: int = MOST_POINTS) -> Points:
+    """Return at most about so many points, of which each stretch keeps its extremes; gaps stay gaps."""
+    is_number = np.isfinite(points.values)
+    numbers = np.flatnonzero(is_number)
+    if len(numbers) > most:
+        chosen = MinMaxDownsampler().downsample(  # type: ignore[no-untyped-call]
+            np.ascontiguousarray(points.values[numbers]), n_out=most - most % 2
+        )
+        kept = {int(numbers[index]) for index in chosen} | {int(numbers[0]), int(numbers[-1])}
+        numbers = np.array(sorted(kept), dtype=np.int64)
+    # One point without a value stands for all between two that are kept.
+    num_gaps = np.cumsum(~is_number)
+    gaps = [
+        int(np.searchsorted(num_gaps, num_gaps[begin] + 1))
+        for begin, end in pairwise(numbers)
+        if num_gaps[end] > num_gaps[begin]
+    ]
+    places = np.sort(np.concatenate([numbers, np.array(gaps, dtype=np.int64)]))
+    return Points(*(column[places] for column in points))
+
+
+def to_json(values: NDArray[np.float64], digits: int = 6) -> list[float | int | None]:
+    """Return numbers as JSON takes them, with so many digits."""
+    return list(_rounded(values.tolist(), digits))
+
+
+def _rounded(values: Sequence[float], digits: int) -> Iterator[float | int | None]:
+    for value in values:
+        if not math.isfinite(value):
+            yield None
+        elif value == int(value) and abs(value) < 2**53:
+            yield int(value)
+        else:
+            yield float(f"{value:.{digits}g}")
+
+
+def mean_of(points: Mapping[str, Points], name: str) -> float | None:
+    """Return the mean of a metric's numbers; None where there are none."""
+    if name not in points:
+        return None
+    values = points[name].values
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else None
