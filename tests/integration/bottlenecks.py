@@ -52,6 +52,19 @@ class Layers(Task):
         return F.cross_entropy(outputs, batch[1])
 
 
+class ManyPasses(Layers):
+    """Goes through one small layer a thousand times."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(32, 32)
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        outputs = batch[0]
+        for _ in range(1000):
+            outputs = model(outputs).relu()
+        return outputs
+
+
 class ManyWeights(Layers):
     """Four million weights that are updated for a forward that reads one row of them for each sample."""
 

@@ -50,14 +50,16 @@ class StepProfiler:
         kind = self._device.type.upper()
         if kind != "CPU" and kind in ProfilerActivity.__members__:
             activities.append(ProfilerActivity[kind])
-        last: StepReport | None = None
+        last, is_recorded = None, False
         with profile(activities=activities) as recorded:
             for report in reports:
+                is_recorded = True
                 if report.step + 1 == self._last:
                     last = report
                     break
                 yield report
-        self._write(recorded)
+        if is_recorded:  # the run did not end before
+            self._write(recorded)
         if last is not None:
             yield last
             yield from reports

@@ -59,7 +59,7 @@ function layoutOf(chart) {
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", barmode: "stack",
     font: {color: style("--text"), family: "system-ui, sans-serif", size: 12},
-    margin: {l: 50, r: 10, t: 10, b: 40}, showlegend: true, legend: {orientation: "h", y: -0.25},
+    margin: {l: 50, r: 10, t: 10, b: 40}, showlegend: true, legend: {orientation: "h", y: -0.32},
     xaxis: {...axis, title: {text: placed}},
     yaxis: {...axis, title: {text: plain(chart.unit)}, type: isLine && form.elements.log.checked ? "log" : undefined},
   };
