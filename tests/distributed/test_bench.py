@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lanewise.bench.job import NUM_FIRST_STEPS, BenchJob, First, Turn, _digest
-from lanewise.config import RunConfig, SchedulerConfig
+from lanewise.config import DataConfig, RunConfig, SchedulerConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
 from lanewise.testing import run_distributed
@@ -58,3 +58,11 @@ def test_a_turn_counts_what_was_trained_and_splits_its_time():
             assert 0 < turn.num_samples <= 8 * turn.num_steps
             assert turn.num_units > 0
             assert 0 < sum(turn.phases.values()) <= turn.seconds * 1.01
+
+
+def test_ranks_with_unequal_lanes_take_as_many_steps_as_each_other():
+    """Each skipped the steps that its own loader might have read ahead, and they waited for each other."""
+    config = replace(configure(Smooth, num_lanes=3), data=DataConfig(num_workers=1))
+    for firsts, rounds in run_distributed(measure, 2, config):
+        assert len(rounds) >= 5
+        assert firsts[0].peak_bytes == []

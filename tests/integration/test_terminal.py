@@ -1,5 +1,6 @@
 """What commands show on a terminal: nothing is longer than a line of it, so that no word is broken."""
 
+import json
 import os
 import pty
 import re
@@ -7,8 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.integration.command import MNIST, Warm
+from tests.integration.command import MNIST, Warm, train, write_config
 from tests.integration.test_cli import last_state, read_to_end
 
 COMMANDS = (
@@ -39,6 +41,26 @@ def show(command: str, folder: Path, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, pytest.param(120, marks=pytest.mark.slow)])
+def test_lines_of_metrics_can_go_to_the_standard_output(tmp_path):
+    done = train(write_config(tmp_path), "--log.console", "json").require_success()
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert printed
+    written = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for lines in (printed, written):
+        for line in lines:
+            del line["time"]
+    assert printed == written
+
+
+def test_a_configuration_is_printed_with_its_defaults_and_nothing_runs(tmp_path):
+    config = write_config(tmp_path)
+    done = train(config, "--train.seed", "7", "--print-config").require_success()
+    printed = yaml.safe_load(done.stdout)
+    assert printed["train"]["seed"] == 7
+    assert printed["distributed"]["threads"] == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_no_line_is_wider_than_the_terminal(tmp_path, width):
     for file in MNIST.parent.glob("mnist.*"):
         shutil.copy(file, tmp_path)

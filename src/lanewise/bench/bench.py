@@ -18,7 +18,7 @@ from lanewise.bench.tune import tune
 from lanewise.config import Equality, ReducerName, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes
-from lanewise.errors import LanewiseError, text_of
+from lanewise.errors import ConfigError, LanewiseError, text_of
 from lanewise.plan.plan import plan
 from lanewise.plan.result import Plan
 from lanewise.plan.row import Machine
@@ -62,6 +62,11 @@ def bench(
     add_search_path(config.search_path)
     check_classes(config)
     is_here = config.distributed.launcher == "local"
+    if tunes and not is_here:
+        raise ConfigError(
+            f"--tune tries changes on this machine: got distributed.launcher {config.distributed.launcher}. "
+            "Leave --tune out, or run bench on one of the hosts with --distributed.launcher local."
+        )
     modes = modes_here(reducers, devices, config) if is_here else modes_on_hosts(reducers, config)
     plans, why_no_plan = _plans(config, sorted({mode.num_devices for mode in modes}), show)
     rows = {mode: _row(mode, config, plans.get(mode.equality)) for mode in modes}
@@ -72,12 +77,15 @@ def bench(
         else:
             measure_on_hosts(rows, configure, begin + seconds, show)
         if tunes and report.fastest is not None:
-            mode, alone = report.fastest.mode, rows.get(Mode("single", 1, config.distributed.equality))
+            mode = report.fastest.mode
+            # fsdp gives the modules of a model other classes.
+            built = (row.firsts[0] for row in rows.values() if row.firsts and row.mode.reducer != "fsdp")
+            block_classes = next((first.block_classes for first in built), ())
             trials = tune(
                 report.fastest,
                 jobs_of(mode, configure)[0].config,
                 lambda overrides: jobs_of(mode, lambda more: configure([*overrides, *more])),
-                alone.firsts[0].block_classes if alone is not None and alone.firsts else (),
+                block_classes,
                 folder,
                 seconds=seconds,
                 show=show,

@@ -1,31 +1,53 @@
 """Compares a measurement with an earlier one of the same machine."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from lanewise.bench.machine import describe_machine, describe_work
 from lanewise.bench.row import STEADY
+from lanewise.config import RunConfig
 from lanewise.errors import ConfigError
 
 
 class Change(NamedTuple):
-    """A row that became faster or slower."""
+    """A row that became faster or slower, or fails."""
 
     name: str
     before: float
-    after: float
-    """Both in samples per second."""
+    """In samples per second."""
+    after: float | None
+    """The same; None where the row fails."""
 
     @property
     def is_slower(self) -> bool:
-        """Whether it became slower."""
-        return self.after < self.before
+        """Whether it became slower, or fails."""
+        return self.after is None or self.after < self.before
 
     def __str__(self) -> str:
+        if self.after is None:
+            return f"{self.name} fails: {self.before:,.4g} samples/s before"
         word = "slower" if self.is_slower else "faster"
         return (
             f"{self.name} got {word}: {self.after:,.4g} samples/s, {self.before:,.4g} before "
             f"({self.after / self.before - 1:+.1%})"
         )
+
+
+def require_comparable(before: Any, config: RunConfig) -> None:
+    """Do nothing if an earlier measurement was of this machine and work.
+
+    Args:
+        before: what `--json` wrote.
+        config: the run.
+
+    Raises:
+        ConfigError: it is something else, or of another machine or work.
+    """
+    with _reading(before):
+        for key, now in (("machine", describe_machine()), ("work", describe_work(config))):
+            _require_equal(before[key], now)
+        list(compare(before, {"rows": []}))
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
@@ -34,29 +56,43 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Cha
     Args:
         before: what `--json` wrote.
         after: the same of this measurement.
-
-    Raises:
-        ConfigError: if `before` is something else, or of another machine or work.
     """
-    try:
-        for key in ("machine", "work"):
-            _require_equal(before[key], after[key])
-        rows = {_key(row): row["samples_per_second"] for row in before["rows"]}
-        for row in after["rows"]:
-            old, new = rows.get(_key(row)), row["samples_per_second"]
-            if old is None or new is None:
-                continue
-            apart = new["high"] < old["low"] or new["low"] > old["high"]
-            if apart and abs(new["median"] / old["median"] - 1) > STEADY:
-                yield Change(row["name"], old["median"], new["median"])
-    except (KeyError, TypeError) as error:
-        raise ConfigError(
-            f"--compare needs what an earlier `lanewise bench --json` wrote: it lacks {error}. Write it anew."
-        ) from None
+    rows = {_key(row): _speed(row) for row in before["rows"]}
+    for row in after["rows"]:
+        old, new = rows.get(_key(row)), _speed(row)
+        if old is None or (new is None and row["failure"] is None):
+            continue
+        if new is None or row["failure"] is not None:
+            yield Change(row["name"], old["median"], None)
+            continue
+        apart = new["high"] < old["low"] or new["low"] > old["high"]
+        if apart and abs(new["median"] / old["median"] - 1) > STEADY:
+            yield Change(row["name"], old["median"], new["median"])
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["reducer"], row["num_devices"], row["equality"]
+
+
+def _speed(row: Mapping[str, Any]) -> Mapping[str, float] | None:
+    speed: Mapping[str, float] | None = row["samples_per_second"]
+    if speed is not None and not 0 < speed["low"] <= speed["median"] <= speed["high"]:
+        raise ValueError("samples_per_second in order")
+    return speed
+
+
+@contextmanager
+def _reading(before: Any) -> Iterator[None]:
+    """Say of anything else that it is not what `--json` wrote."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            "--compare needs what an earlier `lanewise bench --json` wrote: got "
+            f"{type(before).__name__} without {error}. Write it anew."
+        ) from None
 
 
 def _require_equal(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

@@ -1,7 +1,10 @@
 """How a process that is measured and the one that measures talk: JSON, a line for each message."""
 
 import json
+import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from select import select
 from types import TracebackType
@@ -24,7 +27,8 @@ class JsonConnection:
     def to(cls, address: Path) -> "JsonConnection":
         """Connect to whoever listens at an address."""
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(str(address))
+        with _short(address) as path:
+            connection.connect(path)
         return cls(connection)
 
     def __enter__(self) -> Self:
@@ -61,3 +65,22 @@ class JsonConnection:
         """Let the other end know that this one has gone."""
         self._lines.close()
         self._connection.close()
+
+
+def listen(address: Path, backlog: int) -> socket.socket:
+    """Return a socket that listens at an address."""
+    listener = socket.socket(socket.AF_UNIX)
+    with _short(address) as path:
+        listener.bind(path)
+    listener.listen(backlog)
+    return listener
+
+
+@contextmanager
+def _short(address: Path) -> Iterator[str]:
+    """Give a short path to a file; that of a socket has at most 107 characters, and TMPDIR may have more."""
+    folder = os.open(address.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{address.name}"
+    finally:
+        os.close(folder)

@@ -196,9 +196,10 @@ class _MeasuredRun:
 
     @property
     def _num_read_ahead(self) -> int:
-        """How many steps loader processes may have read while another world had its turn."""
-        workers, lanes = self._run.config.data.num_workers, len(self._run.loader.lanes)
-        return -(-2 * workers // max(1, lanes))  # a DataLoader's prefetch_factor is 2
+        """How many steps loader processes may have read meanwhile; the same on every rank."""
+        fewest_lanes = max(1, self._run.schedule.num_lanes // self._run.world.world_size)
+        num_batches = 2 * self._run.config.data.num_workers  # a DataLoader's prefetch_factor is 2
+        return -(-num_batches // fewest_lanes)
 
 
 def _steps_without_end(run: Run) -> Iterator[StepReport]:

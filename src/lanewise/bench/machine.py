@@ -4,12 +4,14 @@ import os
 import platform
 import re
 from contextlib import suppress
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lanewise.config import RunConfig
 from lanewise.device.accelerator import device_name
 from lanewise.device.choice import accelerator_type, count_accelerators
 
@@ -23,6 +25,16 @@ def describe_machine() -> dict[str, Any]:
     kind = accelerator_type()
     devices = [device_name(torch.device(f"{kind}:{index}")) for index in range(count_accelerators())]
     return {"processor": processor, "cores": os.cpu_count(), "accelerators": devices}
+
+
+def describe_work(config: RunConfig) -> dict[str, Any]:
+    """Return what a step trains, as far as another value makes it another step."""
+    return {
+        "task": config.task.class_path,
+        **asdict(config.batch),
+        "precision": config.precision,
+        "threads": config.distributed.threads,
+    }
 
 
 def describe_versions() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The tables of a measurement, and what they mean."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,8 +10,8 @@ from rich.table import Table
 
 from lanewise.bench.compare import Change
 from lanewise.bench.job import LEAST_ROUNDS, NUM_FIRST_STEPS
-from lanewise.bench.machine import describe_machine, describe_versions
-from lanewise.bench.modes import GRADES, Mode, left_out
+from lanewise.bench.machine import describe_machine, describe_versions, describe_work
+from lanewise.bench.modes import GRADES, Mode, left_out, overrides_of
 from lanewise.bench.rounds import MiddleHalf
 from lanewise.bench.row import STEADY, BenchRow
 from lanewise.bench.tune import ANOTHER_MODEL, Trial, to_paste
@@ -91,18 +91,12 @@ class BenchReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
-        batch, distributed = self.config.batch, self.config.distributed
         best = self.best
         return {
             "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
             "machine": describe_machine(),
             "versions": describe_versions(),
-            "work": {
-                "task": self.config.task.class_path,
-                **asdict(batch),
-                "precision": self.config.precision,
-                "threads": distributed.threads,
-            },
+            "work": describe_work(self.config),
             "rows": [{**row.to_json(), "speed_up": self.speed_up(row)} for row in self.rows.values()],
             "bound": None if best is None else f"{best.mode}: {best.bound()}",
             "trials": [{"change": trial.change._asdict(), **_outcome(trial)} for trial in self.trials],
@@ -119,7 +113,8 @@ class BenchReport:
             kept["distributed.devices"] = Override("distributed.devices", str(num_devices))
         if num_devices > 1 and distributed.reducer != reducer:
             kept["distributed.reducer"] = Override("distributed.reducer", reducer)
-        return list(kept.values())
+        removed = [one for one in overrides_of(fastest.mode, distributed) if one.text in ("null", "false")]
+        return [*kept.values(), *removed]
 
     def _describe_trials(self) -> Iterator[str]:
         if (fastest := self.fastest) is None:

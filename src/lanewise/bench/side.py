@@ -1,14 +1,13 @@
 """A mode with its processes, which are kept warm between its turns."""
 
 import os
-import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any, final
 
-from lanewise.bench.connection import JsonConnection
+from lanewise.bench.connection import JsonConnection, listen
 from lanewise.bench.job import LEAST_STEPS, BenchJob, First, Turn, steps_of_turn
 from lanewise.errors import LanewiseError, LaunchError
 from lanewise.jobs.exit import refusing_exit
@@ -86,9 +85,7 @@ class _World:
         self._job = BenchJob(job.config, address=address)
         self._address = address
         self._num_processes = job.config.distributed.num_processes or 1
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(address))
-        self._listener.listen(self._num_processes)
+        self._listener = listen(address, self._num_processes)
         self._connections: list[JsonConnection] = []
         self._failure: LanewiseError | None = None
         self._thread = Thread(target=self._launch, name=address.name, daemon=True)

@@ -64,8 +64,11 @@ def bench(arguments: Arguments) -> int:
             prepare_workers(config.distributed.threads, equality, *MODULES)
 
         from lanewise.bench.bench import bench as run
+        from lanewise.bench.compare import compare, require_comparable
         from lanewise.device.choice import count_accelerators
 
+        if before is not None:
+            require_comparable(before, config)
         num_accelerators = count_accelerators(config.distributed.device_type)
         report = run(
             configure,
@@ -77,8 +80,6 @@ def bench(arguments: Arguments) -> int:
             show=show,
         )
     if before is not None:
-        from lanewise.bench.compare import compare
-
         report.compares, report.changes = True, list(compare(before, report.to_json()))
     show_result(report, arguments[CONFIG], arguments[JSON])
     if report.is_interrupted:

@@ -17,6 +17,7 @@ _WIDTH_OF_TEXT = 80
 """Columns that the words and numbers beside a bar may take; a terminal that is no wider has no bar."""
 
 
+@final
 class _Bars(progress.Progress):
     """The bar of the run, and below it one of the evaluation or of the save that goes on.
 

@@ -71,8 +71,8 @@ def _begin(run: RunData) -> float:
     """Return the time from which a run's time counts."""
     if run.status.started is not None:
         return run.status.started
-    firsts = [points.times[0] for points in run.series.values() if len(points.times)]
-    return float(min(firsts, default=0.0))
+    times = [points.times[np.isfinite(points.times)] for points in run.series.values()]
+    return float(min((of_metric.min() for of_metric in times if len(of_metric)), default=0.0))
 
 
 def _lines(
@@ -108,10 +108,12 @@ def _phases(runs: Sequence[RunData]) -> Iterator[dict[str, Any]]:
 
 def _memory(runs: Sequence[RunData]) -> Iterator[dict[str, Any]]:
     for number, run in enumerate(runs):
-        ranks = [rank for rank in sorted(run.phases)[:_MOST_RANKS] if "memory/peak_gib" in run.phases[rank]]
-        values = [float(np.nanmax(run.phases[rank]["memory/peak_gib"].values)) for rank in ranks]
-        if ranks:
-            yield _bar(number, runs, "peak", ranks, values)
+        peaks: dict[int, float] = {}
+        for rank in sorted(run.phases)[:_MOST_RANKS]:
+            if (points := run.phases[rank].get("memory/peak_gib")) is not None:
+                peaks[rank] = float(np.max(points.values, initial=0.0, where=np.isfinite(points.values)))
+        if peaks:
+            yield _bar(number, runs, "peak", list(peaks), list(peaks.values()))
 
 
 def _bar(

@@ -61,7 +61,7 @@ function layoutOf(chart) {
     font: {color: style("--text"), family: "system-ui, sans-serif", size: 12},
     margin: {l: 50, r: 10, t: 10, b: 40}, showlegend: true, legend: {orientation: "h", y: -0.32},
     xaxis: {...axis, title: {text: placed}},
-    yaxis: {...axis, title: {text: plain(chart.unit)}, type: isLine && form.elements.log.checked ? "log" : undefined},
+    yaxis: {...axis, title: {text: plain(chart.unit)}, type: isLine && form.elements.log.checked ? "log" : chart.kind === "moments" ? "category" : undefined},
   };
 }
 

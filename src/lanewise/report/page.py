@@ -12,6 +12,7 @@ from plotly.offline import get_plotlyjs
 from lanewise.config.strict_yaml import write_yaml
 from lanewise.report.charts import Chart, charts_of, written
 from lanewise.report.run_data import RunData
+from lanewise.report.status import finite
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 """Whatever stands in the page, a browser loads nothing for it."""
@@ -22,7 +23,7 @@ def write_page(runs: Sequence[RunData]) -> str:
     charts = charts_of(runs)
     names = ", ".join(run.name for run in runs)
     own = files("lanewise.report")
-    return "".join(
+    page = "".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
             f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">\n',
@@ -42,6 +43,7 @@ def write_page(runs: Sequence[RunData]) -> str:
             f"<script>\n{(own / 'page.js').read_text(encoding='utf-8')}</script>\n</body>\n</html>\n",
         ]
     )
+    return page.encode(errors="backslashreplace").decode()  # a name may have what UTF-8 has not
 
 
 def _data(runs: Sequence[RunData], charts: Sequence[Chart]) -> dict[str, Any]:
@@ -187,7 +189,8 @@ def _mode(row: Mapping[str, Any]) -> list[str]:
 
 
 def _number(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, int | float) else ""
+    number = finite(value)
+    return "" if number is None else f"{number:,.4g}"
 
 
 def _table(caption: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -37,7 +37,7 @@ class Runs:
                 "" if run.loss is None else f"{run.loss:.4g}",
                 ", ".join(values),
             )
-            table.add_row(*map(escape, cells))
+            table.add_row(*(escape(_one_line(cell)) for cell in cells))
         return table
 
     def lines(self) -> Iterator[str]:
@@ -45,7 +45,7 @@ class Runs:
         for run in self.runs:
             facts = list(_facts(run))
             if facts:
-                yield f"{self._name(run)}: {'; '.join(facts)}"
+                yield _one_line(f"{self._name(run)}: {'; '.join(facts)}")
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
@@ -55,7 +55,7 @@ class Runs:
         """Return the path of a run as it is seen from the folder."""
         is_inside = run.run_dir.is_relative_to(self.folder) and run.run_dir != self.folder
         path = run.run_dir.relative_to(self.folder) if is_inside else run.run_dir
-        return _one_line(str(path))
+        return str(path)
 
 
 def _progress(run: RunStatus) -> str:
@@ -75,7 +75,7 @@ def _facts(run: RunStatus) -> Iterator[str]:
         name, step, value = run.best
         yield f"best {name} {value:.6g} after step {step:,}"
     if run.error:
-        yield _one_line(run.error)
+        yield run.error
     yield from run.problems
     if run.next_command:
         yield f"go on with: {run.next_command}"

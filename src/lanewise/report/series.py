@@ -3,7 +3,6 @@
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -40,7 +39,7 @@ class _Table:
         for column, value in zip(self.columns, values, strict=True):
             try:
                 column.append(value)
-            except TypeError:  # null, or what is no number at all
+            except (TypeError, OverflowError):  # null, or what is no number of this size
                 column.append(math.nan)
 
 
@@ -58,8 +57,7 @@ def read_series(lines: JsonLinesReader) -> dict[str, Points]:
         table = tables.get(names)
         if table is None:
             table = tables[names] = _Table(names, [array("d") for _ in names])
-        with suppress(OverflowError):
-            table.append(list(line.values()))
+        table.append(list(line.values()))
     found: dict[str, list[Points]] = {}
     for table in tables.values():
         columns = {
@@ -118,9 +116,13 @@ def _rounded(values: Sequence[float], digits: int) -> Iterator[float | int | Non
 
 
 def mean_of(points: Mapping[str, Points], name: str) -> float | None:
-    """Return the mean of a metric's numbers; None where there are none."""
+    """Return the mean over the steps of a metric whose numbers are of all steps since the line before.
+
+    None where there are none.
+    """
     if name not in points:
         return None
-    values = points[name].values
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else None
+    steps, _, values = points[name]
+    num_steps = np.maximum(np.diff(steps, prepend=0.0), 0.0)
+    weights = np.where(np.isfinite(values) & np.isfinite(num_steps), num_steps, 0.0)
+    return float(np.average(np.nan_to_num(values), weights=weights)) if weights.sum() else None

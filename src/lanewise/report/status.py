@@ -29,6 +29,7 @@ _NUM_LINES_OF_SPEED = 20
 _LEAST_SECONDS_OF_LIFE = 120.0
 _NUM_LINES_OF_LIFE = 10
 """A run of another host has ended if it wrote nothing for so long, and for as long as so many lines take."""
+_MOST_SECONDS_LEFT = 1e9
 _DEPTH = 3
 
 
@@ -121,7 +122,7 @@ def read_status(folder: Path) -> RunStatus:
 
 def seconds_of(written: object) -> float | None:
     """Return a time of run.jsonl in seconds since the epoch."""
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, TypeError, OverflowError):
         return datetime.fromisoformat(str(written)).astimezone(UTC).timestamp()
     return None
 
@@ -168,8 +169,10 @@ def _seconds_left(lines: Sequence[Mapping[str, Any]], last_step: int | None) -> 
     num_steps = trained[-1]["step"] - trained[0]["step"]
     if begin is None or end is None or num_steps <= 0:
         return None
-    seconds: float = (last_step - trained[-1]["step"]) * (end - begin) / num_steps
-    return max(0.0, seconds)
+    with suppress(OverflowError):
+        seconds: float = (last_step - trained[-1]["step"]) * (end - begin) / num_steps
+        return min(max(0.0, seconds), _MOST_SECONDS_LEFT)
+    return None
 
 
 def _evaluation(line: Mapping[str, Any]) -> dict[str, float]:
@@ -217,7 +220,13 @@ def _number(value: object) -> int | None:
 
 
 def _value(line: Mapping[str, Any], name: str) -> float | None:
-    value = line.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    return finite(line.get(name))
+
+
+def finite(value: object) -> float | None:
+    """Return what may be anything as a float; None where it is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    with suppress(OverflowError):
+        return float(value) if math.isfinite(value) else None
+    return None

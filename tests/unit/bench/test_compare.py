@@ -1,11 +1,13 @@
 """Which rows changed since an earlier measurement."""
 
-import copy
+from typing import Any
 
 import pytest
 
-from lanewise.bench.compare import compare
+from lanewise.bench.compare import compare, require_comparable
+from lanewise.bench.machine import describe_machine, describe_work
 from lanewise.errors import ConfigError
+from tests.distributed.tasks import Smooth, configure
 
 
 def measurement(**medians: float):
@@ -18,6 +20,7 @@ def measurement(**medians: float):
                 "reducer": name,
                 "num_devices": 2,
                 "equality": "close",
+                "failure": None,
                 "samples_per_second": {"low": 0.98 * median, "median": median, "high": 1.02 * median},
             }
             for name, median in medians.items()
@@ -50,21 +53,39 @@ def test_rows_that_only_one_of_them_has_are_left_out():
     assert list(compare(measurement(ddp=100, single=100), after)) == []
 
 
-def test_another_machine_or_another_work_is_refused():
-    now = measurement(ddp=100)
-    other = copy.deepcopy(now)
-    other["machine"]["cores"] = 64
-    with pytest.raises(
-        ConfigError, match=r"got cores 64 before, and 2 now\. Measure the earlier version here"
-    ):
-        list(compare(other, now))
-    other = copy.deepcopy(now)
+def test_a_row_that_fails_now_is_worse_than_a_slow_one():
+    """It was left out, and CI did not notice that a mode broke."""
+    after = measurement(ddp=100)
+    after["rows"][0] |= {"samples_per_second": None, "failure": "why"}
+    (change,) = compare(measurement(ddp=100), after)
+    assert change.is_slower
+    assert str(change) == "ddp fails: 100 samples/s before"
+
+
+CONFIG = configure(Smooth)
+
+
+def here() -> dict[str, Any]:
+    return {**measurement(ddp=100), "machine": describe_machine(), "work": describe_work(CONFIG)}
+
+
+def test_another_machine_or_another_work_is_refused_before_anything_is_measured():
+    require_comparable(here(), CONFIG)
+    other = here()
+    other["machine"]["cores"] = 6400
+    with pytest.raises(ConfigError, match=r"got cores 6400 before, .* Measure the earlier version here"):
+        require_comparable(other, CONFIG)
+    other = here()
     other["work"]["global_batch_size"] = 64
-    with pytest.raises(ConfigError, match="global_batch_size 64 before, and 8 now"):
-        list(compare(other, now))
+    with pytest.raises(ConfigError, match="global_batch_size 64 before, and 16 now"):
+        require_comparable(other, CONFIG)
 
 
-@pytest.mark.parametrize("before", [{}, [], {"machine": 1}, {**measurement(), "rows": [{}]}, None])
+ZERO = {**measurement(a=1)["rows"][0], "samples_per_second": {"low": 0, "median": 0, "high": 0}}
+
+
+@pytest.mark.parametrize("before", [{}, [], {"machine": 1}, {"rows": [{}]}, {"rows": [ZERO]}, None])
 def test_what_is_no_measurement_is_one_error(before):
+    before = {**here(), **before} if isinstance(before, dict) and "rows" in before else before
     with pytest.raises(ConfigError, match="what an earlier `lanewise bench --json` wrote"):
-        list(compare(before, measurement(ddp=1)))
+        require_comparable(before, CONFIG)

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from lanewise.bench.connection import JsonConnection
+from lanewise.bench.connection import JsonConnection, listen
 
 
 def test_messages_arrive_one_by_one_until_the_other_end_has_gone():
@@ -21,3 +21,14 @@ def test_messages_arrive_one_by_one_until_the_other_end_has_gone():
     with pytest.raises(BrokenPipeError):
         ends[1].send(1)
     ends[1].close()
+
+
+def test_an_address_may_be_longer_than_that_of_a_socket(tmp_path):
+    """Folders for temporary files on a cluster are."""
+    folder = tmp_path / ("a" * 60) / ("b" * 60)
+    folder.mkdir(parents=True)
+    with listen(folder / "x", 1) as listener, JsonConnection.to(folder / "x") as there:
+        here = JsonConnection(listener.accept()[0])
+        there.send(1)
+        assert here.receive() == 1
+        here.close()

@@ -104,6 +104,13 @@ def test_the_fastest_mode_is_part_of_what_there_is_to_paste():
     assert "nothing is faster" in list(nothing.lines())
 
 
+def test_what_to_paste_leaves_out_what_the_mode_cannot_have():
+    """It was refused, as shard_optimizer is for ddp."""
+    config = replace(CONFIG, distributed=DistributedConfig(shard_optimizer=True))
+    shown = report(row(FSDP, [1.0] * 5), config=config, tunes=True)
+    assert [(one.key, one.text) for one in shown.kept()][-1] == ("distributed.shard_optimizer", "false")
+
+
 def test_all_of_it_is_json_with_machine_and_versions():
     written = json.loads(json.dumps(report(row(ALONE, [2.0] * 5), row(DDP, [1.0] * 5)).to_json()))
     assert written["rows"][1]["speed_up"] == 2

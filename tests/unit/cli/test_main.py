@@ -21,7 +21,7 @@ def test_each_command_is_declared_in_the_module_of_its_name(name):
     command = import_module(f"lanewise.cli.{name}").COMMAND
     form, _ = COMMANDS[name]
     assert command.name == name
-    assert [one.usage for one in command.operands][:1] == form.split()[:1]
+    assert [one.usage.removesuffix(" ...") for one in command.operands][:1] == form.split()[:1]
     needed_options = {word for word in form.split() if word.startswith("--")}
     assert needed_options <= {option.name for option in command.options}
 

@@ -8,6 +8,7 @@ import pytest
 
 from lanewise.callback import RunStart
 from lanewise.loggers.progress import ProgressLogger
+from lanewise.watch.heartbeat import EVALUATION, FORWARD, SAVE, heartbeat
 from tests.distributed.tasks import configure
 
 
@@ -108,6 +109,20 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
     for part in ("8/8", "loss 7.0000", "12,346 samples/s"):
         assert part in last
     assert printed.err.count("\n") < 6  # one bar, not a line for each step
+
+
+@pytest.mark.parametrize(
+    ("phase", "shown"), [(EVALUATION, ["evaluation", "3/12"]), (SAVE, ["save"]), (FORWARD, [])]
+)
+def test_a_second_bar_moves_while_an_evaluation_or_a_save_goes_on(capsys, monkeypatch, phase, shown):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(heartbeat, "note", (phase, 1, 0))
+    monkeypatch.setattr(heartbeat, "evaluated", (3, 12))
+    start(1, 8).on_end(None)
+    printed = capsys.readouterr().err
+    for part in shown:
+        assert part in printed
+    assert ("3/12" in printed) is (phase == EVALUATION)
 
 
 def test_a_bar_begins_where_the_run_resumes(capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """The page: its size, and that whatever a run left is text in it."""
 
 import json
+import math
 import re
 
 import pytest
@@ -87,6 +88,27 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be(tmp_path):
     assert "metrics.jsonl is not there" in page_of((empty, "e"))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"step": 1, "train/loss": 1.0},
+        {"step": 1, "time": math.inf, "train/loss": 1.0},
+        {"step": 1, "time": 1.0, "val/\ud800": 1.0},
+        {"step": 10**400, "time": 1.0, "memory/peak_gib": 10**400},
+    ],
+    ids=["no time", "infinite time", "surrogate", "huge"],
+)
+def test_a_line_may_have_anything(tmp_path, line):
+    folder = write_run(tmp_path / "a", [], [line])
+    (folder / "run.jsonl").unlink()
+    (folder / "phases").mkdir()
+    (folder / "phases" / "rank-00000.jsonl").write_text(json.dumps(line) + "\n")
+    (folder / "checkpoints" / "step-000001").mkdir(parents=True)
+    page = page_of((folder, "a"))
+    assert page.encode()
+    assert data_in(page)["charts"]
+
+
 def test_what_differs_between_runs_is_a_table(tmp_path):
     folders = [write_run(tmp_path / name, [START], [step(1, 1.0)]) for name in "ab"]
     for folder, rate in zip(folders, (0.1, 0.2), strict=True):
@@ -96,7 +118,10 @@ def test_what_differs_between_runs_is_a_table(tmp_path):
     assert "<td>train.seed</td>" not in page
 
 
-@pytest.mark.parametrize("tree", ["1", "[]", '{"rows": 3, "bound": 1}', '{"layouts": [3, {}]}'])
+HUGE = f'{{"rows": [{{"speed_up": 1{"0" * 400}}}], "bound": 1}}'
+
+
+@pytest.mark.parametrize("tree", ["1", "[]", '{"rows": 3, "bound": 1}', '{"layouts": [3, {}]}', HUGE])
 def test_a_json_file_may_be_anything(tmp_path, tree):
     folder = write_run(tmp_path / "a", [START], [step(1, 1.0)])
     (folder / "some.json").write_text(tree)

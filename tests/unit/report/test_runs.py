@@ -42,7 +42,16 @@ def test_a_run_is_a_line_and_what_else_there_is_to_know():
 
 def test_names_and_errors_of_strangers_are_text():
     hostile = "[bold]\x1b[31mred\n"
-    status = RunStatus(Path("runs") / "x\x1b[2J[red]", "failed", error=hostile)
+    status = RunStatus(
+        Path("runs") / "x\x1b[2J[red]",
+        "failed",
+        error=hostile,
+        devices=hostile,
+        evaluation={hostile: 1.0},
+        best=(hostile, 1, 1.0),
+        next_command=hostile,
+        problems=[hostile],
+    )
     runs = Runs(Path("runs"), [status])
     shown = drawn(runs) + "\n".join(runs.lines())
     assert "\x1b" not in shown

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from lanewise.report.runs import Runs
 from lanewise.report.status import find_runs, is_held, read_status
 from lanewise.run_dir import RunDir
 from tests.unit.report.left import START, end, evaluation, step, write_run
@@ -81,6 +82,26 @@ def test_a_damaged_folder_shows_what_is_there(tmp_path):
 def test_a_start_of_another_version_may_have_anything(tmp_path, start):
     status = read_status(write_run(tmp_path, [{**START, **start}], [step(1, 1.0)]))
     assert status.step == 1
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    "line",
+    [{"train/loss": HUGE}, {"time": HUGE}, {"time": 1e308}, {"step": HUGE}, {"held_out/loss": HUGE}],
+    ids=["loss", "time", "late", "step", "evaluation"],
+)
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+10:00", "9999-12-31T23:59:59-10:00"])
+def test_numbers_that_nothing_can_hold_are_left_out(tmp_path, line, moment):
+    """One run ended the table of all."""
+    lines = [step(1, 1.0), {**step(2, 1.0), **line}]
+    folder = write_run(tmp_path, [{**START, "time": moment}], lines)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status = read_status(folder)
+    assert status.state == "running"
+    assert list(Runs(tmp_path, [status]).lines())
 
 
 def test_runs_are_found_below_a_folder_and_not_inside_of_each_other(tmp_path):
