@@ -41,6 +41,24 @@ def show(command: str, folder: Path, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, pytest.param(120, marks=pytest.mark.slow)])
+def test_no_line_is_wider_than_the_terminal(tmp_path, width):
+    for file in MNIST.parent.glob("mnist.*"):
+        shutil.copy(file, tmp_path)
+    lines = {command: show(command, tmp_path, width) for command in COMMANDS}
+    for command, shown in lines.items():
+        assert len(shown) > 1, command
+        assert [line for line in shown if len(line) > width or "…" in line] == [], command
+    trained, evaluated, _, audited, listed, planned, verified, refused = map("\n".join, lines.values())
+    assert re.search(r"best after step \d, lowest held_out/loss \S+: runs/mnist/best.safetensors", trained)
+    assert re.search(r" elapsed 0:00:\d\d left 0:00:00\n", trained)
+    assert "on samples: 1,000 of held_out" in evaluated
+    assert "4 steps, 256 samples" in audited
+    assert re.search(r"^ *4  +0.3 .* yes$", listed, re.MULTILINE)
+    assert re.search(r"^100,000 +1 +fsdp +\S+ GiB +\S+ GiB +0.135$", planned, re.MULTILINE)
+    assert "2 processes" in verified
+    assert "optimizer.init_args.lr" in refused
+
+
 def test_lines_of_metrics_can_go_to_the_standard_output(tmp_path):
     done = train(write_config(tmp_path), "--log.console", "json").require_success()
     printed = [json.loads(line) for line in done.stdout.splitlines()]
@@ -59,21 +77,3 @@ def test_a_configuration_is_printed_with_its_defaults_and_nothing_runs(tmp_path)
     assert printed["train"]["seed"] == 7
     assert printed["distributed"]["threads"] == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_no_line_is_wider_than_the_terminal(tmp_path, width):
-    for file in MNIST.parent.glob("mnist.*"):
-        shutil.copy(file, tmp_path)
-    lines = {command: show(command, tmp_path, width) for command in COMMANDS}
-    for command, shown in lines.items():
-        assert len(shown) > 1, command
-        assert [line for line in shown if len(line) > width or "…" in line] == [], command
-    trained, evaluated, _, audited, listed, planned, verified, refused = map("\n".join, lines.values())
-    assert re.search(r"best after step \d, lowest held_out/loss \S+: runs/mnist/best.safetensors", trained)
-    assert re.search(r" elapsed 0:00:\d\d left 0:00:00\n", trained)
-    assert "on samples: 1,000 of held_out" in evaluated
-    assert "4 steps, 256 samples" in audited
-    assert re.search(r"^ *4  +0.3 .* yes$", listed, re.MULTILINE)
-    assert re.search(r"^100,000 +1 +fsdp +\S+ GiB +\S+ GiB +0.135$", planned, re.MULTILINE)
-    assert "2 processes" in verified
-    assert "optimizer.init_args.lr" in refused
