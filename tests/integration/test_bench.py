@@ -1,7 +1,9 @@
 """`lanewise bench` as a user runs it: the table, the bottleneck that was planted, and nothing left behind."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -140,13 +142,14 @@ def test_nothing_to_measure_is_an_exit_code(tmp_path):
     assert "this is what failed" in done.stdout
 
 
-def test_an_interrupt_prints_what_was_measured(tmp_path):
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_prints_what_was_measured(tmp_path, sign):
     config = write_config(tmp_path, "bottlenecks.Layers", **BATCH)
     log = tmp_path / "log"
     options = ("--reducers", "single", "--seconds", "600")
     with log.open("w") as stderr, Cold(*LANEWISE, "bench", config, *options, stderr=stderr) as command:
         wait_for(lambda: "round 2" in log.read_text())
-        command.interrupt()
+        os.killpg(command.pid, sign)
         done = command.finish()
     assert done.code == 130
     assert "interrupted: this is what was measured until then" in done.stdout

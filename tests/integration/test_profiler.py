@@ -37,7 +37,9 @@ def test_each_rank_leaves_a_trace_and_a_table_and_the_model_is_the_same(tmp_path
 )
 def test_steps_at_the_ends_of_a_run_are_profiled_as_far_as_there_are_any(tmp_path, steps, is_written):
     config = write_config(tmp_path)
-    train(config, "--train.profile_steps", steps).require_success()
+    done = train(config, "--train.profile_steps", steps).require_success()
+    assert ("nothing was profiled: the run ended before step 90" in done.stderr) is not is_written
+    assert ("steps 5 to 6 were profiled" in done.stderr) is (steps == "[5, 90]")
     assert steps_of(tmp_path / "run") == list(range(1, 7))
     assert (tmp_path / "run" / "profile").exists() is is_written
 

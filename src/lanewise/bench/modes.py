@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 from lanewise.config import DistributedConfig, Equality, ReducerName, RunConfig
 from lanewise.config.load import Override
 from lanewise.device.choice import accelerator_type
+from lanewise.errors import ConfigError
 from lanewise.lanes import lane_ranges
 
 GRADES: tuple[Equality, ...] = ("exact", "close")
@@ -40,6 +41,9 @@ def modes_here(reducers: Sequence[ReducerName], devices: Sequence[int], config: 
     """Return each reducer in both grades that one device or several of this machine can have.
 
     The ceilings come last, in the grade of the configuration.
+
+    Raises:
+        ConfigError: there is none.
     """
     modes = [
         Mode(reducer, num_devices, equality)
@@ -48,7 +52,12 @@ def modes_here(reducers: Sequence[ReducerName], devices: Sequence[int], config: 
         for equality in GRADES
         if (reducer == "single") == (num_devices == 1)
     ]
-    several = (count for count in dict.fromkeys(devices) if count > 1)
+    if not modes:
+        raise ConfigError(
+            "single is for one device, and the other reducers are for several: got --reducers "
+            f"{','.join(reducers)} and --devices {','.join(map(str, devices))}. Add what belongs together."
+        )
+    several = dict.fromkeys(mode.num_devices for mode in modes if mode.num_devices > 1)
     return modes + [Mode("single", count, config.distributed.equality) for count in several]
 
 

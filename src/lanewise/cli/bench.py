@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -53,7 +54,13 @@ def bench(arguments: Arguments) -> int:
         given = [*arguments.overrides, *overrides]
         return load_config(arguments[CONFIG], given)
 
+    json_file = arguments[JSON]
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise ConfigError(
+            f"{json_file} cannot be written: there is no folder {json_file.parent}. Make it, or name another."
+        )
     before = _read(file) if (file := arguments[_COMPARE]) is not None else None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends it as Ctrl-C does
     with temporary_folder() as folder, showing_progress() as show:
         config = configure([])
         show(f"importing {config.task.class_path}")

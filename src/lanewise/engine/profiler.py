@@ -50,21 +50,23 @@ class StepProfiler:
         kind = self._device.type.upper()
         if kind != "CPU" and kind in ProfilerActivity.__members__:
             activities.append(ProfilerActivity[kind])
-        last, is_recorded = None, False
+        last, last_step = None, 0
         with profile(activities=activities) as recorded:
             for report in reports:
-                is_recorded = True
+                last_step = report.step + 1
                 if report.step + 1 == self._last:
                     last = report
                     break
                 yield report
-        if is_recorded:  # the run did not end before
-            self._write(recorded)
+        if last_step:
+            self._write(recorded, last_step)
+        elif self._rank == 0:
+            logger.warning("nothing was profiled: the run ended before step %d", self._first)
         if last is not None:
             yield last
             yield from reports
 
-    def _write(self, recorded: profile) -> None:
+    def _write(self, recorded: profile, last_step: int) -> None:
         """Write the files; a disk that takes none of them is no reason to end the run."""
         trace = self._folder / f"rank-{self._rank:05d}.json.gz"
         sort_by = "self_cpu_time_total" if self._device.type == "cpu" else "self_device_time_total"
@@ -75,7 +77,7 @@ class StepProfiler:
                 recorded.export_chrome_trace(str(trace))
             replace_text(self._folder / f"rank-{self._rank:05d}.txt", f"{table}\n")
         except StorageError as error:
-            logger.warning("the profile of steps %d to %d is lost: %s", self._first, self._last, error)
+            logger.warning("the profile of steps %d to %d is lost: %s", self._first, last_step, error)
             return
         if self._rank == 0:
-            logger.info("steps %d to %d were profiled: %s", self._first, self._last, trace)
+            logger.info("steps %d to %d were profiled: %s", self._first, last_step, trace)

@@ -49,9 +49,8 @@ class JsonLinesReader:
             self.problems.append(f"{self.path.name} cannot be read: {error.strerror}")
         if damaged:
             place = f"line {damaged[0]:,}" if self.is_whole else "near its end"
-            self.problems.append(
-                f"{self.path.name}: {len(damaged):,} lines cannot be read, the first of them {place}"
-            )
+            lines = "1 line" if len(damaged) == 1 else f"{len(damaged):,} lines"
+            self.problems.append(f"{self.path.name}: {lines} cannot be read, the first of them {place}")
 
     def _skip(self, file: BufferedReader) -> None:
         if self._last_bytes is None:

@@ -79,6 +79,8 @@ def _facts(run: RunStatus) -> Iterator[str]:
     yield from run.problems
     if run.next_command:
         yield f"go on with: {run.next_command}"
+    elif run.state in ("killed", "failed", "preempted"):
+        yield "no checkpoint was saved to go on from"
 
 
 def _local(seconds: float) -> datetime:

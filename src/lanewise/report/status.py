@@ -211,7 +211,8 @@ def _devices(start: Mapping[str, Any]) -> str:
 def _next_command(run_dir: RunDir) -> str:
     with suppress(OSError):
         if any(run_dir.checkpoints.glob("step-*")):
-            return f"lanewise train {shlex.quote(str(run_dir.config))} --resume"
+            config, folder = (shlex.quote(str(path)) for path in (run_dir.config, run_dir.path))
+            return f"lanewise train {config} --resume --train.run_dir {folder}"  # it may have been moved
     return ""
 
 

@@ -20,6 +20,14 @@ def config(tmp_path) -> str:
     [
         (["--reducers", "dpp"], "--reducers must list reducers of ddp, fsdp, single, data_parallel"),
         (["--devices", "0"], "--devices must list numbers from 1 on"),
+        (
+            ["--reducers", "single", "--devices", "2"],
+            "single is for one device, and the other reducers are for",
+        ),
+        (
+            ["--json", "nowhere/bench.json"],
+            "nowhere/bench.json cannot be written: there is no folder nowhere.",
+        ),
         (["--seconds", "0"], "--seconds must be a number greater than 0: got '0'."),
         (["--distributed.launcher", "kubernetes"], "distributed.kubernetes.image"),
         (

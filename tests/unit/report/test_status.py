@@ -39,7 +39,8 @@ def test_a_run_that_ended_before_its_end_says_why_and_how_to_go_on(tmp_path, rea
     (folder / "checkpoints" / "step-000005").mkdir(parents=True)
     status = read_status(folder)
     assert (status.state, status.step, status.error) == (state, 7, "the first line")
-    assert status.next_command == f"lanewise train {folder}/config.yaml --resume"
+    going_on = f"lanewise train {folder}/config.yaml --resume --train.run_dir {folder}"
+    assert status.next_command == going_on  # a run that was moved went on where it had been
 
 
 def test_a_run_whose_lock_is_held_is_running_with_its_time_left(tmp_path):
@@ -71,7 +72,7 @@ def test_a_damaged_folder_shows_what_is_there(tmp_path):
     status = read_status(folder)
     assert (status.state, status.step, status.loss) == ("unknown", 3, None)
     assert status.problems == [
-        "run.jsonl: 1 lines cannot be read, the first of them line 1",
+        "run.jsonl: 1 line cannot be read, the first of them line 1",
         "metrics.jsonl: its last line is half-written",
     ]
     (folder / "run.jsonl").unlink()
