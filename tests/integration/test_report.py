@@ -105,25 +105,26 @@ def test_a_run_that_went_on_on_another_number_shows_its_starts(browser, runs):
 
 @WITH_BROWSER
 def test_runs_beside_each_other_can_be_hidden_by_keyboard(browser, runs):
+    expect = pytest.importorskip("playwright.sync_api").expect  # which waits for the page to follow
     page = open_page(browser, report(runs, "one", "two"))
     assert rows_of(page, "Loss")[0] == ["step", "one: train/loss", "two: train/loss"]
     page.get_by_label("Over").focus()
     page.keyboard.press("t")  # chooses time
-    assert page.get_by_label("Over").input_value() == "time"
+    expect(page.get_by_label("Over")).to_have_value("time")
     page.wait_for_function(
         "document.querySelector('.plot').innerText.includes('seconds since the first start')"
     )
     page.keyboard.press("Tab")
     page.keyboard.press("Space")
-    assert page.get_by_label("logarithmic").is_checked()
+    expect(page.get_by_label("logarithmic")).to_be_checked()
     page.keyboard.press("Tab")
     page.keyboard.press("Space")
-    assert not page.get_by_label("one", exact=True).is_checked()
+    expect(page.get_by_label("one", exact=True)).not_to_be_checked()
     table = page.get_by_role("region", name="Numbers of Loss", exact=True).locator("table")
-    assert table.locator("th").all_inner_texts() == ["step", "two: train/loss"]
+    expect(table.locator("th")).to_have_text(["step", "two: train/loss"])
     page.get_by_text("Numbers of Learning rate").focus()
     page.keyboard.press("Enter")
-    assert page.get_by_role("region", name="Numbers of Learning rate").is_visible()
+    expect(page.get_by_role("region", name="Numbers of Learning rate")).to_be_visible()
     differing = page.get_by_role("region", name="What differs").locator("tbody tr").all_inner_texts()
     assert any(one.startswith("train.max_grad_norm") for one in differing)
     assert page.failed == []
