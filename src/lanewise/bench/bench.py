@@ -70,13 +70,13 @@ def bench(
     modes = modes_here(reducers, devices, config) if is_here else modes_on_hosts(reducers, config)
     plans, why_no_plan = _plans(config, sorted({mode.num_devices for mode in modes}), show)
     rows = {mode: _row(mode, config, plans.get(mode.equality)) for mode in modes}
-    report = BenchReport(config, rows, why_no_plan, tunes=tunes)
+    report = BenchReport(config, rows, why_no_plan, trials=[] if tunes else None)
     try:
         if is_here:
             _measure_here(rows, configure, folder, begin + seconds, show)
         else:
             measure_on_hosts(rows, configure, begin + seconds, show)
-        if tunes and report.fastest is not None:
+        if report.trials is not None and report.fastest is not None:
             mode = report.fastest.mode
             # fsdp gives the modules of a model other classes.
             built = (row.firsts[0] for row in rows.values() if row.firsts and row.mode.reducer != "fsdp")

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from lanewise.bench.machine import describe_machine, describe_work
+from lanewise.bench.rounds import rate
 from lanewise.bench.row import STEADY
 from lanewise.config import RunConfig
 from lanewise.errors import ConfigError
@@ -26,16 +27,12 @@ class Change(NamedTuple):
 
     def __str__(self) -> str:
         if self.after is None:
-            return f"{self.name} fails: {_rate(self.before)} samples/s before"
+            return f"{self.name} fails: {rate(self.before)} samples/s before"
         word = "slower" if self.is_slower else "faster"
         return (
-            f"{self.name} got {word}: {_rate(self.after)} samples/s, {_rate(self.before)} before "
+            f"{self.name} got {word}: {rate(self.after)} samples/s, {rate(self.before)} before "
             f"({self.after / self.before - 1:+.1%})"
         )
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:{',.0f' if per_second >= 1000 else ',.4g'}}"
 
 
 def require_comparable(before: Any, config: RunConfig) -> None:

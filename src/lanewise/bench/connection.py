@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from select import select
-from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, final
 
 
 @final
@@ -30,14 +29,6 @@ class JsonConnection:
         with _short(address) as path:
             connection.connect(path)
         return cls(connection)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
-        self.close()
 
     def send(self, message: Any) -> None:
         """Send what JSON can express.

@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -103,7 +103,7 @@ class BenchJob(Job):
         measured = _MeasuredRun(self, world)
         if self.address is None:
             return self._take_turns(world, measured)
-        with JsonConnection.to(self.address) as connection:
+        with closing(JsonConnection.to(self.address)) as connection:
             connection.send(asdict(measured.first))
             while (num_steps := _receive(connection)) is not None:
                 connection.send(asdict(measured.take_turn(num_steps)))

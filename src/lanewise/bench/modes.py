@@ -12,7 +12,7 @@ from lanewise.lanes import lane_ranges
 
 GRADES: tuple[Equality, ...] = ("exact", "close")
 Configure: TypeAlias = Callable[[Sequence[Override]], RunConfig]
-"""Reads the configuration again with further overrides; `devices` is unset on this machine otherwise."""
+"""Reads the configuration again with further overrides."""
 
 
 class Mode(NamedTuple):

@@ -1,7 +1,7 @@
 """The tables of a measurement, and what they mean."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,7 @@ from lanewise.bench.compare import Change
 from lanewise.bench.job import LEAST_ROUNDS, NUM_FIRST_STEPS
 from lanewise.bench.machine import describe_machine, describe_versions, describe_work
 from lanewise.bench.modes import GRADES, Mode, left_out, overrides_of
-from lanewise.bench.rounds import MiddleHalf
+from lanewise.bench.rounds import MiddleHalf, rate
 from lanewise.bench.row import STEADY, BenchRow
 from lanewise.bench.tune import ANOTHER_MODEL, Trial, to_paste
 from lanewise.config import RunConfig
@@ -32,14 +32,10 @@ class BenchReport:
     """Why nothing is said of memory and operations beside what was measured; empty where it is."""
     is_interrupted: bool = False
     """Whether the user ended it before the rows were steady."""
-    tunes: bool = False
-    """Whether changes were to be tried."""
-    trials: list[Trial] = field(default_factory=list)
-    """Those that were."""
-    changes: Sequence[Change] = ()
-    """Rows that changed since an earlier measurement."""
-    compares: bool = False
-    """Whether there is an earlier one."""
+    trials: list[Trial] | None = None
+    """Changes that were tried; None where none were to be."""
+    changes: Sequence[Change] | None = None
+    """Rows that changed since an earlier measurement; None where there is none."""
 
     @property
     def best(self) -> BenchRow | None:
@@ -84,10 +80,12 @@ class BenchReport:
         yield from self._notes()
         if (best := self.best) is not None:
             yield f"what bounds {best.mode}: {best.bound()}"
-        if self.tunes:
+        if self.trials is not None:
             yield from self._describe_trials()
-        if self.compares:
-            yield from map(str, self.changes) if self.changes else ["no row changed beyond its spread"]
+        if self.changes is not None:
+            yield from map(str, self.changes)
+            if not self.changes:
+                yield "no row changed beyond its spread"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
@@ -99,7 +97,7 @@ class BenchReport:
             "work": describe_work(self.config),
             "rows": [{**row.to_json(), "speed_up": self.speed_up(row)} for row in self.rows.values()],
             "bound": None if best is None else f"{best.mode}: {best.bound()}",
-            "trials": [{"change": trial.change._asdict(), **_outcome(trial)} for trial in self.trials],
+            "trials": [{"change": trial.change._asdict(), **_outcome(trial)} for trial in self.trials or ()],
         }
 
     def kept(self) -> list[Override]:
@@ -108,7 +106,7 @@ class BenchReport:
         if fastest is None:
             return []
         reducer, num_devices, _ = fastest.mode
-        kept = {trial.change.key: trial.change for trial in self.trials if trial.is_kept}
+        kept = {trial.change.key: trial.change for trial in self.trials or () if trial.is_kept}
         if (distributed.num_devices or 1) != num_devices:
             kept["distributed.devices"] = Override("distributed.devices", str(num_devices))
         if num_devices > 1 and distributed.reducer != reducer:
@@ -121,7 +119,7 @@ class BenchReport:
     def _describe_trials(self) -> Iterator[str]:
         if (fastest := self.fastest) is None:
             return
-        yield from (f"{fastest.mode}, {trial}" for trial in self.trials)
+        yield from (f"{fastest.mode}, {trial}" for trial in self.trials or ())
         kept = self.kept()
         yield (
             f"the fastest that leaves the model the same:\n{to_paste(kept)}" if kept else "nothing is faster"
@@ -186,7 +184,7 @@ class BenchReport:
                 "" if row.flops_per_second is None else f"{row.flops_per_second / 1e12:.3g}"
             ),
             "MFU": lambda row: "" if row.utilization is None else f"{row.utilization:.1%}",
-            "units/s": lambda row: "" if row.units_per_second is None else _rate(row.units_per_second.median),
+            "units/s": lambda row: "" if row.units_per_second is None else rate(row.units_per_second.median),
         }
         shown = {name: cell for name, cell in columns.items() if any(map(cell, self._measured))}
         table = _table()
@@ -229,13 +227,7 @@ def _speed(row: BenchRow | None) -> str:
 
 def _spread(values: MiddleHalf) -> str:
     half = values.width / 2
-    return f"{_rate(values.median)} +-{half:{'.1%' if half < 0.1 else '.0%'}}"
-
-
-def _rate(per_second: float) -> str:
-    if per_second >= 1e6:
-        return f"{per_second / 1e6:,.4g}M"
-    return f"{per_second:{',.0f' if per_second >= 1000 else ',.4g'}}"
+    return f"{rate(values.median)} +-{half:{'.1%' if half < 0.1 else '.0%'}}"
 
 
 def _mib(num_bytes: int | None) -> str:

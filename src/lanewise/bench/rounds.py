@@ -36,3 +36,10 @@ def take_turns(sides: Mapping[K, Callable[[], T]]) -> Iterator[dict[K, T]]:
     """
     while True:
         yield {name: take_turn() for name, take_turn in sides.items()}
+
+
+def rate(per_second: float) -> str:
+    """Write how much is done in a second."""
+    if per_second >= 1e6:
+        return f"{per_second / 1e6:,.4g}M"
+    return f"{per_second:{',.0f' if per_second >= 1000 else ',.4g'}}"

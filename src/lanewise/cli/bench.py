@@ -87,11 +87,11 @@ def bench(arguments: Arguments) -> int:
             show=show,
         )
     if before is not None:
-        report.compares, report.changes = True, list(compare(before, report.to_json()))
+        report.changes = list(compare(before, report.to_json()))
     show_result(report, arguments[CONFIG], arguments[JSON])
     if report.is_interrupted:
         return _INTERRUPTED
-    return int(report.best is None or any(change.is_slower for change in report.changes))
+    return int(report.best is None or any(change.is_slower for change in report.changes or ()))
 
 
 def _read(file: Path) -> Any:

@@ -1,6 +1,7 @@
 """Messages between a process that is measured and the one that measures."""
 
 import socket
+from contextlib import closing
 
 import pytest
 
@@ -27,7 +28,7 @@ def test_an_address_may_be_longer_than_that_of_a_socket(tmp_path):
     """Folders for temporary files on a cluster are."""
     folder = tmp_path / ("a" * 60) / ("b" * 60)
     folder.mkdir(parents=True)
-    with listen(folder / "x", 1) as listener, JsonConnection.to(folder / "x") as there:
+    with listen(folder / "x", 1) as listener, closing(JsonConnection.to(folder / "x")) as there:
         here = JsonConnection(listener.accept()[0])
         there.send(1)
         assert here.receive() == 1

@@ -92,7 +92,7 @@ def test_what_a_mode_cannot_have_is_named():
 
 def test_the_fastest_mode_is_part_of_what_there_is_to_paste():
     workers = Trial(Override("data.num_workers", "2"), is_kept=True, gain=2.0)
-    shown = report(row(ALONE, [2.0] * 5), row(FSDP, [1.0] * 5), tunes=True)
+    shown = report(row(ALONE, [2.0] * 5), row(FSDP, [1.0] * 5))
     shown.trials = [workers, Trial(Override("compile", "auto"), is_kept=False, gain=0.5)]
     assert [one.key for one in shown.kept()] == [
         "data.num_workers",
@@ -100,14 +100,14 @@ def test_the_fastest_mode_is_part_of_what_there_is_to_paste():
         "distributed.reducer",
     ]
     assert any("  num_workers: 2\ndistributed:\n  devices: 2" in line for line in shown.lines())
-    nothing = report(row(ALONE, [1.0] * 5), tunes=True)
+    nothing = report(row(ALONE, [1.0] * 5), trials=[])
     assert "nothing is faster" in list(nothing.lines())
 
 
 def test_what_to_paste_leaves_out_what_the_mode_cannot_have():
     """It was refused, as shard_optimizer is for ddp."""
     config = replace(CONFIG, distributed=DistributedConfig(shard_optimizer=True))
-    shown = report(row(FSDP, [1.0] * 5), config=config, tunes=True)
+    shown = report(row(FSDP, [1.0] * 5), config=config)
     assert [(one.key, one.text) for one in shown.kept()][-1] == ("distributed.shard_optimizer", "false")
 
 
