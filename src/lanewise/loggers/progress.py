@@ -19,7 +19,7 @@ _WIDTH_OF_TEXT = 80
 
 @final
 class _Bars(progress.Progress):
-    """The bar of the run, and below it one of the evaluation or of the save that goes on.
+    """The bar of the run, and on a terminal below it one of the evaluation or of the save that goes on.
 
     The second one is drawn from the heartbeat by the thread that redraws both, so that nothing has to be
     called meanwhile.
@@ -77,7 +77,8 @@ class ProgressLogger(Callback):
             self._row = self._bar.add_task(
                 "", total=start.last_step, completed=start.first_step - 1, epoch="", text=""
             )
-            self._bar.add_second()
+            if self._console.file.isatty():  # a notebook cannot draw two rows again
+                self._bar.add_second()
             self._bar.start()
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:

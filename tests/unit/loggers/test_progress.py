@@ -1,5 +1,6 @@
 """The console: a line now and then, or a bar on a terminal."""
 
+import sys
 import threading
 import time
 from pathlib import Path
@@ -111,18 +112,28 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
     assert printed.err.count("\n") < 6  # one bar, not a line for each step
 
 
-@pytest.mark.parametrize(
-    ("phase", "shown"), [(EVALUATION, ["evaluation", "3/12"]), (SAVE, ["save"]), (FORWARD, [])]
-)
-def test_a_second_bar_moves_while_an_evaluation_or_a_save_goes_on(capsys, monkeypatch, phase, shown):
+def show_phase(capsys, monkeypatch, phase: str) -> str:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(heartbeat, "note", (phase, 1, 0))
     monkeypatch.setattr(heartbeat, "evaluated", (3, 12))
     start(1, 8).on_end(None)
-    printed = capsys.readouterr().err
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("phase", "shown"), [(EVALUATION, ["evaluation", "3/12"]), (SAVE, ["save"]), (FORWARD, [])]
+)
+def test_a_second_bar_moves_while_an_evaluation_or_a_save_goes_on(capsys, monkeypatch, phase, shown):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    printed = show_phase(capsys, monkeypatch, phase)
     for part in shown:
         assert part in printed
     assert ("3/12" in printed) is (phase == EVALUATION)
+
+
+def test_there_is_one_bar_where_the_cursor_cannot_move_up(capsys, monkeypatch):
+    """In a notebook a run that ended while it saved left its bar twice: two rows had been drawn over one."""
+    assert "save" not in show_phase(capsys, monkeypatch, SAVE)
 
 
 def test_a_bar_begins_where_the_run_resumes(capsys, monkeypatch):
