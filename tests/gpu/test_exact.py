@@ -36,7 +36,7 @@ def reduce_on_gpu(world):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_the_reducer_adds_in_the_tree(world_size):
-    expected = [value.numpy().tobytes() for value in in_tree(cancelling, SIZES, 5, 5)]
+    expected = [value.numpy().tobytes() for value in in_tree(cancelling, SIZES, 5, range(5))]
     for result in run_distributed(reduce_on_gpu, world_size, device="cuda:0"):
         assert result == expected
 

@@ -20,7 +20,7 @@ from lanewise.lanes import LaneTurn, SampleOrder, Schedule
 
 _Request: TypeAlias = tuple[LaneTurn, tuple[int, ...]]
 """A turn with its sample indices."""
-_GAP: _Request = LaneTurn(0, -1, 0, range(0), 0, is_last=False), ()
+_GAP: _Request = LaneTurn(0, -1, 0, range(0), range(0), is_last=False), ()
 """Asks a worker for nothing."""
 _SECONDS_TO_BE_TOLD = 0.5
 

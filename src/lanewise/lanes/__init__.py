@@ -22,4 +22,5 @@ from lanewise.lanes.seed import read_seed as read_seed
 from lanewise.lanes.seed import sample_seed as sample_seed
 from lanewise.lanes.seed import update_seed as update_seed
 from lanewise.lanes.tree import Node as Node
+from lanewise.lanes.tree import Present as Present
 from lanewise.lanes.tree import TreeSum as TreeSum

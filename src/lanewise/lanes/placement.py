@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Protocol, final
 
 from lanewise.errors import ConfigError
-from lanewise.lanes.tree import Node, subtrees
+from lanewise.lanes.tree import Node, Present, subtrees
 
 
 class Ranked(Protocol):
@@ -53,13 +53,17 @@ class Placement:
         """The most lanes that a process carries."""
         return max(map(len, self.ranges))
 
-    def counts(self, num_present_lanes: int) -> list[int]:
-        """Return how many lanes each rank has in a step."""
-        return [max(0, min(lanes.stop, num_present_lanes) - lanes.start) for lanes in self.ranges]
+    def present(self, present: Present) -> list[list[int]]:
+        """Return which of the present lanes of a step each rank carries."""
+        return [[lane for lane in lanes if lane in present] for lanes in self.ranges]
 
-    def subtrees(self, num_present_lanes: int) -> list[tuple[Node, ...]]:
+    def counts(self, present: Present) -> list[int]:
+        """Return how many lanes each rank has in a step."""
+        return list(map(len, self.present(present)))
+
+    def subtrees(self, present: Present) -> list[tuple[Node, ...]]:
         """Return the nodes that each rank is left with in a step when it has added up its lanes."""
-        return [subtrees(lanes, self.num_lanes, num_present_lanes) for lanes in self.ranges]
+        return [subtrees(lanes, self.num_lanes, present) for lanes in self.ranges]
 
 
 def lane_ranges(num_lanes: int, world_size: int) -> tuple[range, ...]:

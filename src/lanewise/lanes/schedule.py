@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from lanewise.lanes.tree import Present
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -88,10 +90,11 @@ class Schedule:
             epoch, start = step // self.steps_per_epoch, self._start(step)
             num_samples = self.num_samples_in(step)
             num_present = -(-num_samples // self.micro_batch_size)
+            present = range(num_present)
             last = max(lanes.start, min(lanes.stop, num_present) - 1)
             for lane in range(lanes.start, last + 1):
                 positions = _share(num_samples, num_present, lane, start) if lane < num_present else range(0)
-                yield LaneTurn(epoch, step, lane, positions, num_present, lane == last)
+                yield LaneTurn(epoch, step, lane, positions, present, lane == last)
 
     def _start(self, step: int) -> int:
         """Return the first position of a step."""
@@ -124,13 +127,14 @@ class SequentialSchedule:
         """
         num_present = min(self.num_lanes, self.num_samples)
         if lanes.start >= num_present:
-            yield LaneTurn(0, 0, lanes.start, range(0), num_present, is_last=True)
+            yield LaneTurn(0, 0, lanes.start, range(0), range(num_present), is_last=True)
             return
+        present = range(num_present)
         for lane in lanes:
             share = _share(self.num_samples, self.num_lanes, lane)
             for step, first in enumerate(share[:: self.micro_batch_size]):
                 last = min(first + self.micro_batch_size, share.stop)
-                yield LaneTurn(0, step, lane, range(first, last), num_present, is_last=last == share.stop)
+                yield LaneTurn(0, step, lane, range(first, last), present, is_last=last == share.stop)
 
 
 def _share(num_samples: int, num_lanes: int, lane: int, start: int = 0) -> range:
@@ -149,8 +153,13 @@ class LaneTurn(NamedTuple):
     lane: int
     positions: range
     """Positions in the epoch's order; empty where the process has no sample in this step."""
-    num_present_lanes: int
+    present: Present
     """Lanes of all processes that have samples in this step."""
     is_last: bool
     """Whether this is the last lane that the process works through in this step; in a `SequentialSchedule`,
     whether it is the lane's last micro-batch."""
+
+    @property
+    def is_only(self) -> bool:
+        """Whether no other lane of any process has samples in this step."""
+        return len(self.present) == 1

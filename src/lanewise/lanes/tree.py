@@ -10,7 +10,8 @@ ceil(n / 2) lanes and the rest. Six lanes:
          +-----+-----+            [0,6) = [0,3) + [3,6)
 
 A lane without samples is absent, never a zero, since -0.0 + 0.0 is not -0.0: its parent is then the other
-child. Lanes are absent from the end on (see `Schedule`); with four of the six lanes present the tree is
+child. With a `Schedule` lanes are absent from the end on; with a stream any lanes may be. With the first four
+of the six lanes present the tree is
 
     0   1   2   3
     +-+-+   |   |                 [0,2) = 0 + 1
@@ -30,7 +31,10 @@ lanes, for any number of lanes each.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Generic, TypeVar, final
+from typing import Generic, TypeAlias, TypeVar, final
+
+Present: TypeAlias = range | tuple[int, ...]
+"""The lanes that have samples in a step, in order; a range where they are the first ones."""
 
 Node = tuple[int, int]
 """Lanes [start, stop) whose values have been added."""
@@ -47,12 +51,12 @@ class TreeSum(Generic[T]):
 
     Args:
         num_lanes: lanes of the run.
-        num_present_lanes: lanes that have samples in this step.
+        present: lanes that have samples in this step.
         add: returns the sum of a left and a right value; may reuse the storage of either.
     """
 
-    def __init__(self, num_lanes: int, num_present_lanes: int, add: Callable[[T, T], T]) -> None:
-        self._left_siblings = _left_siblings(num_lanes, num_present_lanes)
+    def __init__(self, num_lanes: int, present: Present, add: Callable[[T, T], T]) -> None:
+        self._left_siblings = _left_siblings(num_lanes, present)
         self._add = add
         self.pending: list[tuple[Node, T]] = []
         """The sums so far, in lane order; a single root once every present lane was pushed."""
@@ -71,27 +75,30 @@ class TreeSum(Generic[T]):
 
 
 @lru_cache(maxsize=256)
-def subtrees(lanes: range, num_lanes: int, num_present_lanes: int) -> tuple[Node, ...]:
+def subtrees(lanes: range, num_lanes: int, present: Present) -> tuple[Node, ...]:
     """Return the nodes that remain when a process has added what it can of these lanes, in lane order."""
-    tree_sum: TreeSum[None] = TreeSum(num_lanes, num_present_lanes, lambda _left, _right: None)
+    tree_sum: TreeSum[None] = TreeSum(num_lanes, present, lambda _left, _right: None)
     for lane in lanes:
-        if lane < num_present_lanes:
+        if lane in present:
             tree_sum.push((lane, lane + 1), None)
     return tuple(node for node, _ in tree_sum.pending)
 
 
 @lru_cache(maxsize=64)
-def _left_siblings(num_lanes: int, num_present_lanes: int) -> dict[Node, Node]:
+def _left_siblings(num_lanes: int, present: Present) -> dict[Node, Node]:
     """Map each right child to its left sibling, for the tree without the absent lanes."""
     siblings: dict[Node, Node] = {}
-    nodes = [(0, num_lanes)]
-    while nodes:
-        start, stop = nodes.pop()
+
+    def visit(start: int, stop: int) -> Node | None:
+        """Return what is left of a node: its present lanes from the first to the last; None without any."""
         if stop - start == 1:
-            continue
+            return (start, stop) if start in present else None
         middle = start + (stop - start + 1) // 2
-        nodes.append((start, middle))
-        if middle < num_present_lanes:  # else the right child is absent and its parent is the left one
-            nodes.append((middle, stop))
-            siblings[middle, min(stop, num_present_lanes)] = (start, middle)
+        left, right = visit(start, middle), visit(middle, stop)
+        if left is None or right is None:  # the parent is the other child
+            return left or right
+        siblings[right] = left
+        return left[0], right[1]
+
+    visit(0, num_lanes)
     return siblings

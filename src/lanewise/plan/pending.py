@@ -30,7 +30,7 @@ def pending_sums(num_lanes: int, num_processes: int) -> PendingSums:
 
 def pending_counts(lanes: range, num_lanes: int) -> list[int]:
     """Count the partial sums of a process before each of its lanes, and after the last one."""
-    tree_sum: TreeSum[None] = TreeSum(num_lanes, num_lanes, lambda _left, _right: None)
+    tree_sum: TreeSum[None] = TreeSum(num_lanes, range(num_lanes), lambda _left, _right: None)
     counts = [0]
     for lane in lanes:
         tree_sum.push((lane, lane + 1), None)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from lanewise.config import Equality
-from lanewise.lanes import Placement
+from lanewise.lanes import Placement, Present
 from lanewise.reduce.shared_all_reduce import SharedAllReduce
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.world.world import World
@@ -19,13 +19,13 @@ class AllReduce(Protocol):
     """
 
     def start(
-        self, subtree_sums: list[torch.Tensor], num_present: int, bucket: torch.Tensor
+        self, subtree_sums: list[torch.Tensor], present: Present, bucket: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
         """Begin to sum a bucket.
 
         Args:
             subtree_sums: this rank's flat sums, in the order of the nodes; empty if all its lanes are absent.
-            num_present: number of units of all ranks that take part in this step.
+            present: the units of all ranks that take part in this step: lanes, or in `close` processes.
             bucket: flat tensor that may be overwritten; gives size and dtype where there are no sums.
 
         Returns:
@@ -56,7 +56,7 @@ class BackendAllReduce:
     """Sums over processes with the backend's own all_reduce, in any order; an `AllReduce`."""
 
     def start(
-        self, subtree_sums: list[torch.Tensor], num_present: int, bucket: torch.Tensor
+        self, subtree_sums: list[torch.Tensor], present: Present, bucket: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
         """See `AllReduce`."""
         work = dist.all_reduce(bucket, async_op=True)

@@ -155,16 +155,16 @@ class DDPReducer(WholeModel):
         self._on_bucket()
         assert self._turn is not None
         turn, flat, parameters = self._turn, bucket.buffer(), bucket.parameters()
-        tree_sum = new_tree_sum(self._num_lanes, turn.num_present_lanes)
+        tree_sum = new_tree_sum(self._num_lanes, turn.present)
         for node, sums in self._earlier:
             tree_sum.push(node, [sums.pop(parameter) for parameter in parameters])
         if not turn.positions:
-            return self._all_reduce.start([], turn.num_present_lanes, flat)
+            return self._all_reduce.start([], turn.present, flat)
         # The bucket is the right operand of every addition, so the last sum is in the bucket itself.
         tree_sum.push((turn.lane, turn.lane + 1), _views(flat, bucket))
         *others, _ = tree_sum.pending
         subtree_sums = [_flatten(sums, bucket) for _, sums in others] + [flat]
-        return self._all_reduce.start(subtree_sums, turn.num_present_lanes, flat)
+        return self._all_reduce.start(subtree_sums, turn.present, flat)
 
     def _sum_processes(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start the sum of a bucket over the processes; DDP's own hook would compute a mean."""
@@ -172,7 +172,7 @@ class DDPReducer(WholeModel):
         if self._compressed is not None:
             return self._compressed.start(bucket)
         flat = bucket.buffer()
-        return self._all_reduce.start([flat], self._world_size, flat)
+        return self._all_reduce.start([flat], range(self._world_size), flat)
 
 
 def _call_in_backward(loss_sum: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:

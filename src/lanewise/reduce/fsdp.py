@@ -143,7 +143,7 @@ class FSDPReducer:
         """See `Reducer`."""
         batches = map(_with_data, batches)
         batch = next(batches)
-        counts = self._placement.counts(batch.turn.num_present_lanes)
+        counts = self._placement.counts(batch.turn.present)
         own, most = counts[self._world.rank], max(counts)
         spare = copied(batch.data) if own < most else None  # before a forward changes it
         for number in range(most):
@@ -199,7 +199,7 @@ class FSDPReducer:
         self._contributes = loss is not None
         run_backward(connect(loss, [anchor]), factor)
         for sums in self._sums:
-            sums.push(turn.num_present_lanes)
+            sums.push(turn.present)
         self._on_backward()
 
     def finish(self, weight: float) -> None:

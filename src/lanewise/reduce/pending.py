@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import nn
 
-from lanewise.lanes import LaneTurn, Node, TreeSum
+from lanewise.lanes import LaneTurn, Node, Present, TreeSum
 
 
 @final
@@ -35,7 +35,7 @@ class PendingGradients:
             gradients.append(gradient.to(own.device))
             parameter.grad = None
         if self._sum is None:
-            self._sum = new_tree_sum(self._num_lanes, turn.num_present_lanes)
+            self._sum = new_tree_sum(self._num_lanes, turn.present)
         self._sum.push((turn.lane, turn.lane + 1), gradients)
 
     def restore_root(self) -> None:
@@ -71,9 +71,9 @@ def zero_gradient(parameter: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(parameter, memory_format=order)
 
 
-def new_tree_sum(num_lanes: int, num_present_lanes: int) -> TreeSum[list[torch.Tensor]]:
+def new_tree_sum(num_lanes: int, present: Present) -> TreeSum[list[torch.Tensor]]:
     """Return an empty sum of lists of tensors; each addition is done in place, in its right operand."""
-    return TreeSum(num_lanes, num_present_lanes, add_into_right)
+    return TreeSum(num_lanes, present, add_into_right)
 
 
 def add_into_right(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:

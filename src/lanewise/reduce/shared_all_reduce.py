@@ -12,7 +12,7 @@ from typing import final
 
 import torch
 
-from lanewise.lanes import Node, Placement
+from lanewise.lanes import Node, Placement, Present
 from lanewise.reduce.pending import new_tree_sum
 from lanewise.world.shared_memory import SharedMemory
 
@@ -36,15 +36,15 @@ class SharedAllReduce:
         self._placement = placement
 
     def start(
-        self, subtree_sums: list[torch.Tensor], num_present: int, bucket: torch.Tensor
+        self, subtree_sums: list[torch.Tensor], present: Present, bucket: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
         """See `AllReduce`."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        nodes = self._placement.subtrees(num_present)
+        nodes = self._placement.subtrees(present)
         size = self._memory.block_bytes // bucket.itemsize // max(map(len, nodes))
         try:
             for piece, *sums in zip(*(one.split(size) for one in (bucket, *subtree_sums)), strict=True):
-                self._reduce(sums, nodes, num_present, piece)
+                self._reduce(sums, nodes, present, piece)
             future.set_result(bucket)
         except Exception as error:  # noqa: BLE001 - raised where DDP waits for the future
             future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
@@ -57,7 +57,7 @@ class SharedAllReduce:
         self,
         sums: Sequence[torch.Tensor],
         nodes: Sequence[Sequence[Node]],
-        num_present: int,
+        present: Present,
         piece: torch.Tensor,
     ) -> None:
         """Sum a piece over all lanes; `nodes` has the nodes of each rank."""
@@ -68,7 +68,7 @@ class SharedAllReduce:
         memory.meet()
         is_small = piece.nbytes <= _SMALL_BYTES
         start, stop = (size * rank // memory.world_size for rank in (memory.rank, memory.rank + 1))
-        tree_sum = new_tree_sum(self._placement.num_lanes, num_present)
+        tree_sum = new_tree_sum(self._placement.num_lanes, present)
         last = piece
         for block, rank_nodes in zip(blocks, nodes, strict=True):
             for index, node in enumerate(rank_nodes):

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from lanewise.device.accelerator import new_stream, on_stream
-from lanewise.lanes import Placement
+from lanewise.lanes import Placement, Present
 from lanewise.reduce.pending import new_tree_sum
 from lanewise.world.tree_message import all_gather_single
 from lanewise.world.world import World
@@ -54,7 +54,7 @@ class TreeAllReduce:
             self._thread.start()
 
     def start(
-        self, subtree_sums: list[torch.Tensor], num_present_lanes: int, bucket: torch.Tensor
+        self, subtree_sums: list[torch.Tensor], present: Present, bucket: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
         """See `AllReduce`."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
@@ -66,7 +66,7 @@ class TreeAllReduce:
             ready = torch.accelerator.current_stream(self._device).record_event()
             for tensor in (*subtree_sums, bucket):
                 tensor.record_stream(self._stream)
-        job = partial(self._reduce_into, future, ready, subtree_sums, num_present_lanes, bucket)
+        job = partial(self._reduce_into, future, ready, subtree_sums, present, bucket)
         if self._thread is None:
             job()
         else:
@@ -93,7 +93,7 @@ class TreeAllReduce:
         future: torch.futures.Future[torch.Tensor],
         ready: torch.Event | None,
         subtree_sums: list[torch.Tensor],
-        num_present_lanes: int,
+        present: Present,
         bucket: torch.Tensor,
     ) -> None:
         """Run the stages for a bucket and complete its future, on the side stream where there is one."""
@@ -103,20 +103,20 @@ class TreeAllReduce:
                     self._stream.wait_event(ready)
                 if self._thread is not None:  # gloo's all_to_all and all_gather need CPU tensors
                     subtree_sums, bucket = [one.cpu() for one in subtree_sums], bucket.cpu()
-                summed = self._reduce(subtree_sums, num_present_lanes, bucket)
+                summed = self._reduce(subtree_sums, present, bucket)
                 future.set_result(summed.to(self._device))
         except Exception as error:  # noqa: BLE001 - raised where DDP waits for the future
             future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
 
     def _reduce(
-        self, subtree_sums: list[torch.Tensor], num_present_lanes: int, bucket: torch.Tensor
+        self, subtree_sums: list[torch.Tensor], present: Present, bucket: torch.Tensor
     ) -> torch.Tensor:
         """Sum a bucket over all lanes. See [Note: three stages]."""
         placement, size = self._placement, bucket.numel()
         world_size = len(placement.ranges)
         slice_size = -(-size // world_size)
         bounds = [min(rank * slice_size, size) for rank in range(world_size + 1)]
-        nodes = placement.subtrees(num_present_lanes)
+        nodes = placement.subtrees(present)
         local_size = bounds[placement.rank + 1] - bounds[placement.rank]
 
         if len(subtree_sums) == 1:
@@ -135,7 +135,7 @@ class TreeAllReduce:
             group=self._group,
         )
 
-        tree_sum = new_tree_sum(placement.num_lanes, num_present_lanes)
+        tree_sum = new_tree_sum(placement.num_lanes, present)
         all_nodes = [node for rank_nodes in nodes for node in rank_nodes]
         for index, node in enumerate(all_nodes):
             tree_sum.push(node, [received[index * local_size : (index + 1) * local_size]])

@@ -20,7 +20,7 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from lanewise.lanes import Placement, TreeSum
+from lanewise.lanes import Placement, Present, TreeSum
 from lanewise.reduce.pending import new_tree_sum
 
 
@@ -79,21 +79,20 @@ class TreeReduceScatter:
             self._output = output_tensor
         output_tensor.zero_()  # FSDP adds the outputs of later passes to the first one
 
-    def push(self, num_present_lanes: int) -> None:
+    def push(self, present: Present) -> None:
         """Add the rows that the last pass received to the partial sum of each rank."""
         self._num_passes += 1
         if self._output is None:  # no lane has run the block so far
             return
         if not self._sums:
-            self._num_present_lanes = num_present_lanes
+            self._present, self._lanes = present, self._placement.present(present)
             self._sums = [self._new_sum() for _ in self._placement.ranges]
         for number in range(self._num_added, self._num_passes):
             rows = self._rows if number == self._num_passes - 1 else None
             if rows is None:  # the lane did not run the block: zeros, as for an unused parameter
                 rows = self._output.new_zeros(len(self._placement.ranges), self._output.numel())
-            for lanes, tree_sum, row in zip(self._placement.ranges, self._sums, rows, strict=True):
-                lane = lanes.start + number
-                if lane in lanes and lane < num_present_lanes:
+            for lanes, tree_sum, row in zip(self._lanes, self._sums, rows, strict=True):
+                for lane in lanes[number : number + 1]:  # none where the rank has fewer
                     tree_sum.push((lane, lane + 1), [row])
         self._num_added, self._rows = self._num_passes, None
 
@@ -109,4 +108,4 @@ class TreeReduceScatter:
         self._num_passes = self._num_added = 0
 
     def _new_sum(self) -> TreeSum[list[torch.Tensor]]:
-        return new_tree_sum(self._placement.num_lanes, self._num_present_lanes)
+        return new_tree_sum(self._placement.num_lanes, self._present)

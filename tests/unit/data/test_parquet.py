@@ -367,7 +367,7 @@ def test_loader_processes_read_the_same_as_this_one(folder, context):
     rows = list(range(0, NUM_ROWS, 2))
     ids(dataset, rows[:200:3])  # leaves cursors open
     reader = LaneReader(dataset, collate, 0)
-    turn = LaneTurn(0, 0, 0, positions=range(4), num_present_lanes=1, is_last=True)
+    turn = LaneTurn(0, 0, 0, positions=range(4), present=range(1), is_last=True)
     batches = [(turn, tuple(rows[first : first + 50])) for first in range(0, len(rows), 50)]
     loader = DataLoader(
         reader, sampler=batches, batch_size=None, num_workers=2, multiprocessing_context=context
@@ -412,7 +412,7 @@ def test_remote_files_are_read_by_their_url(folder):
 
 def test_lanes_read_columns_also_of_a_subset(folder):
     dataset = Subset(ParquetDataset(f"{folder}/*.parquet"), list(range(100, 200)))
-    turn = LaneTurn(0, 0, 0, positions=range(4), num_present_lanes=1, is_last=True)
+    turn = LaneTurn(0, 0, 0, positions=range(4), present=range(1), is_last=True)
     data = LaneReader(dataset, collate, 0)[turn, (3, 1)].data
     assert data["id"].tolist() == [103, 101]
     assert data["kind"] == ["kind 1", "kind 2"]

@@ -41,7 +41,7 @@ class DrawingMany(Drawing):
 
 
 def turn(epoch: int = 0, step: int = 0, lane: int = 0) -> LaneTurn:
-    return LaneTurn(epoch, step, lane, positions=range(4), num_present_lanes=4, is_last=True)
+    return LaneTurn(epoch, step, lane, positions=range(4), present=range(4), is_last=True)
 
 
 def read(dataset, indices, *, seed: int = 0, collate=list, name: str = "", **where: int):

@@ -53,7 +53,7 @@ def test_every_epoch_has_the_positions_of_the_first():
 
 
 def turn(step: int, lane: int, start: int, stop: int, num_present_lanes: int, *, is_last: bool) -> LaneTurn:
-    return LaneTurn(step // 3, step, lane, range(start, stop), num_present_lanes, is_last)
+    return LaneTurn(step // 3, step, lane, range(start, stop), range(num_present_lanes), is_last)
 
 
 def test_the_turns_of_two_processes():
@@ -129,7 +129,7 @@ def test_every_process_takes_part_in_every_step(run):
         for lanes, turns in zip(ranges, ranks, strict=True):
             assert [one.is_last for one in turns] == [False] * (len(turns) - 1) + [True]
             assert {one.epoch for one in turns} == {step // schedule.steps_per_epoch}
-            assert {one.num_present_lanes for one in turns} == {len(present)}
+            assert {one.present for one in turns} == {range(len(present))}
             if present.isdisjoint(lanes):
                 assert [(one.lane, len(one.positions)) for one in turns] == [(lanes.start, 0)]
             else:

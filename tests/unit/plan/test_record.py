@@ -28,7 +28,7 @@ class Sums:
 
 
 def lane(task: Any) -> TaskLane:
-    batch = LaneBatch(LaneTurn(0, 0, 0, range(4), 1, is_last=True), (0, 1, 2, 3), torch.ones(4, 8), 4)
+    batch = LaneBatch(LaneTurn(0, 0, 0, range(4), range(1), is_last=True), (0, 1, 2, 3), torch.ones(4, 8), 4)
     return LaneRunner(task, Precision("float32", "cpu"), 0).lane(batch)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from lanewise.lanes import TreeSum
+from lanewise.lanes import Present, TreeSum
 from lanewise.reduce.pending import add_into_right
 
 
@@ -13,10 +13,10 @@ def lane_values(lane: int, size: int) -> torch.Tensor:
     return torch.randn(size, generator=generator) * 10.0**exponent
 
 
-def tree_of(lanes: range, num_lanes: int, num_present: int, size: int) -> TreeSum[list[torch.Tensor]]:
+def tree_of(lanes: range, num_lanes: int, present: Present, size: int) -> TreeSum[list[torch.Tensor]]:
     """Add up lanes as far as the tree allows."""
-    tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(num_lanes, num_present, add_into_right)
+    tree_sum: TreeSum[list[torch.Tensor]] = TreeSum(num_lanes, present, add_into_right)
     for lane in lanes:
-        if lane < num_present:
+        if lane in present:
             tree_sum.push((lane, lane + 1), [lane_values(lane, size)])
     return tree_sum

@@ -1,12 +1,12 @@
 """Runs a reducer on lanes with given gradients: the gradient of sum(parameter * value) is value."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
 
 from lanewise.config import CompressionName, DistributedConfig
-from lanewise.lanes import Placement, Schedule, lane_ranges
+from lanewise.lanes import LaneTurn, Placement, Present, lane_ranges
 from lanewise.reduce import build_reducer
 from lanewise.world.world import World
 
@@ -21,7 +21,7 @@ def reduce_lanes(
     *,
     equality: str,
     num_lanes: int,
-    num_present: int | None = None,
+    present: Present | None = None,
     steps: int = 3,
     compression: CompressionName | None = None,
 ) -> list[torch.Tensor]:
@@ -31,9 +31,8 @@ def reduce_lanes(
     parameters = list(model)
     config = DistributedConfig(equality=equality, compression=compression)
     reducer = build_reducer(model, Placement.of(num_lanes, world), world, config)
-    schedule = Schedule(num_present or num_lanes, num_lanes, 1)
     lanes = lane_ranges(num_lanes, world.world_size)[world.rank]
-    for turn in schedule.turns(lanes, 0, steps):
+    for turn in _turns(lanes, range(num_lanes) if present is None else present, steps):
 
         def compute_loss(lane: int = turn.lane) -> torch.Tensor | None:
             products = [
@@ -52,6 +51,15 @@ def reduce_lanes(
     return gradients
 
 
+def _turns(lanes: range, present: Present, steps: int) -> Iterator[LaneTurn]:
+    """Yield the turns of equal steps."""
+    own = [lane for lane in lanes if lane in present]
+    for step in range(steps):
+        for lane in own or lanes[:1]:
+            positions = range(1) if own else range(0)
+            yield LaneTurn(0, step, lane, positions, present, is_last=lane == [lanes[0], *own][-1])
+
+
 def cancelling(lane: int, size: int) -> torch.Tensor:
     """1e8, 1, -1e8 and the like in another arrangement for each element: the order of the sum decides."""
     generator = torch.Generator().manual_seed(lane * 1000 + size)
@@ -59,7 +67,7 @@ def cancelling(lane: int, size: int) -> torch.Tensor:
     return choices[torch.randint(len(choices), (size,), generator=generator)]
 
 
-def in_tree(value: LaneValue, sizes: Sequence[int], num_lanes: int, num_present: int) -> list[torch.Tensor]:
+def in_tree(value: LaneValue, sizes: Sequence[int], num_lanes: int, present: Present) -> list[torch.Tensor]:
     """Add in the tree by its definition: halves, the first one the larger, absent lanes left out."""
 
     def node(size: int, start: int, stop: int) -> torch.Tensor:
@@ -67,8 +75,10 @@ def in_tree(value: LaneValue, sizes: Sequence[int], num_lanes: int, num_present:
         if stop - start == 1:
             leaf = value(start, size)
             return torch.zeros(size) if leaf is None else leaf
-        if middle >= num_present:
+        if not any(lane in present for lane in range(middle, stop)):
             return node(size, start, middle)
+        if not any(lane in present for lane in range(start, middle)):
+            return node(size, middle, stop)
         return node(size, start, middle) + node(size, middle, stop)
 
     return [node(size, 0, num_lanes) for size in sizes]

@@ -67,7 +67,7 @@ class Work:
 
     data: torch.Tensor
     has_samples = True
-    turn: LaneTurn = field(default_factory=lambda: LaneTurn(0, 0, 0, range(1), 1, is_last=True))
+    turn: LaneTurn = field(default_factory=lambda: LaneTurn(0, 0, 0, range(1), range(1), is_last=True))
     loss_function: Callable[[Any, Any], torch.Tensor] = lambda outputs, _data: outputs.sum()
     note: Callable[[str], object] = lambda _what: None
 

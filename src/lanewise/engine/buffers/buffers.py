@@ -112,7 +112,7 @@ class LaneBuffers:
         for lane in self._lanes[-1:]:  # whose forward is done by now
             lane.drop_unchanged()
         # The only lane of a step, on the only device, leaves its buffers in the module.
-        if not turn.positions or (turn.num_present_lanes == 1 and self._is_one_device):
+        if not turn.positions or (turn.is_only and self._is_one_device):
             self._lanes.append(_Lane(turn, num_samples, {}, lambda: ()))
             return
         looks = [packs[replica].look() for packs in self._packs]
@@ -159,7 +159,7 @@ class LaneBuffers:
         """
         if not self._packs:
             return
-        if self._lanes[0].turn.num_present_lanes == 1 and self._is_one_device:
+        if self._lanes[0].turn.is_only and self._is_one_device:
             self._lanes = []
             return
         lanes = [lane for lane in self._lanes if lane.turn.positions]
@@ -171,11 +171,11 @@ class LaneBuffers:
         if forms:
             values = [{number: self._value(lane, number) for number in forms} for lane in lanes]
             num_samples = [(lane.turn.lane, lane.num_samples) for lane in lanes]
-            num_present = self._lanes[0].turn.num_present_lanes
+            present = self._lanes[0].turn.present
             kinds = {number: self._packs[number][0].kind for number in forms}
             for number in reshaped:
                 kinds[number] = kind_of(forms[number])
-            merged = self._buffer_merge.run(num_present, num_samples, values, kinds)
+            merged = self._buffer_merge.run(present, num_samples, values, kinds)
             self._check = self._start_comparison(lanes, values, merged)
             for number, value in merged.items():
                 first, *others = self._packs[number]

@@ -7,7 +7,7 @@ import torch
 
 from lanewise.device.accelerator import float64_device
 from lanewise.engine.buffers.pack import Kind
-from lanewise.lanes import Placement, TreeSum
+from lanewise.lanes import Placement, Present, TreeSum
 from lanewise.reduce.pending import add_into_right
 from lanewise.world.world import World
 
@@ -30,7 +30,7 @@ class BufferMerge:
 
     def run(
         self,
-        num_present: int,
+        present: Present,
         lanes: Sequence[tuple[int, int]],
         values: Sequence[Mapping[int, torch.Tensor]],
         kinds: Mapping[int, Kind],
@@ -43,7 +43,7 @@ class BufferMerge:
         Collective: every rank must call this, with the same kinds.
 
         Args:
-            num_present: the number of present lanes in the step.
+            present: the lanes that have samples in the step.
             lanes: the lanes of this process, each with its number of samples.
             values: for each of these lanes, the values of the packs after its forward.
             kinds: the kind of each pack that is merged, by the number of the pack.
@@ -55,19 +55,19 @@ class BufferMerge:
         }
         integers = {number: size for number, (size, _) in kinds.items() if number not in floats}
         one = torch.ones(1, dtype=torch.float64, device=self._device)
-        tree_sum: _TreeSum = TreeSum(self._placement.num_lanes, num_present, add_into_right)
+        tree_sum: _TreeSum = TreeSum(self._placement.num_lanes, present, add_into_right)
         first: dict[int, torch.Tensor] | None = None
         for (lane, num_samples), of_lane in zip(lanes, values, strict=True):
             row = torch.cat([*(_to_real(of_lane[number], self._device) for number in floats), one])
             if not num_samples:  # a product with 0 would be NaN where a value is infinite
                 row.zero_()
-            elif num_present > 1:  # a single lane keeps its exact values, as it does on a single process
+            elif len(present) > 1:  # a single lane keeps its exact values, as it does on a single process
                 row.mul_(num_samples)
             tree_sum.push((lane, lane + 1), [row])
             if num_samples and first is None:
                 first = {number: of_lane[number].flatten() for number in integers}
         if self._world.world_size > 1:
-            tree_sum, first = self._exchange(num_present, tree_sum, sum(floats.values()) + 1, first, integers)
+            tree_sum, first = self._exchange(present, tree_sum, sum(floats.values()) + 1, first, integers)
         assert first is not None, "a step without samples has no weight, and so nothing to merge"
         *sums, num_samples_of_all = tree_sum.root()[0].split([*floats.values(), 1])
         means = {
@@ -81,7 +81,7 @@ class BufferMerge:
 
     def _exchange(
         self,
-        num_present: int,
+        present: Present,
         local_sum: _TreeSum,
         size: int,
         local_integers: Mapping[int, torch.Tensor] | None,
@@ -91,7 +91,7 @@ class BufferMerge:
 
         Sums and integers travel in one tensor: the bits of the float64 sums are viewed as int64.
         """
-        nodes = self._placement.subtrees(num_present)
+        nodes = self._placement.subtrees(present)
         sums = torch.zeros(max(map(len, nodes)), size, dtype=torch.float64, device=self._device)
         for index, (_, (subtree_sum,)) in enumerate(local_sum.pending):
             sums[index] = subtree_sum
@@ -103,7 +103,7 @@ class BufferMerge:
                 view.copy_(value)
         gathered = self._world.start_all_gather(torch.cat([sums.flatten().view(torch.int64), integers]))()
 
-        tree_sum: _TreeSum = TreeSum(self._placement.num_lanes, num_present, add_into_right)
+        tree_sum: _TreeSum = TreeSum(self._placement.num_lanes, present, add_into_right)
         for rank_nodes, of_rank in zip(nodes, gathered, strict=True):
             rank_sums = of_rank[: sums.numel()].view(torch.float64).view(sums.shape)
             for node, subtree_sum in zip(rank_nodes, rank_sums, strict=False):

@@ -123,7 +123,7 @@ class BatchGradients:
 
     def _runs_twice(self, turn: LaneTurn) -> bool:
         """Whether graphs are dropped: some process would keep several. The same on every rank."""
-        most = max(self._gradients.placement.counts(turn.num_present_lanes))
+        most = max(self._gradients.placement.counts(turn.present))
         return self._reducer.forward_is_collective or most > len(self._reducer.replicas)
 
     def _forward(self, kept: StepBatches, loss: WholeLoss) -> list[LaneOutputs]:

@@ -59,7 +59,7 @@ class CollectiveDetector:
         """Raise TaskError if forwards communicate and the processes have different numbers of lanes."""
         if not self._has_collectives:
             return
-        counts = set(self._placement.counts(turn.num_present_lanes))
+        counts = set(self._placement.counts(turn.present))
         if len(counts) > 1:
             raise TaskError(
                 "the forward of a lane communicates with other processes, and in step "

@@ -212,11 +212,11 @@ class LossShares:
 
         The gradient of the outputs is added over the lanes, in the tree.
         """
-        tree_sum = new_tree_sum(self._placement.num_lanes, turn.num_present_lanes)
+        tree_sum = new_tree_sum(self._placement.num_lanes, turn.present)
         computed: dict[int, tuple[LaneLoss, dict[int, torch.Tensor]]] = {}
         flat = torch.zeros(outputs.num_gradients, dtype=outputs.gradient_dtype, device=self._world.device)
         for lane in self._placement.own:
-            if lane >= turn.num_present_lanes:
+            if lane not in turn.present:
                 continue
             flat = torch.zeros_like(flat)
             if lane in outputs.rows:
@@ -231,12 +231,12 @@ class LossShares:
         if self._all_reduce is None:
             (flat,) = sums
         else:
-            num_units = turn.num_present_lanes
+            units = turn.present
             if self._equality == "close":
-                sums, num_units = [sum(sums, torch.zeros_like(flat))], self._world.world_size
+                sums, units = [sum(sums, torch.zeros_like(flat))], range(self._world.world_size)
             clock = self._gradients.clock
             clock.lap(FORWARD, begins=COMMUNICATION)
-            flat = self._all_reduce.start(sums, num_units, sums[-1] if sums else flat).wait()
+            flat = self._all_reduce.start(sums, units, sums[-1] if sums else flat).wait()
             clock.lap(COMMUNICATION, begins=FORWARD)
         of_outputs = outputs.split(flat) if computed else []
         return {

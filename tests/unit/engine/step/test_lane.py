@@ -7,7 +7,7 @@ from lanewise.data import LaneBatch
 from lanewise.engine.step import lane
 from lanewise.lanes import LaneTurn
 
-TURN = LaneTurn(epoch=0, step=0, lane=0, positions=range(2), num_present_lanes=1, is_last=True)
+TURN = LaneTurn(epoch=0, step=0, lane=0, positions=range(2), present=range(1), is_last=True)
 
 
 def test_batches_reach_an_accelerator_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from lanewise.lanes import LaneTurn
 from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import configure
 
-TURN = LaneTurn(epoch=0, step=0, lane=0, positions=range(2), num_present_lanes=1, is_last=True)
+TURN = LaneTurn(epoch=0, step=0, lane=0, positions=range(2), present=range(1), is_last=True)
 
 
 class Normed(Task):

@@ -119,7 +119,7 @@ def test_a_lane_whose_loss_weighs_nothing_still_reports():
     for _ in range(2):
         losses.begin()
         for lane in range(2):
-            turn = LaneTurn(0, 0, lane, range(1), num_present_lanes=2, is_last=lane == 1)
+            turn = LaneTurn(0, 0, lane, range(1), present=range(2), is_last=lane == 1)
             batch = LaneBatch(turn, (lane,), None, 1)
             metrics = {"a": (lane + 1.0, 2.0)} if lane == 0 else None
             given = Loss(torch.tensor(1.0, requires_grad=True), float(lane), metrics=metrics)

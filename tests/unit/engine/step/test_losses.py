@@ -28,7 +28,7 @@ def test_of_many_samples_and_lanes_the_first_are_named():
     losses.begin()
     for lane in range(NUM_LANES):
         indices = tuple(range(1000 * lane, 1000 * lane + 100))
-        turn = LaneTurn(1, 7, lane, range(100), num_present_lanes=NUM_LANES, is_last=lane == NUM_LANES - 1)
+        turn = LaneTurn(1, 7, lane, range(100), present=range(NUM_LANES), is_last=lane == NUM_LANES - 1)
         losses.add(
             LaneBatch(turn, indices, None, 100),
             LaneLoss(torch.tensor(math.nan, requires_grad=True), 100.0, 100.0, is_sample_mean=True),
