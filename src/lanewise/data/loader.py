@@ -6,8 +6,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import groupby, tee, zip_longest
 from typing import TypeAlias, final
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 from lanewise.data.reader import LaneBatch, LaneReader
 from lanewise.die_with_parent import die_with_parent, name_child
 from lanewise.errors import DataError, text_of
-from lanewise.lanes import LaneTurn, SampleOrder, Schedule
+from lanewise.lanes import LaneTurn, SampleOrder, Schedule, lane_ranges
 
 _Request: TypeAlias = tuple[LaneTurn, tuple[int, ...]]
 """A turn with its sample indices."""
@@ -57,13 +58,30 @@ class LaneLoader:
     def batches(self, first_step: int, last_step: int) -> Iterator[LaneBatch]:
         """Yield the batches of steps `first_step` to `last_step - 1`; at least one, maybe empty, a step."""
         turns = self.schedule.turns(self.lanes, first_step, last_step)
-        requests = ((turn, self._indices(turn)) for turn in turns)
         if not self.order.reads_blocks or self.num_workers < 2:
+            requests = ((turn, self._indices(turn)) for turn in turns)
             return read_turns(self.reader, requests, self.num_workers, pin_memory=self.pin_memory)
-        num_workers = min(self.num_workers, len(self.lanes))
-        dealt = _deal(requests, num_workers)
-        batches = read_turns(self.reader, dealt, num_workers, pin_memory=self.pin_memory)
-        return (batch for batch in batches if batch.turn.step >= 0)
+        turns, again = tee(turns)
+        lanes_of_workers = lane_ranges(len(self.lanes), min(self.num_workers, len(self.lanes)))
+        dealt = self._deal(turns, lanes_of_workers)
+        batches = read_turns(self.reader, dealt, len(lanes_of_workers), pin_memory=self.pin_memory)
+        return _in_order(again, batches)
+
+    def _deal(self, turns: Iterable[LaneTurn], lanes_of_workers: Sequence[range]) -> Iterator[_Request]:
+        """Ask each worker for the turns of its own lanes, which are contiguous.
+
+        A DataLoader asks its workers in rounds; a worker without a turn in a round is asked for nothing. If
+        its lanes lay apart, each worker would read nearly every block that two lanes share.
+        """
+        for _, of_step in groupby(turns, lambda turn: turn.step):
+            waiting = list(of_step)
+            of_workers = (
+                [turn for turn in waiting if turn.lane - self.lanes.start in lanes]
+                for lanes in lanes_of_workers
+            )
+            for in_round in zip_longest(*of_workers):
+                for turn in in_round:
+                    yield _GAP if turn is None else (turn, self._indices(turn))
 
     def _indices(self, turn: LaneTurn) -> tuple[int, ...]:
         if self.fills_empty and not turn.positions:
@@ -71,18 +89,14 @@ class LaneLoader:
         return self.order.samples(turn)
 
 
-def _deal(turns: Iterable[_Request], num_workers: int) -> Iterator[_Request]:
-    """Put gaps between turns, so that a DataLoader, which deals in rounds, gives a lane to one worker.
-
-    Otherwise each worker would read every block of the process.
-    """
-    place = 0
-    for turn, indices in turns:
-        while place % num_workers != turn.lane % num_workers:
-            place += 1
-            yield _GAP
-        place += 1
-        yield turn, indices
+def _in_order(turns: Iterable[LaneTurn], batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
+    """Yield the batches in the order of their turns; those of a step come in rounds of the workers."""
+    early: dict[tuple[int, int], LaneBatch] = {}
+    for turn in turns:
+        while (turn.step, turn.lane) not in early:
+            batch = next(batches)
+            early[batch.turn.step, batch.turn.lane] = batch
+        yield early.pop((turn.step, turn.lane))
 
 
 def read_turns(
