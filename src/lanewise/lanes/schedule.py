@@ -158,8 +158,3 @@ class LaneTurn(NamedTuple):
     is_last: bool
     """Whether this is the last lane that the process works through in this step; in a `SequentialSchedule`,
     whether it is the lane's last micro-batch."""
-
-    @property
-    def is_only(self) -> bool:
-        """Whether no other lane of any process has samples in this step."""
-        return len(self.present) == 1

@@ -112,7 +112,7 @@ class LaneBuffers:
         for lane in self._lanes[-1:]:  # whose forward is done by now
             lane.drop_unchanged()
         # The only lane of a step, on the only device, leaves its buffers in the module.
-        if not turn.positions or (turn.is_only and self._is_one_device):
+        if not turn.positions or (len(turn.present) == 1 and self._is_one_device):
             self._lanes.append(_Lane(turn, num_samples, {}, lambda: ()))
             return
         looks = [packs[replica].look() for packs in self._packs]
@@ -159,7 +159,7 @@ class LaneBuffers:
         """
         if not self._packs:
             return
-        if self._lanes[0].turn.is_only and self._is_one_device:
+        if len(self._lanes[0].turn.present) == 1 and self._is_one_device:
             self._lanes = []
             return
         lanes = [lane for lane in self._lanes if lane.turn.positions]

@@ -117,7 +117,7 @@ class LaneLoss:
             scale: the factor by which all losses, and so all gradients, are multiplied.
         """
         assert self.value is not None
-        factor = self.factor * scale / (self.weight if turn.is_only else 1.0)
+        factor = self.factor * scale / (self.weight if len(turn.present) == 1 else 1.0)
         return _scalar(factor, self.value.dtype, self.value.device)
 
 

@@ -110,7 +110,7 @@ class StepLosses:
         In a step of one lane the factor of its backward already includes the division by the weight, which
         saves a division for each gradient.
         """
-        return self.factor * (1.0 if turn.is_only else totals.weight)
+        return self.factor * (1.0 if len(turn.present) == 1 else totals.weight)
 
     def start_exchange(
         self,
