@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.integration.command import LANEWISE, Warm, lanewise, run, train, write_config
+from tests.integration.terminal import lines_left_on
 
 TOML = """
 search_path = "{search_path}"
@@ -148,30 +149,12 @@ def test_a_terminal_gets_one_progress_bar(tmp_path):
     path = write_config(tmp_path, distributed={"devices": 2})
     with Warm("train", path, output=end, variables=variables) as command:
         os.close(end)
-        shown = read_to_end(terminal)
+        lines = lines_left_on(terminal)
         os.close(terminal)
         assert command.finish().code == 0
-    lines = [last_state(line) for line in shown.split("\n")]
     (bar,) = [line for line in lines if "6/6" in line]
     assert re.match(r"epoch 2 .*6/6 loss \d+\.\d+ ", bar)
     assert not any("step 1/6" in line for line in lines)
-
-
-def read_to_end(terminal: int) -> str:
-    """Read what is written to a terminal until its last writer is gone."""
-    shown = b""
-    while True:
-        try:
-            chunk = os.read(terminal, 65536)
-        except OSError:  # EIO
-            return shown.decode()
-        shown += chunk
-
-
-def last_state(line: str) -> str:
-    """Return what a line shows in the end: a bar is drawn again and again after a carriage return."""
-    without_codes = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip("\r")
-    return without_codes.rpartition("\r")[2]
 
 
 def test_modules_are_found_beside_the_configuration_and_run_dir_in_the_working_directory(tmp_path):

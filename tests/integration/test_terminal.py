@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.integration.command import MNIST, Warm, train, write_config
-from tests.integration.test_cli import last_state, read_to_end
+from tests.integration.terminal import lines_left_on
 
 COMMANDS = (
     (
@@ -34,10 +34,10 @@ def show(command: str, folder: Path, width: int) -> list[str]:
     variables = {"TERM": "xterm", "COLUMNS": str(width), "NO_COLOR": None, "TTY_COMPATIBLE": None}
     with Warm(*command.split(), cwd=folder, output=end, variables=variables) as running:
         os.close(end)
-        shown = read_to_end(terminal)
+        lines = lines_left_on(terminal)
         os.close(terminal)
         running.finish()
-    return [last_state(line).rstrip() for line in shown.split("\n")]
+    return lines
 
 
 @pytest.mark.parametrize("width", [80, pytest.param(120, marks=pytest.mark.slow)])
@@ -46,7 +46,7 @@ def test_no_line_is_wider_than_the_terminal(tmp_path, width):
         shutil.copy(file, tmp_path)
     lines = {command: show(command, tmp_path, width) for command in COMMANDS}
     for command, shown in lines.items():
-        assert len(shown) > 1, command
+        assert any(shown), command
         assert [line for line in shown if len(line) > width or "…" in line] == [], command
     trained, evaluated, _, audited, listed, planned, verified, refused = map("\n".join, lines.values())
     assert re.search(r"best after step \d, lowest held_out/loss \S+: runs/mnist/best.safetensors", trained)
