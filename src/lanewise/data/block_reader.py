@@ -5,6 +5,8 @@ import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any, Generic, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -89,9 +91,7 @@ class BlockReader(Generic[Chunk]):
         place = (block, number)
         kept = self._kept.pop(place, None) or self._decode(block, number)
         self._kept[place] = kept
-        taken = 0
-        for row in rows:
-            taken |= 1 << row
+        taken = reduce(or_, map((1).__lshift__, rows), 0)
         if kept.rows_left & taken != taken:
             kept.rows_left = self._all_rows(block, number)
         kept.rows_left ^= taken

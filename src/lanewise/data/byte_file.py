@@ -184,13 +184,13 @@ class LocalBytes:
             return [self._read(begin, end) for begin, end in ranges]
 
     def _read(self, begin: int, end: int) -> bytes:
-        data = b""
-        while begin + len(data) < end:
+        data = os.pread(self.descriptor, end - begin, begin)
+        while begin + len(data) < end:  # above 2 GiB, or at the end of the file
             part = os.pread(self.descriptor, end - begin - len(data), begin + len(data))
             if not part:
                 self.check()
                 raise DataError(f"{self._file.path} ends before byte {end:,}.")
-            data = data + part if data else part  # more than one only above 2 GiB
+            data += part
         return data
 
 

@@ -14,6 +14,7 @@ loader's worker has other calls than the process that trains."""
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
+_scan = json.JSONDecoder().raw_decode
 
 
 @final
@@ -38,8 +39,18 @@ class JsonLinesDataset(RecordFiles):
     """
 
     def _decode(self, record: bytes) -> Any:
-        if record.count(b"[") + record.count(b"{") > _MAX_DEPTH and _depth(record) > _MAX_DEPTH:
+        may_be_deep = len(record) > _MAX_DEPTH and record.count(b"[") + record.count(b"{") > _MAX_DEPTH
+        if may_be_deep and _depth(record) > _MAX_DEPTH:
             raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
+        # Of a value in UTF-8 without spaces around it this is what json.loads gives, in less time.
+        # On any other line json.loads decides: one in UTF-16 or UTF-32 is no value in UTF-8.
+        try:
+            text = record.decode()
+            value, end = _scan(text)
+            if end == len(text):
+                return value
+        except ValueError:
+            pass  # what is wrong is said below
         try:
             return json.loads(record)
         except json.JSONDecodeError as error:

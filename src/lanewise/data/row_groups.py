@@ -4,8 +4,10 @@ from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple, final
 
 import numpy as np
+import numpy.typing as npt
 
 from lanewise.data.byte_file import ByteFile
+from lanewise.data.rows import is_number
 from lanewise.errors import DataError
 
 _MISSING: ImportError | None = None
@@ -39,6 +41,20 @@ class DamagedRowsError(DataError):
         self.num_chunks = num_chunks
 
 
+class Chunk(NamedTuple):
+    """Decoded rows."""
+
+    numbers: npt.NDArray[np.void]
+    """[num_rows]: the bytes of a value of the type `RowGroups.numbers` for each row."""
+    others: "pa.RecordBatch"
+    """The other columns."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that they take."""
+        return int(self.numbers.nbytes + self.others.get_total_buffer_size())
+
+
 class _File(NamedTuple):
     file: ByteFile
     footer: "pq.FileMetaData"
@@ -47,6 +63,10 @@ class _File(NamedTuple):
 @final
 class RowGroups:
     """The row groups of Parquet files, numbered through: blocks that are read from their start.
+
+    Numbers and bools come row by row, if all footers say that they have no nulls: to gather rows of many
+    chunks then takes one copy for each chunk, and not one for each row and column. Other columns come as
+    pyarrow has them.
 
     Each footer is read once, here. It stays as pyarrow decoded it, beside a few numbers for each row group:
     3,000 row groups of 10 columns take 25 MB and 0.1 s.
@@ -78,6 +98,11 @@ class RowGroups:
         self._groups: list[tuple[_File, int]] = []
         """Of each row group: its file, and its number there."""
         sizes: list[tuple[int, int]] = []
+        numbers = {
+            field.name: np.dtype(field.type.to_pandas_dtype())
+            for field in self.schema
+            if is_number(field.type)
+        }
         for path, file, schema in zip(paths, files, schemas, strict=True):
             for ours, other in zip(self.schema, _select(schema, self.schema.names, path), strict=True):
                 if ours.type != other.type:
@@ -89,12 +114,22 @@ class RowGroups:
             for number in range(file.footer.num_row_groups):
                 group = file.footer.row_group(number)
                 self._groups.append((file, number))
-                num_bytes = sum(group.column(leaf).total_compressed_size for leaf in leaves)
-                sizes.append((group.num_rows, num_bytes))
+                stored = [group.column(leaf) for leaf in leaves]
+                sizes.append((group.num_rows, sum(column.total_compressed_size for column in stored)))
+                for column in stored:
+                    if group.num_rows and not _has_no_nulls(column):
+                        numbers.pop(column.path_in_schema, None)
         self.num_rows, self.num_bytes = np.array(sizes, np.int64).reshape(-1, 2).T.copy()
         """Of each row group; the bytes are those of the columns that are read, as they are stored."""
+        self.numbers = np.dtype(list(numbers.items()))
+        """The columns of numbers and bools without nulls."""
+        others = pa.schema([field for field in self.schema if field.name not in numbers])
+        # NumPy gathers values of a type without fields ten times as fast.
+        as_bytes = np.dtype((np.void, self.numbers.itemsize))
+        self.none = Chunk(np.empty(0, as_bytes), pa.RecordBatch.from_pylist([], others))
+        """A chunk without rows."""
 
-    def open(self, block: int) -> Generator["pa.RecordBatch", None, None]:
+    def open(self, block: int) -> Generator[Chunk, None, None]:
         """Decode a row group from its start, `ROWS_PER_CHUNK` rows at a time.
 
         Raises:
@@ -122,14 +157,36 @@ class RowGroups:
                         raise pa.ArrowInvalid(f"{expected} rows came as {decoded}")
                     if not file.is_remote:
                         file.check()
-                    columns = [batch.column(name) for name in names]
-                    yield pa.RecordBatch.from_arrays(columns, schema=self.schema)  # looks dictionaries up
+                    yield self._chunk(batch)
         except (pa.ArrowException, OSError) as error:
             file.check()
             place = f"row group {group} of {file.path} ({num_rows:,} rows)"
             what = f"The {place} cannot be decoded after row {first:,}: {' '.join(str(error).split())}"
             message = f'{what} Write the file again, or leave such rows out with on_error="skip".'
             raise DamagedRowsError(message, what, first // ROWS_PER_CHUNK) from error
+
+    def _chunk(self, batch: "pa.RecordBatch") -> Chunk:
+        """Copy decoded rows.
+
+        Raises:
+            pa.ArrowInvalid: if they have nulls of which the footer did not tell.
+        """
+        numbers = np.empty(batch.num_rows, self.numbers)
+        for name in self.numbers.names or ():
+            column = batch.column(name)
+            if column.null_count:
+                raise pa.ArrowInvalid(f"column {name!r} has nulls, and the footer says that it has none")
+            numbers[name] = column.to_numpy(zero_copy_only=False)
+        schema = self.none.others.schema
+        columns = [batch.column(name) for name in schema.names]
+        others = pa.RecordBatch.from_arrays(columns, schema=schema)  # looks dictionaries up
+        return Chunk(numbers.view(self.none.numbers.dtype), others)
+
+
+def _has_no_nulls(column: "pq.ColumnChunkMetaData") -> bool:
+    """Tell whether the footer says that a stored column has no nulls."""
+    statistics = column.statistics
+    return statistics is not None and bool(statistics.has_null_count) and statistics.null_count == 0
 
 
 def _read_footer(path: str) -> _File:

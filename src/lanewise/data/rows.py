@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lanewise.data.sequences import Ragged
@@ -23,26 +24,36 @@ class Rows(Sequence[dict[str, Any]]):
     Args:
         pieces: the rows, in pieces of any length; they are copied.
         schema: the columns, with their types.
+        numbers: [num_rows], with the columns that the pieces lack as fields; None if they lack none.
     """
 
-    def __init__(self, pieces: Sequence["pa.RecordBatch"], schema: "pa.Schema") -> None:
+    def __init__(
+        self,
+        pieces: Sequence["pa.RecordBatch"],
+        schema: "pa.Schema",
+        numbers: npt.NDArray[np.void] | None = None,
+    ) -> None:
         import pyarrow as pa  # noqa: PLC0415 - of an extra
 
-        self._rows: pa.RecordBatch = (
+        self._others: pa.RecordBatch = (
             pa.concat_batches(pieces) if pieces else pa.RecordBatch.from_pylist([], schema)
         )
+        self._schema = schema
+        self._numbers = np.empty(self._others.num_rows, []) if numbers is None else numbers
 
     @property
     def columns(self) -> "Columns":
         """The columns by name, each as a tensor where it can be."""
-        return Columns(self._rows)
+        return Columns(self._others, self._numbers, self._schema.names)
 
     def take(self, indices: Iterable[int]) -> "Rows":
         """Return some of the rows, in this order."""
-        return Rows([self._rows.slice(index, 1) for index in indices], self._rows.schema)
+        chosen = list(indices)
+        pieces = [self._others.slice(index, 1) for index in chosen] if self._others.num_columns else []
+        return Rows(pieces or [self._others.slice(0, 0)], self._schema, self._numbers[chosen])
 
     def __len__(self) -> int:
-        return int(self._rows.num_rows)
+        return len(self._numbers)
 
     @overload
     def __getitem__(self, index: int) -> dict[str, Any]: ...
@@ -52,7 +63,11 @@ class Rows(Sequence[dict[str, Any]]):
         chosen = range(len(self))[index]
         if isinstance(chosen, range):
             return self.take(chosen)
-        return {name: _item(self._rows.column(name)[chosen], name) for name in self._rows.schema.names}
+        numbers = dict(zip(self._numbers.dtype.names or (), self._numbers[chosen].item(), strict=True))
+        return {
+            name: numbers[name] if name in numbers else _item(self._others.column(name)[chosen], name)
+            for name in self._schema.names
+        }
 
 
 @final
@@ -63,24 +78,37 @@ class Columns(Mapping[str, Any]):
     lists of numbers `Ragged`, and anything else a list, in which a null is None.
 
     Args:
-        rows: the rows as pyarrow has them.
+        others: columns as pyarrow has them.
+        numbers: [num_rows], with the other columns as fields.
+        names: of all columns, in their order.
 
     Raises:
         DataError: if a column is asked for that has a null among its numbers or lists.
     """
 
-    def __init__(self, rows: "pa.RecordBatch") -> None:
-        self._rows = rows
+    def __init__(self, others: "pa.RecordBatch", numbers: npt.NDArray[np.void], names: Sequence[str]) -> None:
+        self._others = others
+        self._numbers = numbers
+        self._names = names
 
     def __getitem__(self, name: str) -> Any:
-        column = self._rows.column(name)
+        if name in (self._numbers.dtype.names or ()):
+            return torch.from_numpy(self._numbers[name].copy())
+        column = self._others.column(name)
         return _tensors(column, name) if _is_numeric(column.type) else column.to_pylist()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._rows.schema.names)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return int(self._rows.num_columns)
+        return len(self._names)
+
+
+def is_number(kind: "pa.DataType") -> bool:
+    """Tell whether values are numbers or bools."""
+    from pyarrow import types  # noqa: PLC0415 - of an extra
+
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def _is_numeric(kind: "pa.DataType") -> bool:
@@ -89,7 +117,7 @@ def _is_numeric(kind: "pa.DataType") -> bool:
 
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         kind = kind.value_type
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+    return is_number(kind)
 
 
 def _tensors(values: "pa.Array", column: str) -> torch.Tensor | Ragged:

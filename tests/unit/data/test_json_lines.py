@@ -46,6 +46,32 @@ def test_a_line_that_is_no_json(tmp_path, line, message):
     assert dataset.num_skipped == 1
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b' {"a": 1, "a": 2}\t',
+        b"\xef\xbb\xbf[1]",
+        '{"a": "\u00e4"}'.encode("utf-16"),
+        "12".encode("utf-16-le"),
+        "[1]".encode("utf-32-be"),
+        json.dumps("\ud800", ensure_ascii=False).encode("utf-8", "surrogatepass"),
+        b"[1e400, -0.0, 12345678901234567890]",
+    ],
+)
+def test_lines_in_any_encoding_are_what_json_gives(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(line)
+    assert repr(JsonLinesDataset(path, cache_dir=tmp_path)[0]) == repr(json.loads(line))
+
+
+@pytest.mark.parametrize("line", [b"1 2", b"{} x", b"1\x00", b'{"a": 1}}'])
+def test_more_than_one_value_is_no_json(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(line)
+    with pytest.raises(DataError, match=r"it is not JSON"):
+        JsonLinesDataset(path, cache_dir=tmp_path)[0]
+
+
 def called_from(depth, function):
     """Call a function from within so many other calls."""
     return called_from(depth - 1, function) if depth else function()

@@ -136,6 +136,69 @@ def test_types_survive(tmp_path):
     )
 
 
+NUMBERS = {
+    "a": pa.array(range(1500), pa.int16()),
+    "text": pa.array([f"{row}" for row in range(1500)]),
+    "b": pa.array([row % 3 == 0 for row in range(1500)]),
+    "c": pa.array([row / 4 for row in range(1500)], pa.float32()),
+    "d": pa.array([row % 7 for row in range(1500)], pa.int64()).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("columns", [["c", "text", "a", "b", "d"], ["b", "a"], ["text"], ["d"]])
+@pytest.mark.parametrize("statistics", [True, False, ["c"]])
+def test_numbers_are_the_same_whether_or_not_the_footer_says_that_none_is_null(tmp_path, columns, statistics):
+    for number in range(2):
+        pq.write_table(
+            pa.table(NUMBERS), tmp_path / str(number), 700, write_statistics=statistics or number == 0
+        )
+    dataset = ParquetDataset(f"{tmp_path}/*", columns)
+    rows = random.Random(0).choices(range(3000), k=200)
+    read = dataset.__getitems__(rows)
+    assert list(read.columns) == list(read[0]) == columns
+    for name in columns:
+        values = [NUMBERS[name][row % 1500].as_py() for row in rows]
+        assert [row[name] for row in read] == values
+        assert type(read[0][name]) is type(values[0])
+        column = read.columns[name]
+        assert (column.tolist() if isinstance(column, torch.Tensor) else column) == values
+        whole = dataset.column(name)
+        assert (whole.tolist() if isinstance(whole, torch.Tensor) else whole) == NUMBERS[name].to_pylist() * 2
+    kinds = {"a": torch.int16, "b": torch.bool, "c": torch.float32, "d": torch.int64}
+    assert all(read.columns[name].dtype == kinds[name] for name in columns if name != "text")
+
+
+def test_a_null_in_a_later_row_group_is_none(tmp_path):
+    values = [1, 2, 3, None, 5]
+    pq.write_table(pa.table({"x": values, "y": range(5)}), tmp_path / "a", row_group_size=2)
+    dataset = ParquetDataset(tmp_path / "a")
+    assert [row["x"] for row in dataset.__getitems__([3, 0, 4])] == [None, 1, 5]
+    assert dataset.__getitems__([3, 0]).columns["y"].tolist() == [3, 0]
+    assert dataset.__getitems__([4, 0]).columns["x"].tolist() == [5, 1]
+    with pytest.raises(DataError, match="Column 'x' has nulls"):
+        dataset.__getitems__([3]).columns["x"]
+
+
+def test_a_null_of_which_the_footer_does_not_tell_is_damage(tmp_path, monkeypatch):
+    pq.write_table(pa.table({"x": [1, None]}), tmp_path / "a")
+    monkeypatch.setattr("lanewise.data.row_groups._has_no_nulls", lambda _: True)
+    with pytest.raises(
+        DataError, match=r"cannot be decoded after row 0: column 'x' has nulls, and the footer"
+    ):
+        ParquetDataset(tmp_path / "a").__getitems__([0])
+
+
+@pytest.mark.parametrize("columns", [["id"], ["kind", "id"]])
+def test_what_is_left_out_leaves_the_others_in_their_order(tmp_path, columns):
+    path = tmp_path / "a"
+    write(path, [600, 600, 600], **PAGES)
+    damage(path, 1, 0, 0)
+    dataset = ParquetDataset(path, columns, on_error="skip")
+    assert dataset.__getitems__([1300, 700, 5, 1200, 650]).columns["id"].tolist() == [1300, 5, 1200]
+    assert len(dataset.__getitems__([700, 650])) == 0
+    assert dataset.num_skipped == 4
+
+
 def in_turn(places: list[range]) -> list[int]:
     """One row of each place, then the next of each, and so on."""
     return [row for rows in itertools.zip_longest(*places) for row in rows if row is not None]

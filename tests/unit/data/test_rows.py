@@ -4,6 +4,7 @@ import datetime as dt
 import pickle
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -145,6 +146,23 @@ def test_a_slice_is_rows_again():
     assert rows[-1] == {"x": 3}
     with pytest.raises(IndexError):
         rows[4]
+
+
+@pytest.mark.parametrize("columns", [["n"], ["n", "s"], ["s", "n"]])
+def test_columns_may_come_as_fields(columns):
+    numbers = np.array([(1,), (2,), (3,)], [("n", np.float32)])
+    texts = pa.record_batch({"s": ["a", "b", "c"]}).select([name for name in columns if name == "s"])
+    schema = pa.schema([("n", pa.float32()) if name == "n" else ("s", pa.string()) for name in columns])
+    rows = Rows([texts], schema, numbers)
+    assert len(rows) == 3
+    assert list(rows.columns) == list(rows[0]) == columns
+    assert rows[1] == {name: {"n": 2.0, "s": "b"}[name] for name in columns}
+    assert same(rows.take([2, 0]).columns["n"], T([3.0, 1.0]))
+    assert [row.get("s") for row in rows[1:]] == (["b", "c"] if "s" in columns else [None] * 2)
+    assert len(rows[3:]) == len(rows[3:].columns["n"]) == 0
+    rows.columns["n"].zero_()  # it has memory of its own
+    assert list(pickle.loads(pickle.dumps(rows))) == list(rows)
+    assert rows[0]["n"] == 1.0
 
 
 def test_a_single_piece_leaves_the_rest_of_its_chunk_behind():
