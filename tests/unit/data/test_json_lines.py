@@ -64,7 +64,7 @@ def test_lines_in_any_encoding_are_what_json_gives(tmp_path, line):
     assert repr(JsonLinesDataset(path, cache_dir=tmp_path)[0]) == repr(json.loads(line))
 
 
-@pytest.mark.parametrize("line", [b"1 2", b"{} x", b"1\x00", b'{"a": 1}}'])
+@pytest.mark.parametrize("line", [b"1 2", b"{} x", b'{"a": 1}}'])
 def test_more_than_one_value_is_no_json(tmp_path, line):
     path = tmp_path / "a.jsonl"
     path.write_bytes(line)
