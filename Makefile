@@ -10,7 +10,7 @@ BENCHMARKS_VENV := .venv-benchmarks
 BENCHMARKS_STAMP := $(BENCHMARKS_VENV)/.installed
 # Not written into the call of `build`, where its comma would separate arguments.
 BENCHMARKS_NEED := -r benchmarks/requirements.txt -e '.[examples,parquet]'
-BENCHMARKS := tiny_step speed scaling exact start resume order checkpoint parquet shuffle linear_cross_entropy activation_checkpointing compile negatives batch_loss
+BENCHMARKS := tiny_step speed scaling exact start resume order checkpoint parquet shuffle linear_cross_entropy activation_checkpointing compile negatives batch_loss streams
 
 # The oldest torch that pyproject.toml admits; everything else as constraints.txt has it.
 OLDEST_VENV := .venv-oldest

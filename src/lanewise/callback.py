@@ -19,8 +19,8 @@ class RunStart:
     """What this start was asked for, with all defaults."""
     first_step: int
     """Greater than 1 where the run goes on from a checkpoint."""
-    last_step: int
-    """The step after which training ends."""
+    last_step: int | None
+    """The step after which training ends; None where only the data tells, as a stream of some epochs."""
 
 
 class Callback:

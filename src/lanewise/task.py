@@ -78,8 +78,8 @@ class Task(ABC):
         """Return a new model on the CPU. Called on every rank, under equal random state."""
 
     @abstractmethod
-    def train_dataset(self) -> Dataset[Any]:
-        """Return the map-style training dataset, the same on every rank. lanewise shares it out."""
+    def train_dataset(self) -> Any:
+        """Return the training dataset, map-style or a stream, equal on every rank. lanewise shares it out."""
 
     @abstractmethod
     def forward(self, model: nn.Module, batch: Any) -> Any:
@@ -195,8 +195,11 @@ class Task(ABC):
         """Return what the optimizer gets: named parameters, or groups of them with options of their own."""
         return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
-    def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
-        """Return the datasets to evaluate on, by the name under which their metrics are reported."""
+    def eval_datasets(self) -> Mapping[str, Any]:
+        """Return the datasets to evaluate on, by the name under which their metrics are reported.
+
+        Each is map-style, or a stream, whose epoch 0 is read each time.
+        """
         return {}
 
     def build_metrics(self) -> Mapping[str, "Metric"]:

@@ -35,7 +35,7 @@ ROOMS_OF_ENGINE = (
 ENGINE_OFFERS = {
     f"lanewise.engine.{module}"
     for module in (
-        *("engine", "buffers.pack", "evaluation.evaluator", "samples.dataset"),
+        *("engine", "buffers.pack", "evaluation.eval_set", "evaluation.evaluator", "samples.dataset"),
         *(
             "run.build",
             "run.model",

@@ -323,6 +323,12 @@ PRIVATE = {
     "torch.utils._pytree.tree_leaves": Private("device/live_storage.py plan/real_sizes.py", *PYTREE),
     "torch.utils._pytree.tree_map_only": Private("plan/real_sizes.py", *PYTREE),
     "torch.utils._pytree.tree_unflatten": Private("transforms/checkpointed.py verify/meeting.py", *PYTREE),
+    "torch.utils.data._utils.worker": Private(
+        "data/stream.py",
+        "has the worker info, which is hidden from a stream while it is read",
+        "datasets.IterableDataset yields a part of its samples in a loader worker, as others that ask for it",
+    ),
+    "torch.utils.data._utils.worker._worker_info": Private("data/stream.py", "as above", "as above"),
     # torch, of objects
     "._autograd_hook": Private("reduce/ddp.py", *DDP, lambda: dist.Reducer),
     "._backward_hooks": Private(

@@ -11,6 +11,7 @@ from lanewise.engine.engine import build_engine
 from lanewise.testing import run_distributed
 from lanewise.world.world import World
 from tests.distributed.tasks import Smooth, configure
+from tests.distributed.test_stream_verify import Lanes, Learns, Plain
 
 
 def measure(world: World, config: RunConfig) -> tuple[list[First], list[list[Turn]]]:
@@ -49,6 +50,17 @@ def test_turns_go_on_after_the_last_step_of_the_run(name, init_args):
     assert len(rounds) >= 5
     assert sum(turn.num_steps for turns in rounds for turn in turns) > 20
     assert firsts[0].peak_bytes[0] > 0
+
+
+@pytest.mark.parametrize("stream", [Lanes, Plain])
+def test_turns_on_a_stream_go_on_after_its_last_epoch_and_count_its_samples(stream):
+    config = configure(Learns, num_lanes=4, stream=stream.__name__)
+    config = replace(config, train=replace(config.train, max_steps=None, epochs=1))
+    for firsts, rounds in run_distributed(measure, 2, config):
+        assert len({first.model for first in firsts}) == 1
+        assert len(rounds) >= 5
+        for turn in rounds[-1]:
+            assert turn.num_steps <= turn.num_samples == turn.num_units <= 8 * turn.num_steps
 
 
 def test_a_turn_counts_what_was_trained_and_splits_its_time():

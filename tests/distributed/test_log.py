@@ -210,7 +210,7 @@ def gradient_norms(world, config) -> tuple[list[int], list[dict[str, float]], li
         if gradients.pop().norms is not None:
             computed.append(report.step)
         if report.interval is not None:
-            metrics = report.interval.columns(1, 1, world.device)
+            metrics = report.interval.columns(1, world.device)
             each.append({key: one for key, one in metrics.items() if key.startswith("gradients/")})
             together.append(metrics["train/grad_norm"])
     return computed, each, together

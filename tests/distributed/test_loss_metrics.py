@@ -73,7 +73,8 @@ def noting(world, config) -> tuple[list[list[Any]], list[list[Any]]]:
     for report in engine.steps():
         steps.append(task.noted)
         task.noted = []
-        engine.evaluation.note_step(report.step)
+        end = engine.run.loader.end_of(report.step)
+        engine.evaluation.note_step(report.step, end, ends_run=engine.run.ends_with(report.step))
         if engine.evaluation.is_due:
             engine.evaluation.run()
             evaluations.append(task.noted)

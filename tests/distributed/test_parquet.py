@@ -116,7 +116,7 @@ def rows_of(world: World, config: RunConfig, first_step: int = 0, last_step: int
         for batch in batches
         if batch.num_samples
     }
-    return rows, read_bytes, run.loader.reader.total_bytes, run.schedule.steps_per_epoch
+    return rows, read_bytes, run.loader.reader.total_bytes, run.loader.schedule.steps_per_epoch
 
 
 SLOW = pytest.mark.slow

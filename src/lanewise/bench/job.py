@@ -17,7 +17,7 @@ from torch import nn
 from lanewise.bench.connection import JsonConnection
 from lanewise.blocks import CONTAINERS
 from lanewise.config import EvaluateConfig
-from lanewise.data import digest
+from lanewise.data import StreamLoader, digest
 from lanewise.device.accelerator import device_name, peak_bytes
 from lanewise.device.free_memory import free_bytes
 from lanewise.device.live_storage import LiveStorage
@@ -177,13 +177,12 @@ class _MeasuredRun:
         loader processes have read ahead.
         """
         clock = self._run.clock
-        _consume(self._steps, 1 + self._num_read_ahead)
+        end_of = self._run.loader.end_of
+        *_, report = islice(self._steps, 1 + self._num_read_ahead)
         clock.take()()
-        num_samples, num_units, times = 0, 0.0, []
-        num_before = self._run.schedule.num_samples_before
+        num_before, num_units, times = end_of(report.step).num_samples, 0.0, []
         begin = time.perf_counter()
         for report in islice(self._steps, num_steps):
-            num_samples += num_before(report.step + 1) - num_before(report.step)
             num_units += report.totals.weight
             if report.interval is not None:
                 times.append(report.interval.times)
@@ -192,12 +191,13 @@ class _MeasuredRun:
         for read in times:
             phases.update(read().phases)  # waits for the device
         seconds = time.perf_counter() - begin
+        num_samples = end_of(report.step).num_samples - num_before
         return Turn(num_steps, seconds, num_samples, num_units, dict(phases))
 
     @property
     def _num_read_ahead(self) -> int:
         """How many steps loader processes may have read meanwhile; the same on every rank."""
-        fewest_lanes = max(1, self._run.schedule.num_lanes // self._run.world.world_size)
+        fewest_lanes = max(1, self._run.placement.num_lanes // self._run.world.world_size)
         num_batches = 2 * self._run.config.data.num_workers  # a DataLoader's prefetch_factor is 2
         return -(-num_batches // fewest_lanes)
 
@@ -205,6 +205,8 @@ class _MeasuredRun:
 def _steps_without_end(run: Run) -> Iterator[StepReport]:
     """Take the steps of a run, and go on after its last one, at the learning rate of the last one."""
     interval = LogInterval(run.config.log.every_steps, _ENDLESS)
+    if isinstance(run.loader, StreamLoader):
+        run.loader.num_epochs = None
     engine = Engine(replace(run, last_step=_ENDLESS, log_interval=interval))
     for report in engine.steps():
         yield report

@@ -27,7 +27,9 @@ def audit(arguments: Arguments) -> int:
     found = (
         f"{report.num_steps:,} steps, {report.num_samples:,} samples, complete epochs: {report.num_epochs:,}"
     )
-    if report.is_good:
+    if report.is_good and report.is_of_stream:
+        _say(f"{found}; the samples of the stream were given to collate once, without a gap")
+    elif report.is_good:
         drawn = "what the order drew" if report.draws else "every sample"
         _say(f"{found}; {drawn} was given to collate once, in the planned step and lane")
     else:
@@ -53,9 +55,10 @@ COMMAND = Command(
     name="audit",
     text="""\
 Checks what `lanewise train --audit` wrote, over all restarts and numbers of devices: that every sample of
-every epoch was read and given to collate once, in the lane and the step that were planned. What collate made
-of them is hashed; fewer rows than samples are noted. With another run, also that the lanes of both got equal
-tensors in every step.""",
+every epoch was read and given to collate once, in the lane and the step that were planned. Nobody planned the
+samples of a stream: they must come once, without a gap, in the lane and the step that follow from their
+numbers. What collate made of them is hashed; fewer rows than samples are noted. With another run, also that
+the lanes of both got equal tensors in every step.""",
     run=audit,
     operands=(_RUN, _OTHER),
 )

@@ -46,8 +46,11 @@ class DataConfig(Section):
     """Loader processes of each device; 0: samples are loaded in the training process."""
     order: OrderConfig | None = None
     """Order of an epoch's samples; unset: blocked for a dataset in blocks, else shuffled."""
+    shuffle_buffer: Annotated[int, at_least(0)] = 0
+    """Of a stream: how many samples of each lane are held at once and shuffled; 0: they stay as they come."""
     drop_last: bool = False
-    """Whether to drop the partial last step of an epoch instead of weighting it."""
+    """Whether to drop the partial last step of an epoch instead of weighting it; of a stream, all steps that
+    some lane cannot fill."""
 
     @property
     def order_class(self) -> ClassConfig | None:

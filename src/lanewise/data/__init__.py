@@ -1,4 +1,4 @@
-"""From a map-style dataset to the micro-batches of given lanes; knows nothing of ranks."""
+"""From a dataset to the micro-batches of given lanes; knows nothing of ranks."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,6 +8,9 @@ from lanewise.data.digest import opaque_types as opaque_types
 from lanewise.data.file_dataset import FileDataset as FileDataset
 from lanewise.data.fingerprint import Fingerprint as Fingerprint
 from lanewise.data.fingerprint import fingerprint as fingerprint
+from lanewise.data.lane_stream import LaneStream as LaneStream
+from lanewise.data.lane_stream import is_stream as is_stream
+from lanewise.data.lane_stream import shuffles_itself as shuffles_itself
 from lanewise.data.loader import LaneLoader as LaneLoader
 from lanewise.data.loader import read_turns as read_turns
 from lanewise.data.reader import LaneBatch as LaneBatch
@@ -18,15 +21,24 @@ from lanewise.data.sequences import Padded as Padded
 from lanewise.data.sequences import Ragged as Ragged
 from lanewise.data.sequences import pack as pack
 from lanewise.data.sequences import pad as pad
+from lanewise.data.source import LaneSource as LaneSource
+from lanewise.data.source import StepEnd as StepEnd
+from lanewise.data.stream import StreamCut as StreamCut
+from lanewise.data.stream import StreamReader as StreamReader
+from lanewise.data.stream_loader import StreamLoader as StreamLoader
+from lanewise.data.stream_pass import read_first as read_first
+from lanewise.data.stream_pass import read_to_end as read_to_end
 
 if TYPE_CHECKING:
     from lanewise.data.json_lines import JsonLinesDataset as JsonLinesDataset
+    from lanewise.data.mixed_stream import MixedStream as MixedStream
     from lanewise.data.parquet import ParquetDataset as ParquetDataset
     from lanewise.data.text import TextDataset as TextDataset
     from lanewise.data.tokens import TokenDataset as TokenDataset
 
 _MODULES = {
     "JsonLinesDataset": "lanewise.data.json_lines",
+    "MixedStream": "lanewise.data.mixed_stream",
     "ParquetDataset": "lanewise.data.parquet",
     "TextDataset": "lanewise.data.text",
     "TokenDataset": "lanewise.data.tokens",
@@ -34,7 +46,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a dataset of files when it is first used: few programs need one, and its imports take time."""
+    """Import what few programs need when it is first used: its imports take time."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Feeds the lanes of one process for a whole run through a single torch DataLoader iterator."""
+"""Feeds the lanes of one process from a dataset with an index, through one torch DataLoader iterator."""
 
 import multiprocessing
 import os
@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import groupby, tee, zip_longest
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lanewise.data.reader import LaneBatch, LaneReader
+from lanewise.data.source import StepEnd
 from lanewise.die_with_parent import die_with_parent, name_child
 from lanewise.errors import DataError, text_of
 from lanewise.lanes import LaneTurn, SampleOrder, Schedule, lane_ranges
@@ -29,7 +30,7 @@ _SECONDS_TO_BE_TOLD = 0.5
 @final
 @dataclass(frozen=True, eq=False)
 class LaneLoader:
-    """The micro-batches that a process works through, in order, over all epochs.
+    """The micro-batches that a process works through, in order, over all epochs; a `LaneSource`.
 
     Since one iterator serves the whole run, workers never start again and prefetching never pauses between
     epochs. The step number is the only position: it takes no longer to start in the middle of an epoch than
@@ -50,13 +51,30 @@ class LaneLoader:
     fills_empty: bool = False
     """Whether a turn without samples gets the data of lane 0, for a forward that does not count."""
 
+    is_over = False
+    """See `LaneSource`: the number of steps is known."""
+    state = None
+    """See `LaneSource`."""
+
     @property
     def schedule(self) -> Schedule:
         """How an epoch is cut into steps, and a step into lanes."""
         return self.order.schedule
 
-    def batches(self, first_step: int, last_step: int) -> Iterator[LaneBatch]:
-        """Yield the batches of steps `first_step` to `last_step - 1`; at least one, maybe empty, a step."""
+    def note(self, upcoming: Sequence[int]) -> None:
+        """See `LaneSource`: no step's totals tell it."""
+
+    def ends_run(self, upcoming: Sequence[int]) -> bool:
+        """See `LaneSource`: no step's totals tell it."""
+        return False
+
+    def end_of(self, step: int) -> StepEnd:
+        """See `LaneSource`."""
+        done, per_epoch = step + 1, self.schedule.steps_per_epoch
+        return StepEnd(step // per_epoch, done % per_epoch == 0, self.schedule.num_samples_before(done))
+
+    def batches(self, first_step: int, last_step: int | None) -> Iterator[LaneBatch]:
+        """See `LaneSource`."""
         turns = self.schedule.turns(self.lanes, first_step, last_step)
         if not self.order.reads_blocks or self.num_workers < 2:
             requests = ((turn, self._indices(turn)) for turn in turns)
@@ -100,13 +118,14 @@ def _in_order(turns: Iterable[LaneTurn], batches: Iterator[LaneBatch]) -> Iterat
 
 
 def read_turns(
-    reader: LaneReader, turns: Iterable[_Request], num_workers: int, *, pin_memory: bool = False
+    reader: Dataset[LaneBatch], turns: Iterable[Any], num_workers: int, *, pin_memory: bool = False
 ) -> Iterator[LaneBatch]:
-    """Read turns with their sample indices, in order.
+    """Read turns in order.
 
     Args:
         reader: reads and collates the samples of a turn.
-        turns: consumed as far as is read ahead.
+        turns: what the reader takes for each, as a turn with its sample indices; consumed as far as is read
+            ahead.
         num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
         pin_memory: whether batches lie in page-locked memory, for a GPU.
     """

@@ -33,6 +33,11 @@ class LaneBatch:
     """Bytes that a `FileDataset` read from its files for this batch."""
     eval_dataset: str = ""
     """Name of the dataset that is evaluated; empty in training."""
+    state: Any = None
+    """Of a stream, its state from which these samples can be read again; None where it has none."""
+    upcoming: Sequence[int] | None = None
+    """Of a stream, in the last batch of a step: how many samples each lane of this process has in the next
+    step; 0 where the lane has ended."""
 
     @property
     def has_samples(self) -> bool:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import final
 
@@ -67,6 +68,8 @@ class Engine:
         self.stop_reason: str | None = None
         """Why a callback wanted the run to end, on the rank that has the callbacks; None where none did."""
         self._is_ended_by_callback = False
+        self._num_before = self._num_logged = run.loader.end_of(first_step - 1).num_samples
+        """Samples of all lanes before this start, and up to the last logged step."""
         self._record = record
         self._reads = EpochReads(run.world, run.loader.reader.total_bytes)
         config, loss_scale = run.config, run.training.runner.precision.loss_scale
@@ -135,14 +138,17 @@ class Engine:
                 self._saving.wants_end = lambda: observers.stop_reason is not None
             for report in self._profiled(run_dir):
                 stops, self._is_ended_by_callback = report.totals.wants_stop, report.totals.wants_end
-                saves = self._saving is not None and self._saving.is_due_after(report.step)
+                end, ends_run = self.run.loader.end_of(report.step), self.run.ends_with(report.step)
+                saves = self._saving is not None and self._saving.is_due_after(report.step, end)
                 saves = saves or report.totals.wants_save
                 observers.show(report.interval)
                 if self._compilations is not None and report.interval is not None:
                     self._compilations.tell()
-                if self._ends_epoch(report.step):
-                    self._show_epoch(report.step, observers)
-                if self._evaluates_after(report.step) and not stops:
+                if end.ends_epoch or ends_run:
+                    self._show_epoch(end.epoch, report.step, observers)
+                if self.evaluation is not None:
+                    self.evaluation.note_step(report.step, end, ends_run=ends_run)
+                if self.evaluation is not None and self.evaluation.is_due and not stops:
                     stops = self._evaluate_or_stop(report.step, run_dir, observers)
                 if saves or stops or self._ends_early:
                     self._save(report.step, observers, stops=stops)
@@ -164,16 +170,22 @@ class Engine:
             batches = to_device(batches, self.run.world.device)
         batches = self._record(batches)
         try:
-            for step in range(self.first_step, self.run.last_step):
-                if self._ends_early:
-                    break
+            run, step = self.run, self.first_step
+            while step != run.last_step and not (run.loader.is_over or self._ends_early):
                 heartbeat.note = (DATA, step, None)
                 report = self.train_step.run(batches)
-                self.next_step = step + 1
-                yield report
+                if report.totals.upcoming is not None:
+                    run.loader.note(report.totals.upcoming)
+                self.next_step = step = step + 1
+                yield report if report.interval is None else self._count_samples(report, report.interval)
             self._gradients.check()
         finally:
             self.close()
+
+    def _count_samples(self, report: StepReport, interval: IntervalReport) -> StepReport:
+        """Complete the report of a logged step."""
+        before, self._num_logged = self._num_logged, self.run.loader.end_of(report.step).num_samples
+        return report._replace(interval=replace(interval, num_samples=self._num_logged - before))
 
     def _profiled(self, run_dir: RunDir) -> Iterator[StepReport]:
         """Take the steps, and profile those of `train.profile_steps`."""
@@ -195,21 +207,11 @@ class Engine:
         """Whether a callback or an evaluation ended the run; the same on every rank."""
         return self._is_ended_by_callback or (self.evaluation is not None and self.evaluation.ends_run)
 
-    def _ends_epoch(self, step: int) -> bool:
-        return (step + 1) % self.run.schedule.steps_per_epoch == 0 or step + 1 == self.run.last_step
-
-    def _show_epoch(self, step: int, observers: Observers) -> None:
+    def _show_epoch(self, epoch: int, step: int, observers: Observers) -> None:
         """Show how much the epoch read. Collective where the dataset counts its bytes."""
-        epoch = step // self.run.schedule.steps_per_epoch
         if values := self._reads.take(epoch):
             observers.catch_up()
             observers.show_epoch(epoch, step, values)
-
-    def _evaluates_after(self, step: int) -> bool:
-        if self.evaluation is None:
-            return False
-        self.evaluation.note_step(step)
-        return self.evaluation.is_due
 
     def _evaluate_or_stop(self, step: int, run_dir: RunDir, observers: Observers) -> bool:
         """Evaluate; return whether a signal stopped the evaluation. Collective.
@@ -241,7 +243,7 @@ class Engine:
         if plateau is not None and value is not None:
             plateau.after_evaluation(step, value)
         heartbeat.note = (CALLBACK, step, None)
-        epoch = step // self.run.schedule.steps_per_epoch
+        epoch = self.run.loader.end_of(step).epoch
         observers.show_evaluation(epoch, step, values)
         if is_best:
             self.evaluation.best_step = step + 1
@@ -259,7 +261,7 @@ class Engine:
         is_evaluated = self.evaluation is None or not self.evaluation.is_due
         metric = None if self.evaluation is None else self.evaluation.last_value
         # After the last step only an evaluation can be left to do; without one the run is done, not stopped.
-        is_done = is_evaluated and (step + 1 == self.run.last_step or self._ends_early)
+        is_done = is_evaluated and (self.run.ends_with(step) or self._ends_early)
         self._saving.save(step, metric, stops=stops and not is_done)
 
     def _finish(self, run_dir: RunDir) -> None:
@@ -273,21 +275,22 @@ class Engine:
 
     def _describe_end(self, end: int, seconds: float) -> None:
         """Log how many steps and samples were trained before step `end`, in how many seconds."""
-        if end < self.run.last_step:
+        if not self.run.ends_with(end - 1):
             why = f"a callback stopped it: {self.stop_reason}"
             if not self._is_ended_by_callback:
                 assert self.evaluation is not None
                 assert self.evaluation.early_stopping is not None
                 why = self.evaluation.early_stopping.describe()
-            logger.info("the run ends after %s of %s steps (%s)", f"{end:,}", f"{self.run.last_step:,}", why)
+            of = "" if self.run.last_step is None else f" of {self.run.last_step:,}"
+            logger.info("the run ends after %s%s steps (%s)", f"{end:,}", of, why)
         num_steps = end - self.first_step
         if not num_steps:
             key = "max_steps" if self.run.config.train.max_steps == end else "epochs"
-            remedy = f", up to train.{key}. Raise it to go on" if end == self.run.last_step else ""
+            remedy = f", up to train.{key}. Raise it to go on" if self.run.ends_with(end - 1) else ""
             logger.info("nothing was left to train: all %s steps were taken before%s", f"{end:,}", remedy)
             return
-        before = self.run.schedule.num_samples_before
-        num_samples = before(end) - before(self.first_step) - self._reads.num_skipped_by_all
+        num_samples = self.run.loader.end_of(end - 1).num_samples - self._num_before
+        num_samples -= self._reads.num_skipped_by_all
         logger.info(
             "trained %s steps on %s samples in %.1f s: %s samples/s over all processes",
             f"{num_steps:,}",
@@ -309,10 +312,7 @@ class Engine:
             )
 
     def _name_metrics(self, report: IntervalReport) -> Mapping[str, float]:
-        stop, num_steps = report.step + 1, self._num_own_steps(report)
-        before = self.run.schedule.num_samples_before
-        num_samples = before(stop) - before(stop - num_steps)
-        columns = report.columns(num_steps, num_samples, self.run.world.device)
+        columns = report.columns(self._num_own_steps(report), self.run.world.device)
         return {**columns, **self._name_flops(columns["perf/samples_per_second"])}
 
     def _name_flops(self, samples_per_second: float) -> Mapping[str, float]:

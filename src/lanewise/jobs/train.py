@@ -160,7 +160,7 @@ class TrainJob(Job):
                     history.end(RunEnd("preempted", engine.next_step))
             raise
         if history is not None:  # another error's end is told by `claim`, or by what ends this process
-            is_early = engine.next_step < run.last_step
+            is_early = not run.ends_with(engine.next_step - 1)
             history.end(
                 RunEnd("stopped early", engine.next_step, text=engine.stop_reason)
                 if is_early
@@ -192,17 +192,27 @@ class TrainJob(Job):
 
     def _audit(self, run: "Run", first_step: int) -> "AuditLog":
         """Begin the audit, or go on with it."""
+        from lanewise.data import LaneLoader, StreamLoader
         from lanewise.loggers import AuditLog
 
-        order = run.loader.order
-        plan = {
-            **asdict(order.inputs.schedule),
-            "order": run.identity["dataset"]["order"],
-            "repeats": order.repeats,
-            "seed": self.config.train.seed,
-        }
+        loader, tables = run.loader, dict[str, Any]()
+        if isinstance(loader, LaneLoader):
+            order, tables = loader.order, loader.order.inputs.used
+            plan = {
+                **asdict(order.inputs.schedule),
+                "order": run.identity["dataset"]["order"],
+                "repeats": order.repeats,
+            }
+        else:
+            assert isinstance(loader, StreamLoader)
+            plan = {
+                "stream": run.identity["dataset"]["stream"],
+                **loader.reader.cut._asdict(),
+                "drop_last": self.config.data.drop_last,
+            }
+        plan["seed"] = self.config.train.seed
         world = run.world
-        return AuditLog(self.run_dir.audit, world.rank, world.world_size, first_step, plan, order.inputs.used)
+        return AuditLog(self.run_dir.audit, world.rank, world.world_size, first_step, plan, tables)
 
 
 @final

@@ -20,6 +20,7 @@ from lanewise.lanes.seed import metric_seed as metric_seed
 from lanewise.lanes.seed import model_seed as model_seed
 from lanewise.lanes.seed import read_seed as read_seed
 from lanewise.lanes.seed import sample_seed as sample_seed
+from lanewise.lanes.seed import stream_seed as stream_seed
 from lanewise.lanes.seed import update_seed as update_seed
 from lanewise.lanes.tree import Node as Node
 from lanewise.lanes.tree import Present as Present

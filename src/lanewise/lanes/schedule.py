@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import NamedTuple
 
 from lanewise.lanes.tree import Present
@@ -80,13 +81,15 @@ class Schedule:
             return range(0)
         return _share(self.num_samples_in(step), num_present, lane, self._start(step))
 
-    def turns(self, lanes: range, first_step: int, last_step: int) -> Iterator["LaneTurn"]:
+    def turns(self, lanes: range, first_step: int, last_step: int | None) -> Iterator["LaneTurn"]:
         """Yield what a process that carries `lanes` does in steps `first_step` to `last_step - 1`, in order.
+
+        Where `last_step` is None, the steps have no end.
 
         A process whose lanes are all empty in a step still takes part in it: it gets one turn without
         positions, under its first lane.
         """
-        for step in range(first_step, last_step):
+        for step in count(first_step) if last_step is None else range(first_step, last_step):
             epoch, start = step // self.steps_per_epoch, self._start(step)
             num_samples = self.num_samples_in(step)
             num_present = -(-num_samples // self.micro_batch_size)

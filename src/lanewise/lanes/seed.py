@@ -60,6 +60,23 @@ def read_seed(seed: int, number: tuple[int, int], name: str, epoch: int, step: i
     return _digest(f"read {seed} {number[0]} {number[1]} {epoch} {step} {lane} {name}")
 
 
+def stream_seed(
+    seed: int, number: tuple[int, int], name: str, epoch: int, window: int, lane: int, what: str
+) -> int:
+    """Return the seed under which a window of a stream is read (`what` is "read"), or shuffled ("shuffle").
+
+    Args:
+        seed: seed of the run.
+        number: as in `read_seed`.
+        name: as in `read_seed`.
+        epoch: of the window.
+        window: its number in the epoch.
+        lane: the lane; the first one where all lanes are read together.
+        what: read or shuffle.
+    """
+    return _digest(f"stream {what} {seed} {number[0]} {number[1]} {epoch} {window} {lane} {name}")
+
+
 def sample_seed(seed: int, epoch: int, sample_index: int) -> int:
     """Return the seed under which a single sample is read outside of any turn, to look at it."""
     return _digest(f"sample {seed} {epoch} {sample_index}")

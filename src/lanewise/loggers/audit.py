@@ -29,7 +29,7 @@ class AuditLog:
         rank: of this process.
         world_size: processes of the run; what ranks beyond it wrote earlier is cut by rank 0.
         after_step: lines of later steps are cut off, as a run that goes on writes them again.
-        plan: what determines the samples of a step.
+        plan: what determines the samples of a step; of a stream, which has no such plan, how it is cut.
         tables: what the order was made from besides, by name.
     """
 
@@ -43,6 +43,8 @@ class AuditLog:
         tables: Mapping[str, npt.NDArray[Any]],
     ) -> None:
         self._path = cut_ranks(folder, rank, world_size, after_step)
+        self._num_lanes = plan.get("num_lanes")
+        """Of a stream; None where the plan tells what is due."""
         plans = folder / "plan.jsonl"
         if rank == 0:
             cut(plans, after_step)
@@ -66,8 +68,22 @@ class AuditLog:
                         "rows": _num_rows(batch.data),
                         "skipped": len(batch.indices) - batch.num_samples,
                     }
-                    lines.write(columns)
+                    lines.write(columns if self._num_lanes is None else columns | self._of_stream(batch))
                 yield batch
+
+    def _of_stream(self, batch: LaneBatch) -> dict[str, Any]:
+        """Return what only the batches of a stream tell: their epoch, and which lanes have samples.
+
+        Of the step the lanes that are present, unless all are; of the next one, in the last line of a rank,
+        how many samples each of its lanes has.
+        """
+        present = batch.turn.present
+        columns: dict[str, Any] = {"epoch": batch.turn.epoch + 1}
+        if len(present) != self._num_lanes:
+            columns["present"] = list(present)
+        if batch.upcoming is not None:
+            columns["upcoming"] = list(batch.upcoming)
+        return columns
 
 
 def _num_rows(data: Any) -> int | None:

@@ -35,12 +35,12 @@ class _Bars(progress.Progress):
         """See `rich.progress.Progress`."""
         if self._second is not None:
             phase, (done, total) = heartbeat.note[0], heartbeat.evaluated
-            is_evaluated = phase == EVALUATION and total > 0
+            is_evaluated = phase == EVALUATION
             self.update(
                 self._second,
                 visible=phase in (EVALUATION, SAVE),
                 completed=done if is_evaluated else 0,
-                total=total if is_evaluated else None,
+                total=(total or None) if is_evaluated else None,
                 epoch=phase,
             )
         yield from super().get_renderables()
@@ -70,8 +70,11 @@ class ProgressLogger(Callback):
                 progress.TextColumn("{task.fields[text]}"),
                 progress.TextColumn("elapsed"),
                 progress.TimeElapsedColumn(),  # between logged steps the only sign of life
-                progress.TextColumn("left"),
-                progress.TimeRemainingColumn(),
+                *(
+                    []
+                    if start.last_step is None
+                    else [progress.TextColumn("left"), progress.TimeRemainingColumn()]
+                ),
                 console=self._console,
             )
             self._row = self._bar.add_task(
@@ -90,7 +93,8 @@ class ProgressLogger(Callback):
             self._column.bar_width = min(_MOST_OF_BAR, self._room - len(reported))
             self._bar.update(self._row, completed=step, epoch=f"epoch {epoch}", text=text)
         elif time.monotonic() >= self._next_line or step == self._last_step:
-            self._console.print(f"epoch {epoch}  step {step}/{self._last_step}  {text}", highlight=False)
+            of = "" if self._last_step is None else f"/{self._last_step}"
+            self._console.print(f"epoch {epoch}  step {step}{of}  {text}", highlight=False)
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def _reported(self, metrics: Mapping[str, float]) -> str:

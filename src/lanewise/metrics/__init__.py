@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lanewise.metrics.merge import LaneMetrics as LaneMetrics
 from lanewise.metrics.merge import MetricStates as MetricStates
 from lanewise.metrics.merge import check_metrics as check_metrics
 from lanewise.metrics.merge import load_merged as load_merged

@@ -6,7 +6,7 @@ partition, and a process without samples has nothing to send.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
@@ -76,6 +76,44 @@ def load_merged(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]) 
         metric.to(device)
 
 
+@final
+class LaneMetrics:
+    """Lets the same metrics count for each lane of a process, also where the lanes take turns.
+
+    Args:
+        metrics: by name.
+    """
+
+    def __init__(self, metrics: Mapping[str, "Metric"]) -> None:
+        self._metrics = metrics
+        self._lane: int | None = None
+        self._waiting: dict[int, dict[str, tuple[int, dict[str, Any]]]] = {}
+        """By lane what its metrics hold until it goes on: where they are, as it is."""
+        self.counted: dict[int, MetricStates] = {}
+        """What each lane that has ended counted, ready to be sent to other processes."""
+
+    def turn_to(self, lane: int) -> None:
+        """Put into the metrics what they held of a lane, which is nothing at its beginning."""
+        if lane == self._lane:
+            return
+        if self._lane is not None:
+            self._waiting[self._lane] = {name: _set_aside(one) for name, one in self._metrics.items()}
+        held = self._waiting.pop(lane, {})
+        for name, metric in self._metrics.items():
+            metric.reset()
+            if name in held:
+                metric._update_count, states = held[name]
+                for state, value in states.items():
+                    setattr(metric, state, value)
+        self._lane = lane
+
+    def end_lane(self) -> None:
+        """Take what the lane counted to which the metrics were turned: its last micro-batch was counted."""
+        assert self._lane is not None
+        self.counted[self._lane] = take_states(self._metrics)
+        self._lane = None
+
+
 def merge_metrics(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]) -> dict[str, float]:
     """Compute the metrics over all lanes.
 
@@ -110,3 +148,12 @@ def _flatten(name: str, value: Any) -> dict[str, float]:
         return {name: float(value)}
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
     return {key: number for part, item in items for key, number in _flatten(f"{name}/{part}", item).items()}
+
+
+def _set_aside(metric: "Metric") -> tuple[int, dict[str, Any]]:
+    """Return how often a metric was updated, and its states, which a reset leaves as they are."""
+    states = {state: getattr(metric, state) for state in metric._reductions}
+    for state, value in states.items():
+        if isinstance(value, list):  # which a reset would empty
+            setattr(metric, state, [])
+    return metric._update_count, states

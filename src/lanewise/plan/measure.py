@@ -1,6 +1,7 @@
 """Measures one lane of a run for the formulas, on fake tensors where that is possible."""
 
 import warnings
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lanewise.blocks import repeated_blocks
 from lanewise.config import RunConfig
-from lanewise.data import LaneBatch
+from lanewise.data import LaneBatch, LaneSource
 from lanewise.device.allocator import set_malloc
 from lanewise.engine.run.build import build_run_loader
 from lanewise.engine.run.model import build_model, build_task, transform
@@ -53,8 +54,18 @@ def largest_batch(config: RunConfig) -> LaneBatch:
     placement = Placement.of(config.batch.num_lanes, world)
     loader, _ = build_run_loader(alone, build_task(alone), world, placement)
     num_steps = -(-_NUM_BATCHES // config.batch.num_lanes)
-    batches = islice(loader.batches(0, num_steps), _NUM_BATCHES)
+    batches = islice(_noted(loader, loader.batches(0, num_steps)), _NUM_BATCHES)
     return max(batches, key=lambda batch: sum(one.nbytes for one in tensors_in(batch.data)))
+
+
+def _noted(loader: LaneSource, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
+    """Yield the batches of a single process; they themselves tell a stream what a step's totals would."""
+    for batch in batches:
+        yield batch
+        if batch.upcoming is not None:
+            loader.note(batch.upcoming)
+        if loader.is_over:
+            break
 
 
 def measure(config: RunConfig, batch: LaneBatch, device_type: str) -> Measured:

@@ -25,13 +25,14 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lanewise.config import Equality, FSDPConfig
-from lanewise.errors import ConfigError, DataError, TaskError
+from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.nested import copied, tensors_in
 from lanewise.reduce.blocks import find_blocks, require_no_batch_norm
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.connect import connect
 from lanewise.reduce.fsdp_group import gather_before_backward, param_group_of, send_zeros_for_unused
+from lanewise.reduce.passes import passes, with_data
 from lanewise.reduce.reducer import Lane, LaneWork, T, divide_gradients, run_backward, trained_parameters
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
 from lanewise.world.shards import is_sharded, whole
@@ -141,7 +142,7 @@ class FSDPReducer:
 
     def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
         """See `Reducer`."""
-        batches = map(_with_data, batches)
+        batches = map(with_data, batches)
         batch = next(batches)
         counts = self._placement.counts(batch.turn.present)
         own, most = counts[self._world.rank], max(counts)
@@ -220,19 +221,22 @@ class FSDPReducer:
         divide_gradients(self.parameters, weight)
 
     def evaluate(
-        self, module: nn.Module, lanes: Iterable[Lane], num_lanes: int, compute: Callable[[Lane, Any], T]
+        self,
+        module: nn.Module,
+        lanes: Iterable[Lane],
+        num_lanes: int | None,
+        compute: Callable[[Lane, Any], T],
     ) -> Iterator[tuple[Lane, T]]:
         """See `Reducer`. Collective: every rank must iterate to the end."""
-        num_missing = max(self._world.all_gather_tree(num_lanes)) - num_lanes
         first: Lane | None = None
-        for lane in map(_with_data, lanes):
+        for lane in passes(map(with_data, lanes), num_lanes, self._world):
             if first is None:
-                first, spare = lane, copied(lane.data) if num_missing else None
-            if lane.has_samples:
+                assert lane is not None, "a process without samples has one lane without positions"
+                first, spare = lane, copied(lane.data)  # before a forward changes it
+            if lane is None:
+                self._call(module, partial(compute, first, copied(spare)))
+            elif lane.has_samples:
                 yield lane, self._call(module, partial(compute, lane, lane.data))
-        assert first is not None, "a process without samples has one lane without positions"
-        for _ in range(num_missing):
-            self._call(module, partial(compute, first, copied(spare)))
 
     def gradient_norms(self) -> torch.Tensor:
         """See `Reducer`. In `exact` each gradient is gathered, so that its norm equals that on one device."""
@@ -319,15 +323,3 @@ class FSDPReducer:
                 f"a {name} is checkpointed with use_reentrant=True, which hides it from the backward of a "
                 "lane without weight under fsdp. Use checkpoint(..., use_reentrant=False)."
             )
-
-
-def _with_data(lane: Any) -> Any:
-    """Return a batch or a lane; raise DataError if its samples are lost, as others wait for its forward."""
-    turn = lane.turn
-    if not lane.has_samples and lane.data is None:
-        number = turn.lane if turn.positions else 0
-        raise DataError(
-            f"none of the samples of lane {number} in step {turn.step + 1} can be read, and under fsdp each "
-            "lane needs one. Mend the files, or use another distributed.reducer."
-        )
-    return lane

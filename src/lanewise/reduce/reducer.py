@@ -127,14 +127,18 @@ class Reducer(Protocol):
         ...
 
     def evaluate(
-        self, module: nn.Module, lanes: Iterable[Lane], num_lanes: int, compute: Callable[[Lane, Any], T]
+        self,
+        module: nn.Module,
+        lanes: Iterable[Lane],
+        num_lanes: int | None,
+        compute: Callable[[Lane, Any], T],
     ) -> Iterator[tuple[Lane, T]]:
         """Yield each lane that has samples, with the result of `compute` for it.
 
         Args:
             module: the model, or an adopted module, which `compute` runs without a backward.
             lanes: the lanes of this process; a single empty lane if it has none.
-            num_lanes: the number of these lanes that have samples.
+            num_lanes: the number of these lanes that have samples; None on every rank: nobody knows it.
             compute: returns the result for a lane and its batch.
         """
         ...
@@ -182,7 +186,7 @@ def divide_gradients(parameters: Sequence[nn.Parameter], weight: float) -> None:
 
 
 def evaluate_lanes(
-    _module: nn.Module, lanes: Iterable[Lane], _num_lanes: int, compute: Callable[[Lane, Any], T]
+    _module: nn.Module, lanes: Iterable[Lane], _num_lanes: int | None, compute: Callable[[Lane, Any], T]
 ) -> Iterator[tuple[Lane, T]]:
     """The `Reducer.evaluate` of reducers whose forwards are not collective."""
     for lane in lanes:

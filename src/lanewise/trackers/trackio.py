@@ -31,7 +31,6 @@ class Trackio(Tracker):
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
 
-        self._last_step = start.last_step
         name = f"{self._name or name_of(start)}-{start.run_id[:8]}"
         config = {"lanewise_run_id": start.run_id, **asdict(start.config)}
         self._run: Any = trackio.init(
@@ -48,6 +47,7 @@ class Trackio(Tracker):
 
     def send(self, line: Line) -> None:
         """See `Tracker`."""
+        self._last_step = line.step
         self._run.log({"epoch": line.epoch, _LINE: line.number, **line.values}, step=line.step)
 
     def close(self, end: End) -> None:

@@ -1,9 +1,12 @@
-"""Checks what `--audit` wrote: that every sample of every epoch was trained once, where it was planned."""
+"""Checks what `--audit` wrote: that every sample of every epoch was trained once, where it was planned.
+
+Of a stream no plan knows the samples. There the numbers that each lane counted them by must have no gap.
+"""
 
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,35 +18,8 @@ import lanewise.lanes as own_orders
 from lanewise.errors import CheckpointError
 from lanewise.lanes import OrderInputs, SampleOrder, Schedule
 from lanewise.run_file import open_regular, reading
-
-_MAX_LANES = 2**20
-
-
-@dataclass(frozen=True)
-class LaneRecord:
-    """What one lane was given in a step."""
-
-    indices: tuple[int, ...]
-    tensors: str
-    """Hash of the tensors."""
-    num_rows: int | None
-    """First dimension that all of them have; None if they have none in common."""
-    num_skipped: int
-    """Samples that could not be read, and were left out."""
-    file: str
-    """Name of the file that says so, which names the rank."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples that were read."""
-        return len(self.indices) - self.num_skipped
-
-    @classmethod
-    def from_line(cls, line: Mapping[str, Any], file: str) -> "LaneRecord":
-        """Read a line of a rank's file."""
-        indices, rows = tuple(map(_count, line["indices"])), line.get("rows")
-        num_rows = None if rows is None else _count(rows)
-        return cls(indices, str(line["tensors"]), num_rows, _count(line["skipped"]), file)
+from lanewise.verify.lane_record import MAX_LANES, LaneRecord, Lanes, count
+from lanewise.verify.stream_audit import StreamAudit, StreamPlan
 
 
 @dataclass(frozen=True)
@@ -60,6 +36,8 @@ class AuditReport:
     """Samples of all steps together."""
     draws: bool
     """Whether the order drew samples, so that one may never come, or come more than once."""
+    is_of_stream: bool
+    """Whether nobody planned the samples."""
 
     @property
     def is_good(self) -> bool:
@@ -84,13 +62,16 @@ class Audit:
         if not os.path.lexists(plans):
             raise CheckpointError(f"there is no audit in {folder.parent}. Train with --audit.")
         with reading(plans):
-            self._plans = [_Plan.from_line(line, folder) for line in _lines(plans)]
+            self._plans = [
+                StreamPlan.from_line(line) if "stream" in line else _Plan.from_line(line, folder)
+                for line in _lines(plans)
+            ]
         self.steps: dict[int, dict[int, list[LaneRecord]]] = defaultdict(lambda: defaultdict(list))
         """What was given, by step, which counts from 1, and lane."""
         for path in sorted(folder.glob("rank-*.jsonl")):
             with reading(path):
                 for line in _lines(path):
-                    step, lane = _count(line["step"]), _count(line["lane"])
+                    step, lane = count(line["step"]), count(line["lane"])
                     self.steps[step][lane].append(LaneRecord.from_line(line, path.stem))
         if not self.steps or not self._plans or min(self.steps) < self._plans[0].first_step:
             raise CheckpointError(
@@ -105,6 +86,7 @@ class Audit:
         num_epochs = num_samples = 0
         due = first_step = self._plans[0].first_step
         seen: dict[int, Counter[int]] = defaultdict(Counter)
+        stream = StreamAudit(is_from_begin=first_step == 1)
         if first_step > 1:
             notes.append(f"steps before {first_step} were trained without --audit")
         for step, lanes in sorted(self.steps.items()):
@@ -112,7 +94,8 @@ class Audit:
                 problems.append(f"steps {due} to {step - 1}: nothing was trained")
             due = step + 1
             plan, missing = self._plan(step), self.missing_lanes(step)
-            if step == self.last_step and missing:
+            is_stopped_in = step == self.last_step and bool(missing)
+            if is_stopped_in:
                 notes.append(f"step {step} is not complete: the run was stopped in it")
             else:
                 problems += [f"step {step}, lane {lane}: nothing was trained" for lane in missing]
@@ -120,12 +103,16 @@ class Audit:
                 with reading(self._folder):  # an order of other tables than it was made from
                     problems += _compare(step, lane, records, plan)
                 num_samples += records[0].num_samples
-                if plan.order is None:
+                if isinstance(plan, _Plan) and plan.order is None:
                     seen[(step - 1) // plan.schedule.steps_per_epoch + 1].update(records[0].indices)
                 if skipped := records[0].num_skipped:
                     notes.append(f"step {step}, lane {lane}: {skipped} samples could not be read")
             notes += (*_equal_tensors(step, lanes), *_fewer_rows(step, lanes))
-            num_epochs += step % plan.schedule.steps_per_epoch == 0 and not missing
+            if not missing and plan.ends_epoch(step, lanes):
+                num_epochs += 1
+            if isinstance(plan, StreamPlan) and not is_stopped_in:
+                stream.add(step, lanes, plan)
+        problems += stream.problems()
         if not any(plan.repeats for plan in self._plans):
             problems += [
                 f"epoch {epoch}: sample {sample} came {count} times"
@@ -134,7 +121,9 @@ class Audit:
                 if count > 1
             ]
         draws = any(plan.draws for plan in self._plans)
-        return AuditReport(problems, notes, due - first_step, num_epochs, num_samples, draws)
+        is_of_stream = any(isinstance(plan, StreamPlan) for plan in self._plans)
+        num_steps = due - first_step
+        return AuditReport(problems, notes, num_steps, num_epochs, num_samples, draws, is_of_stream)
 
     def compare(self, other: "Audit") -> Iterator[str]:
         """Yield where the tensors of two runs differ, in steps that are complete in both."""
@@ -153,10 +142,10 @@ class Audit:
 
     def missing_lanes(self, step: int) -> list[int]:
         """Return the lanes of a step that were given nothing."""
-        num_lanes = self._plan(step).schedule.num_present_lanes(step - 1)
-        return [lane for lane in range(num_lanes) if lane not in self.steps.get(step, {})]
+        lanes = self.steps.get(step, {})
+        return [lane for lane in self._plan(step).present_lanes(step, lanes) if lane not in lanes]
 
-    def _plan(self, step: int) -> "_Plan":
+    def _plan(self, step: int) -> "_Plan | StreamPlan":
         """Return the plan of a step, which is that of the last start of the run at or before this step."""
         return [plan for plan in self._plans if plan.first_step <= step][-1]
 
@@ -176,10 +165,10 @@ class _Plan:
     @classmethod
     def from_line(cls, line: Mapping[str, Any], folder: Path) -> "_Plan":
         """Read a line of `plan.jsonl`, and the tables beside it."""
-        sizes = {key: _count(line[key]) for key in ("num_samples", "global_batch_size", "micro_batch_size")}
+        sizes = {key: count(line[key]) for key in ("num_samples", "global_batch_size", "micro_batch_size")}
         schedule = Schedule(**sizes, drop_last=bool(line["drop_last"]))
-        if schedule.num_present_lanes(0) > _MAX_LANES:
-            raise ValueError(f"it plans more than {_MAX_LANES} lanes")
+        if schedule.num_present_lanes(0) > MAX_LANES:
+            raise ValueError(f"it plans more than {MAX_LANES} lanes")
         package, _, name = line["order"]["class_path"].rpartition(".")
         order = None
         if package == own_orders.__name__:
@@ -187,18 +176,26 @@ class _Plan:
             path = folder / f"plan-{line['step']:06d}.npz"
             with suppress(FileNotFoundError), open_regular(path) as file, np.load(file) as tables:
                 loaded = {name: tables[name] for name in tables.files}
-            inputs = OrderInputs(schedule, _count(line["seed"]), {}, used=loaded)
+            inputs = OrderInputs(schedule, count(line["seed"]), {}, used=loaded)
             order = getattr(own_orders, name)(inputs, **line["order"]["init_args"])
             schedule = order.schedule
         draws = line["repeats"] or schedule.num_samples != line["num_samples"]
-        return cls(_count(line["step"]), schedule, order, bool(line["repeats"]), draws)
+        return cls(count(line["step"]), schedule, order, bool(line["repeats"]), draws)
+
+    def present_lanes(self, step: int, _lanes: Lanes) -> Sequence[int]:
+        """Return the lanes that have samples in a step."""
+        return range(self.schedule.num_present_lanes(step - 1))
+
+    def ends_epoch(self, step: int, _lanes: Lanes) -> bool:
+        """Tell whether a step is the last one of its epoch."""
+        return step % self.schedule.steps_per_epoch == 0
 
 
-def _compare(step: int, lane: int, records: list[LaneRecord], plan: _Plan) -> Iterator[str]:
+def _compare(step: int, lane: int, records: list[LaneRecord], plan: "_Plan | StreamPlan") -> Iterator[str]:
     place = f"step {step}, lane {lane}"
     if len(records) > 1:
         yield f"{place}: trained {len(records)} times ({', '.join(record.file for record in records)})"
-    if plan.order is None:
+    if isinstance(plan, StreamPlan) or plan.order is None:
         return
     due = plan.order.samples(next(plan.schedule.turns(range(lane, lane + 1), step - 1, step)))
     for record in records:
@@ -231,14 +228,3 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in lines:
             with suppress(ValueError):
                 yield json.loads(line)
-
-
-def _count(value: object) -> int:
-    """Return a value that must be a whole number of at least 0.
-
-    Raises:
-        TypeError: if it is not.
-    """
-    if type(value) is int and value >= 0:
-        return value
-    raise TypeError(f"{value!r:.60} is no count")

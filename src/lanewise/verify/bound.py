@@ -1,8 +1,9 @@
 """Compares gradients of `close` with the bound that it promises."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -35,15 +36,18 @@ class CloseResult:
 
 def write_reference(folder: Path, engine: Engine, world: World, steps: Sequence[int]) -> None:
     """Write the gradients of one process, their bounds, and its weights, to compare others with."""
-    for step in steps:
+    rewind = _from_here(engine)
+    for step in _taken(engine, steps):
         save_file(_gradients(engine, world, step), folder / f"gradients-{step}.safetensors")
+    rewind()
     trained = [parameter for parameter in engine.training.model.parameters() if parameter.requires_grad]
     # The hook gets the gradient of each lane before that is added to the gradients of earlier lanes.
     hooks = [parameter.register_hook(_absolute) for parameter in trained]
-    for step in steps:
+    for step in _taken(engine, steps):
         save_file(_gradients(engine, world, step), folder / f"sums-{step}.safetensors")
     for hook in hooks:
         hook.remove()
+    rewind()
     for _ in run_steps(engine, world, steps):
         pass
     save_file(_on_cpu(engine.training.model.named_parameters()), folder / _WEIGHTS)
@@ -56,7 +60,8 @@ def judge(folder: Path, engine: Engine, world: World, steps: Sequence[int], num_
     sums, and one more rounding each for the division by the weight W. See docs/numerics.md.
     """
     worst, place, num_elements = 0.0, "", 0
-    for step in steps:
+    rewind = _from_here(engine)
+    for step in _taken(engine, steps):
         reference = load_file(folder / f"gradients-{step}.safetensors")
         sums = load_file(folder / f"sums-{step}.safetensors")
         for name, gradient in _gradients(engine, world, step).items():
@@ -71,6 +76,7 @@ def judge(folder: Path, engine: Engine, world: World, steps: Sequence[int], num_
             ratio = torch.where(difference == 0, 0.0, difference / bound).nan_to_num(nan=math.inf)
             if float(ratio.max()) > worst:
                 worst, place = float(ratio.max()), f"step {step + 1}, {name}"
+    rewind()
     for _ in run_steps(engine, world, steps):
         pass
     others = load_file(folder / _WEIGHTS)
@@ -81,11 +87,28 @@ def judge(folder: Path, engine: Engine, world: World, steps: Sequence[int], num_
     return CloseResult(worst, place, float(torch.stack(differences).max()), num_elements)
 
 
+def _from_here(engine: Engine) -> Callable[[], None]:
+    """Return a function after which a stream is read from here again. Collective."""
+    state = engine.run.loader.state
+    if state is None:
+        return lambda: None
+    here = state.state_dict()
+    return lambda: state.load_state_dict(here)
+
+
+def _taken(engine: Engine, steps: Sequence[int]) -> Iterator[int]:
+    """Yield the steps up to the end of the run."""
+    return takewhile(lambda _: not engine.run.loader.is_over, steps)
+
+
 def _gradients(engine: Engine, world: World, step: int) -> dict[str, torch.Tensor]:
     """Return the gradients of a step from the present weights, on the CPU; buffers do not change."""
     model = engine.training.model
     with kept_buffers([model]):
-        engine.train_step.compute_gradient(to_device(engine.run.loader.batches(step, step + 1), world.device))
+        batches = to_device(engine.run.loader.batches(step, step + 1), world.device)
+        upcoming = engine.train_step.compute_gradient(batches).totals.upcoming
+    if upcoming is not None:
+        engine.run.loader.note(upcoming)
     return _on_cpu((name, one.grad) for name, one in model.named_parameters() if one.grad is not None)
 
 

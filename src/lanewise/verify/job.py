@@ -22,7 +22,7 @@ from lanewise.verify.hidden import changed, hidden_state
 from lanewise.verify.metric import MetricProbe, probe_metrics
 from lanewise.verify.probe import Probe, begin_with, probe
 from lanewise.verify.probed_run import ProbedRun, evaluate_batch
-from lanewise.verify.trace import Trace, choose_steps, run_steps
+from lanewise.verify.trace import Trace, run_steps, steps_of
 from lanewise.verify.update import Updates, probe_updates
 from lanewise.world.world import World
 
@@ -117,7 +117,7 @@ class VerifyJob(Job):
         run = build_run(self.config, world)
         training, task = run.training, run.training.runner.task
         eval_datasets = {} if run.evaluation is None else run.evaluation.datasets
-        steps = choose_steps(run.schedule, self.num_steps, run.last_step)
+        steps = steps_of(run.loader, self.num_steps, run.last_step)
         half = len(steps) // 2
         trace = Trace()
         with closing(run.reducer):
@@ -183,7 +183,7 @@ class VerifyJob(Job):
         train = replace(self.config.train, max_grad_norm=None)  # the bound is that of a gradient as it is
         config = replace(self.config, distributed=distributed, train=train)
         with closing(build_engine(config, world)) as engine:
-            steps = choose_steps(engine.run.schedule, self.num_steps, engine.run.last_step)
+            steps = steps_of(engine.run.loader, self.num_steps, engine.run.last_step)
             if self.is_reference:
                 write_reference(self.folder, engine, world, steps)
                 return CloseResult()

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, final
 
@@ -10,11 +11,12 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from lanewise.config import BatchConfig, RunConfig
-from lanewise.data import LaneBatch, LaneReader, Rows, digest
+from lanewise.config import BatchConfig, OrderConfig, RunConfig
+from lanewise.data import LaneBatch, LaneLoader, LaneReader, Rows, digest, is_stream
 from lanewise.device.accelerator import move
 from lanewise.engine.buffers.pack import kept_buffers
-from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
+from lanewise.engine.evaluation.eval_set import EvalSet
+from lanewise.engine.evaluation.evaluator import Evaluator
 from lanewise.engine.run.build import build_run_loader
 from lanewise.engine.run.model import build_model, build_task
 from lanewise.engine.samples.dataset import count_samples, eval_datasets_of
@@ -25,6 +27,7 @@ from lanewise.precision import Precision
 from lanewise.random_state import set_random_state
 from lanewise.reduce import Reducer
 from lanewise.task import Task
+from lanewise.verify.first_samples import FirstSamples, readable
 from lanewise.world.world import LocalWorld, World
 
 _NOISE = 0.1
@@ -33,6 +36,8 @@ _NOISE = 0.1
 @final
 class ProbedRun:
     """A newly built task with its model and data, of which single micro-batches can be read and computed.
+
+    Of a stream it has the samples of the first two steps, in their order.
 
     Args:
         config: the run.
@@ -48,13 +53,21 @@ class ProbedRun:
         self.task: Task = build_task(config)
         self.model: nn.Module = build_model(self.task, self.seed).to(device)
         self.dataset: Dataset[Any] = self.task.train_dataset() if data_of is None else data_of.dataset
+        self._batch = config.batch
         self._data_of = data_of
+        self.of_stream: FirstSamples | None = self._first_samples() if data_of is None else data_of.of_stream
+        """The samples of a stream; None where the dataset has an index."""
+        if self.of_stream is not None:
+            data = replace(config.data, order=OrderConfig(class_path="sequential"))
+            config = replace(config, data=replace(data, shuffle_buffer=0, drop_last=False))
         alone = LocalWorld(device)  # other ranks' datasets are compared later, by what was read
         placement = Placement.of(config.batch.num_lanes, alone)
-        loader, _ = build_run_loader(config, self.task, alone, placement, self.dataset)
+        dataset = self.dataset if self.of_stream is None else self.of_stream
+        loader, _ = build_run_loader(config, self.task, alone, placement, dataset)
+        assert isinstance(loader, LaneLoader)
         self._schedule = schedule = loader.schedule
         self.num_samples = schedule.num_samples
-        epochs, max_steps = config.train.epochs, config.train.max_steps
+        max_steps, epochs = config.train.max_steps, config.train.epochs if self.of_stream is None else 1
         self.has_later_epoch = epochs != 1 and (max_steps is None or max_steps > schedule.steps_per_epoch)
         self.reader = loader.reader
         self.lanes = LaneRunner(self.task, Precision(config.precision, device.type), self.seed)
@@ -72,7 +85,18 @@ class ProbedRun:
     @cached_property
     def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
         """The datasets to evaluate on."""
-        return eval_datasets_of(self.task) if self._data_of is None else self._data_of.eval_datasets
+        if self._data_of is not None:
+            return self._data_of.eval_datasets
+        sets = eval_datasets_of(self.task).items()
+        return {name: readable(dataset, self.seed, self._batch, name) for name, dataset in sets}
+
+    def reader_again(self) -> LaneReader:
+        """Return what reads the samples again: the same reader, or one of a stream that is opened anew."""
+        again = self._first_samples()
+        return self.reader if again is None else LaneReader(again, self.task.collate, self.seed)
+
+    def _first_samples(self) -> FirstSamples | None:
+        return FirstSamples(self.dataset, self.seed, self._batch, 2) if is_stream(self.dataset) else None
 
     def first_turn(self, lane: int) -> LaneTurn:
         """Return a lane's turn in the first step, without positions where the lane is empty there."""
@@ -166,7 +190,8 @@ def evaluate_batch(
     Collective: every rank must call this.
     """
     sets = []
-    for name, dataset in datasets.items():
+    for name, given in datasets.items():
+        dataset = readable(given, lanes.seed, batch, name)
         num_samples = min(count_samples(dataset), batch.global_batch_size)
         schedule = SequentialSchedule(num_samples, batch.num_lanes, batch.samples_per_lane)
         reader = LaneReader(dataset, lanes.task.collate, lanes.seed, eval_dataset=name)

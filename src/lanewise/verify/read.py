@@ -36,6 +36,8 @@ class Reads:
     """Numbers that change the micro-batch when they are set far off."""
     left_out: Sequence[str] = ()
     """Samples of the first lane without which collate makes the same micro-batch."""
+    equal_lanes: Sequence[int] = ()
+    """Two lanes of a lane-aware stream that have the same samples."""
     is_by_content: bool = True
     """Whether collate leaves out the same samples when they are in another order."""
     batch_of_worker: str | None = None
@@ -85,6 +87,8 @@ def probe_reads(probed: ProbedRun, *, is_repeat: bool) -> Reads:
     batch = [digest(probed.read())]
     opaque = [one for one in opaque_types() if one not in of_state]
     # Backwards, so that what changes with every eighth read does not fall on the same samples.
+    again = probed.reader_again()
+    sources |= {name: (again, index) for name, (_, index) in training.items()}
     second = {name: read(0, name) for name in reversed(sources)}
     batch.append(digest(probed.read()))
     far: Sequence[str] = ()
@@ -114,7 +118,12 @@ def look_further(reads: Reads, probed: ProbedRun, *, has_workers: bool) -> Reads
     others = {f"sample {index}": digest(probed.reader.read(0, (index,))) for index in indices}
     left_out, is_by_content = _left_out(probed)
     return replace(
-        reads, batch_of_worker=of_worker, others=others, left_out=left_out, is_by_content=is_by_content
+        reads,
+        batch_of_worker=of_worker,
+        others=others,
+        left_out=left_out,
+        equal_lanes=[] if probed.of_stream is None else probed.of_stream.equal_lanes(),
+        is_by_content=is_by_content,
     )
 
 

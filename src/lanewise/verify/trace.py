@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from lanewise.data import LaneBatch, digest
+from lanewise.data import LaneBatch, LaneLoader, LaneSource, digest
 from lanewise.engine.engine import Engine
 from lanewise.engine.step.lane import to_device
 from lanewise.lanes import Schedule
@@ -110,6 +110,14 @@ def choose_steps(schedule: Schedule, num_steps: int, last_step: int) -> list[int
     return sorted([*others[: num_steps - len(border)], *border])
 
 
+def steps_of(loader: LaneSource, num_steps: int, last_step: int | None) -> list[int]:
+    """Return the steps of a run that verify takes; of a stream the first ones, which may be fewer."""
+    if isinstance(loader, LaneLoader):
+        assert last_step is not None
+        return choose_steps(loader.schedule, num_steps, last_step)
+    return list(range(num_steps if last_step is None else min(num_steps, last_step)))
+
+
 def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[StepTrace]:
     """Take these steps one after the other, and trace each. Collective: every rank must call this."""
     model, optimizer = engine.training.model, engine.training.optimizer
@@ -141,11 +149,15 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
     handle = optimizer.register_step_pre_hook(before_update)
     try:
         for step in steps:
+            if engine.run.loader.is_over:
+                return
             trace = StepTrace(step)
             compare_runs(engine.reducer.replicas, is_on=True)  # a run does it in its first step
             batches = to_device(engine.run.loader.batches(step, step + 1), world.device)
             noted: _Noted = {}
             report = engine.train_step.run(_noting(batches, noted))
+            if report.totals.upcoming is not None:
+                engine.run.loader.note(report.totals.upcoming)
             trace.loss = {lane.lane: lane.numbers for lane in report.totals.lanes}
             weights = trace.weights = _digests(model.named_parameters())
             trace.buffers = _digests(model.named_buffers())

@@ -27,7 +27,8 @@ class Heartbeat:
         self.num_pieces = 0
         """How many pieces of files were written or verified: progress besides the notes."""
         self.evaluated = (0, 0)
-        """Of the eval dataset that this process evaluates last: its micro-batches that are done, and all."""
+        """Of the eval dataset that this process evaluates last: its micro-batches that are done, and all; 0
+        where nobody knows how many, as of a stream."""
 
     @property
     def step(self) -> int | None:

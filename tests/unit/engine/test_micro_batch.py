@@ -1,7 +1,9 @@
 """The largest micro-batch that fits, found from two small ones."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -35,12 +37,14 @@ class Wide(Task):
         return outputs.mean()
 
 
-def find(monkeypatch, free_bytes, *, fits=lambda _trial: True, world=None, threads=1, **distributed) -> int:
+def find(
+    monkeypatch, free_bytes, *, fits=lambda _trial: True, world=None, threads=1, task=Wide, **distributed
+) -> int:
     monkeypatch.setattr(
         micro_batch, "free_bytes", free_bytes if callable(free_bytes) else lambda *_: free_bytes
     )
     batch = BatchConfig(global_batch_size=120, micro_batch_size="auto")
-    config = configure(Wide, equality="close", steps=7)
+    config = configure(task, equality="close", steps=7)
     distributed = replace(config.distributed, threads=threads, **distributed)
     config = replace(config, batch=batch, distributed=distributed)
     return micro_batch.find_micro_batch_size(config, world or LocalWorld(CPU), None, fits)
@@ -54,6 +58,38 @@ def test_it_divides_the_global_batch_and_fits_with_a_margin(monkeypatch):
     # AdamW: parameters, gradients, two states and temporaries take less than 2 MiB. Three tensors of a lane
     # are there at once.
     assert found[16] * 3 * 4 * WIDTH < 8 * 2**20
+
+
+class WideStream(Wide):
+    """The same samples, one after the other."""
+
+    def train_dataset(self) -> Any:
+        return StreamOf(400)
+
+
+class WideLanes(Wide):
+    """The same samples, some in each lane; lane 1 has none."""
+
+    def train_dataset(self) -> Any:
+        return LanesOf(100)
+
+
+class StreamOf:
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return ([torch.ones(1)] for _ in range(self.num_samples))
+
+
+class LanesOf(StreamOf):
+    def iter_lane(self, _epoch: int, lane: int, _num_lanes: int) -> Iterator[Any]:
+        return iter([]) if lane == 1 else iter(self)
+
+
+@pytest.mark.parametrize("task", [WideStream, WideLanes])
+def test_a_stream_gives_the_size_that_its_samples_would_give_with_an_index(monkeypatch, task):
+    assert find(monkeypatch, 16 * 2**20, task=task) == find(monkeypatch, 16 * 2**20)
 
 
 class Several(LocalWorld):

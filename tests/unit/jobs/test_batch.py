@@ -18,6 +18,7 @@ def job(tmp_path, monkeypatch):
     config = configure(Smooth)
     monkeypatch.setattr(TrainJob, "run_dir", RunDir(tmp_path))
     monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setattr(batch, "wants_stop", lambda: False)  # whatever signals other tests took
     return TrainJob(config)
 
 

@@ -30,7 +30,7 @@ def clock(monkeypatch):
     return now
 
 
-def start(first_step: int, last_step: int) -> ProgressLogger:
+def start(first_step: int, last_step: int | None) -> ProgressLogger:
     logger = ProgressLogger()
     config = configure("unused.Task", num_lanes=1)
     logger.on_start(RunStart(Path("unused"), "unused", config, first_step, last_step))
@@ -80,6 +80,22 @@ def test_beside_a_bar_it_stands_where_there_is_room(capsys, monkeypatch, width, 
     assert "12,346 samples/s" in printed
 
 
+def test_the_line_of_a_run_whose_length_nobody_knows(capsys):
+    start(1, None).on_step(2, 7, metrics(0.5))
+    assert capsys.readouterr().err == "epoch 2  step 7  loss 0.5000  12,346 samples/s\n"
+
+
+@pytest.mark.parametrize(("last_step", "shown"), [(9, ["7/9", "left"]), (None, ["7/?"])])
+def test_a_bar_tells_the_time_left_where_the_length_is_known(capsys, monkeypatch, last_step, shown):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    logger = start(1, last_step)
+    logger.on_step(2, 7, metrics(0.5))
+    logger.on_end(None)
+    printed = capsys.readouterr().err
+    assert all(part in printed for part in ["elapsed", *shown])
+    assert ("left" in printed) == ("left" in shown)
+
+
 def test_a_resumed_run_counts_from_the_runs_first_step(capsys):
     logger = start(51, 100)
     logger.on_step(2, 51, metrics(0.5))
@@ -112,10 +128,10 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
     assert printed.err.count("\n") < 6  # one bar, not a line for each step
 
 
-def show_phase(capsys, monkeypatch, phase: str) -> str:
+def show_phase(capsys, monkeypatch, phase: str, evaluated: tuple[int, int] = (3, 12)) -> str:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(heartbeat, "note", (phase, 1, 0))
-    monkeypatch.setattr(heartbeat, "evaluated", (3, 12))
+    monkeypatch.setattr(heartbeat, "evaluated", evaluated)
     start(1, 8).on_end(None)
     return capsys.readouterr().err
 
@@ -129,6 +145,11 @@ def test_a_second_bar_moves_while_an_evaluation_or_a_save_goes_on(capsys, monkey
     for part in shown:
         assert part in printed
     assert ("3/12" in printed) is (phase == EVALUATION)
+
+
+def test_the_second_bar_counts_where_nobody_knows_how_many_there_are(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert "3/?" in show_phase(capsys, monkeypatch, EVALUATION, (3, 0))
 
 
 def test_there_is_one_bar_where_the_cursor_cannot_move_up(capsys, monkeypatch):

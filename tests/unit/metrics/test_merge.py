@@ -26,7 +26,7 @@ from torchmetrics.classification import (
 from torchmetrics.retrieval import RetrievalMAP
 
 from lanewise.errors import TaskError
-from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
+from lanewise.metrics import LaneMetrics, MetricStates, check_metrics, merge_metrics, take_states
 
 CLASSES = 4
 
@@ -165,3 +165,23 @@ class Values(SumMetric):
 def test_several_values_are_named_after_their_metric(value, named):
     lanes = take(SumMetric, [[1.0]])
     assert merge_metrics({"m": Values(value)}, lanes) == named
+
+
+def test_metrics_hold_the_states_of_one_lane_at_a_time():
+    micro_batches = {0: [1.0, 2.0, 4.0], 1: [8.0], 2: [16.0, 32.0]}
+    metrics = {"sum": SumMetric(), "all": CatMetric()}
+    metrics["sum"].update(100.0)  # before
+    of_lanes = LaneMetrics(metrics)
+    for lane, number in [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1), (0, 2)]:
+        of_lanes.turn_to(lane)
+        for metric in metrics.values():
+            metric.update(micro_batches[lane][number])
+        so_far = micro_batches[lane][: number + 1]
+        assert metrics["sum"].compute().item() == sum(so_far)
+        assert metrics["all"].compute().flatten().tolist() == so_far
+        if number == len(micro_batches[lane]) - 1:
+            of_lanes.end_lane()
+    for lane, values in micro_batches.items():
+        count, states = of_lanes.counted[lane]["all"]
+        assert (count, torch.stack(states["value"]).flatten().tolist()) == (len(values), values)
+        assert of_lanes.counted[lane]["sum"][1]["sum_value"].item() == sum(values)

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any
@@ -52,6 +53,41 @@ class FromValues(Plain):
     def build_model(self) -> nn.Module:
         assert torch.ones(3).tolist() == [1.0] * 3
         return super().build_model()
+
+
+class LaneStream:
+    """Its lanes have 0 to 3 samples, and each is wider than the one before."""
+
+    def iter_lane(self, epoch: int, lane: int, num_lanes: int) -> Iterator[torch.Tensor]:
+        return (torch.zeros(1 + number) for number in range(lane))
+
+
+class PlainStream:
+    """Of 6 samples, fewer than 16 batches have."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.zeros(1 + number) for number in range(6))
+
+
+class OfStream(Plain):
+    """Takes a stream."""
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+
+    def train_dataset(self) -> Any:
+        return globals()[self.stream]()
+
+    def collate(self, samples: list[Any]) -> Any:
+        return nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+
+@pytest.mark.parametrize(("stream", "width"), [("LaneStream", 3), ("PlainStream", 6)])
+@pytest.mark.parametrize("epochs", [1, None])
+def test_the_largest_of_the_first_batches_of_a_stream(stream, width, epochs):
+    config = configure(OfStream, num_lanes=4, micro_batch_size=1, steps=1, stream=stream)
+    config = replace(config, train=replace(config.train, epochs=epochs))
+    assert largest_batch(config).data.shape == (1, width)
 
 
 def test_a_lane_runs_on_fake_tensors_and_real_ones_give_the_same():

@@ -54,6 +54,15 @@ def test_a_run_whose_lock_is_held_is_running_with_its_time_left(tmp_path):
     assert not is_held(RunDir(folder))
 
 
+def test_a_run_on_a_stream_has_steps_and_no_time_left(tmp_path):
+    folder = write_run(tmp_path, [{**START, "last_step": None}], [step(1, 2.0), step(20, 1.0)])
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status = read_status(folder)
+    assert (status.state, status.step, status.last_step, status.seconds_left) == ("running", 20, None, None)
+    assert (status.loss, status.problems) == (1.0, [])
+
+
 @pytest.mark.parametrize(("age", "state"), [(5, "running"), (10_000, "killed")])
 def test_a_run_of_another_host_is_running_while_its_lines_are_young(tmp_path, age, state):
     line = {**step(3, 1.0), "time": time.time() - age}

@@ -142,6 +142,11 @@ CASES = [
         "the first lane's micro-batch differs between 1 process and its DataLoader worker.",
     ),
     (
+        "a stream ignores its lane",
+        evidence("alone", reads={"equal_lanes": [1, 3]}),
+        "lanes 1 and 3 have the same samples in the first two steps.",
+    ),
+    (
         "samples of an epoch depend on an earlier epoch",
         evidence("again", reads={"later": {**READS.later, "sample 3": "x"}, "changed": ["dataset.cache.3"]}),
         "sample 3, read as of epoch 1, differs if it was read as of epoch 0 before; also ",

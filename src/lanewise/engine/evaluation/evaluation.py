@@ -7,12 +7,14 @@ from typing import Any, final
 from torch import nn
 
 from lanewise.config import EarlyStoppingConfig, EvaluateConfig, RunConfig
-from lanewise.data import LaneReader
-from lanewise.engine.evaluation.evaluator import EvalSet, Evaluator
-from lanewise.engine.samples.dataset import compare_datasets, count_samples, eval_datasets_of
+from lanewise.data import StepEnd, StreamReader
+from lanewise.engine.evaluation.eval_set import build_eval_set
+from lanewise.engine.evaluation.evaluator import Evaluator
+from lanewise.engine.samples.dataset import eval_datasets_of
+from lanewise.engine.samples.stream import describe_stream
 from lanewise.engine.step.lane import LaneRunner
-from lanewise.errors import ConfigError, DataError, TaskError
-from lanewise.lanes import Placement, SequentialSchedule
+from lanewise.errors import ConfigError, TaskError
+from lanewise.lanes import Placement
 from lanewise.reduce import Reducer
 from lanewise.world.world import World
 
@@ -81,19 +83,15 @@ class Evaluation:
     Args:
         config: how often to evaluate, which value to compare, and when to end the run early.
         evaluator: runs the evaluations.
-        steps_per_epoch: the number of training steps in an epoch.
-        last_step: the step before which training ends, and after which there is always an evaluation.
 
     Raises:
         ConfigError: if the configuration names a value that no evaluation can have.
     """
 
-    def __init__(
-        self, config: EvaluateConfig, evaluator: Evaluator, steps_per_epoch: int, last_step: int
-    ) -> None:
+    def __init__(self, config: EvaluateConfig, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
-        self._every_steps = config.every_steps or config.every_epochs * steps_per_epoch
-        self._last_step = last_step
+        self._every_steps = config.every_steps
+        self._every_epochs = config.every_epochs
         self._best = config.best
         self.sign = 1 if config.resolved_mode == "max" else -1
         self.best_value = -math.inf
@@ -177,9 +175,11 @@ class Evaluation:
         """The value of `evaluate.best` in the last evaluation; None before it, or where no value is named."""
         return None if self._best is None else self.last_values.get(self._best)
 
-    def note_step(self, step: int) -> None:
+    def note_step(self, step: int, end: StepEnd, *, ends_run: bool) -> None:
         """Record that a step was taken, and set whether an evaluation is due after it."""
-        self.is_due = (step + 1) % self._every_steps == 0 or step + 1 == self._last_step
+        is_epoch = end.ends_epoch and (end.epoch + 1) % self._every_epochs == 0
+        is_wanted = is_epoch if self._every_steps is None else (step + 1) % self._every_steps == 0
+        self.is_due = is_wanted or ends_run
 
     def run(self, wants_stop: Callable[[], bool] = lambda: False) -> tuple[dict[str, float], bool]:
         """Evaluate; return the values, and whether they are the best so far.
@@ -244,13 +244,18 @@ def build_evaluator(
                 f"an eval dataset must not be called {name}: its values would stand among those of {name}/ "
                 f"that training logs. Call it {name}_set, for example."
             )
-        num_samples = count_samples(dataset)
-        if not num_samples:
-            raise DataError(f"the eval dataset {name} is empty. Check its path, or leave it out.")
-        reader = LaneReader(dataset, lanes.task.collate, lanes.seed, eval_dataset=name)
-        compare_datasets(reader, num_samples, world)
-        schedule = SequentialSchedule(num_samples, config.batch.num_lanes, config.batch.samples_per_lane)
-        sets.append(EvalSet(name, reader, schedule))
+        one = build_eval_set(
+            name,
+            dataset,
+            lanes.task.collate,
+            lanes.seed,
+            samples_per_lane=config.batch.samples_per_lane,
+            world=world,
+            placement=placement,
+        )
+        if isinstance(one.reader, StreamReader) and world.rank == 0:
+            describe_stream(one.reader, config.data.num_workers, world, placement)
+        sets.append(one)
     if not sets:
         mistakes = [
             f"{name} is {value}, but the task has nothing to evaluate. "

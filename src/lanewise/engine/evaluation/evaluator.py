@@ -2,25 +2,25 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
-from lanewise.data import LaneBatch, LaneReader, read_turns
-from lanewise.device.accelerator import has_streams
+from lanewise.data import LaneBatch
 from lanewise.engine.buffers.pack import evaluating
+from lanewise.engine.evaluation.eval_set import EvalSet
 from lanewise.engine.evaluation.losses import Pairs, as_tensors, merge_losses, note_losses
 from lanewise.engine.evaluation.prediction import Prediction, put_into, take_prediction
-from lanewise.engine.step.lane import LaneRunner, TaskLane, to_device
+from lanewise.engine.step.lane import LaneRunner, TaskLane
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lane_loss import check_each
 from lanewise.engine.step.outputs import LaneOutputs, gather_outputs
 from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
-from lanewise.lanes import Placement, SequentialSchedule, batch_loss_seed, metric_seed
+from lanewise.lanes import Placement, batch_loss_seed, metric_seed
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
 from lanewise.nested import plain
 from lanewise.random_state import set_random_state
@@ -39,20 +39,10 @@ _STOPPED = (
 )
 
 
-@dataclass(frozen=True)
-class EvalSet:
-    """A named dataset to evaluate on."""
-
-    name: str
-    reader: LaneReader
-    schedule: SequentialSchedule
-    has_metrics: bool = True
-    """Whether the task's metrics accept the batches of this set; if not, only the loss is evaluated."""
-
-
 class _LaneResult(NamedTuple):
     """Results of one lane."""
 
+    num_samples: int
     losses: Mapping[str, torch.Tensor]
     """The sum and the weight of each micro-batch's `loss`, and by name of what it reports besides: float64,
     as it is sent faster than a list."""
@@ -60,8 +50,21 @@ class _LaneResult(NamedTuple):
 
 
 @dataclass
+class _OpenLane:
+    """What a lane has counted so far."""
+
+    metrics: Mapping[str, "Metric"]
+    num_samples: int = 0
+    losses: Pairs = field(default_factory=dict)
+
+    def result(self) -> _LaneResult:
+        """Return it, ready to be sent to other processes."""
+        return _LaneResult(self.num_samples, as_tensors(self.losses), take_states(self.metrics))
+
+
+@dataclass
 class Evaluator:
-    """Evaluates the task's eval datasets, each of which is cut into one range of samples for each lane."""
+    """Evaluates the task's eval datasets, each of which is cut into lanes."""
 
     lanes: LaneRunner
     """Runs the lanes of the user's task."""
@@ -97,6 +100,8 @@ class Evaluator:
         self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
         """Names of the values that `run` returns, but for what a loss reports, which no one knows before; a
         metric with several values has names `key/name` there."""
+        self.num_samples: dict[str, int] = {}
+        """How many samples the last `run` evaluated, by set."""
 
     def run(self, wants_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Evaluate on all sets. Collective: every rank must call this.
@@ -128,6 +133,11 @@ class Evaluator:
                     raise PreemptedError(_STOPPED.format(eval_set.name))
                 lanes |= {lane: _LaneResult(*result) for lane, result in rank_lanes.items()}
                 stops |= rank_stops
+            if not lanes:
+                raise DataError(
+                    f"the eval dataset {eval_set.name} gave no sample. It must give the same each time."
+                )
+            self.num_samples[eval_set.name] = sum(result.num_samples for result in lanes.values())
             losses = [lanes[lane].losses for lane in sorted(lanes)]
             if self._whole is not None:
                 losses = self._batch_losses(eval_set, outputs)
@@ -152,7 +162,7 @@ class Evaluator:
 
         Returns:
             On rank 0 what `Task.predict` made of the outputs, one for each sample, on the CPU, in dataset
-            order; an empty list on other ranks.
+            order, of a lane-aware stream lane after lane; an empty list on other ranks.
 
         Raises:
             TaskError: if there is no such dataset, an output does not have one entry for each sample, or it
@@ -162,24 +172,30 @@ class Evaluator:
         sets = {one.name: one for one in self.sets}
         if name not in sets:
             raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
-        local: list[Prediction] = []
+        eval_set = sets[name]
+        local: dict[tuple[int, int], Prediction] = {}
         with _eval_mode(self.model), torch.no_grad():
-            for lane, outputs in self._compute(sets[name], lambda lane, data: lane.forward(self.model, data)):
+            for lane, outputs in self._compute(eval_set, lambda lane, data: lane.forward(self.model, data)):
                 with named_lane(lane.batch):
                     chosen = self.lanes.task.predict(outputs, lane.data)
-                    local.append(take_prediction(chosen, lane.batch.num_samples))
-        due = sum(len(turn.positions) for turn in sets[name].schedule.turns(self.placement.own))
-        if num_lost := due - sum(one.num_samples for one in local):
-            raise DataError(
-                f"{num_lost} of {due} samples of the eval dataset {name} cannot be read, and a "
-                "prediction is for every sample. Mend the files."
-            )
-        gathered = self.world.gather_tree([(one.num_samples, one.form, plain(one.values)) for one in local])
-        # The samples of a lane are contiguous, and so are the lanes of a process.
-        others = [Prediction(*one) for of_rank in (gathered or [])[1:] for one in of_rank]
-        containers = {one.form: one.values for one in local}
-        everything = [*local, *(put_into(containers, one) for one in others)] if gathered else []
-        return [output for one in everything for output in one.split()]
+                    prediction = take_prediction(chosen, lane.batch.num_samples)
+                local[eval_set.place(lane.turn)] = prediction
+        if eval_set.schedule is not None:
+            due = sum(len(turn.positions) for turn in eval_set.schedule.turns(self.placement.own))
+            if num_lost := due - sum(one.num_samples for one in local.values()):
+                raise DataError(
+                    f"{num_lost} of {due} samples of the eval dataset {name} cannot be read, and a "
+                    "prediction is for every sample. Mend the files."
+                )
+        sent = [(place, one.num_samples, one.form, plain(one.values)) for place, one in local.items()]
+        gathered = self.world.gather_tree(sent)
+        if gathered is None:
+            return []
+        containers = {one.form: one.values for one in local.values()}
+        everything = dict(local)
+        for place, *one in (one for of_rank in gathered[1:] for one in of_rank):
+            everything[tuple(place)] = put_into(containers, Prediction(*one))
+        return [output for place in sorted(everything) for output in everything[place].split()]
 
     def _run_lanes(
         self, eval_set: EvalSet, outputs: dict[int, list[LaneOutputs]], wants_stop: Callable[[], bool]
@@ -197,22 +213,28 @@ class Evaluator:
             return made, lane.loss(made, data) if whole is None else whole.values(made, data)
 
         whole = self._whole
+        lanes: dict[int, _OpenLane] = {}
         results: dict[int, _LaneResult] = {}
-        computed = self._compute(eval_set, outputs_and_loss, wants_stop)
-        for number, micro_batches in groupby(computed, lambda pair: pair[0].turn.lane):
-            metrics = {key: m.to(self.world.device) for key, m in self._metrics_for(eval_set).items()}
-            losses: Pairs = {}
-            for lane, (made, returned) in micro_batches:
-                with named_lane(lane.batch):
-                    if eval_set.has_metrics:
-                        self.lanes.task.update_metrics(metrics, made, lane.data)
-                    if whole is not None:
-                        of_lane = LaneOutputs(number, lane.batch.num_samples, returned)
-                        outputs.setdefault(lane.turn.step, []).append(of_lane)
-                        continue
-                    note_losses(lane.check_each(returned), losses)
-            results[number] = _LaneResult(as_tensors(losses), take_states(metrics))
-        return results
+        for lane, (made, returned) in self._compute(eval_set, outputs_and_loss, wants_stop):
+            number = lane.turn.lane
+            if number not in lanes:
+                metrics = self._metrics_for(eval_set)
+                lanes[number] = _OpenLane({key: one.to(self.world.device) for key, one in metrics.items()})
+            of_lane = lanes[number]
+            of_lane.num_samples += lane.batch.num_samples
+            with named_lane(lane.batch):
+                if eval_set.has_metrics:
+                    self.lanes.task.update_metrics(of_lane.metrics, made, lane.data)
+                if whole is None:
+                    note_losses(lane.check_each(returned), of_lane.losses)
+                else:
+                    outputs.setdefault(lane.turn.step, []).append(
+                        LaneOutputs(number, lane.batch.num_samples, returned)
+                    )
+            if lane.turn.is_last:
+                results[number] = lanes.pop(number).result()
+        # What is left had no samples in its last micro-batch.
+        return {**results, **{number: of_lane.result() for number, of_lane in lanes.items()}}
 
     def _compute(
         self,
@@ -222,27 +244,24 @@ class Evaluator:
     ) -> Iterator[tuple[TaskLane, T]]:
         """Yield for each micro-batch of this process its lane and the result of `compute`."""
         may_stop_alone = self.reducer is None or not self.reducer.forward_is_collective
-        batches = read_in_order(
-            eval_set.reader,
-            eval_set.schedule,
+        batches = eval_set.batches(
             self.placement.own,
             self.world.device,
             num_workers=self.num_workers,
             fills_empty=not may_stop_alone,
         )
-
-        num_lanes = sum(1 for turn in eval_set.schedule.turns(self.placement.own) if turn.positions)
-        heartbeat.evaluated = (0, num_lanes)
+        num_batches = eval_set.num_batches(self.placement.own)
+        heartbeat.evaluated = (0, num_batches or 0)
 
         def lane_of(batch: LaneBatch) -> TaskLane:
             heartbeat.note = (EVALUATION, heartbeat.step, batch.turn.lane)
-            heartbeat.evaluated = (heartbeat.evaluated[0] + 1, num_lanes)
+            heartbeat.evaluated = (heartbeat.evaluated[0] + 1, num_batches or 0)
             if may_stop_alone and wants_stop():
                 raise PreemptedError(_STOPPED.format(eval_set.name))
             return self.lanes.evaluation_lane(batch)
 
         evaluate = evaluate_lanes if self.reducer is None else self.reducer.evaluate
-        return evaluate(self.model, map(lane_of, batches), num_lanes, compute)
+        return evaluate(self.model, map(lane_of, batches), num_batches, compute)
 
     def _metrics_for(self, eval_set: EvalSet) -> Mapping[str, "Metric"]:
         return self.lanes.task.build_metrics() if eval_set.has_metrics else {}
@@ -261,12 +280,15 @@ class Evaluator:
         """
         whole = self._whole
         assert whole is not None
-        num_batches = sum(1 for turn in eval_set.schedule.turns(range(1)) if turn.positions)
+        num_batches = eval_set.num_batches(range(1))
+        if num_batches is None:
+            num_batches = max(self.world.all_gather_tree(max(outputs, default=-1))) + 1
         local: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         gathered = nullcontext() if self.reducer is None else self.reducer.gathered(self.model)
         with _eval_mode(self.model), torch.no_grad(), gathered:
             for number in range(num_batches):
-                batch = gather_outputs(outputs.get(number, ()), number, self.world, self.placement.most)
+                own = sorted(outputs.get(number, ()), key=attrgetter("lane"))
+                batch = gather_outputs(own, number, self.world, self.placement.most)
                 for lane, rows in whole.parts(batch, self.placement.own):
                     set_random_state(batch_loss_seed(self.lanes.seed, number, lane, evaluates=True))
                     returned = whole.compute(self.model, batch.values, rows)
@@ -296,35 +318,6 @@ class Evaluator:
                 "build_metrics too. Give one of them another name."
             )
         return {"loss": of_losses.pop("loss"), **metrics, **of_losses}
-
-
-def read_in_order(
-    reader: LaneReader,
-    schedule: SequentialSchedule,
-    lanes: range,
-    device: torch.device,
-    *,
-    num_workers: int,
-    fills_empty: bool = False,
-) -> Iterator[LaneBatch]:
-    """Yield the micro-batches of this process's lanes; one empty micro-batch if they have no samples.
-
-    Args:
-        reader: reads the dataset.
-        schedule: cuts the dataset into one range for each lane.
-        lanes: the lanes of this process.
-        device: the device to which batches are moved.
-        num_workers: number of loader processes. For a dataset in blocks at most one is used, since each of
-            several would read all blocks.
-        fills_empty: whether an empty micro-batch gets the data of the first one of lane 0, for a forward that
-            does not count.
-    """
-    if hasattr(reader.dataset, "block_sizes"):
-        num_workers = min(num_workers, 1)
-    spare = next(schedule.turns(range(1))).positions if fills_empty else ()
-    turns = ((turn, tuple(turn.positions or spare)) for turn in schedule.turns(lanes))
-    batches = read_turns(reader, turns, num_workers, pin_memory=has_streams(device))
-    yield from to_device(batches, device)
 
 
 @contextmanager

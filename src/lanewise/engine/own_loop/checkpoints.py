@@ -14,6 +14,7 @@ from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.checkpoint.manifest import Manifest
 from lanewise.checkpoint.saver import Saver
 from lanewise.data import digest
+from lanewise.engine.own_loop.streams import OwnStreams
 from lanewise.engine.state.restore import find_newest, restore
 from lanewise.engine.state.run_state import RunState
 from lanewise.errors import CheckpointError
@@ -23,6 +24,7 @@ from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 
+_STREAMS = "lanewise_streams"
 _DATASETS = "datasets"
 """The key of an identity for all datasets that were given to `use_dataset`: a loop may have several."""
 
@@ -41,6 +43,7 @@ class OwnCheckpoints:
             `load_state_dict`.
         loss_scales: the loss scale of each prepared model; empty if the precision is not fp16.
         prepared: the prepared models, which are known to be equal on all ranks.
+        streams: the streams of the loop.
         keep_last: how many of the newest checkpoints to keep.
     """
 
@@ -52,11 +55,13 @@ class OwnCheckpoints:
         objects: Mapping[str, Any],
         loss_scales: Sequence[LossScale],
         prepared: Collection[nn.Module],
+        streams: OwnStreams,
         *,
         keep_last: int,
     ) -> None:
         self._identity = identity
-        self._state = RunState({**objects, **{f"loss_scale_{n}": one for n, one in enumerate(loss_scales)}})
+        scales = {f"loss_scale_{number}": one for number, one in enumerate(loss_scales)}
+        self._state = RunState({**objects, **scales, _STREAMS: streams}, may_lack=(_STREAMS,))
         self._state.require_savable()
         self._world = world
         # An optimizer is equal where its module is, which is saved as well.

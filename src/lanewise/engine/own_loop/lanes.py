@@ -27,33 +27,23 @@ from lanewise.config import (
     pin_environment,
     powersgd_meets_no_overflow,
 )
-from lanewise.data import LaneReader
+from lanewise.data import StreamLoader
+from lanewise.data.lane_stream import Stream
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.buffers.pack import evaluating
-from lanewise.engine.evaluation.evaluator import read_in_order
+from lanewise.engine.evaluation.eval_set import build_eval_set
 from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
 from lanewise.engine.own_loop.join import join
 from lanewise.engine.own_loop.steps import Prepared, Steps
-from lanewise.engine.samples.dataset import (
-    Collate,
-    OrderChoice,
-    build_loader,
-    compare_datasets,
-    count_samples,
-)
+from lanewise.engine.own_loop.streams import OwnStreams
+from lanewise.engine.samples.dataset import Collate, OrderChoice
+from lanewise.engine.samples.source import build_source
 from lanewise.engine.state.resume_check import identify_exact
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.gradient import LaneGradients
 from lanewise.errors import ConfigError, DataError, TaskError
-from lanewise.lanes import (
-    OrderInputs,
-    Placement,
-    SampleOrder,
-    SequentialSchedule,
-    evaluation_seed,
-    model_seed,
-)
-from lanewise.metrics import MetricStates, check_metrics, load_merged, take_states
+from lanewise.lanes import OrderInputs, Placement, SampleOrder, evaluation_seed, model_seed
+from lanewise.metrics import LaneMetrics, check_metrics, load_merged
 from lanewise.precision import LossScale, Precision
 from lanewise.random_state import kept_random_state, set_random_state
 from lanewise.reduce import build_reducer
@@ -139,6 +129,7 @@ class Lanes:
         """For each call of `steps`, the identity of the dataset and the first step."""
         self._numbered: list[Any] = []
         """The identities of all datasets, each once: first those of a checkpoint, then those of `steps`."""
+        self._streams = OwnStreams()
         self._checkpoints: list[OwnCheckpoints] = []
         self._is_closed = False
         set_random_state(model_seed(seed))
@@ -176,7 +167,7 @@ class Lanes:
         )
         return model
 
-    def steps(
+    def steps(  # noqa: PLR0913 - the section data, as arguments
         self,
         dataset: Dataset[Any],
         *,
@@ -185,16 +176,17 @@ class Lanes:
         order: str | Callable[[OrderInputs], SampleOrder] | None = None,
         sample_lengths: Any = None,
         sample_weights: Any = None,
+        shuffle_buffer: int = 0,
         drop_last: bool = False,
         first_step: int = 0,
     ) -> Steps:
-        """Cut a map-style dataset into steps; each process reads its own lanes only.
+        """Cut a dataset into steps; each process reads its own lanes only.
 
         The samples of each dataset of a loop are read under different random numbers. So are those of several
         calls for one dataset with the same `first_step`.
 
         Args:
-            dataset: a map-style dataset that is the same on every rank.
+            dataset: a map-style dataset or a stream, the same on every rank.
             collate: makes a micro-batch of samples.
             num_workers: number of processes that read ahead.
             order: the order in which an epoch visits the samples: a name as in `data.order`, a `SampleOrder`
@@ -202,28 +194,27 @@ class Lanes:
                 None: blocked for a dataset in blocks, else shuffled.
             sample_lengths: the number of tokens of each sample, for the order bucketed.
             sample_weights: the weight of each sample, for the order weighted.
-            drop_last: whether to drop the partial last step of an epoch instead of weighting it.
-            first_step: the step with which to begin, also in the middle of an epoch; earlier steps are not
-                read.
+            shuffle_buffer: of a stream, how many samples of each lane are held at once and shuffled.
+            drop_last: whether to drop the partial last step of an epoch instead of weighting it; of a stream,
+                all steps that some lane cannot fill.
+            first_step: the step with which to begin, also in the middle of an epoch; earlier ones are not
+                read. A stream begins with 0, or with that of the checkpoint that was restored.
 
         Raises:
-            ConfigError: if there is no such order, or an argument of the order is out of its range.
-            DataError: if the dataset is too small, differs between ranks, or lacks a table that the order
-                needs.
+            ConfigError: if there is no such order, its arguments are out of range, or it is of a stream.
+            DataError: if the dataset is too small, differs between ranks, or lacks a table of the order.
             CheckpointError: if `checkpoints` restored a run of another dataset.
         """
-        data = DataConfig(num_workers=num_workers, drop_last=drop_last)
         given = {"sample_lengths": sample_lengths, "sample_weights": sample_weights}
         tables = {name: partial(np.asarray, table) for name, table in given.items() if table is not None}
-        loader, identity = build_loader(
-            LaneReader(dataset, collate, self._seed),
-            self._batch,
-            data,
+        inputs = dataset, collate, self._seed, self._batch
+        loader, identity = build_source(
+            *inputs,
+            DataConfig(num_workers=num_workers, shuffle_buffer=shuffle_buffer, drop_last=drop_last),
             self._world,
             self._placement,
             order=None if order is None else OrderChoice.of(order),
             tables=tables,
-            fills_empty=self._distributed.reducer == "fsdp",
         )
         if identity not in self._numbered:
             self._numbered.append(identity)
@@ -232,23 +223,26 @@ class Lanes:
         self._begun.append(begins)
         for checkpoints in self._checkpoints:
             checkpoints.use_dataset(identity)
+        if isinstance(loader, StreamLoader):
+            self._streams.add(loader)
         return Steps(loader, self._prepared, first_step)
 
     def evaluate(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[Any] | Stream,
         *metrics: "Metric",
         collate: Collate = default_collate,
         num_workers: int = 0,
     ) -> Iterator[Any]:
-        """Yield the micro-batches of this process's share of a dataset, each sample exactly once.
+        """Yield the micro-batches of this process's share of a dataset or a stream, each sample exactly once.
 
             for images, labels in lanes.evaluate(dataset, accuracy):
                 accuracy.update(model(images), labels)
 
         When the iterator ends, the metrics on every rank hold the states of all lanes, merged in lane order:
-        `compute` returns the same value on any number of processes. Put the model into evaluation mode first.
-        Afterwards the buffers of prepared models, and the random state, are as they were before.
+        `compute` returns the same value on any number of processes. Before, they hold those of the lane whose
+        micro-batch was yielded. Put the model into evaluation mode first. Afterwards the buffers of prepared
+        models, and the random state, are as they were before.
 
         Raises:
             DataError: if the dataset is empty, or differs between ranks.
@@ -256,28 +250,32 @@ class Lanes:
         """
         named = {str(number): metric.to(self.device) for number, metric in enumerate(metrics)}
         check_metrics(named)
-        num_samples = count_samples(dataset)
-        if not num_samples:
-            raise DataError("the dataset to evaluate on is empty. Check its path.")
-        reader = LaneReader(dataset, collate, self._seed, eval_dataset=type(dataset).__name__)
-        local: dict[int, MetricStates] = {}
+        of_lanes = LaneMetrics(named)
         with evaluating(self._prepared.gradients), kept_random_state():
-            compare_datasets(reader, num_samples, self._world)
-            schedule = SequentialSchedule(num_samples, self._batch.num_lanes, self._batch.samples_per_lane)
-            lanes = self._placement.own
-            for batch in read_in_order(reader, schedule, lanes, self.device, num_workers=num_workers):
+            eval_set = build_eval_set(
+                type(dataset).__name__,
+                dataset,
+                collate,
+                self._seed,
+                samples_per_lane=self._batch.samples_per_lane,
+                world=self._world,
+                placement=self._placement,
+            )
+            for batch in eval_set.batches(self._placement.own, self.device, num_workers=num_workers):
                 turn = batch.turn
                 if not turn.positions:
                     continue
-                if turn.step == 0:
-                    for metric in metrics:
-                        metric.reset()
+                of_lanes.turn_to(turn.lane)
                 if batch.has_samples:
                     set_random_state(evaluation_seed(self._seed, turn.step, turn.lane))
                     yield batch.data
                 if turn.is_last:
-                    local[turn.lane] = take_states(named)
-        states = ChainMap(*self._world.all_gather_tree(local))
+                    of_lanes.end_lane()
+        states = ChainMap(*self._world.all_gather_tree(of_lanes.counted))
+        if not states:
+            raise DataError(
+                f"the eval dataset {eval_set.name} gave no sample. It must give the same each time."
+            )
         load_merged(named, [states[lane] for lane in sorted(states)])
 
     def checkpoints(self, folder: str | Path, *, keep_last: int = 2, **objects: Any) -> OwnCheckpoints:
@@ -308,7 +306,7 @@ class Lanes:
             "exact": identify_exact(self._distributed, self._world),
         }
         checkpoints = OwnCheckpoints(
-            Path(folder), self._world, identity, objects, scales, models, keep_last=keep_last
+            Path(folder), self._world, identity, objects, scales, models, self._streams, keep_last=keep_last
         )
         self._checkpoints.append(checkpoints)
         self._numbered += [dataset for dataset in checkpoints.datasets if dataset not in self._numbered]

@@ -1,13 +1,13 @@
 """The optimizer steps of the user's own loop, and the micro-batches in each."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import nn
 
-from lanewise.data import LaneBatch, LaneLoader
+from lanewise.data import LaneBatch, LaneLoader, LaneSource
 from lanewise.engine.step.batch_loss import BatchGradients
 from lanewise.engine.step.batches import StepBatches
 from lanewise.engine.step.clock import StepClock
@@ -47,22 +47,25 @@ class Prepared:
 class Steps:
     """The optimizer steps of a run. Each iteration yields the steps of one epoch, or the rest of an epoch."""
 
-    def __init__(self, loader: LaneLoader, prepared: Prepared, first_step: int) -> None:
-        self._schedule = loader.schedule
+    def __init__(self, loader: LaneSource, prepared: Prepared, first_step: int) -> None:
+        self._loader = loader
         self._prepared = prepared
         self._next = first_step
         self._last: Step | None = None
         # One iterator for the whole run, so that reading ahead continues from one epoch to the next.
-        self._batches = loader.batches(first_step, _FOR_EVER)
+        self._batches = loader.batches(first_step, None)
 
     @property
     def epoch(self) -> int:
         """The epoch of the next step."""
-        return self._next // self._schedule.steps_per_epoch
+        last = self._loader.end_of(self._next - 1)
+        return last.epoch + last.ends_epoch
 
     def __len__(self) -> int:
-        """Count the steps of an epoch."""
-        return self._schedule.steps_per_epoch
+        """Count the steps of an epoch; raise TypeError for a stream, where nobody knows."""
+        if not isinstance(self._loader, LaneLoader):
+            raise TypeError("a stream does not tell how many steps an epoch has")
+        return self._loader.schedule.steps_per_epoch
 
     def __iter__(self) -> "Iterator[Step]":
         epoch = self.epoch
@@ -72,7 +75,7 @@ class Steps:
                     f"step {self._last.number + 1} was left before its micro-batches were done. "
                     "Iterate over each step to its end."
                 )
-            step = self._last = Step(self._next, epoch, self._batches, self._prepared)
+            step = self._last = Step(self._next, epoch, self._batches, self._prepared, self._loader.note)
             self._next += 1
             yield step
 
@@ -81,12 +84,20 @@ class Steps:
 class Step:
     """One optimizer step: an iterator over the micro-batches of the lanes that this process carries."""
 
-    def __init__(self, number: int, epoch: int, batches: Iterator[LaneBatch], prepared: Prepared) -> None:
+    def __init__(
+        self,
+        number: int,
+        epoch: int,
+        batches: Iterator[LaneBatch],
+        prepared: Prepared,
+        note: Callable[[Sequence[int]], None],
+    ) -> None:
         self.number = number
         """Index of the step over the whole run, from 0 as in Python; messages and files count from 1."""
         self.epoch = epoch
         self._batches = StepBatches(batches)
         self._prepared = prepared
+        self._note = note
         self._running: LaneGradients | None = None
         self._gradient: StepGradient | None = None
         self._num_passes = 0
@@ -188,6 +199,9 @@ class Step:
     def _end(self, gradients: LaneGradients) -> None:
         """End a pass over the micro-batches. Collective."""
         self._gradient = gradients.finish()
+        upcoming = self._gradient.totals.upcoming
+        if upcoming is not None and not self._num_passes:
+            self._note(upcoming)
         heartbeat.note = (OWN_CODE, self.number, None)
         heartbeat.has_trained = True
         set_random_state(update_seed(self._prepared.seed, self._gradient.turn.step, self._num_passes))
@@ -283,6 +297,3 @@ class _OwnLane(LaneOfBatch):
     def loss(self, outputs: Any, _data: Any) -> Any:
         """See `LaneWork`."""
         return outputs
-
-
-_FOR_EVER = 10**15

@@ -7,20 +7,21 @@ from typing import Any
 from lanewise.callback import Callback
 from lanewise.config import RunConfig
 from lanewise.config.classes import build
-from lanewise.data import LaneLoader, LaneReader
+from lanewise.data import LaneLoader, LaneSource
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.run.model import build_average, build_model, build_task, transform, warn_of_misspelt
 from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import build_scheduler
-from lanewise.engine.samples.dataset import OrderChoice, build_loader
+from lanewise.engine.samples.dataset import OrderChoice
+from lanewise.engine.samples.source import build_source
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.resume_check import identify, plain
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.lane import LaneRunner
 from lanewise.engine.step.logged_metrics import LogInterval
 from lanewise.engine.step.train_step import Training
-from lanewise.lanes import Placement, Schedule
+from lanewise.lanes import Placement
 from lanewise.precision import Precision
 from lanewise.reduce import build_reducer
 from lanewise.task import Task
@@ -66,13 +67,13 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     if config.distributed.shard_optimizer and world.world_size > 1:
         shards = OptimizerShards(optimizer, model, world)
     loader, dataset = build_run_loader(config, lanes.task, world, placement)
-    last_step = _last_step(config, loader.schedule)
+    last_step = _last_step(config, loader)
     scheduler, plateau = build_scheduler(config, optimizer, last_step)
     training = Training(lanes, model, optimizer, scheduler, average)
     evaluator = build_evaluator(config, lanes, training.evaluated_model, world, placement, reducer)
     evaluation: Evaluation | None = None
     if evaluator is not None:
-        evaluation = Evaluation(config.evaluate, evaluator, loader.schedule.steps_per_epoch, last_step)
+        evaluation = Evaluation(config.evaluate, evaluator)
     run = Run(
         config=config,
         world=world,
@@ -84,7 +85,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
         clock=clock,
         loader=loader,
         evaluation=evaluation,
-        log_interval=LogInterval(config.log.every_steps, last_step),
+        log_interval=LogInterval(config.log.every_steps, last_step, loader.ends_run),
         last_step=last_step,
         identity=identify(config, dataset, world, last_step),
     )
@@ -104,8 +105,8 @@ def build_callbacks(config: RunConfig) -> list[Callback]:
 
 def build_run_loader(
     config: RunConfig, task: Task, world: World, placement: Placement, dataset: Any = None
-) -> tuple[LaneLoader, dict[str, Any]]:
-    """Build the loader of a run's training dataset on this process; see `build_loader`.
+) -> tuple[LaneSource, dict[str, Any]]:
+    """Build the loader of a run's training dataset on this process; see `build_source`.
 
     Collective: every rank must call this, with the same configuration.
 
@@ -118,8 +119,10 @@ def build_run_loader(
     """
     dataset = task.train_dataset() if dataset is None else dataset
     section = config.data.order_class
-    return build_loader(
-        LaneReader(dataset, task.collate, config.train.seed),
+    return build_source(
+        dataset,
+        task.collate,
+        config.train.seed,
         config.batch,
         config.data,
         world,
@@ -129,13 +132,17 @@ def build_run_loader(
             "sample_lengths": lambda: task.sample_lengths(dataset),
             "sample_weights": lambda: task.sample_weights(dataset),
         },
+        num_epochs=config.train.epochs,
         fills_empty=config.distributed.reducer == "fsdp",
     )
 
 
-def _last_step(config: RunConfig, schedule: Schedule) -> int:
-    """Return the step before which training ends: the earlier end of `epochs` and `max_steps`."""
+def _last_step(config: RunConfig, loader: LaneSource) -> int | None:
+    """Return the step before which training ends: the earlier end of `epochs` and `max_steps`.
+
+    None where that is the end of a stream's epochs, which nobody knows.
+    """
     limits = [] if config.train.max_steps is None else [config.train.max_steps]
-    if config.train.epochs is not None:
-        limits.append(config.train.epochs * schedule.steps_per_epoch)
-    return min(limits)
+    if config.train.epochs is not None and isinstance(loader, LaneLoader):
+        limits.append(config.train.epochs * loader.schedule.steps_per_epoch)
+    return min(limits, default=None)

@@ -37,7 +37,8 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
         return 0
     path, manifest = found
     mistakes, _ = compare(run.identity, manifest.identity, allow)
-    if manifest.step > run.last_step and not mistakes:  # a mistake may explain the smaller number of steps
+    is_beyond = run.last_step is not None and manifest.step > run.last_step
+    if is_beyond and not mistakes:  # a mistake may explain the smaller number of steps
         raise CheckpointError(
             f"{path} is of a run that took {manifest.step} steps, and this one has {run.last_step}. "
             "Raise train.max_steps or train.epochs, or use another train.run_dir."
@@ -53,6 +54,6 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
     if rank == 0:
         for difference in allowed:
             logger.warning("going on although this differs from the checkpoint: %s", difference)
-        taken = f"{manifest.step:,} of {run.last_step:,}"
+        taken = f"{manifest.step:,}" if run.last_step is None else f"{manifest.step:,} of {run.last_step:,}"
         logger.info("going on from %s: %s steps were taken", path, taken)
     return manifest.step

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lanewise.config import RunConfig
-from lanewise.data import LaneLoader
+from lanewise.data import LaneLoader, LaneSource
 from lanewise.engine.evaluation.evaluation import Evaluation
 from lanewise.engine.run.scheduler import Plateau
 from lanewise.engine.run.summary import summarize
@@ -15,7 +15,7 @@ from lanewise.engine.state.run_state import RunState
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.logged_metrics import LogInterval
 from lanewise.engine.step.train_step import Training
-from lanewise.lanes import Placement, Schedule, lane_ranges
+from lanewise.lanes import Placement, lane_ranges
 from lanewise.reduce import Reducer
 from lanewise.world.world import World
 
@@ -39,21 +39,20 @@ class Run:
     """Holds the model, and sums its gradients."""
     clock: StepClock
     """Measures the phases of a step; the reducer calls it inside the backward."""
-    loader: LaneLoader
+    loader: LaneSource
     """Yields the batches of this process's lanes."""
     evaluation: Evaluation | None
     """When and on what to evaluate; None where the task has no eval datasets."""
     log_interval: LogInterval
     """Which steps are logged."""
-    last_step: int
-    """The step before which training ends."""
+    last_step: int | None
+    """The step before which training ends; None where only the data tells, as a stream of some epochs."""
     identity: Mapping[str, Any]
     """The identity of the run: a checkpoint with another identity is of another run."""
 
-    @property
-    def schedule(self) -> Schedule:
-        """How epochs are cut into steps."""
-        return self.loader.schedule
+    def ends_with(self, step: int) -> bool:
+        """Tell whether the run ends with a step, the last one that was taken."""
+        return step + 1 == self.last_step or self.loader.is_over
 
     @property
     def state(self) -> RunState:
@@ -69,6 +68,7 @@ class Run:
                 "average": training.average,
                 "best": self.evaluation,
                 "log": self.log_interval,
+                "stream": self.loader.state,
             },
             may_lack=("log",),
             shards=self.shards,
@@ -76,27 +76,31 @@ class Run:
 
     def describe(self) -> None:
         """Log the numbers that were derived from the configuration."""
-        schedule, world, num_replicas = self.schedule, self.world, len(self.reducer.replicas)
+        world, num_replicas = self.world, len(self.reducer.replicas)
         parameters = list(self.training.model.parameters())
         num_devices = world.world_size * num_replicas
-        lanes_each = sorted({len(lanes) for lanes in lane_ranges(schedule.num_lanes, num_devices)})
+        lanes_each = sorted({len(lanes) for lanes in lane_ranges(self.placement.num_lanes, num_devices)})
         processes = "1 process" if world.world_size == 1 else f"{world.world_size} processes"
         distributed = self.config.distributed
+        num_samples, steps = "a stream", "until it ends" if self.last_step is None else f"{self.last_step:,}"
+        if isinstance(self.loader, LaneLoader):
+            schedule = self.loader.schedule
+            num_samples = f"{schedule.num_samples:,}"
+            steps = f"{schedule.steps_per_epoch:,} in an epoch, {steps} in all"
         if parts := summarize(self.training.model):
             logger.info("%s", parts)
         logger.info(
             "parameters: %s (%.4g MiB), trained: %s\n"
-            "samples: %s, in steps of %s = %s lanes x %d; steps: %s in an epoch, %s in all\n"
+            "samples: %s, in steps of %s = %s lanes x %d; steps: %s\n"
             "%s on %s, reducer %s (%s); lanes each: %s; threads each: %d",
             f"{sum(parameter.numel() for parameter in parameters):,}",
             sum(parameter.numel() * parameter.element_size() for parameter in parameters) / 2**20,
             f"{sum(parameter.numel() for parameter in parameters if parameter.requires_grad):,}",
-            f"{schedule.num_samples:,}",
-            f"{schedule.global_batch_size:,}",
-            f"{schedule.num_lanes:,}",
-            schedule.micro_batch_size,
-            f"{schedule.steps_per_epoch:,}",
-            f"{self.last_step:,}",
+            num_samples,
+            f"{self.config.batch.global_batch_size:,}",
+            f"{self.placement.num_lanes:,}",
+            self.config.batch.samples_per_lane,
+            steps,
             processes if num_replicas == 1 else f"{num_replicas} devices in {processes}",
             world.device.type,
             distributed.reducer if num_devices > 1 else "single",

@@ -7,6 +7,7 @@ from typing import final
 from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.checkpoint.manifest import Manifest
 from lanewise.checkpoint.saver import Saver
+from lanewise.data import StepEnd
 from lanewise.engine.run.run import Run
 from lanewise.errors import CheckpointError, PreemptedError
 
@@ -49,11 +50,12 @@ class Saving:
         is_late = seconds is not None and time.monotonic() - self._last_save >= seconds
         return self._run.world.rank == 0 and is_late, self.wants_stop(), self.wants_end()
 
-    def is_due_after(self, step: int) -> bool:
+    def is_due_after(self, step: int, end: StepEnd) -> bool:
         """Tell whether to save after a step even if no rank votes for it; the same on every rank.
 
         Args:
             step: the step that was taken.
+            end: where it was.
 
         Raises:
             CheckpointError: if an earlier save failed.
@@ -62,9 +64,9 @@ class Saving:
         done = step + 1
         every_steps, every_epochs = self._config.every.steps, self._config.every.epochs
         return (
-            done == self._run.last_step
+            self._run.ends_with(step)
             or (every_steps is not None and done % every_steps == 0)
-            or (every_epochs is not None and done % (every_epochs * self._run.schedule.steps_per_epoch) == 0)
+            or (every_epochs is not None and end.ends_epoch and (end.epoch + 1) % every_epochs == 0)
         )
 
     def save(self, step: int, metric: float | None, *, stops: bool) -> None:
@@ -91,7 +93,7 @@ class Saving:
                 f"a signal stopped the run after {step + 1} steps, and a checkpoint was saved. "
                 "Go on with --resume."
             )
-        if step + 1 == self._run.last_step:
+        if self._run.ends_with(step):
             self._saver.finish()
 
     def finish(self) -> None:

@@ -32,22 +32,26 @@ class Plateau:
 
 
 def build_scheduler(
-    config: RunConfig, optimizer: Optimizer, num_steps: int
+    config: RunConfig, optimizer: Optimizer, num_steps: int | None
 ) -> tuple[LRScheduler | None, Plateau | None]:
     """Build the schedulers that step after each optimizer step, and after each evaluation; None for no such.
 
     Args:
         config: the run.
         optimizer: the optimizer whose learning rate changes.
-        num_steps: the number of steps of the whole run.
+        num_steps: the number of steps of the whole run; None where only the data tells.
 
     Raises:
         ConfigError: if the class is not a scheduler or refuses its arguments, or the run has too few steps
-            for a named scheduler, or too many for one that ends, as OneCycleLR does.
+            for a named scheduler, too many for one that ends, as OneCycleLR does, or a length that nobody
+            knows and the scheduler needs.
     """
     section = config.scheduler
     if section is None:
         return None, None
+    if num_steps is None:
+        _require_no_length(section)
+        num_steps = 0
     if section.name is not None:
         return LambdaLR(optimizer, named_factor(section, num_steps)), None
     num_warmup, of_class = section.warmup_steps(num_steps), section.of_length(num_steps)
@@ -64,6 +68,16 @@ def build_scheduler(
     warmup = LinearLR(optimizer, start_factor=1 / (num_warmup + 1), total_iters=num_warmup)
     after = warmup if scheduler is None else SequentialLR(optimizer, [warmup, scheduler], [num_warmup])
     return after, plateau
+
+
+def _require_no_length(section: SchedulerConfig) -> None:
+    """Raise ConfigError if a learning rate depends on the length of the run."""
+    if section.knows_length or isinstance(section.warmup, float):
+        what = section.name or section.class_path or f"warmup {section.warmup}"
+        raise ConfigError(
+            f"the scheduler ({what}) needs the number of steps of the run, and the dataset is a stream, "
+            "whose epochs end when they end. Set train.max_steps in place of train.epochs."
+        )
 
 
 def named_factor(section: SchedulerConfig, num_steps: int) -> Callable[[int], float]:

@@ -11,14 +11,16 @@ from lanewise.device.determinism import exact_pins
 from lanewise.world.world import World
 
 
-def identify(config: RunConfig, dataset: Mapping[str, Any], world: World, num_steps: int) -> dict[str, Any]:
+def identify(
+    config: RunConfig, dataset: Mapping[str, Any], world: World, num_steps: int | None
+) -> dict[str, Any]:
     """Return the identity of a run: a checkpoint with another value of one of these is of another run.
 
     Args:
         config: the run.
         dataset: the identity of its samples and their order.
         world: the processes.
-        num_steps: the number of steps of the whole run.
+        num_steps: the number of steps of the whole run; None where only the data tells.
     """
     scheduler, early_stopping = config.scheduler, config.evaluate.early_stopping
     best, compiled = config.evaluate.best, config.compile
@@ -44,14 +46,16 @@ def identify(config: RunConfig, dataset: Mapping[str, Any], world: World, num_st
     }
 
 
-def _identify_scheduler(config: RunConfig, scheduler: SchedulerConfig, num_steps: int) -> dict[str, Any]:
+def _identify_scheduler(
+    config: RunConfig, scheduler: SchedulerConfig, num_steps: int | None
+) -> dict[str, Any]:
     """Return the identity of a run's scheduler, with the value that it follows, if it follows one."""
     if scheduler.name is not None:
         of_class = ("class_path", "init_args")
         return {key: value for key, value in asdict(scheduler).items() if key not in of_class}
     identity = {} if scheduler.of_class is None else plain(scheduler.of_class)
     if scheduler.warmup:  # the scheduler's state does not have the fraction
-        identity["warmup"] = scheduler.warmup_steps(num_steps)
+        identity["warmup"] = scheduler.warmup_steps(num_steps or 0)
     if follows_evaluation(scheduler):
         identity["follows"] = {"value": config.evaluate.best, "mode": config.evaluate.resolved_mode}
     return identity

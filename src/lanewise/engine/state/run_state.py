@@ -199,9 +199,11 @@ def _class_of(value: object) -> str:
 
 @contextmanager
 def _loading(key: str) -> Iterator[None]:
-    """Turn any error of an object that loads its state into a CheckpointError."""
+    """Turn any error of an object that loads its state into a CheckpointError, if it is none."""
     try:
         yield
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(f"{key} does not accept its state: {error!r:.200}.") from error
 

@@ -13,7 +13,7 @@ number of processes. Where no process has more than one lane, the graphs of the 
 there is no second one; but the first step has two, and compares them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -22,7 +22,7 @@ from torch import nn
 
 from lanewise.data import LaneBatch
 from lanewise.engine.step.batches import StepBatches
-from lanewise.engine.step.gradient import LaneGradients
+from lanewise.engine.step.gradient import IsLogged, LaneGradients
 from lanewise.engine.step.lane import LaneOfBatch, to_device
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lane_loss import LaneShare
@@ -82,7 +82,7 @@ class BatchGradients:
         loss: WholeLoss,
         what: str,
         batches: Iterator[LaneBatch],
-        is_logged: Callable[[int], bool] = lambda _: False,
+        is_logged: IsLogged = lambda *_: False,
     ) -> None:
         """Run the forwards, the loss and the backwards of a step; `LaneGradients.finish` completes it.
 

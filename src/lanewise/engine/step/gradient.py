@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeAlias, final
 
 import torch
 from torch import nn
@@ -28,6 +28,9 @@ from lanewise.watch.heartbeat import BACKWARD, COMMUNICATION, DATA, FORWARD, OPT
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
+
+IsLogged: TypeAlias = Callable[..., bool]
+"""See `LogInterval.ends_with`."""
 
 
 class StepGradient(NamedTuple):
@@ -102,7 +105,7 @@ class LaneGradients:
     def rounds(
         self,
         batches: Iterator[LaneBatch],
-        is_logged: Callable[[int], bool] = lambda _: False,
+        is_logged: IsLogged = lambda *_: False,
         *,
         has_backward: bool = True,
     ) -> Iterator[list[LaneBatch]]:
@@ -117,7 +120,8 @@ class LaneGradients:
         Args:
             batches: on the device; consumed for one step.
             is_logged: tells whether a step is logged, the same on every rank: then the norm of its gradient
-                is computed, and the processes tell each other how long they compute.
+                is computed, and the processes tell each other how long they compute. Of a stream it is
+                asked again when the number of samples of each lane in the next step is known.
             has_backward: False where the rounds get no `backward`, and the step another pass with them.
 
         Raises:
@@ -139,7 +143,7 @@ class LaneGradients:
             turn = in_round[-1].turn
             heartbeat.note = (FORWARD, turn.step, turn.lane)
             if is_first:
-                self._is_logged = is_logged(turn.step)
+                self._is_logged, self._asks = is_logged(turn.step), is_logged
                 self._monitor.check(turn.step)
                 self._collectives.begin_step(turn)
                 is_first = False
@@ -212,7 +216,7 @@ class LaneGradients:
             self._collectives.refuse_missing_backward(turn)
         if turn.is_last:  # the exchange overlaps this backward
             seconds = self.clock.computed_seconds() if self._is_logged else None
-            self.losses.start_exchange(self._vote(), self._buffers.changes(), seconds)
+            self.losses.start_exchange(self._vote(), self._buffers.changes(), seconds, batch.upcoming)
         self.reducer.backward(turn, value, factor)
 
     def finish(self, *, needs_norm: bool = True) -> StepGradient:
@@ -229,6 +233,8 @@ class LaneGradients:
         """
         heartbeat.note = (COMMUNICATION, self._turn.step, None)
         totals = self.losses.finish()
+        if totals.upcoming is not None:  # only now it is known whether this step is the last one
+            self._is_logged = self._asks(self._turn.step, totals.upcoming)
         self.reducer.finish(self.losses.divisor(totals, self._turn))
         norm = norms = None
         if needs_norm or self._is_logged or self.loss_scale is not None:

@@ -174,7 +174,7 @@ def add_terms(
     metrics = {name: term for one in terms for name, term in one.metrics.items()}
     value: torch.Tensor | None = None
     for one, weight in zip(terms, weights, strict=True):
-        if one.sum is not None:
+        if one.sum is not None and weight:  # a lane without samples repeats those of any other step
             part = one.sum * (num_of_all / weight)
             value = part if value is None else value + part
     weight = float(num_samples) if any(weights) else 0.0

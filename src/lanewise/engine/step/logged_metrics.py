@@ -38,19 +38,27 @@ class LogInterval:
 
     Args:
         every_steps: steps from one line to the next.
-        last_step: the step before which training ends.
+        last_step: the step before which training ends; None where only the data tells.
+        ends_run: tells whether it does, from the number of samples of each lane in the next step of a stream.
     """
 
-    def __init__(self, every_steps: int, last_step: int) -> None:
+    def __init__(
+        self,
+        every_steps: int,
+        last_step: int | None,
+        ends_run: Callable[[Sequence[int]], bool] = lambda _: False,
+    ) -> None:
         self._every_steps = every_steps
         self._last_step = last_step
+        self._ends_run = ends_run
         self._metrics: dict[str, tuple[float, float]] = {}
         self._begin()
 
-    def ends_with(self, step: int) -> bool:
-        """Tell whether a line is written after a step."""
+    def ends_with(self, step: int, upcoming: Sequence[int] | None = None) -> bool:
+        """Tell whether a line is written after a step, of a stream once the next one is known."""
         done = step + 1
-        return done in (1, self._last_step) or done % self._every_steps == 0
+        is_due = done in (1, self._last_step) or done % self._every_steps == 0
+        return is_due or (upcoming is not None and self._ends_run(upcoming))
 
     def add(self, totals: StepTotals) -> None:
         """Add a step."""
@@ -134,13 +142,14 @@ class IntervalReport:
     computed_seconds: Sequence[float]
     """How long each process took to compute one of the steps before this one, as far as it knew; empty of a
     process alone."""
+    num_samples: int = 0
+    """Samples of all lanes in those steps of the interval that this start took; the engine counts them."""
 
-    def columns(self, num_steps: int, num_samples: int, device: torch.device) -> Mapping[str, float]:
+    def columns(self, num_steps: int, device: torch.device) -> Mapping[str, float]:
         """Return the numbers by name, for metrics.jsonl, TensorBoard and callbacks. Waits for the device.
 
         Args:
             num_steps: the steps of the interval that this process took itself, not before it resumed.
-            num_samples: the samples of all lanes in these steps.
             device: the device of this process.
         """
         seconds = sum(self.times().phases.values())
@@ -150,7 +159,7 @@ class IntervalReport:
             "train/grad_norm": float(self.grad_norm()),
             "train/learning_rate": self.learning_rate,
             **{f"train/{name}": mean for name, mean in self.totals.metrics.items()},
-            "perf/samples_per_second": num_samples / seconds,
+            "perf/samples_per_second": self.num_samples / seconds,
             "perf/units_per_second": self.totals.mean_weight * num_steps / seconds,
             **self._slowest_rank(),
             **self.own_columns(num_steps, device),

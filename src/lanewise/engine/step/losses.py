@@ -117,6 +117,7 @@ class StepLosses:
         votes: tuple[bool, bool, bool],
         buffer_changes: Sequence[float] | torch.Tensor,
         computed_seconds: float | None = None,
+        upcoming: Sequence[int] | None = None,
     ) -> None:
         """Begin the exchange. Collective: every rank must call this, after it has added all its lanes.
 
@@ -127,6 +128,7 @@ class StepLosses:
             buffer_changes: what `LaneBuffers.changes` returns.
             computed_seconds: how long this process takes to compute a step; None on every rank where none
                 tells it.
+            upcoming: how many samples the lanes of this process have in the next step of a stream.
         """
         if self._metric_names is None:
             own = {*self._known_names, *(name for lane in self._metrics.values() for name in lane)}
@@ -134,7 +136,7 @@ class StepLosses:
         rows, num_metrics = self._rows, len(self._metric_names)
         if num_metrics:
             rows = with_metrics(rows, self._metrics, self._metric_names)
-        message = StepMessage(rows, *votes, buffer_changes, 1 + num_metrics, computed_seconds)
+        message = StepMessage(rows, *votes, buffer_changes, 1 + num_metrics, computed_seconds, upcoming)
         self._wait: Callable[[], StepTotals] = message.start_exchange(self._world, self._placement.most)
 
     def finish(self) -> StepTotals:

@@ -61,6 +61,8 @@ class StepTotals:
     """For each pack of buffers, the largest change of any lane; for `LaneBuffers.merge`."""
     computed_seconds: Sequence[float] = ()
     """What each process told, in the order of ranks; empty where none did."""
+    upcoming: Sequence[int] | None = None
+    """Of a stream, how many samples each lane has in the next step; None where the dataset has an index."""
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Sum and weight of each metric of the losses, over all lanes."""
 
@@ -109,6 +111,9 @@ class StepMessage:
     """Terms in each row."""
     computed_seconds: float | None = None
     """How long this process takes to compute a step; None on every rank where none tells it."""
+    upcoming: Sequence[int] | None = None
+    """Of a stream, how many samples each lane of this process has in the next step; None on every rank where
+    the dataset has an index."""
 
     def start_exchange(self, world: World, most_lanes: int) -> Callable[[], StepTotals]:
         """Begin to exchange the messages of all processes.
@@ -132,7 +137,8 @@ class StepMessage:
         size = 1 + 2 * self.num_terms
         end = size * most_lanes
         tells_time = self.computed_seconds is not None
-        votes = end + tells_time
+        counts = end + tells_time
+        votes = counts if self.upcoming is None else counts + most_lanes
 
         def finish() -> StepTotals:
             messages = wait().tolist()
@@ -145,7 +151,11 @@ class StepMessage:
             saves, ends, *changes = map(max, *(numbers[votes:] for numbers in messages), repeat(-math.inf))
             lanes.sort(key=itemgetter(0))
             seconds = [numbers[end] for numbers in messages] if tells_time else ()
-            return StepTotals(lanes, bool(saves), ends == 2, ends == 1, changes, seconds)
+            upcoming = None
+            if self.upcoming is not None:
+                told = (number for numbers in messages for number in numbers[counts:votes])
+                upcoming = [int(number) for number in told if number >= 0]
+            return StepTotals(lanes, bool(saves), ends == 2, ends == 1, changes, seconds, upcoming)
 
         return finish
 
@@ -162,6 +172,8 @@ class StepMessage:
         numbers += [-1, *[0.0] * 2 * self.num_terms] * (most_lanes - len(self.rows))
         if self.computed_seconds is not None:
             numbers.append(self.computed_seconds)
+        if self.upcoming is not None:
+            numbers += *self.upcoming, *[-1] * (most_lanes - len(self.upcoming))
         numbers += self.wants_save, 2 * self.wants_stop or self.wants_end  # a signal comes first
         return torch.tensor([*numbers, *self.buffer_changes], dtype=torch.float64)
 
@@ -192,4 +204,5 @@ class StepMessage:
         """Return the totals of a run with one process."""
         assert not isinstance(self.buffer_changes, torch.Tensor), "on a CPU the changes are numbers"
         ends = self.wants_end and not self.wants_stop
-        return StepTotals(self.rows, self.wants_save, self.wants_stop, ends, self.buffer_changes)
+        votes = self.wants_save, self.wants_stop, ends
+        return StepTotals(self.rows, *votes, self.buffer_changes, upcoming=self.upcoming)

@@ -17,7 +17,7 @@ from torch import nn
 
 from lanewise.data import LaneBatch
 from lanewise.engine.step.batches import StepBatches
-from lanewise.engine.step.gradient import LaneGradients
+from lanewise.engine.step.gradient import IsLogged, LaneGradients
 from lanewise.engine.step.lane import LaneOfBatch, LaneRunner, TaskLane, to_device
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lane_loss import LaneLoss, add_terms, check_each, terms_of
@@ -62,7 +62,7 @@ class SeveralLosses:
         """Whether only the loss knows the weights; None until the processes agree, in the first step."""
         self._num_terms = 0
 
-    def run(self, batches: Iterator[LaneBatch], is_logged: Callable[[int], bool] = lambda _: False) -> None:
+    def run(self, batches: Iterator[LaneBatch], is_logged: IsLogged = lambda *_: False) -> None:
         """Run the forwards and backwards of a step; `LaneGradients.finish` completes it.
 
         Collective: every rank must call this, with the batches of its own lanes.

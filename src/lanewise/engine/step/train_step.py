@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from lanewise.checkpoint.model_file import grow_buffers
 from lanewise.data import LaneBatch
-from lanewise.engine.step.gradient import LaneGradients, StepGradient
+from lanewise.engine.step.gradient import IsLogged, LaneGradients, StepGradient
 from lanewise.engine.step.lane import LaneRunner
 from lanewise.engine.step.logged_metrics import IntervalReport, StepMetrics
 from lanewise.engine.step.message import StepTotals
@@ -20,7 +20,7 @@ from lanewise.lanes import update_seed
 from lanewise.random_state import set_random_state
 from lanewise.watch.heartbeat import CALLBACK, OPTIMIZER, heartbeat
 
-RunLanes: TypeAlias = Callable[[Iterator[LaneBatch], Callable[[int], bool]], None]
+RunLanes: TypeAlias = Callable[[Iterator[LaneBatch], IsLogged], None]
 """Runs the forwards and backwards of a step, and is told which steps are logged."""
 
 

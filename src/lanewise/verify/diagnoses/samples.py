@@ -7,7 +7,8 @@ from lanewise.verify.evidence import Evidence
 
 _USE_THE_INDEX = (
     "Let __getitem__ and collate use only the index and the default generators of torch, numpy and random, "
-    "which are seeded for each micro-batch. What opens a file on the first read must draw nothing."
+    "which are seeded for each micro-batch. Let a stream yield the same whenever it is opened. "
+    "What opens a file on the first read must draw nothing."
 )
 
 
@@ -44,6 +45,18 @@ def of_the_loader_process(evidence: Evidence) -> Iterator[str]:
     for process, probe in evidence.probes():
         if probe.reads.batch_of_worker not in (None, probe.reads.batch[0]):
             yield f"the first lane's micro-batch differs between {process} and its DataLoader worker."
+
+
+@diagnosis(
+    "samples",
+    "a stream ignores its lane",
+    "Let iter_lane(epoch, lane, num_lanes) yield only what belongs to the lane, so that over all lanes each "
+    "sample of an epoch comes once.",
+)
+def ignores_its_lane(evidence: Evidence) -> Iterator[str]:
+    """Find lane-aware streams that give several lanes the same samples."""
+    for lane, other in [evidence.base.reads.equal_lanes] if evidence.base.reads.equal_lanes else []:
+        yield f"lanes {lane} and {other} have the same samples in the first two steps."
 
 
 @diagnosis(
@@ -100,7 +113,8 @@ def sharded_dataset(evidence: Evidence) -> Iterator[str]:
 @diagnosis(
     "samples",
     "samples depend on the rank or the number of processes",
-    "Let samples, and every seed, depend on the index alone: not on the rank or the number of processes.",
+    "Let samples, and every seed, depend on the index alone, or in a stream on epoch and lane: not on the "
+    "rank or the number of processes.",
 )
 def of_the_rank(evidence: Evidence) -> Iterator[str]:
     """Find samples that depend on the rank that reads them, or on how many ranks there are."""

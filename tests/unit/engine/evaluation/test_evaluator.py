@@ -335,12 +335,12 @@ class FixedEvaluator:
 
 def evaluation(*values: float, mode: str = "max", best: str = "test/f1/0") -> Evaluation:
     config = EvaluateConfig(every_steps=1, best=best, best_mode=mode)
-    return Evaluation(config, FixedEvaluator(*values), 1, 9)
+    return Evaluation(config, FixedEvaluator(*values))
 
 
 def test_the_lowest_loss_is_the_best_where_no_mode_is_given():
     config = EvaluateConfig(every_steps=1, best="test/loss")
-    judged = Evaluation(config, FixedEvaluator(3.0, 1.0, 2.0, name="test/loss"), 1, 9)
+    judged = Evaluation(config, FixedEvaluator(3.0, 1.0, 2.0, name="test/loss"))
     assert [judged.run()[1] for _ in range(3)] == [True, True, False]
 
 
@@ -384,7 +384,7 @@ class Recorder:
     def wants_stop(self):
         return False
 
-    def is_due_after(self, step):
+    def is_due_after(self, step, end):
         return False
 
     def save(self, step, metric, *, stops):

@@ -17,6 +17,7 @@ from lanewise.errors import CheckpointError, ConfigError, DataError, TaskError
 from lanewise.testing import run_distributed
 from lanewise.watch.watch import Watch
 from lanewise.world.environment import Environment
+from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import Language, TinyTransformer, configure, train
 
 SAMPLES = 53  # in steps of 16: the fourth step of an epoch has 5 samples on 3 of the 8 lanes
@@ -34,6 +35,16 @@ def make_lanes(world, **options: Any) -> Lanes:
 
 def state_of(*models: nn.Module) -> list[dict[str, bytes]]:
     return [{name: t.numpy().tobytes() for name, t in model.state_dict().items()} for model in models]
+
+
+class Pieces:
+    """A lane-aware stream with so many samples in each lane."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths = lengths
+
+    def iter_lane(self, epoch: int, lane: int, num_lanes: int) -> Any:
+        return (torch.arange(4.0) + epoch + lane + number for number in range(self.lengths[lane]))
 
 
 def language(world, folder=None, last_step=9, is_checkpointed=False):
@@ -305,6 +316,30 @@ def draws_of_one(world):
                 passes[-1].append(batch.tolist())
                 step.backward(model(batch).mean())
     return passes
+
+
+def test_passes_over_the_steps_of_two_streams_leave_the_same_bytes():
+    """One with a loss of all samples; the end of a lane is told once, by the first pass of a step."""
+
+    def loop(world) -> Any:
+        lanes = make_lanes(world)
+        models = [lanes.prepare(nn.Linear(4, 3)) for _ in range(2)]
+        streams = [lanes.steps(Pieces(*lengths)) for lengths in ((9, 2, 0, 7, 4, 4, 3, 1), (1, 5, *[2] * 6))]
+        numbers: list[tuple[int, int]] = []
+        for steps in streams * 2:
+            for step in steps:
+                numbers.append((step.epoch, step.number))
+                for batch in step.batches(models[0]):
+                    step.backward(models[0](batch).square().mean())
+                step.batch_loss(models[1], lambda outputs: outputs.std(), models[1])
+                for parameter in (one for model in models for one in model.parameters()):
+                    parameter.data -= 0.1 * parameter.grad
+        return numbers, state_of(*models)
+
+    first = [(0, step) for step in range(5)] + [(0, step) for step in range(3)]
+    alone = loop(LocalWorld(torch.device("cpu")))
+    assert alone[0] == first + [(1, step) for step in range(5, 10)] + [(1, step) for step in range(3, 6)]
+    assert run_distributed(loop, 2) == [alone] * 2
 
 
 def test_a_second_pass_of_a_single_model_has_the_same_batches():
@@ -579,7 +614,9 @@ def evaluate_nothing(world):
 
 
 def test_a_dataset_without_samples_cannot_be_evaluated_on():
-    assert run_distributed(evaluate_nothing, 1) == ["the dataset to evaluate on is empty. Check its path."]
+    assert run_distributed(evaluate_nothing, 1) == [
+        "the eval dataset TensorDataset is empty. Check its path, or leave it out."
+    ]
 
 
 def compressed(world, compression):

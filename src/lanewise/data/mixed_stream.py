@@ -1,0 +1,243 @@
+"""Mixes several streams by weights, each lane for itself."""
+
+import math
+from bisect import bisect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, Final, Literal, Self, TypeAlias, final, get_args
+
+import numpy as np
+
+from lanewise.data.lane_stream import OpenStream, Stream, as_lane_stream, shards_of
+from lanewise.errors import ConfigError, DataError
+from lanewise.lanes.orders.permutation import uniform, words
+from lanewise.random_state import set_random_state, take_random_state
+
+WhenOneEnds: TypeAlias = Literal["go_on", "repeat", "end_epoch"]
+_END: Final = object()
+_DRAWS: Final = 1024
+"""Draws that are made at once, for speed alone."""
+
+
+@final
+class MixedStream:
+    """Several streams as one: each sample is the next one of a stream that is drawn by weight.
+
+    Draw j of a lane is a function of (seed, epoch, lane, j). What is drawn is what the stream yields for this
+    lane, so no sample depends on how the lanes are spread. A mixture can be cut into as many lanes as each of
+    its streams can; where a stream is plain, so is the mixture.
+
+    What happens in a lane when one of its streams ends there:
+
+    - `go_on`: the others go on, at their weights. The lane ends with the last of them.
+    - `repeat`: it begins again, opened anew for the same epoch, so that it yields the same samples in the
+      same order. The lane ends when each stream has come to an end at least once. One without a sample is
+      left out.
+    - `end_epoch`: the lane ends.
+
+    Args:
+        streams: the streams, or a mixture of others among them.
+        weights: how often each is drawn, in proportion; one with the weight 0 is not read.
+        when_one_ends: go_on, repeat or end_epoch.
+        seed: other seeds mix in another order.
+
+    Raises:
+        ConfigError: if the weights or `when_one_ends` mean nothing.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        weights: Sequence[float],
+        when_one_ends: WhenOneEnds = "go_on",
+        seed: int = 0,
+    ) -> None:
+        self.streams = [*streams]
+        self.weights = [float(weight) for weight in weights]
+        self.when_one_ends = when_one_ends
+        self.seed = seed
+        _check(self)
+        self._parts = [as_lane_stream(stream) for stream in self.streams]
+
+    @property
+    def num_shards(self) -> int | None:
+        """Into how many lanes it can be cut: as many as each of its streams; None: any number."""
+        return min((number for part in self._parts if (number := shards_of(part)) is not None), default=None)
+
+    def iter_lane(self, epoch: int, lane: int, num_lanes: int) -> Iterable[Any]:
+        """Return the samples of a lane in an epoch, an iterator that has a state."""
+        opens = [partial(part.iter_lane, epoch, lane, num_lanes) for part in self._parts]
+        return _MixedLane(self, opens, (self.seed, epoch, lane))
+
+
+def _check(mixed: MixedStream) -> None:
+    mistakes = []
+    weights, rules = mixed.weights, get_args(WhenOneEnds)
+    if len(weights) != len(mixed.streams):
+        mistakes.append(
+            f"a MixedStream needs a weight for each stream: it has {len(mixed.streams)} streams and "
+            f"{len(weights)} weights."
+        )
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not sum(weights):
+        mistakes.append(
+            f"the weights of a MixedStream must be finite, at least 0, and not all 0: got {weights}."
+        )
+    if mixed.when_one_ends not in rules:
+        mistakes.append(f"when_one_ends must be one of {', '.join(rules)}: got {mixed.when_one_ends!r}.")
+    if mistakes:
+        raise ConfigError(*mistakes)
+
+
+@final
+class _Part:
+    """What a lane reads of one of the streams, from its begin to its end, and maybe again.
+
+    The reads of a stream without a state have a random state of their own each, so that reading them again
+    gives the same, whatever the others draw.
+    """
+
+    def __init__(self, opened: Callable[[], Iterable[Any]], weight: float, key: tuple[int, ...]) -> None:
+        self.weight = weight
+        self._opened = opened
+        self._key = key
+        self._samples: OpenStream | None = None
+        self._num_read = 0
+        """In the present pass."""
+        self.num_passes = 0
+        """How often it came to an end."""
+        self.is_over = False
+
+    def open(self, state: Any = None) -> None:
+        """Open it, at the beginning or at a state."""
+        self._samples = OpenStream(self._opened(), state)
+
+    def read(self) -> Any:
+        """Return the next sample; _END at the end."""
+        assert self._samples is not None
+        if self._samples.has_state:
+            sample = next(self._samples, _END)
+        else:
+            put_back = take_random_state()
+            set_random_state(int(words(1, "mixed", *self._key, self.num_passes, self._num_read)[0]))
+            sample = next(self._samples, _END)
+            put_back()
+        if sample is _END:
+            self.num_passes += 1
+        else:
+            self._num_read += 1
+        return sample
+
+    def read_again(self) -> Any:
+        """Begin anew, and return the first sample; _END if it has none."""
+        self._num_read = 0
+        self.open()
+        return self.read()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it is."""
+        state = None if self._samples is None or self.is_over else self._samples.state
+        return {
+            "num_read": self._num_read,
+            "num_passes": self.num_passes,
+            "is_over": self.is_over,
+            "state": state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go there, by its state or by reading again."""
+        self.num_passes, self.is_over = state["num_passes"], state["is_over"]
+        if self.is_over:
+            return
+        self.open(state["state"])
+        if state["state"] is not None:
+            self._num_read = state["num_read"]
+        else:
+            for number in range(state["num_read"]):
+                if self.read() is _END:
+                    raise DataError(
+                        f"a stream of the mixture ended after {number} samples, and had yielded "
+                        f"{state['num_read']} before: it must yield the same ones whenever it is opened. "
+                        "Mend the stream, or begin a new run."
+                    )
+
+
+@final
+class _MixedLane:
+    """The samples of a lane of a mixture."""
+
+    def __init__(
+        self, mixed: MixedStream, opens: Sequence[Callable[[], Iterable[Any]]], key: tuple[int, int, int]
+    ) -> None:
+        self._when_one_ends = mixed.when_one_ends
+        self._key = key
+        self._parts = [
+            _Part(opened, weight, (*key, number))
+            for number, (opened, weight) in enumerate(zip(opens, mixed.weights, strict=True))
+            if weight
+        ]
+        self._is_open = False
+        self._num_draws = 0
+        self._draws: Sequence[float] = ()
+        self._find_live()
+
+    def __iter__(self) -> Self:
+        """Open the streams, all at once."""
+        if not self._is_open:
+            self._is_open = True
+            for part in self._parts:
+                part.open()
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next sample of the stream that is drawn."""
+        while self._live:
+            part = self._draw()
+            sample = part.read()
+            if sample is _END:
+                sample = self._ended(part)
+            if sample is not _END:
+                return sample
+        raise StopIteration
+
+    def _ended(self, part: _Part) -> Any:
+        """Do what is to be done when a stream has ended; return the next sample if there is one yet."""
+        sample = _END
+        if self._when_one_ends == "repeat" and not all(one.num_passes for one in self._parts):
+            sample = part.read_again()
+        part.is_over = sample is _END
+        if part.is_over and self._is_over():
+            for one in self._parts:
+                one.is_over = True
+        self._find_live()
+        return sample
+
+    def _is_over(self) -> bool:
+        """Tell whether the lane ends with a stream that has ended."""
+        rule = self._when_one_ends
+        return rule == "end_epoch" or (rule == "repeat" and all(one.num_passes for one in self._parts))
+
+    def _find_live(self) -> None:
+        """Note which streams can be drawn."""
+        self._live = [part for part in self._parts if not part.is_over]
+        self._sums = [*accumulate(part.weight for part in self._live)]
+
+    def _draw(self) -> _Part:
+        number = self._num_draws % _DRAWS
+        if not number or not self._draws:
+            first = self._num_draws - number
+            self._draws = uniform(np.arange(first, first + _DRAWS), "mix", *self._key).tolist()
+        self._num_draws += 1
+        return self._live[bisect(self._sums, self._draws[number] * self._sums[-1], 0, len(self._live) - 1)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the lane is."""
+        return {"num_draws": self._num_draws, "parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go there; before the first sample."""
+        self._is_open = True
+        self._num_draws = state["num_draws"]
+        for part, of_part in zip(self._parts, state["parts"], strict=True):
+            part.load_state_dict(of_part)
+        self._find_live()

@@ -1,0 +1,275 @@
+"""Feeds the lanes of one process from a stream, whose lanes end at different times."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, final
+
+from lanewise.data.loader import read_turns
+from lanewise.data.reader import LaneBatch
+from lanewise.data.source import StepEnd
+from lanewise.data.stream import LaneStart, StreamReader
+from lanewise.errors import CheckpointError, DataError
+from lanewise.lanes import LaneTurn, lane_ranges
+from lanewise.nested import copied
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class StreamLoader:
+    """The micro-batches that a process works through, in order, over all epochs of a stream; a `LaneSource`.
+
+    Each lane is read one micro-batch ahead, so that the last batch of a step can tell how many samples each
+    lane of the process has in the next one (`LaneBatch.upcoming`). Exchanged with the step's message, this is
+    what all processes know of the next step, and what `note` is given. An epoch ends with its last lane.
+
+    Args:
+        reader: reads the micro-batches of lanes.
+        exchange: returns what all processes give it, in the order of ranks. Collective.
+        num_epochs: after which the run is over; None: never.
+        num_workers: processes that read ahead; 0 reads in this one. The batches are the same. A lane lives in
+            one of them, and a plain stream in a single one.
+        pin_memory: whether batches lie in page-locked memory, for a GPU.
+        drop_last: whether an epoch ends where some lane has no whole micro-batch.
+        fills_empty: whether a process without samples in a step gets data, for a forward that does not count.
+    """
+
+    def __init__(
+        self,
+        reader: StreamReader,
+        exchange: Callable[[Any], Sequence[Any]],
+        num_epochs: int | None = None,
+        *,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        fills_empty: bool = False,
+    ) -> None:
+        self.reader = reader
+        self.lanes = reader.lanes
+        self._exchange = exchange
+        self.num_epochs = num_epochs
+        """After which the run is over; None: never."""
+        self._num_workers = min(num_workers, len(self.lanes) if reader.is_lane_aware else 1)
+        self._pin_memory = pin_memory
+        self._drop_last = drop_last
+        self._fills_empty = fills_empty
+        self._spare: Any = None
+        self._epoch = self._first_step = self._step = self._num_samples = 0  # of the next step
+        self._upcoming: Sequence[int] | None = None
+        """Samples of each lane in the next step; None where it begins an epoch."""
+        self._resumed: LaneStart | None = None
+        """Where to go on, until the lanes are open."""
+        self._queues: dict[int, deque[LaneBatch]] = {}
+        self._ended: set[int] = set()
+        self._read: Iterator[LaneBatch] | None = None
+
+    @property
+    def state(self) -> "StreamLoader":
+        """See `LaneSource`."""
+        return self
+
+    @property
+    def is_over(self) -> bool:
+        """See `LaneSource`."""
+        return self._epoch == self.num_epochs
+
+    def batches(self, first_step: int, last_step: int | None) -> Iterator[LaneBatch]:
+        """See `LaneSource`. Collective at the begin of an epoch.
+
+        Raises:
+            DataError: if it cannot begin with that step, or an epoch has no step.
+        """
+        if first_step != self._step:
+            raise DataError(
+                f"the stream goes on with step {self._step + 1}, and step {first_step + 1} was asked for: "
+                "a stream leaves out no steps. Give the step of the checkpoint that was restored, or 0."
+            )
+        while last_step is None or self._step < last_step:
+            if self._upcoming is None or self._resumed is not None:
+                self._begin()
+            assert self._upcoming is not None
+            present = tuple(lane for lane, number in enumerate(self._upcoming) if number)
+            own = [lane for lane in self.lanes if self._upcoming[lane]]
+            if not own:
+                turn = LaneTurn(self._epoch, self._step, self.lanes.start, range(0), present, is_last=True)
+                data = self._spare_data(present[0]) if self._fills_empty else None
+                yield LaneBatch(turn, (), data, 0, upcoming=[0] * len(self.lanes))
+            for lane in own:
+                self._fill(lane, 2)
+                batch = self._queues[lane].popleft()
+                is_last = lane == own[-1]
+                batch.turn = batch.turn._replace(step=self._step, present=present, is_last=is_last)
+                if is_last:
+                    batch.upcoming = list(map(self._num_upcoming, self.lanes))
+                if self._fills_empty and self._spare is None:
+                    self._spare = copied(batch.data)  # before a forward changes it
+                yield batch
+
+    def note(self, upcoming: Sequence[int]) -> None:
+        """See `LaneSource`."""
+        assert self._upcoming is not None
+        self._step += 1
+        self._num_samples += sum(self._upcoming)
+        self._upcoming = upcoming
+        if self.ends_epoch(upcoming):
+            self._epoch, self._first_step, self._upcoming = self._epoch + 1, self._step, None
+
+    def ends_epoch(self, upcoming: Sequence[int]) -> bool:
+        """Tell whether an epoch ends before a step in which the lanes have so many samples."""
+        return min(upcoming) < self.reader.cut.micro_batch_size if self._drop_last else not any(upcoming)
+
+    def ends_run(self, upcoming: Sequence[int]) -> bool:
+        """See `LaneSource`."""
+        return self._epoch + 1 == self.num_epochs and self.ends_epoch(upcoming)
+
+    def end_of(self, step: int) -> StepEnd:
+        """See `LaneSource`."""
+        is_border = self._upcoming is None
+        return StepEnd(self._epoch - is_border, is_border, self._num_samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the next step begins. Collective: every rank must call this.
+
+        No sample is saved. The states of the stream are those at the begin of each lane's window.
+        """
+        states: dict[str, Any] = {}
+        if self._resumed is not None:
+            states = {str(lane): state for lane, state in self._resumed.states.items()}
+        elif self._upcoming is not None:
+            own = {str(lane): queue[0].state for lane, queue in self._queues.items() if queue}
+            of_ranks = self._exchange({lane: state for lane, state in own.items() if state is not None})
+            states = {lane: state for of_rank in of_ranks for lane, state in of_rank.items()}
+            if not self.reader.is_lane_aware:  # all are of the one stream
+                states = dict(list(states.items())[:1])
+        return {
+            "cut": list(self.reader.cut),
+            "epoch": self._epoch,
+            "first_step": self._first_step,
+            "num_steps": self._step - self._first_step,
+            "num_samples": self._num_samples,
+            "upcoming": None if self._upcoming is None else list(self._upcoming),
+            "states": states,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called, on any number of processes, whatever was read before.
+
+        Raises:
+            CheckpointError: if the lanes were cut in another way, or the run ends before.
+            ValueError: if this is no such state.
+        """
+        if state["cut"] != list(self.reader.cut):
+            before, now = (
+                "{} lanes, micro-batches of {} and windows of {} of them".format(*cut)
+                for cut in (state["cut"], self.reader.cut)
+            )
+            raise CheckpointError(
+                f"the stream of the checkpoint was cut into {before}, and this one is into {now}: a stream "
+                "goes on only with the same. Use the checkpoint's sizes of batch and data.shuffle_buffer."
+            )
+        num_epochs = int(state["epoch"]) + (state["upcoming"] is not None)  # begun ones
+        if self.num_epochs is not None and num_epochs > self.num_epochs:
+            raise CheckpointError(
+                f"the checkpoint is in epoch {num_epochs} of the stream, and this run has {self.num_epochs}. "
+                "Raise train.epochs, or use another train.run_dir."
+            )
+        self._read = None
+        self.reader.close()
+        self._epoch, self._first_step = int(state["epoch"]), int(state["first_step"])
+        self._num_samples = int(state["num_samples"])
+        self._step = self._first_step + int(state["num_steps"])
+        self._upcoming, self._resumed, self.reader.start = state["upcoming"], None, None
+        if self._upcoming is None:
+            return
+        if len(self._upcoming) != self.reader.cut.num_lanes:
+            raise ValueError(
+                f"it tells of {len(self._upcoming)} lanes instead of {self.reader.cut.num_lanes}"
+            )
+        states = {int(lane): one for lane, one in state["states"].items()}
+        self._resumed = self.reader.start = LaneStart(self._epoch, int(state["num_steps"]), states)
+
+    def _begin(self) -> None:
+        """Open the lanes, and find out which of them have samples. Collective."""
+        resumed, self._resumed = self._resumed, None
+        self._queues, self._ended = {lane: deque() for lane in self.lanes}, set()
+        if resumed is not None:
+            assert self._upcoming is not None
+            self._ended = {lane for lane in self.lanes if not self._upcoming[lane]}
+            self._tell_skipped(resumed)
+        for lane in self.lanes:
+            self._fill(lane, 1)
+        of_ranks = self._exchange([self._num_upcoming(lane) for lane in self.lanes])
+        found = [number for of_rank in of_ranks for number in of_rank]
+        if resumed is not None and found != self._upcoming:
+            raise DataError(
+                f"the stream yields other samples than before: its lanes have {found} of them in step "
+                f"{self._step + 1}, and had {self._upcoming} when the checkpoint was saved. It must "
+                "yield the same samples whenever an epoch is opened. Mend the stream, or begin a new run."
+            )
+        if self.ends_epoch(found):
+            what = " and drop_last is set" if self._drop_last else ". Check its path"
+            raise DataError(
+                f"the stream is too small for one step in epoch {self._epoch + 1}: the lanes have "
+                f"{found} samples{what}."
+            )
+        self._upcoming = found
+
+    def _tell_skipped(self, resumed: LaneStart) -> None:
+        """Log what has to be read again. The process of lane 0 does it for all."""
+        window = self.reader.cut.window_steps
+        num_steps = resumed.num_steps // window * window
+        if self.lanes.start == 0 and num_steps and not resumed.states:
+            num_samples = num_steps * self.reader.cut.micro_batch_size
+            logger.info(
+                "the stream has no state_dict and load_state_dict: up to %s samples of each lane are read "
+                "again, and left out",
+                f"{num_samples:,}",
+            )
+
+    def _spare_data(self, lane: int) -> Any:
+        """Return data for a forward that does not count: of its own first batch, or of another lane."""
+        if self._spare is None:
+            self._spare = self.reader.anew(range(lane, lane + 1))[self._epoch, lane].data
+        return self._spare
+
+    def _num_upcoming(self, lane: int) -> int:
+        queue = self._queues[lane]
+        return queue[0].num_samples if queue else 0
+
+    def _fill(self, lane: int, number: int) -> None:
+        """Have as many micro-batches of a lane ready, unless it ends before."""
+        while len(self._queues[lane]) < number and lane not in self._ended:
+            batch = self._next(lane)
+            if batch.turn.epoch != self._epoch:
+                continue  # was asked for when nobody knew that the epoch had ended
+            if batch.num_samples:
+                self._queues[batch.turn.lane].append(batch)
+            if batch.num_samples < self.reader.cut.micro_batch_size:
+                self._ended.add(batch.turn.lane)
+
+    def _next(self, lane: int) -> LaneBatch:
+        """Read the next micro-batch of a lane; from workers that of any lane, as they come."""
+        if not self._num_workers and not self._pin_memory:
+            return self.reader[self._epoch, lane]
+        if self._read is None:
+            self._read = read_turns(
+                self.reader, self._requests(), self._num_workers, pin_memory=self._pin_memory
+            )
+        return next(self._read)
+
+    def _requests(self) -> Iterator[tuple[int, int] | None]:
+        """Ask each worker for the micro-batches of its own lanes, in rounds.
+
+        A DataLoader asks its workers in turn; one without a lane that goes on is asked for nothing.
+        """
+        first, shares = self.lanes.start, lane_ranges(len(self.lanes), max(1, self._num_workers))
+        while True:
+            of_workers = [
+                [first + lane for lane in share if first + lane not in self._ended] for share in shares
+            ]
+            for in_round in list(zip_longest(*of_workers)) or [(None,) * len(shares)]:
+                for lane in in_round:
+                    yield None if lane is None else (self._epoch, lane)

@@ -1,0 +1,79 @@
+"""Builds what gives a process the batches of its lanes, from a dataset with an index or from a stream."""
+
+from collections.abc import Callable
+from typing import Any
+
+from lanewise.config import BatchConfig, DataConfig
+from lanewise.data import LaneReader, LaneSource, is_stream
+from lanewise.engine.samples.dataset import OrderChoice, Tables, build_loader
+from lanewise.engine.samples.stream import build_stream_loader
+from lanewise.errors import ConfigError
+from lanewise.lanes import Placement
+from lanewise.world.world import World
+
+
+def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
+    dataset: Any,
+    collate: Callable[[Any], Any],
+    seed: int,
+    batch: BatchConfig,
+    data: DataConfig,
+    world: World,
+    placement: Placement,
+    *,
+    order: OrderChoice | None,
+    tables: Tables,
+    num_epochs: int | None = None,
+    fills_empty: bool = False,
+) -> tuple[LaneSource, dict[str, Any]]:
+    """Build the loader of this process's lanes. Collective: every rank must call this.
+
+    Args:
+        dataset: map-style or a stream, the same on every rank.
+        collate: makes a micro-batch of samples.
+        seed: seed of the run.
+        batch: sizes of the micro-batch and the global batch.
+        data: loading, shuffling, and whether to leave out steps that are not whole.
+        world: the processes.
+        placement: which process carries which lanes.
+        order: the order of the samples, which only a map-style dataset has; None: its default order.
+        tables: functions that return the tables which an order may need, by name.
+        num_epochs: of the run; None: it ends after a number of steps.
+        fills_empty: see `LaneLoader` and `StreamLoader`.
+
+    Returns:
+        The loader, and the identity of the run's samples and their order.
+
+    Raises:
+        ConfigError: if an argument of the order is out of its range, or a key is for the other kind.
+        DataError: if the dataset is too small for one step, or differs between ranks.
+        TaskError: if the dataset is neither, or can be read only once.
+    """
+    name = type(dataset).__name__
+    if is_stream(dataset):
+        if order is not None:
+            raise ConfigError(
+                f"an order is for a dataset with an index: got {order.spec['class_path']} for {name}, a "
+                "stream, whose samples come as they come. shuffle_buffer, a key of data and an argument of "
+                "lanes.steps, shuffles them in windows."
+            )
+        return build_stream_loader(
+            dataset,
+            collate,
+            seed,
+            batch,
+            data,
+            world,
+            placement,
+            num_epochs=num_epochs,
+            fills_empty=fills_empty,
+        )
+    if data.shuffle_buffer:
+        raise ConfigError(
+            f"shuffle_buffer is for streams: got {data.shuffle_buffer} for {name}, which has an index. "
+            "Its order says how its samples are shuffled, all of them."
+        )
+    reader = LaneReader(dataset, collate, seed)
+    return build_loader(
+        reader, batch, data, world, placement, order=order, tables=tables, fills_empty=fills_empty
+    )

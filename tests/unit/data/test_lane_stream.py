@@ -1,0 +1,141 @@
+"""What counts as a stream, and how a lane is had of each kind of them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset, get_worker_info
+
+from lanewise.data import StreamCut, StreamReader, is_stream, shuffles_itself
+from lanewise.data.lane_stream import OpenStream, as_lane_stream, shards_of
+from lanewise.errors import DataError, TaskError
+
+
+class Stateful:
+    """Knows where it is; a state that was loaded shows only after the next sample, as in `datasets`."""
+
+    def __init__(self) -> None:
+        self.begin = 0
+        self.now = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for now in range(self.begin + 1, 9):
+            self.now = now
+            yield now
+
+    def state_dict(self) -> dict[str, int]:
+        return {"now": self.now}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["now"]
+
+
+class Parts:
+    """Yields a part of its samples in each loader worker."""
+
+    def iter_lane(self, epoch: int, lane: int, num_lanes: int) -> Iterator[Any]:
+        info = get_worker_info()
+        yield from range(8) if info is None else range(info.id, 8, info.num_workers)
+
+
+def stream_of(num_shards: int = 4, rows: int = 3) -> Any:
+    """A stream of Hugging Face: shard k has the numbers from 10 * k on."""
+    datasets = pytest.importorskip("datasets")
+
+    def generate(shards: list[int]) -> Iterator[Any]:
+        for shard in shards:
+            yield from ({"number": 10 * shard + row} for row in range(rows))
+
+    return datasets.IterableDataset.from_generator(generate, gen_kwargs={"shards": [*range(num_shards)]})
+
+
+def numbers(rows: Any) -> list[int]:
+    return [row["number"] for row in rows]
+
+
+def test_what_is_a_stream():
+    assert is_stream(Parts())
+    assert is_stream({1, 2})
+    assert not is_stream([1, 2])
+    assert not is_stream(TensorDataset(torch.zeros(3)))
+    with pytest.raises(TaskError, match="can be read only once"):
+        is_stream(iter([1]))
+
+
+def test_a_dataset_of_hugging_face_that_is_streamed_is_one_and_another_is_not():
+    datasets = pytest.importorskip("datasets")
+    assert is_stream(stream_of())
+    assert not is_stream(datasets.Dataset.from_dict({"number": [1]}))
+
+
+def test_lanes_get_the_shards_of_a_dataset_of_hugging_face():
+    lanes = as_lane_stream(stream_of())
+    assert shards_of(lanes) == 4
+    assert [sorted(numbers(lanes.iter_lane(3, lane, 2))) for lane in range(2)] == [
+        [0, 1, 2, 10, 11, 12],
+        [20, 21, 22, 30, 31, 32],
+    ]
+
+
+def test_a_state_of_hugging_face_goes_on_in_its_epoch_and_survives_that_it_is_saved_at_once():
+    lanes = as_lane_stream(stream_of())
+    for epoch in (0, 2):
+        whole = numbers(lanes.iter_lane(epoch, 0, 2))
+        for at in range(1, len(whole) + 1):
+            opened = OpenStream(lanes.iter_lane(epoch, 0, 2))
+            assert [next(opened)["number"] for _ in range(at)] == whole[:at]
+            after = OpenStream(lanes.iter_lane(epoch, 0, 2), opened.state)
+            again = OpenStream(lanes.iter_lane(epoch, 0, 2), after.state)
+            assert numbers(after) == numbers(again) == whole[at:]
+
+
+def test_a_loaded_state_is_the_state_until_the_next_sample():
+    opened = OpenStream(Stateful(), {"now": 4})
+    assert opened.state == {"now": 4}
+    assert next(opened) == 5
+    assert opened.state == {"now": 5}
+    assert OpenStream(range(3)).state is None
+
+
+def test_a_state_of_what_has_none_is_an_error():
+    with pytest.raises(DataError, match="its range has no state_dict and load_state_dict now"):
+        OpenStream(range(3), {"now": 4})
+
+
+def test_a_shuffle_buffer_of_hugging_face_is_found_and_has_no_state():
+    stream = stream_of()
+    shuffled = stream.shuffle(seed=1, buffer_size=4).map(lambda row: row)
+    assert not shuffles_itself(stream)
+    assert shuffles_itself(shuffled)
+    lanes = as_lane_stream(shuffled)
+    opened = OpenStream(lanes.iter_lane(0, 0, 2))
+    assert not opened.has_state
+    assert numbers(opened) == numbers(lanes.iter_lane(0, 0, 2))
+
+
+def reader_of(dataset: Any, num_lanes: int) -> StreamReader:
+    return StreamReader(dataset, list, 0, StreamCut.of(num_lanes, 2, 0), range(num_lanes))
+
+
+@pytest.mark.parametrize("make", [Parts, stream_of, lambda: stream_of().shuffle(seed=1, buffer_size=4)])
+def test_a_stream_yields_the_same_in_loader_workers(make):
+    turns = [(1, lane) for _ in range(4) for lane in range(2)]
+    alone, apart = (
+        [
+            batch.data
+            for batch in DataLoader(
+                reader_of(make(), 2), batch_size=None, sampler=turns, num_workers=num_workers
+            )
+        ]
+        for num_workers in (0, 2)
+    )
+    assert len(alone[4]) == 2
+    assert apart == alone
+
+
+def test_fewer_shards_than_lanes_are_dealt_as_a_plain_stream():
+    assert reader_of(stream_of(4), 4).is_lane_aware
+    reader = reader_of(stream_of(3), 4)
+    assert not reader.is_lane_aware
+    assert [numbers(reader[0, lane].data) for lane in range(4)] == [[0, 1], [2, 10], [11, 12], [20, 21]]
