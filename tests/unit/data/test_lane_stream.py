@@ -1,11 +1,13 @@
 """What counts as a stream, and how a lane is had of each kind of them."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset, get_worker_info
+from torch.utils.data import TensorDataset, get_worker_info
+from torch.utils.data._utils import worker
 
 from lanewise.data import StreamCut, StreamReader, is_stream, shuffles_itself
 from lanewise.data.lane_stream import OpenStream, as_lane_stream, shards_of
@@ -119,19 +121,16 @@ def reader_of(dataset: Any, num_lanes: int) -> StreamReader:
 
 
 @pytest.mark.parametrize("make", [Parts, stream_of, lambda: stream_of().shuffle(seed=1, buffer_size=4)])
-def test_a_stream_yields_the_same_in_loader_workers(make):
-    turns = [(1, lane) for _ in range(4) for lane in range(2)]
-    alone, apart = (
-        [
-            batch.data
-            for batch in DataLoader(
-                reader_of(make(), 2), batch_size=None, sampler=turns, num_workers=num_workers
-            )
-        ]
-        for num_workers in (0, 2)
-    )
+def test_a_stream_yields_the_same_in_loader_workers(make, monkeypatch):
+    def read() -> list[Any]:
+        reader = reader_of(make(), 2)
+        return [reader[1, lane].data for _ in range(4) for lane in range(2)]
+
+    alone = read()
     assert len(alone[4]) == 2
-    assert apart == alone
+    monkeypatch.setattr(worker, "_worker_info", SimpleNamespace(id=1, num_workers=2, seed=0))
+    assert read() == alone
+    assert get_worker_info().id == 1
 
 
 def test_fewer_shards_than_lanes_are_dealt_as_a_plain_stream():
