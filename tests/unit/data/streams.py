@@ -1,5 +1,6 @@
 """Streams of plain numbers, and what a few processes read of them in step."""
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -190,6 +191,8 @@ def read(
     else:
         with ThreadPoolExecutor(world_size) as pool:
             results = list(pool.map(of_rank, range(world_size), lane_ranges(num_lanes, world_size)))
+    if options.get("num_workers"):
+        gc.collect()  # ends the loader workers, before a later test waits for the end of its own
     assert all(state == results[0][1] for _, state in results)
     merged = [
         dict(sorted(item for one in of_step for item in one.items()))
