@@ -37,11 +37,6 @@ class LaneSource(Protocol):
         ...
 
     @property
-    def lanes(self) -> range:
-        """The lanes of this process."""
-        ...
-
-    @property
     def is_over(self) -> bool:
         """Whether all epochs of the run are over, where only the data tells when."""
         ...

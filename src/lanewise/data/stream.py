@@ -193,17 +193,10 @@ class StreamReader(Dataset[LaneBatch]):
         self._feeds: dict[int, _Feed] = {}
         self._num_read: dict[int, int] = {}
 
-    def anew(self, lanes: range, collate: Callable[[Any], Any] | None = None) -> "StreamReader":
-        """Return a reader that begins anew.
-
-        Args:
-            lanes: the lanes that are asked for.
-            collate: in place of this reader's.
-        """
+    def anew(self, lanes: range) -> "StreamReader":
+        """Return a reader of these lanes that begins anew."""
         name = self.eval_dataset
-        return StreamReader(
-            self.dataset, collate or self.collate, self.seed, self.cut, lanes, eval_dataset=name
-        )
+        return StreamReader(self.dataset, self.collate, self.seed, self.cut, lanes, eval_dataset=name)
 
     def close(self) -> None:
         """Close what is open: the next micro-batch of a lane is that of the begin, or of `start`."""

@@ -1,8 +1,7 @@
 """Reads a stream once from its beginning to its end, as an evaluation does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from lanewise.data.loader import read_turns
 from lanewise.data.reader import LaneBatch
@@ -55,19 +54,18 @@ def read_to_end(reader: StreamReader, num_workers: int, *, pin_memory: bool = Fa
             return
 
 
-def read_first(reader: StreamReader, collate: Callable[[Any], Any] | None = None) -> LaneBatch:
+def read_first(reader: StreamReader) -> LaneBatch:
     """Return the first micro-batch of the first lane that has one; an empty one if the stream is empty.
 
     Args:
         reader: tells the stream and its cut; nothing is read through it.
-        collate: in place of the reader's.
     """
     last = reader.cut.num_lanes - 1 if reader.is_lane_aware else 0
     for lane in range(last):
-        batch = reader.anew(range(lane, lane + 1), collate)[0, lane]
+        batch = reader.anew(range(lane, lane + 1))[0, lane]
         if batch.num_samples:
             return batch
-    return reader.anew(range(last, last + 1), collate)[0, last]
+    return reader.anew(range(last, last + 1))[0, last]
 
 
 def _marked(batch: LaneBatch, *, is_last: bool) -> LaneBatch:

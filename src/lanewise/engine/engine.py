@@ -1,6 +1,7 @@
 """The loop: takes steps, evaluates, shows observers what happened, and writes the model at the end."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -171,7 +172,8 @@ class Engine:
         batches = self._record(batches)
         try:
             run, step = self.run, self.first_step
-            while step != run.last_step and not (run.loader.is_over or self._ends_early):
+            last_step = math.inf if run.last_step is None else run.last_step
+            while step < last_step and not (run.loader.is_over or self._ends_early):
                 heartbeat.note = (DATA, step, None)
                 report = self.train_step.run(batches)
                 if report.totals.upcoming is not None:

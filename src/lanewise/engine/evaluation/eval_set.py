@@ -79,7 +79,7 @@ class EvalSet:
     ) -> Iterator[LaneBatch]:
         assert isinstance(self.reader, StreamReader)
         batch = None
-        for batch in read_to_end(self.reader.anew(lanes), num_workers, pin_memory=pin_memory):
+        for batch in read_to_end(self.reader, num_workers, pin_memory=pin_memory):
             yield batch
         if batch is None and fills_empty:
             first = read_first(self.reader)

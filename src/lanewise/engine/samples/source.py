@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lanewise.config import BatchConfig, DataConfig
-from lanewise.data import LaneReader, LaneSource, is_stream
+from lanewise.data import LaneReader, LaneSource, StreamCut, StreamReader, is_stream
 from lanewise.engine.samples.dataset import OrderChoice, Tables, build_loader
 from lanewise.engine.samples.stream import build_stream_loader
 from lanewise.errors import ConfigError
@@ -57,16 +57,10 @@ def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
                 "stream, whose samples come as they come. shuffle_buffer, a key of data and an argument of "
                 "lanes.steps, shuffles them in windows."
             )
+        cut = StreamCut.of(placement.num_lanes, batch.samples_per_lane, data.shuffle_buffer)
+        stream = StreamReader(dataset, collate, seed, cut, placement.own)
         return build_stream_loader(
-            dataset,
-            collate,
-            seed,
-            batch,
-            data,
-            world,
-            placement,
-            num_epochs=num_epochs,
-            fills_empty=fills_empty,
+            stream, data, world, placement, num_epochs=num_epochs, fills_empty=fills_empty
         )
     if data.shuffle_buffer:
         raise ConfigError(

@@ -1,10 +1,9 @@
 """Builds the loader of a process's lanes of a stream, after comparing its first sample between ranks."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
-from lanewise.config import BatchConfig, DataConfig
+from lanewise.config import DataConfig
 from lanewise.data import (
     MixedStream,
     StreamCut,
@@ -23,11 +22,8 @@ from lanewise.world.world import World
 logger = logging.getLogger(__name__)
 
 
-def build_stream_loader(  # noqa: PLR0913 - the parts of a run, as arguments
-    dataset: Any,
-    collate: Callable[[Any], Any],
-    seed: int,
-    batch: BatchConfig,
+def build_stream_loader(
+    reader: StreamReader,
     data: DataConfig,
     world: World,
     placement: Placement,
@@ -38,11 +34,8 @@ def build_stream_loader(  # noqa: PLR0913 - the parts of a run, as arguments
     """Build the loader that reads this process's lanes of a stream. Collective: every rank must call this.
 
     Args:
-        dataset: the stream, the same on every rank.
-        collate: makes a micro-batch of a list of samples.
-        seed: seed of the run.
-        batch: sizes of the micro-batch and the global batch.
-        data: loading, shuffling, and whether to leave out steps that some lane cannot fill.
+        reader: reads the stream, which is the same on every rank.
+        data: loading, and whether to leave out steps that some lane cannot fill.
         world: the processes.
         placement: which process carries which lanes.
         num_epochs: of the run; None: it ends after a number of steps.
@@ -54,8 +47,6 @@ def build_stream_loader(  # noqa: PLR0913 - the parts of a run, as arguments
     Raises:
         DataError: if the stream differs between ranks.
     """
-    cut = StreamCut.of(placement.num_lanes, batch.samples_per_lane, data.shuffle_buffer)
-    reader = StreamReader(dataset, collate, seed, cut, placement.own)
     found = compare_streams(reader, world)
     if world.rank == 0:
         describe_stream(reader, data.num_workers, world, placement)
@@ -72,7 +63,7 @@ def build_stream_loader(  # noqa: PLR0913 - the parts of a run, as arguments
     return loader, {
         "stream": kind,
         "first_sample": found,
-        "window_steps": cut.window_steps,
+        "window_steps": reader.cut.window_steps,
         "drop_last": data.drop_last,
     }
 

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple, TypeAlias, final
+from typing import NamedTuple, Protocol, final
 
 import torch
 from torch import nn
@@ -29,8 +29,13 @@ from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 
-IsLogged: TypeAlias = Callable[..., bool]
-"""See `LogInterval.ends_with`."""
+
+class IsLogged(Protocol):
+    """Tells whether a step is logged; see `LogInterval.ends_with`."""
+
+    def __call__(self, step: int, upcoming: Sequence[int] | None = None, /) -> bool:
+        """Tell it, of a stream once the number of samples of each lane in the next step is known."""
+        ...
 
 
 class StepGradient(NamedTuple):
