@@ -7,6 +7,7 @@ whatever drew before (docs/decisions/0015-seed-always.md).
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +44,20 @@ def take_random_state() -> Callable[[], None]:
             set_generator_state(of_accelerator)
 
     return put_back
+
+
+def generator_states() -> dict[str, object]:
+    """Return the states of the same generators, by the name of each, to be compared."""
+    of_numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - as above
+    of_accelerator = generator_state()
+    return {
+        "python's generator": random.getstate(),
+        "numpy's generator": repr(
+            of_numpy | {"state": {**of_numpy["state"], "key": of_numpy["state"]["key"].tobytes()}}
+        ),
+        "torch's generator": torch.get_rng_state().tolist(),
+        "the accelerator's generator": None if of_accelerator is None else of_accelerator.tolist(),
+    }
 
 
 @contextmanager

@@ -13,11 +13,16 @@ def model_seed(seed: int) -> int:
 
 
 def lane_seed(seed: int, step: int, lane: int, repeat: int = 0) -> int:
-    """Return the seed of a lane's forward and backward in a step: dropout and the like.
+    """Return the seed of a lane's forward, its loss and its backward in a step: dropout and the like.
 
     If a step goes through its lanes several times, for one model after the other, `repeat` counts the times.
     """
     return _digest(f"lane {seed} {step} {lane} {repeat}" if repeat else f"lane {seed} {step} {lane}")
+
+
+def backward_seed(seed: int, step: int, lane: int) -> int:
+    """Return the seed of a lane's backward where anything else ran since its forward: a loss of all lanes."""
+    return _digest(f"backward {seed} {step} {lane}")
 
 
 def update_seed(seed: int, step: int, repeat: int = 0) -> int:

@@ -13,7 +13,7 @@ sends zeros.
 import logging
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -93,7 +93,7 @@ class FSDPReducer:
         self._names = {module: name for name, module in model.named_modules()}
         self._outputs: list[torch.Tensor] = []
         self._contributes = True
-        self._found: set[torch.Tensor] = set()
+        self._gathered: dict[torch.Tensor, str] = {}
         self._notes: OrderedDict[int, Callable[[str, torch.Tensor], None]] = OrderedDict()
         self._callers: dict[nn.Module, Any] = {}
         self._placement = placement
@@ -133,6 +133,10 @@ class FSDPReducer:
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
             send_zeros_for_unused(sharded)
+
+    def gathered_parameters(self) -> Mapping[torch.Tensor, str]:
+        """See `Reducer`."""
+        return self._gathered
 
     def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
         """See `Reducer`. Autograd sees the gathered parameters."""
@@ -301,8 +305,10 @@ class FSDPReducer:
         def find(_module: nn.Module, _inputs: Any) -> None:
             handle.remove()
             for name, parameter in self.replicas[0].named_parameters():
-                if parameter.requires_grad and not is_sharded(parameter) and parameter not in self._found:
-                    self._found.add(parameter)
+                if is_sharded(parameter) or parameter in self._gathered:
+                    continue
+                self._gathered[parameter] = name
+                if parameter.requires_grad:
                     hook = partial(after_backward, name=name)
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 

@@ -1,7 +1,7 @@
 """The interface of all reducers, and the code that several of them share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
@@ -26,7 +26,10 @@ class LaneWork(Protocol):
 
     @property
     def data(self) -> Any:
-        """The lane's batch, on the device of the first replica; None where there are no samples."""
+        """The lane's batch, on the device of the first replica.
+
+        Without samples it is None, or that of another lane, for a forward that does not count.
+        """
         ...
 
     @property
@@ -71,6 +74,10 @@ class Reducer(Protocol):
         """Place another module like the model, such as its average, on the same devices in the same way."""
         ...
 
+    def gathered_parameters(self) -> Mapping[torch.Tensor, str]:
+        """Return the tensors that stand in a forward for parameters, where these are sharded, with names."""
+        ...
+
     def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
         """Call `note` with the name and tensor of a trained parameter after a lane's backward reached it."""
         ...
@@ -87,7 +94,7 @@ class Reducer(Protocol):
         ...
 
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
-        """Compute the losses of a round of lanes, at most one for each replica; None for an empty lane."""
+        """Compute the losses of a round of lanes, at most one for each replica; None for one without data."""
         ...
 
     def forwards(self, lanes: Sequence[LaneWork]) -> list[Any]:
@@ -213,6 +220,10 @@ class WholeModel(ABC):
         """See `Reducer`."""
         module.to(self.parameters[0].device)
 
+    def gathered_parameters(self) -> Mapping[torch.Tensor, str]:
+        """See `Reducer`."""
+        return {}
+
     def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
         """See `Reducer`."""
         return [
@@ -229,9 +240,9 @@ class WholeModel(ABC):
     def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
         """See `Reducer`."""
         (model,), (lane,) = self.replicas, lanes
-        if not lane.has_samples:
-            return [None]
         data = lane.data
+        if data is None and not lane.has_samples:
+            return [None]
         return [lane.loss(lane.forward(model, data), data)]
 
     def forwards(self, lanes: Sequence[LaneWork]) -> list[Any]:

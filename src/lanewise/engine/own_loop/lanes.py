@@ -215,6 +215,7 @@ class Lanes:
             self._placement,
             order=None if order is None else OrderChoice.of(order),
             tables=tables,
+            fills_empty=True,  # for `Step.batch_loss`
         )
         if identity not in self._numbered:
             self._numbered.append(identity)

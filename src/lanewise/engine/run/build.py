@@ -133,7 +133,7 @@ def build_run_loader(
             "sample_weights": lambda: task.sample_weights(dataset),
         },
         num_epochs=config.train.epochs,
-        fills_empty=config.distributed.reducer == "fsdp",
+        fills_empty=config.distributed.reducer == "fsdp" or task.loss_method() == "batch_loss",
     )
 
 

@@ -27,11 +27,12 @@ from lanewise.engine.step.lane import LaneOfBatch, to_device
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lane_loss import LaneShare
 from lanewise.engine.step.loss_shares import LossShares, Share
-from lanewise.engine.step.outputs import LaneOutputs
+from lanewise.engine.step.outputs import LaneOutputs, map_tensors
 from lanewise.engine.step.whole_loss import WholeLoss
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn
-from lanewise.nested import map_leaves, tensors_in
+from lanewise.lanes import LaneTurn, backward_seed
+from lanewise.nested import tensors_in
+from lanewise.random_state import set_random_state
 from lanewise.reduce import LaneWork
 
 _NO_SHARE = LaneShare(None, None)
@@ -57,7 +58,7 @@ class _OutputLane(LaneOfBatch):
         """Return what the lane gives to the loss."""
         with named_lane(self.batch):
             values = self.whole.values(outputs, data)
-        return values if self.keeps_graph else map_leaves(_without_graph, values)
+        return values if self.keeps_graph else map_tensors(_without_graph, values)
 
 
 @final
@@ -74,6 +75,7 @@ class BatchGradients:
     def __init__(self, gradients: LaneGradients, seed: int) -> None:
         self._gradients = gradients
         self._reducer = gradients.reducer
+        self._seed = seed
         self._shares = LossShares(gradients, seed)
         self._is_first_step = True
 
@@ -114,6 +116,8 @@ class BatchGradients:
                 shares[lane.turn.lane].seed(lane.ran_on, of_lane) if lane.has_samples else _NO_SHARE
                 for lane, of_lane in zip(lanes, values, strict=True)
             ]
+            # The loss drew since the forward, or on several lanes another forward did.
+            set_random_state(backward_seed(self._seed, turn.step, in_round[0].turn.lane))
             gradients.backward(seeds, what)
         self._is_first_step = False
 
@@ -139,8 +143,8 @@ class BatchGradients:
         """Raise TaskError if the second forward of a lane gave other outputs than the first."""
         is_exact = self._gradients.equality == "exact"
         tolerance = {"rtol": 0.0, "atol": 0.0} if is_exact else {"rtol": 1e-2, "atol": 1e-4}
-        first = {one.lane: one.values for one in before}
-        for second in again:
+        first = {one.lane: one.values for one in before if one.num_samples}
+        for second in (one for one in again if one.num_samples):
             pairs = zip(tensors_in(first[second.lane]), tensors_in(second.values), strict=True)
             if not all(torch.allclose(one, two.detach(), **tolerance, equal_nan=True) for one, two in pairs):
                 raise TaskError(
@@ -151,14 +155,20 @@ class BatchGradients:
 
 
 def _outputs_of(lanes: Sequence[_OutputLane], values: Sequence[Any]) -> list[LaneOutputs]:
-    """Return what the lanes of a round returned, without those that have no samples."""
+    """Return what the lanes of a round returned; of one without samples what tells its form, if anything."""
     return [
         LaneOutputs(lane.turn.lane, lane.batch.num_samples, of_lane)
-        for lane, of_lane in zip(lanes, values, strict=True)
         if lane.has_samples
+        else LaneOutputs(lane.turn.lane, 0, map_tensors(_without_samples, of_lane))
+        for lane, of_lane in zip(lanes, values, strict=True)
+        if of_lane is not None
     ]
 
 
-def _without_graph(leaf: Any) -> Any:
+def _without_samples(tensor: torch.Tensor) -> torch.Tensor:
+    return _without_graph(tensor)[:0] if tensor.dim() else tensor
+
+
+def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without its graph, which still tells whether it had one."""
-    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+    return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, final
 
 import torch
@@ -12,13 +13,17 @@ from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.device.accelerator import start_copy_to_host
 from lanewise.engine.buffers.buffers import LaneBuffers
+from lanewise.engine.step.changed_parameters import ChangedParameters
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.collectives import CollectiveDetector
+from lanewise.engine.step.foreign_leaves import ForeignLeaves
 from lanewise.engine.step.lane_error import note_lane
 from lanewise.engine.step.lane_loss import LaneLoss, LaneShare
+from lanewise.engine.step.look import Look
 from lanewise.engine.step.losses import StepLosses
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.parameters import ParameterMonitor
+from lanewise.engine.step.shared_backward import SharedBackward
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import LossScale
@@ -77,6 +82,7 @@ class LaneGradients:
         vote: called before the last backward of each step; returns whether this process wants to save after
             the step, and whether it wants to stop the run.
         metric_names: names of metrics that losses reported before the run was resumed.
+        others: parameters that the user holds besides those of `modules`, by name.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a run, as arguments
@@ -91,6 +97,7 @@ class LaneGradients:
         modules: Sequence[Collection[nn.Module]],
         vote: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False),
         metric_names: Collection[str] = (),
+        others: Mapping[str, nn.Parameter] = MappingProxyType({}),
     ) -> None:
         self.reducer = reducer
         self.world = world
@@ -99,10 +106,15 @@ class LaneGradients:
         self.loss_scale = loss_scale
         self._vote = vote
         self.clock = clock
-        self.losses = StepLosses(world, placement, loss_scale, metric_names)
+        self.losses = StepLosses(world, placement, loss_scale, metric_names, equality)
         self._buffers = LaneBuffers(modules, world, placement)
         self._monitor = ParameterMonitor(reducer)
         self._collectives = CollectiveDetector(reducer, world, placement, equality)
+        self.foreign_leaves = ForeignLeaves(reducer, modules[0], others)
+        self._looks: list[Look] = [ChangedParameters(reducer, others), self.foreign_leaves]
+        """What is still looked at; empty after the first steps."""
+        if len(reducer.replicas) > 1:
+            self._looks.append(SharedBackward(equality))
         self._open: list[LaneBatch] = []
         self._unit: str | None = None
         self._is_first_step = True
@@ -151,6 +163,8 @@ class LaneGradients:
                 self._is_logged, self._asks = is_logged(turn.step), is_logged
                 self._monitor.check(turn.step)
                 self._collectives.begin_step(turn)
+                for look in self._looks:
+                    look.begin(turn)
                 is_first = False
             for replica in range(len(in_round)):
                 self._buffers.begin(replica)
@@ -200,13 +214,19 @@ class LaneGradients:
         for replica, batch in enumerate(in_round):
             self._buffers.end(batch.turn, batch.num_samples, replica)
         self._monitor.before_backward(first)
+        for look in self._looks:
+            look.before_backward(
+                [batch.turn for batch in in_round], [None if loss is None else loss.value for loss in checked]
+            )
         for batch, loss in zip(in_round, checked, strict=True):
             try:
                 self._backward(batch, loss)
             except BaseException as error:
                 note_lane(error, batch)
                 raise
-        self._monitor.after_backward(first)
+        self._monitor.after_backward()
+        for look in self._looks:
+            look.after_backward([batch.turn for batch in in_round])
         self._turn = in_round[-1].turn
         is_reduced = self._turn.is_last and self.world.world_size > 1
         self.clock.lap(COMMUNICATION if is_reduced else BACKWARD, begins=DATA)
@@ -221,7 +241,7 @@ class LaneGradients:
             self._collectives.refuse_missing_backward(turn)
         if turn.is_last:  # the exchange overlaps this backward
             seconds = self.clock.computed_seconds() if self._is_logged else None
-            self.losses.start_exchange(self._vote(), self._buffers.changes(), seconds, batch.upcoming)
+            self.losses.start_exchange(turn, self._vote(), self._buffers.changes(), seconds, batch.upcoming)
         self.reducer.backward(turn, value, factor)
 
     def finish(self, *, needs_norm: bool = True) -> StepGradient:
@@ -258,6 +278,8 @@ class LaneGradients:
             for parameter in self.reducer.parameters:
                 parameter.grad = None
         self.clock.lap(COMMUNICATION if self.world.world_size > 1 else BACKWARD, begins=OPTIMIZER)
+        if self._looks:
+            self._looks = [look for look in self._looks if not look.finish()]
         if self._is_first_step:
             self._describe_first_step(totals)
         self.losses.require_finite(totals, self._turn)

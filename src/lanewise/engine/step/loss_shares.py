@@ -1,5 +1,6 @@
 """Computes a loss of all samples of a step, and shares the gradient of the outputs out among the lanes."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -103,7 +104,7 @@ class LossShares:
         Collective: every rank must call this.
 
         Args:
-            local: what this process's lanes returned, those that have samples, in lane order.
+            local: what this process's lanes returned; see `gather_outputs`.
             loss: of all samples of the step.
             turn: one of this process in the step.
             what: the name of the loss in an error message.
@@ -134,13 +135,14 @@ class LossShares:
         compute = partial(self._compute, loss, outputs, what)
         if loss.by_rows:
             return self._share_rows(compute, outputs, turn)
+        self._gradients.losses.common_loss, self._gradients.losses.common_name = math.nan, what
         if outputs.values is None:
             self._gradients.losses.agree_on_unit(0.0, is_of_all=True)
-            self._agree(None, what)
             return {}
         set_random_state(batch_loss_seed(self._seed, turn.step))
         computed = compute(slice(0, outputs.num_samples), turn)
-        self._agree(computed.loss, what)
+        if computed.loss.sum is not None:
+            self._gradients.losses.common_loss = computed.loss.sum.detach()
         first = min(outputs.rows)
         return {
             lane: Share(
@@ -151,19 +153,6 @@ class LossShares:
             for lane, rows in outputs.rows.items()
             if lane in self._placement.own
         }
-
-    def _agree(self, loss: LaneLoss | None, what: str) -> None:
-        """Raise TaskError if processes computed different losses. Collective, in the first step only."""
-        if not self._is_first_step:
-            return
-        own = None if loss is None or loss.sum is None else loss.sum.item()
-        told = [one for one in self._world.all_gather_tree(own) if one is not None]
-        tolerance = 0.0 if self._equality == "exact" else 1e-3
-        if told and not torch.allclose(*torch.tensor(told).aminmax(), tolerance, 0.0, equal_nan=True):
-            raise TaskError(
-                f"{what} differs between processes, which all get the samples of all lanes: {told}. It must "
-                "depend on nothing else: not on the rank, nor on random numbers of a generator of its own."
-            )
 
     def _compute(
         self, loss: WholeLoss, outputs: BatchOutputs, what: str, rows: slice, turn: LaneTurn
@@ -191,6 +180,8 @@ class LossShares:
         for name, one in model.named_buffers():
             if name in buffers and not torch.equal(one, buffers[name]):
                 raise TaskError(f"{what} changes the buffer {name}. Change buffers in the forward.")
+        if checked.value is not None and self._is_first_step:
+            self._gradients.foreign_leaves.require_own(checked.value, what, tensors)
         losses.agree_on_unit(checked.weight, is_of_all=not loss.by_rows)
         if checked.value is None:
             return _Computed(checked, [torch.zeros_like(one) for one in tensors], {})

@@ -7,11 +7,12 @@ from typing import final
 
 import torch
 
+from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.engine.step.lane_loss import LaneLoss, LaneShare
 from lanewise.engine.step.loss_metrics import add_up, agree_on_names, known_terms, with_metrics
 from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals, Term
-from lanewise.errors import MOST_SHOWN, NonFiniteLossError, shorten
+from lanewise.errors import MOST_SHOWN, NonFiniteLossError, TaskError, shorten
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import LossScale
 from lanewise.world.world import World
@@ -28,6 +29,7 @@ class StepLosses:
         placement: which process carries which lanes.
         loss_scale: keeps fp16 gradients in range; None where losses are not scaled.
         metric_names: names of metrics that lanes reported before the run was resumed.
+        equality: the grade, in which a loss of all samples must be equal on all processes.
     """
 
     def __init__(
@@ -36,12 +38,17 @@ class StepLosses:
         placement: Placement,
         loss_scale: LossScale | None,
         metric_names: Collection[str] = (),
+        equality: Equality = "exact",
     ) -> None:
         self._world = world
         self._placement = placement
         self._loss_scale = loss_scale
+        self._equality = equality
         self.find_not_finite: Callable[[], list[int]] = list
         """Returns the lanes of this process with outputs that are not finite, where one loss is of all."""
+        self.common_loss: torch.Tensor | float | None = None
+        """See `StepMessage`; set in a step that has one."""
+        self.common_name = ""
         self._known_names = metric_names
         self._metric_names: tuple[str, ...] | None = None
         """On which the processes agreed in the first step; None before."""
@@ -114,6 +121,7 @@ class StepLosses:
 
     def start_exchange(
         self,
+        turn: LaneTurn,
         votes: tuple[bool, bool, bool],
         buffer_changes: Sequence[float] | torch.Tensor,
         computed_seconds: float | None = None,
@@ -124,6 +132,7 @@ class StepLosses:
         In the first step the processes agree before on the names of the metrics that the lanes report.
 
         Args:
+            turn: one of this process in the step.
             votes: whether this process wants to save after the step, to stop there, and to end the run.
             buffer_changes: what `LaneBuffers.changes` returns.
             computed_seconds: how long this process takes to compute a step; None on every rank where none
@@ -136,12 +145,29 @@ class StepLosses:
         rows, num_metrics = self._rows, len(self._metric_names)
         if num_metrics:
             rows = with_metrics(rows, self._metrics, self._metric_names)
-        message = StepMessage(rows, *votes, buffer_changes, 1 + num_metrics, computed_seconds, upcoming)
-        self._wait: Callable[[], StepTotals] = message.start_exchange(self._world, self._placement.most)
+        message = StepMessage(
+            rows, *votes, buffer_changes, 1 + num_metrics, computed_seconds, self.common_loss, upcoming
+        )
+        self._wait: Callable[[], StepTotals] = message.start_exchange(
+            self._world, self._placement.most, turn.present
+        )
 
     def finish(self) -> StepTotals:
-        """Wait for the exchange, and return the totals over all lanes."""
-        totals = self._wait()
+        """Wait for the exchange, and return the totals over all lanes.
+
+        Raises:
+            TaskError: on every rank, if the processes computed different losses of all samples.
+            WorldError: likewise, if the totals are not of the lanes of the step.
+        """
+        totals, self.common_loss = self._wait(), None
+        known = [one for one in totals.common_losses if not math.isnan(one)]
+        tolerance = 0.0 if self._equality == "exact" else 1e-3
+        if known and not math.isclose(min(known), max(known), rel_tol=tolerance):
+            raise TaskError(
+                f"{self.common_name} differs between processes, which all get the samples of all lanes: "
+                f"{known}. It must depend on nothing else: not on the rank, nor on random numbers of a "
+                "generator of its own, nor on what it kept of steps in which a process had no samples."
+            )
         if self._metric_names:
             totals.metrics = add_up(totals, self._metric_names)
         return totals

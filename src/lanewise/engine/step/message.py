@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from lanewise.device.accelerator import float64_device
+from lanewise.errors import WorldError, shorten
 from lanewise.world.world import World
 
 
@@ -61,6 +62,8 @@ class StepTotals:
     """For each pack of buffers, the largest change of any lane; for `LaneBuffers.merge`."""
     computed_seconds: Sequence[float] = ()
     """What each process told, in the order of ranks; empty where none did."""
+    common_losses: Sequence[float] = ()
+    """The loss of all samples as each process computed it, likewise; NaN where one could not."""
     upcoming: Sequence[int] | None = None
     """Of a stream, how many samples each lane has in the next step; None where the dataset has an index."""
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -97,7 +100,8 @@ def sum_or_nan(values: Iterable[float]) -> float:
 class StepMessage:
     """What a process sends to the others in a step: a row for each lane, and numbers to take the maximum of.
 
-    To add another number, add a field, and handle it in `_numbers` and `start_exchange`.
+    To add another number, add a field, and handle it in `_numbers` and `start_exchange`: after the rows come
+    the numbers that are told of each process, the counts of the next step, the votes and the changes.
     """
 
     rows: list[LaneRow]
@@ -111,11 +115,15 @@ class StepMessage:
     """Terms in each row."""
     computed_seconds: float | None = None
     """How long this process takes to compute a step; None on every rank where none tells it."""
+    common_loss: torch.Tensor | float | None = None
+    """The loss of all samples, which each process computes; None on every rank where there is none."""
     upcoming: Sequence[int] | None = None
     """Of a stream, how many samples each lane of this process has in the next step; None on every rank where
     the dataset has an index."""
 
-    def start_exchange(self, world: World, most_lanes: int) -> Callable[[], StepTotals]:
+    def start_exchange(
+        self, world: World, most_lanes: int, present: Sequence[int]
+    ) -> Callable[[], StepTotals]:
         """Begin to exchange the messages of all processes.
 
         Collective: every rank must call this, before the backward of its last lane, which the exchange
@@ -124,9 +132,11 @@ class StepMessage:
         Args:
             world: the processes.
             most_lanes: the largest number of lanes that any process carries.
+            present: the lanes of all processes that have a turn.
 
         Returns:
-            A function that waits for the exchange and returns the totals.
+            A function that waits for the exchange and returns the totals. It raises WorldError if they are
+            not of these lanes.
         """
         if world.device.type != "cpu":
             wait = world.start_all_gather_to_host(self._numbers_on(world.device, most_lanes))
@@ -136,8 +146,8 @@ class StepMessage:
             return self._totals  # without tensors, whose overhead would show in a small step
         size = 1 + 2 * self.num_terms
         end = size * most_lanes
-        tells_time = self.computed_seconds is not None
-        counts = end + tells_time
+        tells_time, tells_loss = self.computed_seconds is not None, self.common_loss is not None
+        counts = end + tells_time + tells_loss
         votes = counts if self.upcoming is None else counts + most_lanes
 
         def finish() -> StepTotals:
@@ -150,12 +160,14 @@ class StepMessage:
                         lanes.append(LaneRow(int(lane), tuple(map(Term, terms[::2], terms[1::2]))))
             saves, ends, *changes = map(max, *(numbers[votes:] for numbers in messages), repeat(-math.inf))
             lanes.sort(key=itemgetter(0))
+            _require_lanes([row.lane for row in lanes], present)
             seconds = [numbers[end] for numbers in messages] if tells_time else ()
+            losses = [numbers[end + tells_time] for numbers in messages] if tells_loss else ()
             upcoming = None
             if self.upcoming is not None:
                 told = (number for numbers in messages for number in numbers[counts:votes])
                 upcoming = [int(number) for number in told if number >= 0]
-            return StepTotals(lanes, bool(saves), ends == 2, ends == 1, changes, seconds, upcoming)
+            return StepTotals(lanes, bool(saves), ends == 2, ends == 1, changes, seconds, losses, upcoming)
 
         return finish
 
@@ -170,8 +182,8 @@ class StepMessage:
             for value, weight, factor in terms:
                 numbers += float(value * factor), float(weight)
         numbers += [-1, *[0.0] * 2 * self.num_terms] * (most_lanes - len(self.rows))
-        if self.computed_seconds is not None:
-            numbers.append(self.computed_seconds)
+        told = (self.computed_seconds, self.common_loss)
+        numbers += [float(one) for one in told if one is not None]
         if self.upcoming is not None:
             numbers += *self.upcoming, *[-1] * (most_lanes - len(self.upcoming))
         numbers += self.wants_save, 2 * self.wants_stop or self.wants_end  # a signal comes first
@@ -192,8 +204,11 @@ class StepMessage:
                 position += 1
             factors = [term.factor for term in terms]
             rows.append(LaneRow(lane, tuple(map(Term, known[::2], known[1::2], factors))))
-        device = float64_device(device)
         message = replace(self, rows=rows, buffer_changes=())
+        if isinstance(self.common_loss, torch.Tensor):
+            place = (1 + 2 * self.num_terms) * most_lanes + (self.computed_seconds is not None)
+            there[place], message.common_loss = self.common_loss, 1.0
+        device = float64_device(device)
         numbers = StepMessage._numbers(message, most_lanes).to(device, non_blocking=True)
         for position, number in there.items():
             numbers[position].mul_(number.to(device))
@@ -206,3 +221,12 @@ class StepMessage:
         ends = self.wants_end and not self.wants_stop
         votes = self.wants_save, self.wants_stop, ends
         return StepTotals(self.rows, *votes, self.buffer_changes, upcoming=self.upcoming)
+
+
+def _require_lanes(told: Sequence[int], present: Sequence[int]) -> None:
+    if told != list(present):
+        raise WorldError(
+            f"the processes told of the lanes {shorten(told)}, and the step has {shorten(present)}: what "
+            "some process sent arrived as something else, so the step was not taken. Look for a fault of the "
+            "network, the driver or a device (`lanewise doctor`), and go on with --resume."
+        )

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class BatchOutputs(NamedTuple):
 
     values: Any
     """As each lane returned them, with the samples of all lanes in lane order; without a graph. None where
-    this process has no samples in the step: it does not know what others return."""
+    this process has nothing that tells what others return."""
     rows: Mapping[int, slice]
     """Which samples are of which lane; lanes without samples are not there."""
     num_samples: int
@@ -106,7 +106,7 @@ def gather_outputs(local: Sequence[LaneOutputs], step: int, world: World, most_l
     Nothing but a header travels where they do not fit together.
 
     Args:
-        local: of this process's lanes that have samples, in lane order.
+        local: of this process's lanes, in lane order. Where none has samples, the first one tells the form.
         step: for errors.
         world: the processes.
         most_lanes: the largest number of lanes that any process carries.
@@ -115,8 +115,10 @@ def gather_outputs(local: Sequence[LaneOutputs], step: int, world: World, most_l
         TaskError: on every rank, if an output does not have an entry for each sample of its lane, or differs
             between lanes in anything but the number of samples.
     """
+    local = [one for one in local if one.num_samples] or local[:1]
     forms = {one.form if one.fits else None for one in local}
-    own = _Header(_signature(forms), 0, 0, [(one.lane, one.num_samples) for one in local])
+    rows = [(one.lane, one.num_samples) for one in local if one.num_samples]
+    own = _Header(_signature(forms), 0, 0, rows)
     if own.signature > 0:
         row_bytes, num_gradients = _sizes(local[0])
         own = own._replace(row_bytes=row_bytes, num_gradients=num_gradients)
@@ -139,9 +141,20 @@ def gather_outputs(local: Sequence[LaneOutputs], step: int, world: World, most_l
         return BatchOutputs(None, starts, start, abs(num_gradients), dtype)
     joined = iter(everything)
 
+    values = map_tensors(lambda one: next(joined).requires_grad_(one.requires_grad), local[0].values)
+    return BatchOutputs(values, starts, start, abs(num_gradients), dtype)
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], values: Any) -> Any:
+    """Apply a function to the tensors of what a lane gives to its loss.
+
+    Raises:
+        TaskError: if there is an object that is neither a tensor nor a container of them.
+    """
+
     def put(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return next(joined).requires_grad_(leaf.requires_grad)
+            return function(leaf)
         if isinstance(leaf, MutableMapping):  # with a `.to` of its own, as a tokenizer's BatchEncoding
             made = copy.copy(leaf)
             made.update({key: map_leaves(put, value) for key, value in leaf.items()})
@@ -152,8 +165,7 @@ def gather_outputs(local: Sequence[LaneOutputs], step: int, world: World, most_l
             "dicts or dataclasses."
         )
 
-    values = map_leaves(put, local[0].values)
-    return BatchOutputs(values, starts, start, abs(num_gradients), dtype)
+    return map_leaves(put, values)
 
 
 def _signature(forms: set[str | None]) -> int:
@@ -167,16 +179,23 @@ def _signature(forms: set[str | None]) -> int:
 
 def _sizes(outputs: LaneOutputs) -> tuple[int, int]:
     """Return what a header tells of one sample's outputs: its bytes, and how many numbers have a gradient."""
-    one_each = [tensor[0] for tensor in tensors_in(outputs.values)]
-    trained = [one for one in one_each if one.requires_grad]
+    tensors = list(tensors_in(outputs.values))
+    trained = [one for one in tensors if one.requires_grad]
     sign = -1 if any(one.dtype in (torch.float64, torch.complex128) for one in trained) else 1
-    return sum(one.nbytes for one in one_each), sign * sum(as_real(one).numel() for one in trained)
+    return sum(map(_row_bytes, tensors)), sign * sum(as_real(one).shape[1:].numel() for one in trained)
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    return tensor.shape[1:].numel() * tensor.element_size()
 
 
 def _join(local: Sequence[LaneOutputs], device: torch.device) -> Iterator[torch.Tensor]:
-    """Yield each tensor of the outputs for the samples of all lanes."""
+    """Yield each tensor of the outputs for the samples of all lanes, contiguous as after an exchange.
+
+    With other strides, as those of channels_last, a loss may add in another order.
+    """
     for of_lanes in zip(*(tensors_in(one.values) for one in local), strict=True):
-        yield torch.cat([one.detach().to(device) for one in of_lanes])
+        yield torch.cat([one.detach().to(device) for one in of_lanes]).contiguous()
 
 
 def _exchange(
@@ -196,14 +215,14 @@ def _exchange(
     sent = torch.zeros(max(sizes), max(1, row_bytes), dtype=torch.uint8, device=world.device)
     place = 0
     for one in own:
-        flat = one.reshape(len(one), one[0].numel()).contiguous().view(torch.uint8)
+        flat = one.view(len(one), one.shape[1:].numel()).view(torch.uint8)
         sent[: len(one), place : place + flat.shape[1]] = flat
         place += flat.shape[1]
     gathered = world.start_all_gather(sent)()
     rows = torch.cat([of_rank[:size] for of_rank, size in zip(gathered, sizes, strict=True)])
     everything, place = list[torch.Tensor](), 0
     for one in own:
-        num_bytes = one[0].nbytes
+        num_bytes = _row_bytes(one)
         # `clone` aligns the bytes, as a view of another type needs them.
         part = rows[:, place : place + num_bytes].clone(memory_format=torch.contiguous_format)
         everything.append(part.flatten().view(one.dtype).view(len(rows), *one.shape[1:]))

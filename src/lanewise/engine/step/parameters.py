@@ -16,9 +16,8 @@ class ParameterMonitor:
     """Monitors the parameters of the user's module and of its replicas.
 
     Call `check` and `begin_step` once in each step, `before_backward` and `after_backward` in each round of
-    lanes. In the first step, all lanes are checked for a backward inside of the forward and for an update
-    inside of the backward. In later steps, only the first round of each process is checked, for a backward
-    inside of the forward.
+    lanes. All lanes of the first step are checked for a backward inside of the forward, and in later steps
+    the first round of each process.
 
     Args:
         reducer: holds the module.
@@ -29,7 +28,6 @@ class ParameterMonitor:
         self._trainable = [parameter.requires_grad for _, parameter in self._all]
         self._trained = [one for replica in reducer.replicas for one in trained_parameters(replica)]
         self._left: list[int | None] | None = None
-        self._versions: list[int] = []
         self._used: set[str] = set()
         self._hooks = reducer.register_hooks(self._note_use)
 
@@ -55,18 +53,10 @@ class ParameterMonitor:
                 f"lane {turn.lane} in step {turn.step + 1}: the forward or the loss calls backward(). Return "
                 "the whole loss to lanewise, which calls backward; inside of a loss use torch.autograd.grad."
             )
-        if self._hooks:
-            self._versions = [parameter._version for parameter in self._trained]
 
-    def after_backward(self, turn: LaneTurn) -> None:
-        """Raise TaskError if the backward updated parameters, by the gradient of a part of the batch."""
+    def after_backward(self) -> None:
+        """Note the gradients that the backward of a round left."""
         self._left = self._gradient_versions() if self._hooks else None
-        if self._hooks and (now := [parameter._version for parameter in self._trained]) != self._versions:
-            raise TaskError(
-                f"parameter {self._name_of_first(now, self._versions)} changed in the backward of lane "
-                f"{turn.lane} in step {turn.step + 1}: a hook updates it there, by the gradient of a part of "
-                "the global batch. Leave updates to the optimizer, which steps after all lanes."
-            )
 
     def unused(self, world: World) -> list[str]:
         """Return the names of the trainable parameters that no lane has used so far, and remove the hooks.

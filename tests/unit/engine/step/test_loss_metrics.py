@@ -124,7 +124,7 @@ def test_a_lane_whose_loss_weighs_nothing_still_reports():
             metrics = {"a": (lane + 1.0, 2.0)} if lane == 0 else None
             given = Loss(torch.tensor(1.0, requires_grad=True), float(lane), metrics=metrics)
             losses.add(batch, LaneLoss.of(batch, given, "the loss"))
-        losses.start_exchange((False, False, False), [])
+        losses.start_exchange(turn, (False, False, False), [])
         totals = losses.finish()
         assert (totals.loss, totals.metrics) == (1.0, {"a": (1.0, 2.0)})
 

@@ -33,7 +33,7 @@ def test_of_many_samples_and_lanes_the_first_are_named():
             LaneBatch(turn, indices, None, 100),
             LaneLoss(torch.tensor(math.nan, requires_grad=True), 100.0, 100.0, is_sample_mean=True),
         )
-    losses.start_exchange((False, False, False), [])
+    losses.start_exchange(turn, (False, False, False), [])
     with pytest.raises(NonFiniteLossError) as caught:
         losses.require_finite(losses.finish(), turn)
     first, *lanes, rest, remedy = str(caught.value).splitlines()

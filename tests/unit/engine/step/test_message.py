@@ -29,7 +29,8 @@ class Ranks:
 
 def exchanged(*messages: StepMessage, most_lanes: int) -> StepTotals:
     world = Ranks()
-    *_, wait = [one.start_exchange(world, most_lanes) for one in messages]
+    present = sorted(row.lane for one in messages for row in one.rows)
+    *_, wait = [one.start_exchange(world, most_lanes, present) for one in messages]
     return wait()
 
 
@@ -97,9 +98,9 @@ def test_each_process_tells_how_long_it_computes(on_device):
         one = StepMessage([row], False, True, False, changes, computed_seconds=seconds)
         if on_device:
             world.told.append(one._numbers_on(CPU, 2))
-        waits.append(one.start_exchange(Ranks() if on_device else world, 2))
+        waits.append(one.start_exchange(Ranks() if on_device else world, 2, range(3)))
     if on_device:
-        waits[-1] = one.start_exchange(world, 2)
+        waits[-1] = one.start_exchange(world, 2, range(3))
         world.told.pop()
     totals = waits[-1]()
     assert totals.computed_seconds == pytest.approx([0.5, math.nan, 0.25], nan_ok=True)

@@ -1,0 +1,126 @@
+"""Refuses a forward, loss or backward that changes parameters, as one that moves a teacher does."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import nn
+
+from lanewise.engine.step.look import Look
+from lanewise.errors import TaskError
+from lanewise.lanes import LaneTurn
+from lanewise.reduce import Reducer
+from lanewise.world.shards import is_sharded
+
+_PART = 2**18
+"""Elements of a tensor that are added up at once: `sum` copies them as int64."""
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+"""By the bytes of an element; wider ones are read as int64."""
+
+
+class _State(NamedTuple):
+    """What tells that a parameter is as it was, without a copy of it."""
+
+    version: int
+    """Does not count what is written through `data`."""
+    address: int
+    checksum: int
+    """Does not see a teacher that is set to what it was, as long as its student has not been updated."""
+
+
+@final
+class ChangedParameters(Look):
+    """Looks at every parameter around each lane's forward, loss and backward.
+
+    Each process runs some lanes only, one after the other, so such a change would train another model on
+    every number of processes. It looks until the end of the first step that began with updated weights: in
+    the first one a teacher may equal its student.
+
+    Args:
+        reducer: holds the model.
+        others: further parameters that the user holds, by name.
+    """
+
+    def __init__(self, reducer: Reducer, others: Mapping[str, nn.Parameter]) -> None:
+        model = reducer.replicas[0]
+        self._reducer = reducer
+        own = dict(model.named_parameters())
+        self._named = own | {name: one for name, one in others.items() if one not in set(own.values())}
+        # cuDNN lays the weights of a recurrent layer out anew, with equal values.
+        layers = (layer for layer in model.modules() if isinstance(layer, nn.RNNBase))
+        self._moves = {parameter for layer in layers for parameter in layer.parameters()}
+        self._gathered: dict[torch.Tensor, int] = {}
+        """Versions of what fsdp gathered, which only the user's code changes."""
+        self._before: list[_State] | None = None
+        self._first: list[int] | None = None
+        self._is_updated = False
+
+    def begin(self, turn: LaneTurn) -> None:
+        """See `Look`."""
+        if self._before is None:
+            self._before = self._look()
+            trained = [
+                state.checksum
+                for state, one in zip(self._before, self._named.values(), strict=True)
+                if one.requires_grad
+            ]
+            self._first = self._first or trained
+            self._is_updated = trained != self._first
+
+    def before_backward(self, in_round: Sequence[LaneTurn], losses: Sequence[torch.Tensor | None]) -> None:
+        """See `Look`."""
+        self._require_unchanged(in_round, "forward or the loss")
+
+    def after_backward(self, in_round: Sequence[LaneTurn]) -> None:
+        """See `Look`."""
+        self._require_unchanged(in_round, "backward")
+
+    def finish(self) -> bool:
+        """See `Look`."""
+        self._before = None
+        return self._is_updated
+
+    def _require_unchanged(self, in_round: Sequence[LaneTurn], where: str) -> None:
+        assert self._before is not None
+        for name, before, now in zip(self._named, self._before, self._look(), strict=True):
+            if now != before:
+                self._refuse(name, in_round[0], where)
+        for turn, replica in zip(in_round[1:], self._reducer.replicas[1:], strict=False):
+            copies = _checksums(replica.parameters())
+            for name, before, checksum in zip(self._named, self._before, copies, strict=False):
+                if checksum != before.checksum:
+                    self._refuse(name, turn, where)
+        for parameter, name in self._reducer.gathered_parameters().items():
+            if parameter._version != self._gathered.setdefault(parameter, parameter._version):
+                self._refuse(name, in_round[0], where)
+
+    def _look(self) -> list[_State]:
+        """Return the state of the part of each parameter that this process has. Waits for the device."""
+        named: Iterable[Any] = self._named.values()
+        with torch.no_grad():
+            own = [one.to_local() if is_sharded(one) else one for one in named]
+        return [
+            _State(0, 0, checksum) if whole in self._moves else _State(one._version, one.data_ptr(), checksum)
+            for whole, one, checksum in zip(self._named.values(), own, _checksums(own), strict=True)
+        ]
+
+    def _refuse(self, name: str, turn: LaneTurn, where: str) -> None:
+        raise TaskError(
+            f"parameter {name} changed in the {where} of lane {turn.lane} in step {turn.step + 1}. Each "
+            "process runs some of the lanes only, so every number of devices would train another model. "
+            "Leave updates to the optimizer, which steps after all lanes. Change other weights once in a "
+            "step, on every process, after the optimizer's step: in a loop of your own, or in a hook "
+            "(torch.optim.optimizer.register_optimizer_step_post_hook). Instead of "
+            "nn.Embedding(max_norm=...) limit the norm in the forward, without changing the weights."
+        )
+
+
+@torch.no_grad()
+def _checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return a number for the bytes of each tensor, which the order of its elements does not change."""
+    sums = []
+    for tensor in tensors:
+        kind = _INTEGERS.get(tensor.element_size(), torch.int64)
+        parts = tensor.contiguous().view(-1).view(kind).split(_PART)
+        sums.append(torch.stack([part.sum(dtype=torch.int64) for part in parts]).sum())
+    return [int(one) for one in torch.stack([one.to(sums[0].device) for one in sums]).tolist()]
