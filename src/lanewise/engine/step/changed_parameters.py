@@ -11,6 +11,7 @@ from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.reduce import Reducer
 from lanewise.world.shards import is_sharded
+from lanewise.world.world import World
 
 _PART = 2**18
 """Elements of a tensor that are added up at once: `sum` copies them as int64."""
@@ -38,12 +39,14 @@ class ChangedParameters(Look):
 
     Args:
         reducer: holds the model.
+        world: the processes.
         others: further parameters that the user holds, by name.
     """
 
-    def __init__(self, reducer: Reducer, others: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, reducer: Reducer, world: World, others: Mapping[str, nn.Parameter]) -> None:
         model = reducer.replicas[0]
         self._reducer = reducer
+        self._world = world
         own = dict(model.named_parameters())
         self._named = own | {name: one for name, one in others.items() if one not in set(own.values())}
         # cuDNN lays the weights of a recurrent layer out anew, with equal values.
@@ -51,19 +54,22 @@ class ChangedParameters(Look):
         self._moves = {parameter for layer in layers for parameter in layer.parameters()}
         self._gathered: dict[torch.Tensor, int] = {}
         """Versions of what fsdp gathered, which only the user's code changes."""
+        self._whole: dict[str, int] = {}
+        """The checksum of each sharded parameter over all processes."""
         self._before: list[_State] | None = None
         self._first: list[int] | None = None
         self._is_updated = False
 
     def begin(self, turn: LaneTurn) -> None:
-        """See `Look`."""
+        """See `Look`. Collective where parameters are sharded."""
         if self._before is None:
             self._before = self._look()
-            trained = [
-                state.checksum
-                for state, one in zip(self._before, self._named.values(), strict=True)
-                if one.requires_grad
-            ]
+            sums = {name: state.checksum for name, state in zip(self._named, self._before, strict=True)}
+            if own := {name: sums[name] for name, one in self._named.items() if is_sharded(one)}:
+                of_ranks = self._world.all_gather_tree(own)
+                self._whole = {name: _wrapped(sum(one[name] for one in of_ranks)) for name in own}
+            sums |= self._whole
+            trained = [sums[name] for name, one in self._named.items() if one.requires_grad]
             self._first = self._first or trained
             self._is_updated = trained != self._first
 
@@ -91,7 +97,9 @@ class ChangedParameters(Look):
                 if checksum != before.checksum:
                     self._refuse(name, turn, where)
         for parameter, name in self._reducer.gathered_parameters().items():
-            if parameter._version != self._gathered.setdefault(parameter, parameter._version):
+            is_other = parameter._version != self._gathered.setdefault(parameter, parameter._version)
+            is_there = parameter.untyped_storage().nbytes() and parameter.dtype == self._named[name].dtype
+            if is_other or (is_there and _checksums([parameter]) != [self._whole[name]]):
                 self._refuse(name, in_round[0], where)
 
     def _look(self) -> list[_State]:
@@ -113,6 +121,11 @@ class ChangedParameters(Look):
             "(torch.optim.optimizer.register_optimizer_step_post_hook). Instead of "
             "nn.Embedding(max_norm=...) limit the norm in the forward, without changing the weights."
         )
+
+
+def _wrapped(total: int) -> int:
+    """Return a sum as int64 holds it."""
+    return (total + 2**63) % 2**64 - 2**63
 
 
 @torch.no_grad()

@@ -111,7 +111,7 @@ class LaneGradients:
         self._monitor = ParameterMonitor(reducer)
         self._collectives = CollectiveDetector(reducer, world, placement, equality)
         self.foreign_leaves = ForeignLeaves(reducer, modules[0], others)
-        self._looks: list[Look] = [ChangedParameters(reducer, others), self.foreign_leaves]
+        self._looks: list[Look] = [ChangedParameters(reducer, world, others), self.foreign_leaves]
         """What is still looked at; empty after the first steps."""
         if len(reducer.replicas) > 1:
             self._looks.append(SharedBackward(equality))

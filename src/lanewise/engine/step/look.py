@@ -11,7 +11,7 @@ class Look:
     """Something to look at until enough was seen; each method does nothing where a look has no use for it.
 
     In each step the engine calls `begin`, in each round of lanes `before_backward` and `after_backward`, and
-    at the end `finish`. None of them communicates. To add a look, put it into the list of `LaneGradients`.
+    at the end `finish`; only `begin` may be collective. A new look joins the list of `LaneGradients`.
     """
 
     def begin(self, turn: LaneTurn) -> None:

@@ -1,0 +1,339 @@
+"""What code of the user's may change behind the trainer's back, a task for each: see test_kinds.py."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset
+
+from lanewise import Loss, Task
+
+
+class Points(Dataset[Any]):
+    """22 points: the last step of an epoch is partial, and has three lanes of four."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(6, generator=torch.Generator().manual_seed(index)), index % 3
+
+
+class Net(nn.Module):
+    """A student, and a teacher that follows it, as in BYOL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Linear(6, 3)
+        self.teacher = nn.Linear(6, 3).requires_grad_(False)
+        self.teacher.load_state_dict(self.student.state_dict())
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        return self.student(points) + self.teacher(points)
+
+
+class Plain(Task):
+    """Changes nothing."""
+
+    def build_model(self) -> nn.Module:
+        return Net()
+
+    def train_dataset(self) -> Dataset[Any]:
+        return Points()
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        return F.cross_entropy(outputs, batch[1])
+
+
+# Parameters.
+
+
+class TeacherInForward(Plain):
+    """How MoCo and BYOL are usually written."""
+
+    @torch.no_grad()
+    def follow(self, model: Any) -> None:
+        for mean, one in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+            mean.mul_(0.9).add_(one, alpha=0.1)
+
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        self.follow(model)
+        return super().forward(model, batch)
+
+
+class TeacherThroughData(TeacherInForward):
+    """Which moves no version."""
+
+    def follow(self, model: Any) -> None:
+        for mean, one in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+            mean.data.mul_(0.9).add_(one.data, alpha=0.1)
+
+
+class TeacherReplaced(TeacherInForward):
+    def follow(self, model: Any) -> None:
+        for mean, one in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+            mean.data = 0.9 * mean.data + 0.1 * one.data
+
+
+class TeacherThatIsCopied(TeacherInForward):
+    """Equal to its student until the first update, so that the first step shows nothing."""
+
+    def follow(self, model: Any) -> None:
+        for mean, one in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+            mean.data.copy_(one.data)
+
+
+class TeacherInLoss(TeacherInForward):
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        self.model = model
+        return Plain.forward(self, model, batch)
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        self.follow(self.model)
+        return super().loss(outputs, batch)
+
+
+class TeacherInTask(Plain):
+    """Not a part of the model, but of the task."""
+
+    def build_model(self) -> nn.Module:
+        net = Net()
+        self.teacher = nn.Linear(6, 3).requires_grad_(False)
+        return net
+
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        with torch.no_grad():
+            self.teacher.weight.lerp_(model.student.weight, 0.1)
+        return super().forward(model, batch) + self.teacher(batch[0])
+
+
+class LimitedNorm(Plain):
+    """A max_norm changes the rows that a lane looks up."""
+
+    def build_model(self) -> nn.Module:
+        net: Any = Net()
+        net.rows = nn.Embedding(3, 3, max_norm=0.5)
+        return net
+
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        return super().forward(model, batch) + model.rows(batch[1])
+
+
+class ClippedInBackward(Plain):
+    """WGAN's clipping, at the wrong place."""
+
+    def build_model(self) -> nn.Module:
+        net = Net()
+        net.student.weight.register_post_accumulate_grad_hook(self.clip)
+        return net
+
+    def clip(self, weight: torch.Tensor) -> None:
+        weight.data.clamp_(-0.1, 0.1)
+
+
+class Criterion(Plain):
+    """A criterion with weights that lies in the task, as ArcFace's."""
+
+    def build_model(self) -> nn.Module:
+        self.criterion = nn.Linear(3, 3)
+        return Net()
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        return F.cross_entropy(self.criterion(outputs), batch[1])
+
+
+class Temperature(Plain):
+    """A plain tensor that needs a gradient."""
+
+    def build_model(self) -> nn.Module:
+        self.temperature = torch.tensor(1.0, requires_grad=True)
+        return Net()
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        return F.cross_entropy(outputs * self.temperature, batch[1])
+
+
+class FrozenCriterion(Criterion):
+    """One that is not trained is right."""
+
+    def build_model(self) -> nn.Module:
+        net = super().build_model()
+        self.criterion.requires_grad_(False)
+        return net
+
+
+class Forces(Plain):
+    """The gradient by an input that the forward makes a leaf, as for forces and gradient penalties."""
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        points = batch[0].clone().requires_grad_()
+        outputs = model(points)
+        (forces,) = torch.autograd.grad(outputs.square().sum(), points, create_graph=True)
+        return outputs + forces[:, :3]
+
+
+class ShrinkingOptimizer(torch.optim.SGD):
+    """Changes weights that it does not train; it steps alike on every process."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for one in self.param_groups[0]["params"]:
+            one.data.mul_(0.9)
+
+
+# Buffers.
+
+
+class Statistics(Plain):
+    """Float statistics become the mean over the lanes."""
+
+    def build_model(self) -> nn.Module:
+        net = Net()
+        net.register_buffer("mean", torch.zeros(6))
+        return net
+
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        model.mean.lerp_(batch[0].mean(0), 0.1)
+        return super().forward(model, batch)
+
+
+class StatisticsInLoss(Statistics):
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        self.model = model
+        return Plain.forward(self, model, batch)
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        self.model.mean.lerp_(batch[0].mean(0), 0.1)
+        return super().loss(outputs, batch)
+
+
+class LabelCounts(Plain):
+    """Integers that differ between lanes have no mean."""
+
+    def build_model(self) -> nn.Module:
+        net = Net()
+        net.register_buffer("counts", torch.zeros(3, dtype=torch.int64))
+        return net
+
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        model.counts += torch.bincount(batch[1], minlength=3)
+        return super().forward(model, batch)
+
+
+# Random numbers.
+
+
+class _Noise(torch.autograd.Function):
+    """A backward that draws."""
+
+    @staticmethod
+    def forward(_ctx: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient + torch.randn_like(gradient)
+
+
+class NoiseInBackward(Plain):
+    """As where gradients are made private."""
+
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        return _Noise.apply(super().forward(model, batch))
+
+
+class NoiseInHook(Plain):
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        outputs = super().forward(model, batch)
+        outputs.register_hook(lambda one: one * float(np.random.rand()) * random.random())  # noqa: NPY002
+        return outputs
+
+
+class ForgetfulCheckpoint(Plain):
+    """A block that runs again in the backward with other random numbers."""
+
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        return checkpoint(
+            lambda points: F.dropout(model(points), 0.5),
+            batch[0],
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+
+
+class CarefulCheckpoint(Plain):
+    """A block that runs again in the backward with the same random numbers."""
+
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        return checkpoint(lambda points: F.dropout(model(points), 0.5), batch[0], use_reentrant=False)
+
+
+class _OfAll(Plain):
+    """A loss of all samples, whose lanes' backwards come long after their forwards."""
+
+    loss: Any = Task.loss
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Any:
+        return F.cross_entropy(outputs, inputs)
+
+    def batch_loss_inputs(self, batch: Any) -> Any:
+        return batch[1]
+
+
+class NoiseInBackwardOfAll(_OfAll):
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        return _Noise.apply(super().forward(model, batch))
+
+
+class NoiseInBackwardByRows(NoiseInBackwardOfAll):
+    batch_loss: Any = Task.batch_loss
+
+    def row_loss(self, model: nn.Module, outputs: Any, inputs: Any, rows: slice) -> Any:
+        return F.cross_entropy(outputs[rows], inputs[rows])
+
+
+class NoiseInBackwardOfTerms(NoiseInBackward):
+    """Two terms with divisors of their own."""
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        total = F.cross_entropy(outputs, batch[1], reduction="sum")
+        return [Loss(total, len(batch[1])), Loss(outputs.square().sum(), outputs.numel())]
+
+    def loss_weights(self, batch: Any) -> Any:
+        return None
+
+
+# Losses of all samples.
+
+
+class QueueInLoss(_OfAll):
+    """Keeps the outputs of earlier steps; also where a process has no samples, it must be the same."""
+
+    def build_model(self) -> nn.Module:
+        self.queue = torch.zeros(0, 3)
+        return super().build_model()
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Any:
+        everything = torch.cat([outputs, self.queue])
+        self.queue = everything.detach()[:40]
+        return F.cross_entropy(outputs @ everything.T, inputs)
+
+
+class ChannelsLast(_OfAll):
+    """Outputs whose strides an exchange does not keep."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Conv2d(6, 8, 1), nn.Upsample(scale_factor=5))
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0]).contiguous(memory_format=torch.channels_last)
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Any:
+        return (outputs * torch.linspace(0.1, 3, outputs[0].numel()).view_as(outputs[0])).tanh().mean()
