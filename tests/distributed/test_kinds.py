@@ -7,11 +7,15 @@ from dataclasses import replace
 from functools import cache, partial
 
 import pytest
+import torch
+from torch import nn
 
 from lanewise.config import DistributedConfig
+from lanewise.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed import kinds
-from tests.distributed.tasks import configure, train
+from tests.distributed.tasks import configure, state_bytes, train
+from tests.unit.engine.own_loop.test_lanes import make_lanes
 
 _CHANGED = "changed in the forward or the loss of lane"
 _KINDS = {
@@ -111,3 +115,62 @@ def test_an_optimizer_may_change_weights_that_it_does_not_train():
     options = {"optimizer": f"{kinds.__name__}.ShrinkingOptimizer"}
     results = [outcome(kinds.Plain, "ddp", num_devices, **options) for num_devices in (1, 2, 3)]
     assert results == [results[0]] * 3
+
+
+def own_loop(world, kind):
+    """Train a kind of task in a loop of one's own; return the bytes of the model, and what the task keeps."""
+    set_determinism("exact", threads=1)
+    lanes = make_lanes(world, global_batch_size=8)
+    task = kind()
+    model = lanes.prepare(task.build_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = lanes.steps(task.train_dataset())
+    for _ in range(2):
+        for step in steps:
+            if kind is kinds.QueueInLoss:
+                step.batch_loss(
+                    lambda batch: (task.forward(model, batch), batch[1]),
+                    lambda given: task.batch_loss(model, *given),
+                )
+            else:
+                for batch in step:
+                    step.backward(task.loss(task.forward(model, batch), batch))
+            optimizer.step()
+    return state_bytes(model), getattr(task, "queue", torch.zeros(0)).tolist()
+
+
+def test_in_an_own_loop_every_process_fills_the_same_queue():
+    (alone,) = run_distributed(own_loop, 1, kinds.QueueInLoss)
+    assert len(alone[1]) == 40
+    for num_processes in (2, 3, 4):
+        assert run_distributed(own_loop, num_processes, kinds.QueueInLoss) == [alone] * num_processes
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (kinds.TeacherThroughData, f"parameter teacher.weight {_CHANGED}"),
+        (kinds.Criterion, r"depends on a parameter of shape \(3, 3\), which needs a gradient"),
+        (kinds.Temperature, r"depends on a tensor of shape \(\), which needs a gradient"),
+    ],
+)
+def test_in_an_own_loop_it_is_the_same_error(kind, said):
+    with pytest.raises(RuntimeError, match=said):
+        run_distributed(own_loop, 2, kind)
+
+
+def adversaries(world):
+    """A GAN: the loss of each model depends on the parameters of the other, which is prepared too."""
+    lanes = make_lanes(world, global_batch_size=8)
+    torch.manual_seed(0)
+    first, second = lanes.prepare(nn.Linear(6, 6)), lanes.prepare(nn.Linear(6, 1))
+    for step in lanes.steps(kinds.Points()):
+        for points, _ in step.batches(first):
+            step.backward(second(first(points)).mean())
+        for points, _ in step.batches(second):
+            step.backward(second(first(points)).square().mean())
+    return step.number
+
+
+def test_the_other_models_of_a_gan_are_no_foreign_weights():
+    assert run_distributed(adversaries, 2) == [2, 2]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals, Term
+from lanewise.errors import WorldError
 
 CPU = torch.device("cpu")
 
@@ -118,3 +119,35 @@ def test_a_row_may_have_several_terms():
     totals = exchanged(*each, most_lanes=2)
     assert totals.lanes == [LaneRow(n, (Term(0.5 * n, 1.0), Term(-2.0, float(n)))) for n in range(3)]
     assert (totals.loss_sum, totals.weight) == (1.5, 3.0)
+
+
+@pytest.mark.parametrize("lane", [math.nan, 7.0])
+def test_a_message_of_other_lanes_than_those_of_the_step_is_an_error(lane):
+    """A row whose lane came as NaN was dropped: nothing was updated, and the run ended with exit code 0."""
+    world = Ranks()
+    waits = [
+        message([LaneRow(number, (Term(1.0, 2.0),))]).start_exchange(world, 1, range(2)) for number in (0, 1)
+    ]
+    world.told[1][0] = lane
+    with pytest.raises(WorldError, match=r"told of the lanes \[0.*\], and the step has \[0, 1\]"):
+        waits[1]()
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_each_process_tells_the_loss_of_all_samples(on_device):
+    world, waits = Ranks(), []
+    for rank, loss in enumerate((3.0, math.nan)):
+        changes = torch.zeros(0, dtype=torch.float64) if on_device else []
+        common = torch.tensor(loss) if on_device else loss
+        row = LaneRow(rank, (Term(1.0, 2.0),))
+        one = StepMessage([row], False, False, False, changes, computed_seconds=0.5, common_loss=common)
+        if on_device:
+            world.told.append(one._numbers_on(CPU, 1))
+            continue
+        waits.append(one.start_exchange(world, 1, range(2)))
+    if on_device:
+        waits = [one.start_exchange(world, 1, range(2))]
+        world.told.pop()
+    totals = waits[-1]()
+    assert totals.common_losses == pytest.approx([3.0, math.nan], nan_ok=True)
+    assert totals.computed_seconds == [0.5, 0.5]
