@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 from lanewise.checkpoint.part import file_header
+from lanewise.device.tensor_bytes import tensor_bytes
 from lanewise.errors import CheckpointError
 from lanewise.run_file import open_regular, reading, replacing
 from lanewise.watch.heartbeat import heartbeat
@@ -70,7 +71,7 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     with replacing(path) as new, new.open("xb") as file:
         file.write(header)
         for name in places:
-            file.write(table[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            file.write(tensor_bytes(table[name]))
             heartbeat.num_pieces += 1
         file.flush()
         os.fsync(file.fileno())

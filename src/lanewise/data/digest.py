@@ -12,6 +12,8 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from lanewise.device.tensor_bytes import tensor_bytes
+
 logger = logging.getLogger(__name__)
 
 
@@ -79,8 +81,7 @@ class _Hasher:
         try:
             if value._is_zerotensor():  # noqa: SLF001 - which forward-mode differentiation makes; no public name
                 value = value.clone()
-            value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            self.hashed.update(value.reshape(-1).view(torch.uint8).numpy().data)
+            self.hashed.update(tensor_bytes(value))
         except (RuntimeError, TypeError) as error:  # as of a meta tensor, which has no values
             _warn(value, f"its elements cannot be read: {error!s:.100}")
 

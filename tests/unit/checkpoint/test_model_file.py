@@ -241,3 +241,9 @@ def test_a_pipe_is_no_model(tmp_path):
     os.mkfifo(tmp_path / "m")
     with pytest.raises(CheckpointError, match="it is not a regular file"):
         load_model(nn.Linear(1, 1), tmp_path / "m")
+
+
+def test_a_buffer_that_was_saved_can_be_resized(tmp_path):
+    model = nn.BatchNorm1d(2)
+    save_model(model, tmp_path / "model.safetensors")
+    assert model.running_mean.resize_(5000).shape == (5000,)

@@ -130,3 +130,9 @@ def test_what_has_no_value_is_said_once_and_the_rest_counts(caplog, monkeypatch)
         "torch.Tensor",
     ]
     assert opaque_types() == ("_thread.lock", "builtins.function", f"{__name__}.Deep", "torch.Tensor")
+
+
+def test_a_tensor_that_was_hashed_can_be_resized():
+    buffer = torch.arange(3.0)
+    digest(buffer)
+    assert buffer.resize_(5000).shape == (5000,)
