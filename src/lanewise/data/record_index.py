@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _HEADER = struct.Struct("<8sqqqq16sII")
 """Magic, size and stamp of the file, number of records, bytes of the longest one, digest of the offsets, and
 CRC-32 of the entries, which follow, and of the header up to here."""
-_MAGIC = b"LWrecrd2"
+_MAGIC = b"LWrecrd3"
 _MAX_LOADED_BYTES = 64 * 2**20
 """A larger index stays on the disk and is mapped into memory: processes of one machine share its pages."""
 _MAX_THREADS = 16

@@ -1,5 +1,6 @@
 """Finds where the records of a text begin, in pieces of it, and the checksum of each."""
 
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,7 +44,8 @@ def find_records(pieces: Iterable[bytes], separator: bytes) -> Iterator[Entries]
 
     Record i begins at offset i. Its separator and any empty records follow it, and end at offset i + 1, which
     is the end of the text for the last record. The records are those of `bytes.split`; if the separator is a
-    line feed, without a carriage return at their end. An empty one is left out.
+    line feed, without a carriage return at their end. An empty one is left out, and so is a byte order mark
+    at the beginning of the text.
 
     Args:
         pieces: the whole text, in order.
@@ -54,6 +56,8 @@ def find_records(pieces: Iterable[bytes], separator: bytes) -> Iterator[Entries]
     begin = num_searched = 0
     for piece in pieces:
         text += piece
+        if not begin and text.startswith(BOM_UTF8):
+            text, begin, num_searched = text[len(BOM_UTF8) :], len(BOM_UTF8), 0
         if text.find(separator, num_searched) < 0:
             num_searched = max(0, len(text) - len(separator) + 1)
             continue

@@ -15,7 +15,7 @@ class TextDataset(RecordFiles):
 
     The places where texts begin are found once, and kept in a folder. Then each text of a plain file is read
     from its place; compressed files (.gz, .bz2, .xz, and .zst with the package zstandard) are read forward in
-    blocks. Empty texts do not count.
+    blocks. Empty texts do not count. A byte order mark at the beginning of a file is not part of its text.
 
     Args:
         paths: a path, a pattern such as `data/*.txt`, a URL of fsspec, or several of them.
@@ -45,7 +45,8 @@ class TextDataset(RecordFiles):
         super().__init__(paths, on_error=on_error, cache_dir=cache_dir, memory_mib=memory_mib)
 
     def _decode(self, record: bytes) -> str:
-        return record.decode()
+        # Other records begin behind the mark: find_records leaves it out.
+        return record.decode("utf-8-sig" if self._separator is None else "utf-8")
 
 
 def _encoded(separator: Any) -> bytes | None:

@@ -98,3 +98,8 @@ def test_the_error_of_a_line_that_is_nested_too_deep(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"a":' * 201 + b"1" + b"}" * 201)
     with pytest.raises(DataError, match=r"a\.jsonl, byte 0: it is nested more than 200 deep\..*'skip'"):
         JsonLinesDataset(tmp_path / "a.jsonl", cache_dir=tmp_path)[0]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf\r\n[1]\r\n[2]")
+    assert list(JsonLinesDataset(tmp_path / "a.jsonl", cache_dir=tmp_path)) == [[1], [2]]

@@ -55,6 +55,14 @@ def test_the_records_are_those_of_split(data, separator, borders):
     check(data, np.concatenate(list(find_records(pieces_of(data, borders), separator))), separator)
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 2, 3, 9])
+def test_a_byte_order_mark_at_the_beginning_is_left_out(piece_bytes):
+    data = b"\xef\xbb\xbf\na\n\xef\xbb\xbfb"
+    pieces = [data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes)]
+    entries = np.concatenate([*find_records(pieces, b"\n")])
+    assert entries["offset"].tolist() == [4, 6, len(data)]
+
+
 def test_a_million_line_feeds_in_a_row_and_a_record_of_many_pieces():
     data = b"a" + b"\n" * 1_000_001 + b"b" * 1_000_000
     pieces = [data[first : first + 100] for first in range(0, len(data), 100)]

@@ -1,5 +1,7 @@
 """Lines, documents and whole files are texts."""
 
+import gzip
+
 import pytest
 
 from lanewise.data import TextDataset
@@ -26,6 +28,24 @@ def test_samples_are_texts_between_separators(tmp_path, separator, expected):
 def test_lines_are_the_default(tmp_path):
     (tmp_path / "a.txt").write_text("a\nb")
     assert list(TextDataset(tmp_path / "a.txt", cache_dir=tmp_path)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("separator", "expected"),
+    [("\n", ["one", "\ufefftwo"]), ("\r\n", ["one", "\ufefftwo"]), (None, ["\r\none\r\n\ufefftwo\r\n"])],
+)
+def test_a_byte_order_mark_is_no_part_of_the_first_text(tmp_path, suffix, separator, expected):
+    path = tmp_path / f"a.txt{suffix}"
+    with gzip.open(path, "wb") if suffix else path.open("wb") as file:
+        file.write("\ufeff\r\none\r\n\ufefftwo\r\n".encode())
+    assert list(TextDataset(path, separator=separator, cache_dir=tmp_path)) == expected
+
+
+def test_a_file_of_a_byte_order_mark_alone_holds_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf")
+    with pytest.raises(DataError, match="holds no record that is not empty"):
+        TextDataset(tmp_path / "a.txt", cache_dir=tmp_path)
 
 
 def test_a_text_that_is_no_utf_8(tmp_path):
