@@ -3,20 +3,23 @@
 import hashlib
 import io
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple, TypeAlias, final
 
 from fsspec.utils import infer_compression
 
-from lanewise.data.source_file import file_system, is_remote
+from lanewise.data.source_file import file_name, file_system, is_remote
 from lanewise.errors import DataError
 
 _VERSION_KEYS = ("ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
 """The names under which file systems of fsspec tell which version of a file they have."""
+_ARCHIVE = re.compile(r"\.(zip|tar|tar\.(gz|bz2|xz|zst|lz4|lzma)|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
 MAX_OPEN = 128
 """Most machines allow a process 1,024 open files; on some networks it takes milliseconds to open one."""
 
@@ -48,7 +51,7 @@ class ByteFile(NamedTuple):
             raise DataError(f"{path} is empty (0 bytes). Leave it out, or write it again.")
         if path.endswith(".zst") and not file.compression:
             raise DataError(f"{path} needs the package zstandard to be read: pip install zstandard.")
-        if file.compression == "zip":
+        if _ARCHIVE.search(file_name(path)):
             raise DataError(f"{path} is an archive, which may hold several files. Unpack it.")
         return file
 
@@ -60,7 +63,7 @@ class ByteFile(NamedTuple):
     @property
     def compression(self) -> str | None:
         """How the content is compressed, in fsspec's words, judged by the file's name; None if it is not."""
-        known: str | None = infer_compression(self.path)
+        known: str | None = infer_compression(file_name(self.path))
         return known
 
     def open(self) -> "OpenBytes":
@@ -202,6 +205,8 @@ class RemoteBytes:
         file.check()
         self._path = file.path
         self._file_system, self._name = file_system(file.path)
+        # All files of an archive are read through one handle, and so through one position in it.
+        self._turn: AbstractContextManager[Any] = Lock() if "::" in file.path else nullcontext()
 
     def read(self, ranges: Sequence[Range]) -> list[bytes]:
         """Return the bytes of each range, whole.
@@ -210,7 +215,7 @@ class RemoteBytes:
             DataError: if the file cannot be read, or has become shorter.
         """
         begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
-        with _reading(self._path):
+        with _reading(self._path), self._turn:
             parts: list[bytes] = self._file_system.cat_ranges(
                 [self._name] * len(ranges), begins, ends, on_error="raise"
             )

@@ -17,6 +17,12 @@ def is_remote(path: str) -> bool:
     return "://" in path or "::" in path
 
 
+def file_name(path: str) -> str:
+    """Return what names the file: a path itself, and of a chained URL the first part that is a URL."""
+    parts = path.split("::") if is_remote(path) else [path]
+    return next((part for part in parts if "://" in part), parts[-1])
+
+
 def list_files(paths: Paths) -> list[str]:
     """Return the files in the order in which they are given, and those of a glob sorted by name.
 
@@ -55,10 +61,12 @@ def _matches(path: str) -> list[str]:
         files, pattern = file_system(path)
         if not any(sign in pattern for sign in "*["):  # a question mark belongs to the URL
             return [path]
+        before, is_found, after = path.partition(pattern)  # a host may stand before it, an archive after it
         try:
-            found = sorted(files.unstrip_protocol(name) for name in files.glob(pattern))
+            names = sorted(files.glob(pattern))
         except Exception as error:  # of any file system
             raise _cannot_be_opened(path, error) from error
+        found = [f"{before}{one}{after}" if is_found else files.unstrip_protocol(one) for one in names]
     elif Path(path).is_dir():
         raise DataError(f"{path} is a folder. Name the files in it, as in {Path(path, '*')}.")
     elif not glob.has_magic(path) or Path(path).exists():

@@ -2,7 +2,11 @@
 
 import gc
 import gzip
+import io
 import os
+import random
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import fsspec
@@ -23,6 +27,16 @@ def path(tmp_path):
     path = tmp_path / "a.bin"
     path.write_bytes(bytes(range(100)))
     return path
+
+
+def tar_of(folder, files):
+    """Write a compressed archive, and return its URL."""
+    with tarfile.open(folder / "all.tar.gz", "w:gz") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return f"file://{folder}/all.tar.gz"
 
 
 def test_ranges_of_a_local_file(path):
@@ -131,6 +145,22 @@ def test_how_a_file_is_compressed(tmp_path):
         assert ByteFile.find(str(tmp_path / name)).compression == compression
 
 
+def test_a_file_of_an_archive_is_judged_by_its_own_name(tmp_path):
+    url = tar_of(tmp_path, {"a.txt": b"x", "b.tar": b"x"})
+    assert ByteFile.find(f"tar://a.txt::{url}").compression is None
+    with pytest.raises(DataError, match=r"b\.tar::.* is an archive"):
+        ByteFile.find(f"tar://b.tar::{url}")
+
+
+def test_threads_read_a_file_of_an_archive_in_turn(tmp_path):
+    data = random.Random(0).randbytes(2**20)
+    opened = ByteFile.find(f"tar://a.bin::{tar_of(tmp_path, {'a.bin': data})}").open()
+    parts = [(begin, begin + 1024) for begin in range(0, len(data), 1024)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda part: opened.read([part])[0], parts))
+    assert b"".join(found) == data
+
+
 def test_files_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
     def refused(path, message, data=None):
         if data is not None:
@@ -146,7 +176,8 @@ def test_files_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
     refused("unheard://of", "unheard://of cannot be opened: ValueError: Protocol not known")
     for url in ("tar://a::/nope", "zip://a::/nope", "http://["):
         refused(url, "cannot be")
-    refused("a.zip", "a.zip is an archive", b"PK")
+    for name in ("a.zip", "a.tar", "a.TAR.gz", "a.jsonl.tar.zst", "a.tgz", "a.tbz2"):
+        refused(name, f"{name} is an archive", b"PK")
     monkeypatch.setattr("lanewise.data.byte_file.infer_compression", lambda _: None)
     refused("a.zst", "pip install zstandard", b"x")
 

@@ -1,13 +1,15 @@
 """Which files there are."""
 
+import io
 import itertools
 import socket
+import tarfile
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from lanewise.data.source_file import list_files
+from lanewise.data.source_file import file_name, list_files
 from lanewise.errors import DataError
 
 COUNTER = itertools.count()
@@ -42,6 +44,33 @@ def test_a_path_may_be_a_path_and_have_brackets(tmp_path):
     path = tmp_path / "a[1].x"
     path.write_bytes(b"1")
     assert list_files(path) == [str(path)]
+
+
+def test_a_glob_in_a_chained_url_keeps_the_rest_of_the_chain(tmp_path):
+    archive = tmp_path / "a.tar"
+    with tarfile.open(archive, "w") as tar:
+        for name in ("one.x", "in/two.x", "in/three.x"):
+            tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    assert list_files(f"tar://in/*.x::{archive}") == [
+        f"tar://in/three.x::{archive}",
+        f"tar://in/two.x::{archive}",
+    ]
+    assert list_files(f"tar://*.x::file://{archive}") == [f"tar://one.x::file://{archive}"]
+    assert list_files(f"simplecache::file://{tmp_path}/*.tar") == [f"simplecache::file://{archive}"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("a/b.gz", "a/b.gz"),
+        ("s3://a/b.gz", "s3://a/b.gz"),
+        ("tar://a.x::b.tar.gz", "tar://a.x"),
+        ("simplecache::tar://a.x::s3://b.tar", "tar://a.x"),
+        ("simplecache::a.gz", "a.gz"),
+    ],
+)
+def test_what_names_the_file(path, name):
+    assert file_name(path) == name
 
 
 def test_a_glob_that_matches_nothing_is_refused(folder):
