@@ -2,7 +2,8 @@
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import Any, Final, Literal, Self, TypeAlias, final, get_args
@@ -12,7 +13,7 @@ import numpy as np
 from lanewise.data.lane_stream import OpenStream, Stream, as_lane_stream, shards_of
 from lanewise.errors import ConfigError, DataError
 from lanewise.lanes.orders.permutation import uniform, words
-from lanewise.random_state import set_random_state, take_random_state
+from lanewise.random_state import kept_random_state, set_random_state
 
 WhenOneEnds: TypeAlias = Literal["go_on", "repeat", "end_epoch"]
 _END: Final = object()
@@ -31,9 +32,9 @@ class MixedStream:
     What happens in a lane when one of its streams ends there:
 
     - `go_on`: the others go on, at their weights. The lane ends with the last of them.
-    - `repeat`: it begins again, opened anew for the same epoch, so that it yields the same samples in the
-      same order. The lane ends when each stream has come to an end at least once. One without a sample is
-      left out.
+    - `repeat`: it begins again, opened anew for the same epoch, so that it yields the same samples, in the
+      same order unless it draws one. The lane ends when each stream has come to an end at least once. One
+      without a sample is left out.
     - `end_epoch`: the lane ends.
 
     Args:
@@ -93,8 +94,8 @@ def _check(mixed: MixedStream) -> None:
 class _Part:
     """What a lane reads of one of the streams, from its begin to its end, and maybe again.
 
-    The reads of a stream without a state have a random state of their own each, so that reading them again
-    gives the same, whatever the others draw.
+    Each opening has a random state of its own, and so has each read of a stream without a state: doing it
+    again gives the same, whatever the others draw.
     """
 
     def __init__(self, opened: Callable[[], Iterable[Any]], weight: float, key: tuple[int, ...]) -> None:
@@ -109,19 +110,15 @@ class _Part:
         self.is_over = False
 
     def open(self, state: Any = None) -> None:
-        """Open it, at the beginning or at a state."""
-        self._samples = OpenStream(self._opened(), state)
+        """Open it, at the beginning or at a state; under the same random state in either case."""
+        with self._seeded("open"):
+            self._samples = OpenStream(self._opened(), state)
 
     def read(self) -> Any:
         """Return the next sample; _END at the end."""
         assert self._samples is not None
-        if self._samples.has_state:
+        with nullcontext() if self._samples.has_state else self._seeded("mixed", self._num_read):
             sample = next(self._samples, _END)
-        else:
-            put_back = take_random_state()
-            set_random_state(int(words(1, "mixed", *self._key, self.num_passes, self._num_read)[0]))
-            sample = next(self._samples, _END)
-            put_back()
         if sample is _END:
             self.num_passes += 1
         else:
@@ -133,6 +130,13 @@ class _Part:
         self._num_read = 0
         self.open()
         return self.read()
+
+    @contextmanager
+    def _seeded(self, what: str, *numbers: int) -> Iterator[None]:
+        """Set a random state of this pass, and put the present one back afterwards."""
+        with kept_random_state():
+            set_random_state(int(words(1, what, *self._key, self.num_passes, *numbers)[0]))
+            yield
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it is."""

@@ -55,6 +55,26 @@ class Count:
         self.number = state["number"]
 
 
+class Draw(Count):
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(self.length).tolist()
+        return ((*self.key, order[sample[3]], 0.0) for sample in super().__iter__())
+
+
+class Drawn(Letters):
+    """The same without a state, in an order that is drawn when the lane is opened."""
+
+    def iter_lane(self, epoch: int, lane: int, num_lanes: int) -> Iterable[Any]:
+        return [(self.name, epoch, lane, number, 0.0) for number in torch.randperm(self.length).tolist()]
+
+
+class DrawnAndCounted(Letters):
+    """The same with a state, which does not hold the order."""
+
+    def iter_lane(self, epoch: int, lane: int, num_lanes: int) -> Iterable[Any]:
+        return Draw((self.name, epoch, lane), self.length)
+
+
 class Plain(IterableDataset[Any]):
     """Yields the epoch that it was told."""
 
@@ -124,7 +144,7 @@ def test_what_a_lane_has_when_one_ends(lengths, rule):
 @given(
     lengths=st.lists(st.integers(0, 5), min_size=1, max_size=3),
     rule=st.sampled_from(RULES),
-    kinds=st.sampled_from([(Letters,), (Counted,), (Letters, Counted)]),
+    kinds=st.sampled_from([(Letters,), (Counted,), (Letters, Counted), (Drawn,), (Drawn, DrawnAndCounted)]),
     data=st.data(),
 )
 def test_a_lane_goes_on_from_its_state_with_the_same_samples(lengths, rule, kinds, data):
