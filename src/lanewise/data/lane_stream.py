@@ -5,7 +5,7 @@ from copy import deepcopy
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from lanewise.errors import DataError, TaskError
 
@@ -36,21 +36,21 @@ def is_stream(dataset: object) -> bool:
     """Tell whether a dataset is read as a stream, not by index.
 
     Raises:
-        TaskError: if it can be iterated over only once.
+        TaskError: if it can be iterated over only once, or makes batches itself.
     """
-    if hasattr(dataset, "__next__"):
-        raise TaskError(
-            f"a dataset of the task is a {type(dataset).__name__}, an iterator, which can be read only once: "
-            "every epoch, a run that resumes and verify begin anew. Return an IterableDataset whose __iter__ "
-            "makes the iterator."
-        )
+    _require_samples(dataset)
     if isinstance(dataset, IterableDataset | LaneStream) or _has_shards(dataset):
         return True
     return isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__")
 
 
 def as_lane_stream(stream: Stream) -> LaneStream:
-    """Return a stream that can read a lane, of any stream; a plain one has a single shard."""
+    """Return a stream that can read a lane, of any stream; a plain one has a single shard.
+
+    Raises:
+        TaskError: as `is_stream`.
+    """
+    _require_samples(stream)
     if isinstance(stream, LaneStream):
         return stream
     return _Sharded(stream) if _has_shards(stream) else _Whole(stream)
@@ -72,6 +72,22 @@ def shuffles_itself(stream: object) -> bool:
     of = [getattr(stream, name, None) for name in ("_ex_iterable", "ex_iterable")]
     of += [*getattr(stream, "ex_iterables", ()), *getattr(stream, "streams", ())]
     return any(shuffles_itself(one) for one in of if one is not None)
+
+
+def _require_samples(dataset: object) -> None:
+    """Raise TaskError if it cannot give its samples whenever they are asked for."""
+    name = type(dataset).__name__
+    if isinstance(dataset, DataLoader):
+        raise TaskError(
+            f"a dataset is a {name}, whose items are batches: each would count as one sample. Return the "
+            "dataset that it loads, which is its attribute dataset. Its batch size, collate_fn and number of "
+            "workers are batch, Task.collate and data.num_workers, or arguments of an own loop."
+        )
+    if hasattr(dataset, "__next__"):
+        raise TaskError(
+            f"a dataset is a {name}, an iterator, which can be read only once: every epoch, a run that "
+            "resumes and verify begin anew. Return an IterableDataset whose __iter__ makes the iterator."
+        )
 
 
 def _has_shards(dataset: object) -> bool:

@@ -2,6 +2,7 @@
 
 from lanewise.reduce.blocks import find_blocks as find_blocks
 from lanewise.reduce.build import build_reducer as build_reducer
+from lanewise.reduce.build import require_plain as require_plain
 from lanewise.reduce.reducer import LaneWork as LaneWork
 from lanewise.reduce.reducer import Reducer as Reducer
 from lanewise.reduce.reducer import evaluate_lanes as evaluate_lanes

@@ -18,6 +18,9 @@ from lanewise.reduce.replicas import ReplicaReducer
 from lanewise.reduce.single import SingleReducer
 from lanewise.world.world import World
 
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+"""Names of classes, of torch or of others who name theirs alike."""
+
 
 def build_reducer(
     model: nn.Module,
@@ -41,10 +44,11 @@ def build_reducer(
 
     Raises:
         ConfigError: if the machine lacks a device, or the reducer does not work here.
-        TaskError: if no parameter is trainable, a parameter is expanded or has no shape yet, or the reducer
-            or its compression does not support the model or its hooks.
+        TaskError: if the model is distributed already, no parameter is trainable, a parameter is expanded or
+            has no shape yet, or the reducer or its compression does not support the model or its hooks.
         WorldError: if the ranks built different models.
     """
+    require_plain(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise TaskError("the model has no trainable parameter: build_model returned nothing to train.")
     _require_shapes(model)
@@ -69,6 +73,18 @@ def build_reducer(
         return SingleReducer(model, placement.num_lanes, config.equality)
     _compare_replicas(model, world)
     return DDPReducer(model, placement, world, config.equality, config.compression, on_bucket=on_bucket)
+
+
+def require_plain(model: nn.Module) -> None:
+    """Raise TaskError if the model, or a module in it, is wrapped to be distributed in another way."""
+    for name, module in model.named_modules():
+        wrapper = next((base.__name__ for base in type(module).__mro__ if base.__name__ in _WRAPPERS), None)
+        if wrapper:
+            raise TaskError(
+                f"{f'module {name} of the model' if name else 'the model'} is distributed by {wrapper}, and "
+                "lanewise distributes it too. Give the plain module instead, without the wrapper: "
+                "distributed.reducer says how it is distributed."
+            )
 
 
 def _require_shapes(model: nn.Module) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 from torch.utils.data._utils import worker
 
-from lanewise.data import StreamCut, StreamReader, is_stream, shuffles_itself
+from lanewise.data import MixedStream, StreamCut, StreamReader, is_stream, shuffles_itself
 from lanewise.data.lane_stream import OpenStream, as_lane_stream, shards_of
 from lanewise.errors import DataError, TaskError
 
@@ -61,8 +61,14 @@ def test_what_is_a_stream():
     assert is_stream({1, 2})
     assert not is_stream([1, 2])
     assert not is_stream(TensorDataset(torch.zeros(3)))
-    with pytest.raises(TaskError, match="can be read only once"):
-        is_stream(iter([1]))
+
+
+@pytest.mark.parametrize("make", [is_stream, as_lane_stream, lambda one: MixedStream([one, {1}], [1, 1])])
+def test_what_makes_batches_or_is_read_only_once_is_an_error(make):
+    with pytest.raises(TaskError, match=r"is a DataLoader, whose items are batches.*Return the dataset"):
+        make(DataLoader(TensorDataset(torch.zeros(3)), batch_size=2))
+    with pytest.raises(TaskError, match="is a generator, an iterator, which can be read only once"):
+        make(number for number in range(3))
 
 
 def test_a_dataset_of_hugging_face_that_is_streamed_is_one_and_another_is_not():

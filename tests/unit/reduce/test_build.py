@@ -35,6 +35,12 @@ def test_a_frozen_parameter_may_be_expanded(devices):
     build_reducer(model, Placement.of(4, ALONE), ALONE, config)
 
 
+def test_a_model_that_is_distributed_already_is_an_error():
+    model = nn.Sequential(nn.DataParallel(nn.Linear(2, 2)))
+    with pytest.raises(TaskError, match=r"module 0 of the model .* DataParallel.* plain module"):
+        build_reducer(model, Placement.of(4, ALONE), ALONE, DistributedConfig())
+
+
 def test_a_lazy_module_without_a_shape_is_an_error_before_the_first_step():
     model = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
     with pytest.raises(TaskError, match=r"0\.weight, .*1\.running_mean.*: run the model once on a small one"):

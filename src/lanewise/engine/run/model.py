@@ -15,6 +15,7 @@ from lanewise.config.classes import build
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import model_seed
 from lanewise.random_state import set_random_state
+from lanewise.reduce import require_plain
 from lanewise.task import Task
 from lanewise.transforms import checkpoint_activations, compile_forwards, synchronise_batch_norm
 
@@ -57,7 +58,7 @@ def build_model(task: Task, seed: int) -> nn.Module:
     """Build the task's model on the CPU, with the same weights on every rank.
 
     Raises:
-        TaskError: if the task returns something else.
+        TaskError: if the task returns something else, or a model that is distributed already.
     """
     set_random_state(model_seed(seed))  # so that the weights don't depend on what the task's constructor drew
     model: object = task.build_model()
@@ -66,6 +67,7 @@ def build_model(task: Task, seed: int) -> nn.Module:
             f"{type(task).__name__}.build_model must return a torch.nn.Module: got {model!r:.60}. "
             "Return the model."
         )
+    require_plain(model)  # a copy of it, for an average, would fail with an error of torch
     if compiled := next((name for name, _ in model.named_parameters() if "_orig_mod." in name), ""):
         raise TaskError(
             f"{type(task).__name__}.build_model compiled a module, whose weights every file would then have "

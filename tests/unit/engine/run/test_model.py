@@ -93,6 +93,27 @@ def test_a_module_that_build_model_compiled_is_refused():
         model.build_model(Compiled(), seed=0)
 
 
+class Wrapped(Stack):
+    def __init__(self, wrap: Any) -> None:
+        super().__init__()
+        self.wrap = wrap
+
+    def build_model(self) -> nn.Module:
+        return self.wrap(super().build_model())
+
+
+@pytest.mark.parametrize(
+    ("wrap", "what"),
+    [
+        (nn.DataParallel, "the model is distributed by DataParallel"),
+        (lambda inner: nn.Sequential(nn.DataParallel(inner[0]), inner[1]), "module 0 of the model is"),
+    ],
+)
+def test_a_model_that_is_distributed_already_is_refused(wrap, what):
+    with pytest.raises(TaskError, match=f"{what}.*Give the plain module instead"):
+        model.build_model(Wrapped(wrap), seed=0)
+
+
 class CompilesItself(Stack):
     def build_model(self) -> nn.Module:
         plain = super().build_model()
