@@ -13,6 +13,7 @@ from lanewise.engine.run.model import build_average, build_model, build_task, tr
 from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import build_scheduler
+from lanewise.engine.samples.apart import require_apart
 from lanewise.engine.samples.dataset import OrderChoice
 from lanewise.engine.samples.source import build_source
 from lanewise.engine.state.optimizer_shards import OptimizerShards
@@ -43,8 +44,8 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
 
     Raises:
         ConfigError: if a class in the configuration is not of the type that its section needs.
-        DataError: if the dataset is empty, or differs between ranks.
-        TaskError: if the model has nothing to train.
+        DataError: if the dataset is empty, differs between ranks, or has samples of an eval dataset.
+        TaskError: if the model has nothing to train, or a stream is read for two datasets and cannot be.
         WorldError: if the ranks built different models.
     """
     if world.rank == 0:
@@ -73,6 +74,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     evaluator = build_evaluator(config, lanes, training.evaluated_model, world, placement, reducer)
     evaluation: Evaluation | None = None
     if evaluator is not None:
+        require_apart(loader.reader, [one.reader for one in evaluator.sets])
         evaluation = Evaluation(config.evaluate, evaluator)
     run = Run(
         config=config,

@@ -1,0 +1,96 @@
+"""Finds what training and evaluation share and must not: samples of a split, or the position of a stream."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Subset
+
+from lanewise.data import LaneReader, StreamCut, StreamReader, digest, read_first
+from lanewise.data.source import SourceReader
+from lanewise.errors import DataError, TaskError, noting
+
+
+def require_apart(training: SourceReader, evaluated: Sequence[SourceReader]) -> None:
+    """Make sure that the training dataset and those to evaluate on can be read side by side.
+
+    Raises:
+        DataError: if two Subsets of equal data were split in two ways, so that samples are in both.
+        TaskError: if a stream that is read for two of the datasets keeps its position in itself.
+    """
+    streams = []
+    for one in (training, *evaluated):
+        if isinstance(one, StreamReader):
+            streams += [(stream, one) for stream in _parts(one.dataset)]
+        elif one is not training and isinstance(one, LaneReader) and isinstance(training, LaneReader):
+            _require_other_samples(training, one)
+    seen = set()
+    for stream, reader in streams:
+        if id(stream) in seen and _keeps_its_position(stream, reader):
+            name = type(stream).__name__
+            raise TaskError(
+                f"a {name} is read for two datasets, or twice in one, and keeps its position in itself: "
+                "whoever reads it moves the other to another sample. Let each call of __iter__ or iter_lane "
+                "return an iterator with a position, and a state_dict, of its own; or make a stream for each."
+            )
+        seen.add(id(stream))
+
+
+def _parts(stream: Any) -> Iterator[Any]:
+    """Yield the streams of a mixture; of any other stream itself."""
+    if not hasattr(stream, "streams"):
+        yield stream
+        return
+    for part in stream.streams:
+        yield from _parts(part)
+
+
+def _keeps_its_position(stream: Any, reader: StreamReader) -> bool:
+    """Tell whether a stream that is opened a second time moves what is read of its first opening."""
+    num_lanes = reader.cut.num_lanes
+    small = StreamReader(stream, list, reader.seed, StreamCut(num_lanes, 1, 1), range(num_lanes))
+    index = (0, read_first(small).turn.lane)
+    first, second = small.anew(small.lanes), small.anew(small.lanes)
+    read = [one[index] for one in (first, first, second, first, second, second)]
+    return digest(read[3].data, read[3].state) != digest(read[5].data, read[5].state)
+
+
+def _require_other_samples(training: LaneReader, evaluated: LaneReader) -> None:
+    """Raise DataError if both read Subsets of equal data, and some of their indices are equal.
+
+    A Subset of the other one is what somebody means to evaluate on, or to train on.
+    """
+    (base, trained), (other, chosen) = _indices(training.dataset), _indices(evaluated.dataset)
+    if not (trained and chosen):
+        return
+    common = np.intersect1d(trained[-1], chosen[-1])
+    is_meant = any(np.array_equal(one, trained[-1]) for one in chosen) or any(
+        np.array_equal(one, chosen[-1]) for one in trained
+    )
+    if not common.size or is_meant:
+        return
+    readers = [LaneReader(data, list, training.seed) for data in (base, other)]
+    looked_at = [index.item() for index in common[[0, common.size // 2, -1]]]
+    with noting(lambda: f"when samples {looked_at} were read, to see whether two Subsets are of equal data"):
+        digests = [digest(*(one.read(0, (index,)) for index in looked_at)) for one in readers]
+    if digests[0] == digests[1]:
+        raise DataError(
+            f"{common.size} of {len(chosen[-1])} samples of the eval dataset {evaluated.eval_dataset} are "
+            f"trained on, such as sample {looked_at[0]}: it and the training dataset are Subsets of equal "
+            "data, and their indices meet. If train_dataset and eval_datasets both split it, they must split "
+            "it alike: random_split(data, lengths, generator=torch.Generator().manual_seed(0)). Or split it "
+            "once, where the task is made. A Subset of the training Subset may be evaluated on."
+        )
+
+
+def _indices(dataset: Any) -> tuple[Any, list[npt.NDArray[Any]]]:
+    """Return the data of which a dataset is a Subset, and which indices each Subset takes of it.
+
+    The last one is the dataset itself; there is none where it is no Subset.
+    """
+    if not isinstance(dataset, Subset):
+        return dataset, []
+    base, outer = _indices(dataset.dataset)
+    own = np.asarray(dataset.indices)
+    return base, [*outer, outer[-1][own] if outer else own]
