@@ -9,6 +9,7 @@ from lanewise.data.file_dataset import FileDataset as FileDataset
 from lanewise.data.fingerprint import Fingerprint as Fingerprint
 from lanewise.data.fingerprint import fingerprint as fingerprint
 from lanewise.data.lane_stream import LaneStream as LaneStream
+from lanewise.data.lane_stream import draws_in_threads as draws_in_threads
 from lanewise.data.lane_stream import is_stream as is_stream
 from lanewise.data.lane_stream import shuffles_itself as shuffles_itself
 from lanewise.data.loader import LaneLoader as LaneLoader

@@ -1,13 +1,18 @@
 """Streams, which have neither a length nor an index, and how the samples of a lane are had of any of them."""
 
+import random
+from collections import deque
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lanewise.errors import DataError, TaskError
+from lanewise.random_state import kept_random_state, set_random_state
 
 
 @runtime_checkable
@@ -30,6 +35,15 @@ class LaneStream(Protocol):
 
 
 Stream: TypeAlias = LaneStream | Iterable[Any]
+
+_THREADED = {
+    "CyclingMultiSourcesExamplesIterable",
+    "InterleavedShardsExamplesIterable",
+    "RandomlyCyclingMultiSourcesExamplesIterable",
+}
+"""What reads several sources with a thread for each: a shuffle buffer, and what interleaves datasets."""
+_MANY = 8
+"""Samples that show whether reading them draws."""
 
 
 def is_stream(dataset: object) -> bool:
@@ -63,15 +77,44 @@ def shards_of(stream: LaneStream) -> int | None:
 
 
 def shuffles_itself(stream: object) -> bool:
-    """Tell whether a dataset of Hugging Face has a shuffle buffer, of which its own state knows nothing.
+    """Tell whether a dataset of Hugging Face has a shuffle buffer, of which its own state knows nothing."""
+    return any(type(one).__name__ == "BufferShuffledExamplesIterable" for one in _made_of(stream))
 
-    It is looked for in whatever the dataset, or a mixture with it, is made of.
+
+def draws_in_threads(stream: object) -> bool:
+    """Tell whether threads of a dataset of Hugging Face draw random numbers, as in a function of its `map`.
+
+    Nobody sets the random state for them, and they share it. What they read is read here without them.
     """
-    if type(stream).__name__ == "BufferShuffledExamplesIterable":
-        return True
+    for one in _made_of(stream):
+        if type(one).__name__ in _THREADED:
+            for source in _inner(one):
+                part = source.shard_data_sources(max(1, source.num_shards), 0)  # its state is its own
+                with kept_random_state():
+                    set_random_state(0)
+                    undisturbed = _draw()
+                    set_random_state(0)
+                    deque(islice(part, _MANY), maxlen=0)
+                    if _draw() != undisturbed:
+                        return True
+    return False
+
+
+def _draw() -> tuple[float, float, float]:
+    return random.random(), np.random.random(), torch.rand(()).item()  # noqa: NPY002 - the global state
+
+
+def _made_of(stream: object) -> Iterator[Any]:
+    """Yield a stream and what it is made of, if it is a dataset of Hugging Face or a mixture."""
+    yield stream
+    for one in _inner(stream):
+        yield from _made_of(one)
+
+
+def _inner(stream: object) -> list[Any]:
     of = [getattr(stream, name, None) for name in ("_ex_iterable", "ex_iterable")]
     of += [*getattr(stream, "ex_iterables", ()), *getattr(stream, "streams", ())]
-    return any(shuffles_itself(one) for one in of if one is not None)
+    return [one for one in of if one is not None]
 
 
 def _require_samples(dataset: object) -> None:

@@ -1,5 +1,6 @@
 """What counts as a stream, and how a lane is had of each kind of them."""
 
+import random
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 from torch.utils.data._utils import worker
 
-from lanewise.data import MixedStream, StreamCut, StreamReader, is_stream, shuffles_itself
+from lanewise.data import MixedStream, StreamCut, StreamReader, draws_in_threads, is_stream, shuffles_itself
 from lanewise.data.lane_stream import OpenStream, as_lane_stream, shards_of
 from lanewise.errors import DataError, TaskError
 
@@ -120,6 +121,35 @@ def test_a_shuffle_buffer_of_hugging_face_is_found_and_has_no_state():
     opened = OpenStream(lanes.iter_lane(0, 0, 2))
     assert not opened.has_state
     assert numbers(opened) == numbers(lanes.iter_lane(0, 0, 2))
+
+
+def noisy(row: Any) -> Any:
+    return {"number": row["number"] + int(torch.randint(9, ()))}
+
+
+@pytest.mark.parametrize(
+    ("make", "draws"),
+    [
+        (lambda: stream_of().map(noisy).shuffle(seed=1, buffer_size=4), True),
+        (lambda: stream_of().filter(lambda _: random.random() < 0.5).shuffle(seed=1, buffer_size=4), True),
+        (lambda: interleaved(stream_of().map(noisy), stream_of()), True),
+        (lambda: MixedStream([{1}, stream_of().map(noisy).shuffle(seed=1, buffer_size=4)], [1, 1]), True),
+        (lambda: stream_of().map(lambda row: row).shuffle(seed=1, buffer_size=4), False),
+        (lambda: stream_of().shuffle(seed=1, buffer_size=4).map(noisy), False),
+        (lambda: interleaved(stream_of(), stream_of()).map(noisy), False),
+        (lambda: stream_of().map(noisy), False),
+        (lambda: {1}, False),
+    ],
+)
+def test_what_draws_in_threads_of_hugging_face_is_found(make, draws):
+    stream = make()  # may draw: it resolves features
+    before = torch.get_rng_state()
+    assert draws_in_threads(stream) == draws
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def interleaved(*streams: Any) -> Any:
+    return pytest.importorskip("datasets").interleave_datasets([*streams])
 
 
 def reader_of(dataset: Any, num_lanes: int) -> StreamReader:

@@ -10,6 +10,7 @@ from lanewise.data import (
     StreamLoader,
     StreamReader,
     digest,
+    draws_in_threads,
     read_first,
     shuffles_itself,
 )
@@ -75,13 +76,20 @@ def compare_streams(reader: StreamReader, world: World) -> str:
     this.
 
     Raises:
-        DataError: if it differs, also the second time on the same rank, or an eval dataset is empty.
+        DataError: if it differs, also the second time on the same rank, an eval dataset is empty, or threads
+            of the stream draw random numbers.
         CheckpointError: if a checkpoint cannot hold the state of a stream to train on.
     """
     name, num_lanes = reader.eval_dataset, reader.cut.num_lanes
     of = f"eval dataset {name}" if name else "the training dataset"
     with noting(lambda: f"when the first sample of {of} was read, to compare the processes"):
         cut = StreamCut(num_lanes, 1, 1)
+        if draws_in_threads(reader.dataset):
+            raise DataError(
+                f"{of} draws random numbers in threads of Hugging Face's datasets, as in a function of .map "
+                "before .shuffle(buffer_size=...) or interleave_datasets: which sample gets which number is "
+                "up to chance. Call .map after these, or leave .shuffle out and set data.shuffle_buffer."
+            )
         small = StreamReader(reader.dataset, list, reader.seed, cut, range(num_lanes), eval_dataset=name)
         first = read_first(small)
         own = [first.turn.lane, digest(first.data)]
