@@ -4,6 +4,7 @@ import os
 import pickle
 import sys
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from lanewise.jobs.job import Job
 from lanewise.launch import JobFiles
 from lanewise.launch.scratch import folder_until_exit, keep_sockets_in, remove_all
 from lanewise.run_record import RunEnd, end_begun
+from lanewise.watch.told import as_type
 from lanewise.world.environment import Environment
 
 if TYPE_CHECKING:
@@ -159,17 +161,32 @@ def work(file: Path) -> None:
         watch.fail(error)
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """A result that goes to another machine."""
+
+    stopped: str | None
+    result: Any
+
+
 def write_sent_result(result: Any) -> bytes:
     """Write a result for a process on another machine: without pickle, which could run code there."""
     from lanewise.world.tree_message import dump_tree
 
     stopped = str(result) if isinstance(result, PreemptedError) else None
-    return dump_tree({"stopped": stopped, "result": None if stopped else result})
+    return dump_tree(vars(_Sent(stopped, None if stopped else result)))
 
 
 def read_sent_result(written: bytes) -> Any:
-    """Undo what a worker on another host did; what stopped the run is returned as a PreemptedError."""
+    """Undo what a worker on another host did; what stopped the run is returned as a PreemptedError.
+
+    Raises:
+        WorldError: if something else wrote it.
+    """
     from lanewise.world.tree_message import load_tree
 
-    tree = load_tree(written)
-    return tree["result"] if tree["stopped"] is None else PreemptedError(tree["stopped"])
+    try:
+        sent = as_type(load_tree(written), _Sent)
+    except ValueError:
+        raise WorldError("what the first host sent is no result of a job.") from None
+    return sent.result if sent.stopped is None else PreemptedError(sent.stopped)

@@ -141,7 +141,7 @@ class Agreement:
             (host.hello.token, [address for address, _ in host.hello.addresses], host.hello.port)
             for host in hosts
         ]
-        answers = self.ask("network", lambda host: host.call("reach", peers=peers))
+        answers = self.ask("network", lambda host: _reach(host, peers))
         for index, host in enumerate(hosts):
             sites = [Site(*place) for place in host.hello.addresses]
             whys = {
@@ -204,6 +204,14 @@ class Agreement:
 
     def _find(self, host: RemoteHost, kind: str, text: str) -> None:
         self.faults.append(Fault(host.name, kind, text))
+
+
+def _reach(host: RemoteHost, peers: Sequence[tuple[str, Sequence[str], int]]) -> list[list[str]]:
+    """Let a host call others; return for each of their addresses why it can't be reached from there."""
+    whys: list[list[str]] = host.call("reach", peers=peers)
+    if list(map(len, whys)) != [len(addresses) for _, addresses, _ in peers]:
+        raise HostError(host.name, "its answer is not about the addresses that it was given")
+    return whys
 
 
 def interface_variables(host: RemoteHost, site: Site) -> dict[str, str]:

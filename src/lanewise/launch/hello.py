@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Annotated
+
+Port = Annotated[int, range(1, 2**16)]
 
 _SIOCGIFADDR = 0x8915  # of linux/sockios.h
 _TOKEN_BYTES = 16
@@ -31,7 +34,7 @@ class Hello:
     """What the host calls itself."""
     addresses: Sequence[tuple[str, str]]
     """Those where others may reach it, the likeliest first, and the interface of each."""
-    port: int
+    port: Port
     """Who connects there is sent the token, which proves that it is this host."""
     token: str
 
@@ -92,8 +95,8 @@ def call(token: str, address: str, port: int) -> str:
     try:
         with socket.create_connection((address, port), timeout=_SECONDS_TO_REACH) as connection:
             received = connection.recv(2 * _TOKEN_BYTES, socket.MSG_WAITALL).decode(errors="replace")
-    except OSError as error:
-        return error.strerror or str(error)
+    except (OSError, ValueError) as error:  # an address may be any text
+        return getattr(error, "strerror", None) or str(error)
     return "" if received == token else "another machine answers"
 
 

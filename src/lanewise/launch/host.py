@@ -6,8 +6,8 @@ line of JSON for each message. No file of the launcher's machine is needed here.
     launcher                                 host
     --------                                 ----
                                         <-   MARK and who it is (`Hello`); what came before is not of ours
-    ["call", name, arguments]           ->   does what the method of `_Host` with that name does
-                                        <-   ["reply", value] or ["refused", why]
+    ["call", name, arguments]           ->   does what the method of `Host` with that name does
+                                        <-   ["reply", what it returned] or ["refused", why]
     ["stop"]                            ->   lets the workers save and stop
     ["end"]                             ->   ends with all workers
                                         <-   ["out", rank, 1 or 2, a line that a worker wrote there]
@@ -42,7 +42,7 @@ from lanewise.die_with_parent import name_process
 from lanewise.errors import LanewiseError, text_of
 from lanewise.launch.agent import JobFiles, Place, Streams, Workers, join_store, open_store, run_workers
 from lanewise.launch.fork_server import end_servers, fork_server
-from lanewise.launch.hello import call, resolves, say_hello
+from lanewise.launch.hello import Port, call, resolves, say_hello
 from lanewise.launch.launcher import count_processes
 from lanewise.launch.scratch import folder_until_exit, remove_all
 
@@ -63,12 +63,14 @@ def main() -> NoReturn:
     """Serve one launcher, until it has gone."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what else is printed here must not get between the messages
-    _Host(replies).serve()
+    Host(replies).serve()
 
 
 @final
-class _Host:
-    """Does what the launcher asks for.
+class Host:
+    """Does what the launcher asks for: the methods `do_...`, which return values of JSON.
+
+    What arrives of these at the launcher must have the type of the method's annotation.
 
     Args:
         replies: where its messages go.
@@ -111,7 +113,9 @@ class _Host:
             self._let_workers_stop()
         self._end()
 
-    def do_enter(self, folder: str, variables: Mapping[str, str], limit_seconds: float | None) -> list[str]:
+    def do_enter(
+        self, folder: str, variables: Mapping[str, str], limit_seconds: float | None
+    ) -> tuple[str, str]:
         """Take the working directory and the environment; return the interfaces that are set there.
 
         Torch begins to be imported: here for the store, and in the process that workers are forked from.
@@ -125,7 +129,8 @@ class _Host:
             self._stop_workers()
         fork_server({})
         threading.Thread(target=import_module, args=("torch.distributed",), daemon=True).start()
-        return [os.environ.get(name, "") for name in INTERFACE_VARIABLES]
+        gloo, nccl = INTERFACE_VARIABLES
+        return os.environ.get(gloo, ""), os.environ.get(nccl, "")
 
     def do_compare(self, search_path: str, sources: Mapping[str, str]) -> list[str]:
         """Return which files differ from those of the launcher: relative paths and what is wrong."""
@@ -170,7 +175,7 @@ class _Host:
         with ThreadPoolExecutor(max(1, len(names))) as pool:
             return [name for name, leads in zip(names, pool.map(resolves, names), strict=True) if not leads]
 
-    def do_open_store(self, address: str) -> int:
+    def do_open_store(self, address: str) -> Port:
         """Open the store of the world; return its port."""
         self._store, port = open_store(address)
         return port
@@ -198,7 +203,7 @@ class _Host:
             failure = Failure.of(error, place.first_rank)
         self._tell_begun()
         result = base64.b64encode(files.result.read_bytes()).decode() if files.result.exists() else None
-        self._send("ended", None if failure is None else failure.to_json(), result)
+        self._send("ended", None if failure is None else asdict(failure), result)
         self._has_workers = False
 
     def _stop_workers(self) -> None:

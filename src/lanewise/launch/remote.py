@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, final
 from lanewise.launch.agent import JobFiles, Place, Workers
 from lanewise.launch.agree import Agreement, Project, interface_variables
 from lanewise.launch.launcher import Launcher, count_processes, run_again
-from lanewise.launch.wire import Event, RemoteHost, Wire
+from lanewise.launch.wire import STDERR, Event, RemoteHost, Wire
 
 if TYPE_CHECKING:
     from lanewise.watch.failure import Failure
 
-_STDERR = 2
 _ERASE = "\r\033[K"
 _LOST = "lost host"
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -80,7 +79,7 @@ class RemoteLauncher(Launcher):
                 _start(agreement, workers, files.job.read_bytes(), self.num_starts + num_restarts)
                 return _Run(hosts, events, files, self.limit_seconds).wait()
 
-        run_again(workers, _STDERR, run_once)
+        run_again(workers, STDERR, run_once)
 
 
 def _show(agreement: Agreement) -> None:
@@ -90,7 +89,7 @@ def _show(agreement: Agreement) -> None:
         interface = host.interfaces[0] or site.interface
         program = f"{count_processes(host.num_processes)} of {host.hello.executable}"
         where = f"{site.address}{f' ({interface})' if interface else ''}"
-        _write(_STDERR, f"{host.name}: {program} in {agreement.project}, at {where}")
+        _write(STDERR, f"{host.name}: {program} in {agreement.project}, at {where}")
 
 
 def _start(agreement: Agreement, workers: Workers, job: bytes, num_restarts: int) -> None:
@@ -165,10 +164,9 @@ class _Run:
         elif kind == "begun":
             self._files.begun.touch()
         elif kind == "ended":
-            failure, result = values
-            self._ended[host] = None if failure is None else _read_failure(failure)
+            self._ended[host], result = values
             if result is not None:
-                self._files.result.write_bytes(base64.b64decode(result))
+                self._files.result.write_bytes(result)
         elif host not in self._ended:
             self._ended[host] = _lost(host, values[0])
 
@@ -189,12 +187,6 @@ class _Run:
             elif self._limit_seconds is not None and now - since > self._limit_seconds:
                 what = f"it said nothing for {self._limit_seconds:g} s"
                 self._ended.setdefault(host, _lost(host, f"{what}: it is stopped, or the way to it is cut"))
-
-
-def _read_failure(written: str) -> "Failure":
-    from lanewise.watch.failure import Failure
-
-    return Failure.from_json(written.encode())
 
 
 def _lost(host: RemoteHost, why: str) -> "Failure":

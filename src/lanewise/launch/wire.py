@@ -8,19 +8,26 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, final
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, Never, final, get_type_hints
 
 from lanewise.errors import LaunchError
 from lanewise.launch.hello import Hello
-from lanewise.launch.host import MARK, SECONDS_BETWEEN_BEATS
+from lanewise.launch.host import MARK, SECONDS_BETWEEN_BEATS, Host
+from lanewise.watch.told import as_type, read_told
 
 _SECONDS_TO_CONNECT = 60.0
 _SECONDS_TO_ANSWER = 30.0
 _SECONDS_TO_END = 3.0
 _LINES_OF_STDERR = 20
 _SECONDS_TO_SAY_SO = 1.0
+_SHOWN_BYTES = 80
 _BEAT = b'["beat"]\n'
 _END = b'["end"]\n'
+
+
+STDOUT, STDERR = 1, 2
+"""The file descriptors of this process to which workers on hosts write."""
 
 
 class HostError(LaunchError):
@@ -157,6 +164,8 @@ class RemoteHost:
         self._replies: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._errors: deque[str] = deque(maxlen=_LINES_OF_STDERR)
         self._hello: Hello | None = None
+        self._answer: Any = Never
+        """The type of the answer that it owes."""
         self.interfaces: Sequence[str] = ("", "")
         """The values of `INTERFACE_VARIABLES` there."""
         self.is_lost = False
@@ -164,8 +173,8 @@ class RemoteHost:
         self.num_heard = 0
         """How often it said something: where that stands still, it or the way to it is lost."""
         self._reading_errors = self._start(self._read_errors)
-        self._start(self._read)
         self._writing = self._start(self._write)
+        self._start(self._read)
 
     @property
     def hello(self) -> Hello:
@@ -193,6 +202,7 @@ class RemoteHost:
             HostError: it could not do it, or does not answer.
         """
         assert not self.is_lost
+        self._answer = get_type_hints(getattr(Host, f"do_{name}"), include_extras=True)["return"]
         self.send("call", name, arguments)
         return self._reply(f"answer to {name}", _SECONDS_TO_ANSWER)
 
@@ -217,22 +227,56 @@ class RemoteHost:
         return value
 
     def _read(self) -> None:
+        """Take what the host says, until it has gone, or says what is no message."""
         lines = self._wire.lines()
-        for line in lines:  # what a login shell prints may come first
-            if line.startswith(MARK.encode()):
-                self._hello = Hello(**json.loads(line[len(MARK) :]))
-                self._replies.put(("reply", None))
-                break
-        for line in lines:
-            self.num_heard += 1
-            kind, *values = json.loads(line)
-            if kind in ("reply", "refused"):
-                self._replies.put((kind, values[0]))
-            elif kind != "beat":
-                self._events.put(Event(self, kind, values))
-        why = self._why_lost()
+        line = b""
+        try:
+            for line in lines:  # what a login shell prints may come first
+                if line.startswith(MARK.encode()):
+                    self._hello = read_told(line[len(MARK) :], Hello)
+                    self._replies.put(("reply", None))
+                    break
+            for line in lines:
+                self._take(line)
+            why = self._why_lost()
+        except ValueError:
+            why = (
+                f"it sent {line[:_SHOWN_BYTES]!r}, which is no message of this machine's lanewise. Install "
+                "the same version there, and let nothing else write into the connection"
+            )
         self._replies.put(("lost", why))
         self._events.put(Event(self, "lost", [why]))
+        self.close()
+
+    def _take(self, line: bytes) -> None:
+        """Check a line, and do what it asks for.
+
+        Raises:
+            ValueError: it is no message that the host may send now.
+        """
+        kind, *values = read_told(line, list[Any]) or [""]
+        types = self._types().get(kind if isinstance(kind, str) else "", [Never])
+        values = [as_type(value, hint) for value, hint in zip(values, types, strict=True)]
+        self.num_heard += 1
+        if kind in ("reply", "refused"):
+            self._answer = Never
+            self._replies.put((kind, values[0]))
+        elif kind != "beat":
+            self._events.put(Event(self, kind, values))
+
+    def _types(self) -> dict[str, list[Any]]:
+        """Return the types of the values of each message that the host may send."""
+        from lanewise.watch.failure import Failure
+
+        ranks = range(self.first_rank, self.first_rank + self.num_processes)
+        return {
+            "reply": [self._answer],
+            "refused": [Never if self._answer is Never else str],
+            "out": [Annotated[int, ranks], Annotated[int, (STDOUT, STDERR)], str],
+            "begun": [],
+            "ended": [Failure | None, bytes | None if self.first_rank == 0 else NoneType],
+            "beat": [],
+        }
 
     def _why_lost(self) -> str:
         how = self._wire.why_ended()

@@ -30,6 +30,7 @@ from lanewise.watch.failure import Failure, described
 from lanewise.watch.heartbeat import COMMUNICATION, DONE, START, Note
 from lanewise.watch.process import ENDED, process_table, state_of
 from lanewise.watch.store import StoreLostError, TimedStore
+from lanewise.watch.told import read_told
 
 T = TypeVar("T")
 
@@ -237,9 +238,8 @@ class Channel:
         found = {}
         for rank in range(self.world_size):
             if self._store.has(key := self._key(f"beat/{rank}")):
-                with suppress(ValueError, TypeError, LookupError):  # something else wrote it
-                    fields = json.loads(self._store.get(key))
-                    found[rank] = Beat(**{**fields, "note": tuple(fields["note"])})
+                with suppress(ValueError):  # something else wrote it
+                    found[rank] = read_told(self._store.get(key), Beat)
         return found
 
     def ask(self) -> bool:
@@ -261,7 +261,9 @@ class Channel:
         return {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.has(key)}
 
     def _failure(self, key: str) -> Failure | None:
-        return Failure.from_json(self._store.get(key)) if self._store.has(key) else None
+        with suppress(ValueError):  # something else wrote it
+            return Failure.from_json(self._store.get(key)) if self._store.has(key) else None
+        return None
 
     def _key(self, name: str) -> str:
         return f"{self.start}/{name}"

@@ -7,6 +7,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch.distributed as dist
 
@@ -20,6 +21,7 @@ from lanewise.errors import (
     traceback_of,
 )
 from lanewise.watch.heartbeat import Note, heartbeat
+from lanewise.watch.told import read_told
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _MISTAKE = ConfigError.exit_code
@@ -45,7 +47,7 @@ class Failure:
     shown: str
     """What a user is shown: for an error of ours its text, for any other its traceback."""
     is_ours: bool
-    exit_code: int
+    exit_code: Annotated[int, range(1, 256)]
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> "Failure":
@@ -70,10 +72,10 @@ class Failure:
             ValueError: if it was written by something else.
         """
         try:
-            fields = json.loads(written)
-            return cls(**{**fields, "note": tuple(fields["note"])})
-        except (ValueError, TypeError, LookupError) as error:
+            failure: Failure = read_told(written, cls)
+        except ValueError as error:
             raise ValueError(f"the store holds no failure of ours: {written!r:.80}") from error
+        return failure
 
     def to_json(self) -> str:
         """Write it for the store."""

@@ -73,6 +73,12 @@ def test_something_else_in_the_store_is_no_heartbeat():
     assert zero.beats() == {0: make_beat()}
 
 
+def test_something_else_in_the_store_is_no_failure():
+    zero, one = make_channels(2)
+    one._store.set("1/failure/1", '{"exit_code": 0}')
+    assert zero.first() is None
+
+
 def test_a_lost_connection_without_any_cause_is_the_failure_itself():
     zero, _ = make_channels(2)
     assert zero.report(failure(0, "connection reset"), is_consequence=True).text == "connection reset"

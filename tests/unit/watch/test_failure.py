@@ -48,7 +48,26 @@ def test_a_failure_comes_back_from_json_as_it_was():
     assert Failure.from_json(failure.to_json().encode()) == failure
 
 
-@pytest.mark.parametrize("written", [b"", b"{}", b"[1]", b"\xff", b'{"rank": 1}', b'{"note": 3}'])
+OTHER = [
+    {"exit_code": 0},  # the command would end with it
+    {"exit_code": 256},
+    {"exit_code": "1"},
+    {"note": ["forward", 1.5, None]},
+    {"shown": None},
+    {"more": 1},
+]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *(b"", b"{}", b"[1]", b"\xff", b'{"rank": 1}', b'{"note": 3}', b"[" * 100_000),
+        *(
+            json.dumps({**dataclasses.asdict(Failure.of(ValueError(), rank=1)), **change}).encode()
+            for change in OTHER
+        ),
+    ],
+)
 def test_what_something_else_wrote_is_refused(written):
     with pytest.raises(ValueError, match="no failure of ours"):
         Failure.from_json(written)

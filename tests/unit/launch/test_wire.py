@@ -1,0 +1,149 @@
+"""What a host says is checked before anything is done with it."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from queue import SimpleQueue
+
+import pytest
+
+from lanewise.launch.hello import describe_machine
+from lanewise.launch.host import MARK
+from lanewise.launch.wire import Event, HostError, RemoteHost, Wire
+from lanewise.watch.failure import Failure
+
+HELLO = MARK.encode() + json.dumps(asdict(describe_machine(port=1024))).encode()
+FAILURE = asdict(Failure.of(ValueError("boom"), rank=0))
+
+
+class Scripted(Wire):
+    """Says some lines, and answers to each call with one."""
+
+    remedy = "It must start."
+
+    def __init__(self, *lines: bytes, answer: bytes = b"") -> None:
+        self._lines: SimpleQueue[bytes] = SimpleQueue()
+        for line in lines:
+            self._lines.put(line)
+        self._answer = answer
+        self.closed = threading.Event()
+
+    def send(self, line: bytes) -> None:
+        if line.startswith(b'["call"'):
+            self._lines.put(self._answer)
+
+    def lines(self) -> Iterator[bytes]:
+        yield from iter(self._lines.get, None)
+
+    def errors(self) -> Iterator[str]:
+        yield from ()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def why_ended(self) -> str:
+        return ""
+
+
+def start(wire: Wire, first_rank: int = 0) -> "tuple[RemoteHost, SimpleQueue[Event]]":
+    """Return a host with two workers, and what it says by itself."""
+    events: SimpleQueue[Event] = SimpleQueue()
+    return RemoteHost("gpu1", 2, first_rank, wire, events), events
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"garbage",
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b'"beat"',
+        b"[" * 100_000,
+        b'["beat", 1]',
+        b'[["beat"]]',
+        b'["call", "enter", {}]',
+        b'["out", 0, 77, "into any open descriptor"]',
+        b'["out", 0, true, "x"]',
+        b'["out", 2, 1, "of a rank elsewhere"]',
+        b'["out", 0, 1]',
+        b'["out", 0, 1, null]',
+        b'["reply", null]',
+        b'["refused", "what nobody asked for"]',
+        b'["begun", 1]',
+        b'["ended", null]',
+        b'["ended", null, "no base64"]',
+        b'["ended", "boom", null]',
+        json.dumps(["ended", {**FAILURE, "exit_code": 0}, None]).encode(),
+        json.dumps(["ended", {**FAILURE, "exit_code": True}, None]).encode(),
+        json.dumps(["ended", {**FAILURE, "note": ["forward", "1", None]}, None]).encode(),
+        json.dumps(["ended", {**FAILURE, "more": 1}, None]).encode(),
+    ],
+)
+def test_what_is_no_message_ends_the_host_at_once_by_name(line):
+    wire = Scripted(HELLO, line)
+    host, events = start(wire)
+    host.wait_for_hello()
+    begin = time.monotonic()
+    event = events.get(timeout=5)
+    assert time.monotonic() - begin < 1
+    assert event.kind == "lost"
+    assert event.values[0].startswith(
+        f"it sent {line[:80]!r}, which is no message of this machine's lanewise."
+    )
+    assert wire.closed.wait(5)
+
+
+@pytest.mark.parametrize("change", [{"port": 0}, {"port": "22"}, {"addresses": [["10.0.0.1"]]}, {"extra": 1}])
+def test_a_host_that_says_something_else_of_itself_is_refused(change):
+    hello = MARK.encode() + json.dumps({**asdict(describe_machine(port=1024)), **change}).encode()
+    host, _ = start(Scripted(b"Welcome!", hello))
+    with pytest.raises(HostError, match="host gpu1: it sent .* which is no message"):
+        host.wait_for_hello()
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("clock", b'["reply", NaN]'),
+        ("clock", b'["reply", true]'),
+        ("open_store", b'["reply", 0]'),
+        ("compare", b'["reply", [1]]'),
+        ("enter", b'["reply", ["eth0"]]'),
+        ("run", b'["reply", 1]'),
+        ("find", b'["reply", "no"]'),
+        ("find", b'["refused", null]'),
+    ],
+)
+def test_an_answer_of_another_type_is_refused(name, answer):
+    host, _ = start(Scripted(HELLO, answer=answer))
+    host.wait_for_hello()
+    with pytest.raises(HostError, match="which is no message"):
+        host.call(name)
+
+
+def test_what_fits_is_passed_on():
+    lines = [
+        b'["beat"]',
+        b'["out", 0, 2, "a line"]',
+        b'["begun"]',
+        json.dumps(["ended", FAILURE, "AGI="]).encode(),
+    ]
+    wire = Scripted(b"Welcome!", HELLO, *lines, answer=b'["reply", ["eth0", ""]]')
+    host, events = start(wire)
+    host.wait_for_hello()
+    assert host.call("enter") == ("eth0", "")
+    assert [events.get(timeout=5)[1:] for _ in range(3)] == [
+        ("out", [0, 2, "a line"]),
+        ("begun", []),
+        ("ended", [Failure.of(ValueError("boom"), rank=0), b"\0b"]),
+    ]
+    assert host.num_heard == 5
+
+
+def test_only_the_first_host_has_a_result():
+    host, events = start(Scripted(HELLO, b'["ended", null, "AGI="]'), first_rank=2)
+    host.wait_for_hello()
+    assert events.get(timeout=5).kind == "lost"
