@@ -51,7 +51,7 @@ def doctor(
         launcher.project = replace(launcher.project, sources={}, run_dir=None)
     with launcher.hosts() as (hosts, _):
         show("looking at the hosts")
-        agreement = Agreement(hosts, launcher.project, launcher.limit_seconds)
+        agreement = Agreement(hosts, launcher.project)
         agreement.look(at_all=True)
         clocks = {host.name: clock for host, clock in agreement.ask("clock", _read_clock).items()}
         notes = list(_names_that_lead_nowhere(agreement))

@@ -54,16 +54,15 @@ def launcher_of(job: Job) -> Launcher:
         return KubernetesLauncher(manifest(job.config, program, dump_config(job.config)))
     if distributed.launcher == "slurm":
         num_starts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        return SlurmLauncher(hosts, _project(job), distributed.stall_seconds, num_starts)
+        return SlurmLauncher(hosts, _project(job), num_starts)
     if distributed.launcher == "ray":
         types = {name.partition(":")[0] for name in distributed.device_names} or {distributed.device_type}
         takes_gpus = None if types == {"auto"} else types == {"cuda"}
         num_nodes, num_processes = len(hosts), hosts[0][1]
         num_gpus, num_cores = distributed.num_devices or 1, _num_cores(job)
-        limit = distributed.stall_seconds
-        return RayLauncher(num_nodes, num_processes, num_cores, num_gpus, takes_gpus, _project(job), limit)
+        return RayLauncher(num_nodes, num_processes, num_cores, num_gpus, takes_gpus, _project(job))
     python = distributed.ssh.python or sys.executable
-    return SSHLauncher(hosts, python, _project(job), distributed.stall_seconds)
+    return SSHLauncher(hosts, python, _project(job))
 
 
 def remote_launcher_of(job: Job) -> RemoteLauncher:
@@ -75,7 +74,7 @@ def remote_launcher_of(job: Job) -> RemoteLauncher:
     distributed = job.config.distributed
     if distributed.launcher == "local":
         ((_, count),) = _hosts_of(distributed)
-        return HereLauncher(count, _project(job), distributed.stall_seconds)
+        return HereLauncher(count, _project(job))
     launcher = launcher_of(job)
     if is_submitted(distributed):
         raise ConfigError(
@@ -198,6 +197,8 @@ def _project(job: Job) -> Project:
         search_path=_path_there(search_path, distributed),
         sources=_sources_below(search_path),
         run_dir=None if job.shared_folder is None else str(job.shared_folder),
+        limit_seconds=distributed.stall_seconds,
+        start_seconds=distributed.start_seconds,
     )
 
 

@@ -8,11 +8,17 @@ from typing import Any, NamedTuple, final
 
 from lanewise.errors import ConfigError
 from lanewise.launch.agent import LOCALHOST
-from lanewise.launch.hello import describe_machine
+from lanewise.launch.hello import TIMED_OUT, describe_machine, is_loopback
 from lanewise.launch.host import INTERFACE_VARIABLES
 from lanewise.launch.wire import HostError, RemoteHost
 
 _SHOWN_FILES = 3
+_NO_ADDRESS = (
+    "it has no IPv4 address besides that of loopback, and hosts reach each other by IPv4 alone. Give it one "
+    "in a network with the others; a tunnel (WireGuard, ssh -w) makes one over IPv6."
+)
+_LASTING = {"versions", "code"}
+"""What no wait changes."""
 _REMEDIES = {
     "folder": " Make it there, or set distributed.ssh.folder.",
     "run_dir": " Let train.run_dir be where all hosts can write.",
@@ -35,6 +41,10 @@ class Project:
     """The SHA-256 of the user's modules, by their paths below the search path."""
     run_dir: str | None
     """What all hosts must share; None: nothing."""
+    limit_seconds: float | None
+    """After how long without a word from each other a host and this process give up; None: never."""
+    start_seconds: float | None
+    """How long hosts may take until they can train together; None: for ever."""
 
     def __str__(self) -> str:
         names = f", with {', '.join(self.variables)}" if self.variables else ""  # values may be secret
@@ -64,18 +74,18 @@ class Agreement:
     Args:
         hosts: all of them.
         project: what they shall have.
-        limit_seconds: after how long without a word from this machine a host ends its workers; None: never.
     """
 
-    def __init__(self, hosts: Sequence[RemoteHost], project: Project, limit_seconds: float | None) -> None:
+    def __init__(self, hosts: Sequence[RemoteHost], project: Project) -> None:
         self.faults: list[Fault] = []
+        self._num_busy = 0
+        """How many of them may mean no more than that a host is busy."""
         self.answering = list(hosts)
         """Those of which the rest can be seen."""
         self.sites: dict[RemoteHost, Site] = {}
         """Where each host is reached, if all others reach it."""
         self.hosts = hosts
         self.project = project
-        self._limit_seconds = limit_seconds
 
     def look(self, *, at_all: bool = False) -> None:
         """Look at everything that must hold before the workers start.
@@ -98,6 +108,16 @@ class Agreement:
         if self.faults:
             raise ConfigError(*(f"host {host}: {text}" for host, _, text in self.faults))
 
+    def may_pass(self, *, is_again: bool) -> bool:
+        """Tell whether all that was found may be right in a while.
+
+        Args:
+            is_again: whether the hosts could train together before: then one may be starting up.
+        """
+        if is_again:
+            return not any(fault.kind in _LASTING for fault in self.faults)
+        return len(self.faults) == self._num_busy
+
     def _meet(self) -> None:
         """Wait until every host has said who it is, with the versions of this machine."""
         here = describe_machine().versions
@@ -115,7 +135,7 @@ class Agreement:
     def _enter(self) -> None:
         """Let every host take the folder and the variables."""
         given = {"folder": self.project.folder, "variables": {**self.project.variables, **self.project.pins}}
-        limit = self._limit_seconds
+        limit = self.project.limit_seconds
         answers = self.ask("folder", lambda host: host.call("enter", **given, limit_seconds=limit))
         for host, interfaces in answers.items():
             host.interfaces = interfaces
@@ -142,27 +162,35 @@ class Agreement:
             for host in hosts
         ]
         answers = self.ask("network", lambda host: _reach(host, peers))
+        lonely = {host for host in hosts if all(map(is_loopback, host.hello.addresses))}
         for index, host in enumerate(hosts):
             sites = [Site(*place) for place in host.hello.addresses]
             whys = {
                 peer: dict(zip(sites, answer[index], strict=True))
                 for peer, answer in answers.items()
-                if peer is not host
+                if peer is not host and (peer not in lonely or host in lonely)
             }
             reached = [site for site in sites if not any(why[site] for why in whys.values())]
             if host not in answers:
                 continue
             if reached:
                 self.sites[host] = min(reached, key=lambda site: site.interface not in host.interfaces)
-                continue
-            lost = [peer for peer, why in whys.items() if all(why.values())] or list(whys)
-            tried = ", ".join(f"{site.address} ({why})" for site, why in whys[lost[0]].items())
-            self._find(
-                host,
-                "network",
-                f"{', '.join(peer.name for peer in lost)} can't connect to a port of it: tried {tried}. "
-                "Open the ports of each host for the others, or put all of them into one network.",
-            )
+            elif host in lonely:
+                self._find(host, "network", _NO_ADDRESS)
+            else:
+                self._find_unreached(host, whys)
+
+    def _find_unreached(self, host: RemoteHost, whys: Mapping[RemoteHost, Mapping[Site, str]]) -> None:
+        """Note that others do not reach a host, and why not each of its addresses."""
+        lost = [peer for peer, why in whys.items() if all(why.values())] or list(whys)
+        tried = ", ".join(f"{site.address} ({why})" for site, why in whys[lost[0]].items())
+        self._find(
+            host,
+            "network",
+            f"{', '.join(peer.name for peer in lost)} can't connect to a port of it: tried {tried}. "
+            "Open the ports of each host for the others, or put all of them into one network.",
+        )
+        self._num_busy += all(TIMED_OUT in whys[peer].values() for peer in lost)
 
     def _share(self) -> None:
         """Find the hosts that do not share the run directory of the first one."""
@@ -210,7 +238,7 @@ def _reach(host: RemoteHost, peers: Sequence[tuple[str, Sequence[str], int]]) ->
     """Let a host call others; return for each of their addresses why it can't be reached from there."""
     whys: list[list[str]] = host.call("reach", peers=peers)
     if list(map(len, whys)) != [len(addresses) for _, addresses, _ in peers]:
-        raise HostError(host.name, "its answer is not about the addresses that it was given")
+        raise HostError(host, "its answer is not about the addresses that it was given")
     return whys
 
 

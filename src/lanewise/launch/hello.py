@@ -19,6 +19,8 @@ Port = Annotated[int, range(1, 2**16)]
 _SIOCGIFADDR = 0x8915  # of linux/sockios.h
 _TOKEN_BYTES = 16
 _SECONDS_TO_REACH = 3.0
+TIMED_OUT = "timed out"
+"""Why a host can't be reached that may be busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,12 @@ def _addresses() -> Iterator[tuple[str, str]]:
                 request = struct.pack("256s", interface.encode()[:15])
                 answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
                 found[socket.inet_ntoa(answer[20:24])] = interface
-    yield from sorted(found.items(), key=lambda item: (item[0] not in called, item[0].startswith("127.")))
+    yield from sorted(found.items(), key=lambda item: (item[0] not in called, is_loopback(item)))
+
+
+def is_loopback(place: tuple[str, str]) -> bool:
+    """Tell whether nobody but the host itself reaches one of its addresses."""
+    return place[0].startswith("127.")
 
 
 def _answer(listener: socket.socket, token: str) -> None:
@@ -95,6 +102,8 @@ def call(token: str, address: str, port: int) -> str:
     try:
         with socket.create_connection((address, port), timeout=_SECONDS_TO_REACH) as connection:
             received = connection.recv(2 * _TOKEN_BYTES, socket.MSG_WAITALL).decode(errors="replace")
+    except TimeoutError:
+        return TIMED_OUT
     except (OSError, ValueError) as error:  # an address may be any text
         return getattr(error, "strerror", None) or str(error)
     return "" if received == token else "another machine answers"

@@ -20,11 +20,10 @@ class HereLauncher(RemoteLauncher):
     Args:
         num_processes: how many workers it has.
         project: see `RemoteLauncher`.
-        limit_seconds: likewise.
     """
 
-    def __init__(self, num_processes: int, project: Project, limit_seconds: float | None) -> None:
-        super().__init__(project, limit_seconds)
+    def __init__(self, num_processes: int, project: Project) -> None:
+        super().__init__(project)
         self._num_processes = num_processes
 
     def connect(self) -> list[tuple[str, int, Wire]]:

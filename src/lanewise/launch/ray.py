@@ -134,7 +134,6 @@ class RayLauncher(RemoteLauncher):
         num_gpus: the GPUs of each bundle.
         takes_gpus: whether they are asked for; None: if the cluster has any.
         project: see `RemoteLauncher`.
-        limit_seconds: likewise.
     """
 
     def __init__(
@@ -145,9 +144,8 @@ class RayLauncher(RemoteLauncher):
         num_gpus: int,
         takes_gpus: bool | None,
         project: Project,
-        limit_seconds: float | None,
     ) -> None:
-        super().__init__(project, limit_seconds)
+        super().__init__(project)
         self._num_nodes = num_nodes
         self._num_processes = num_processes
         self._num_cores = num_cores

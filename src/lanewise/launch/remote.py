@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, final
 from lanewise.launch.agent import JobFiles, Place, Workers
 from lanewise.launch.agree import Agreement, Project, interface_variables
 from lanewise.launch.launcher import Launcher, count_processes, run_again
-from lanewise.launch.wire import STDERR, Event, RemoteHost, Wire
+from lanewise.launch.wire import STDERR, Event, HostError, RemoteHost, Wire
 
 if TYPE_CHECKING:
     from lanewise.watch.failure import Failure
 
 _ERASE = "\r\033[K"
-_LOST = "lost host"
 _SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_BETWEEN_TRIES = 5.0
 _SECONDS_FOR_THE_TRUTH = 3.0
 """How long to wait, after a first sign that something is wrong, for what the other hosts say."""
 
@@ -33,14 +33,11 @@ class RemoteLauncher(Launcher):
 
     Args:
         project: what all hosts have.
-        limit_seconds: after how long without a word from each other a host and this process give up; None:
-            never.
         num_starts: how often the same launch was started before, by Slurm for instance.
     """
 
-    def __init__(self, project: Project, limit_seconds: float | None, num_starts: int = 0) -> None:
+    def __init__(self, project: Project, num_starts: int = 0) -> None:
         self.project = project
-        self.limit_seconds = limit_seconds
         self.num_starts = num_starts
 
     @abstractmethod
@@ -70,16 +67,50 @@ class RemoteLauncher(Launcher):
         """See `Launcher`."""
 
         def run_once(num_restarts: int) -> "Failure | None":
-            with self.hosts() as (hosts, events):
-                agreement = Agreement(hosts, self.project, self.limit_seconds)
-                agreement.look()
-                agreement.require()
-                if not num_restarts:
-                    _show(agreement)
-                _start(agreement, workers, files.job.read_bytes(), self.num_starts + num_restarts)
-                return _Run(hosts, events, files, self.limit_seconds).wait()
+            files.begun.unlink(missing_ok=True)  # until it is there again, a signal ends this process at once
+            try:
+                with self._agreed(files, is_again=num_restarts > 0) as (agreement, events):
+                    if not num_restarts:
+                        _show(agreement)
+                    _start(agreement, workers, files.job.read_bytes(), self.num_starts + num_restarts)
+                    return _Run(agreement.hosts, events, files, self.project.limit_seconds).wait()
+            except HostError as error:
+                return _lost(error.host, error.why)
 
         run_again(workers, STDERR, run_once)
+
+    @contextmanager
+    def _agreed(self, files: JobFiles, *, is_again: bool) -> "Iterator[tuple[Agreement, SimpleQueue[Event]]]":
+        """Connect to hosts that can train together; a host that may be busy, or start up, is waited for.
+
+        Args:
+            files: of this process.
+            is_again: whether they could before, so that a host which is not there is no mistake of the user.
+
+        Raises:
+            ConfigError: lists what is wrong.
+            HostError: one of them is not there again in time.
+        """
+        limit = self.project.start_seconds
+        deadline = time.monotonic() + (math.inf if limit is None else limit)
+        is_told = False
+        while True:
+            with self.hosts() as (hosts, events):
+                agreement = Agreement(hosts, self.project)
+                agreement.look()
+                if not agreement.faults:
+                    yield agreement, events
+                    return
+            is_late = time.monotonic() > deadline or files.stop.exists()
+            if not agreement.may_pass(is_again=is_again) or (is_late and not is_again):
+                agreement.require()
+            name, _, text = agreement.faults[0]
+            if is_late:
+                raise HostError(next(host for host in hosts if host.name == name), text)
+            if not is_told:
+                is_told = True
+                _write(STDERR, f"waiting for host {name}: {text}")
+            time.sleep(_SECONDS_BETWEEN_TRIES)
 
 
 def _show(agreement: Agreement) -> None:
@@ -120,7 +151,7 @@ class _Run:
         hosts: all of them, with their workers started.
         events: what they say.
         files: of this process.
-        limit_seconds: see `RemoteLauncher`.
+        limit_seconds: see `Project`.
     """
 
     def __init__(
@@ -141,6 +172,7 @@ class _Run:
     def wait(self) -> "Failure | None":
         """Return when all hosts have done their part, or with the failure of one."""
         from lanewise.watch.channel import SILENCE, STORE_LOST
+        from lanewise.watch.failure import LOST_HOST
 
         deadline = math.inf
         while len(self._ended) < len(self._hosts) and time.monotonic() < deadline:
@@ -152,7 +184,7 @@ class _Run:
                 deadline = time.monotonic() + _SECONDS_FOR_THE_TRUTH
         failures = [failure for failure in self._ended.values() if failure is not None]
         # What says only that somebody is lost comes last.
-        vague = {_LOST: 1, SILENCE: 2, STORE_LOST: 2}
+        vague = {LOST_HOST: 1, SILENCE: 2, STORE_LOST: 2}
         return min(failures, key=lambda failure: vague.get(failure.kind, 0), default=None)
 
     def _take(self, event: Event) -> None:
@@ -192,8 +224,10 @@ class _Run:
 def _lost(host: RemoteHost, why: str) -> "Failure":
     """Describe a host that is lost."""
     from lanewise.watch.channel import failure_of
+    from lanewise.watch.failure import LOST_HOST
 
-    return replace(failure_of(host.first_rank, None, _LOST, f"host {host.name}: {why}."), host=host.name)
+    text = f"host {host.name}: {why.rstrip('.')}."
+    return replace(failure_of(host.first_rank, None, LOST_HOST, text), host=host.name)
 
 
 def _write(number: int, line: str) -> None:

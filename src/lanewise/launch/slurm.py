@@ -34,14 +34,11 @@ class SlurmLauncher(RemoteLauncher):
     Args:
         nodes: their names, with their number of workers.
         project: see `RemoteLauncher`.
-        limit_seconds: likewise.
         num_starts: likewise.
     """
 
-    def __init__(
-        self, nodes: Sequence[tuple[str, int]], project: Project, limit_seconds: float | None, num_starts: int
-    ) -> None:
-        super().__init__(project, limit_seconds, num_starts)
+    def __init__(self, nodes: Sequence[tuple[str, int]], project: Project, num_starts: int) -> None:
+        super().__init__(project, num_starts)
         self._nodes = nodes
 
     def connect(self) -> list[tuple[str, int, Wire]]:

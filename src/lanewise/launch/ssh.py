@@ -21,13 +21,10 @@ class SSHLauncher(RemoteLauncher):
         hosts: by the names that the user would give to ssh, with their number of workers.
         python: the interpreter there.
         project: see `RemoteLauncher`.
-        limit_seconds: likewise.
     """
 
-    def __init__(
-        self, hosts: Sequence[tuple[str, int]], python: str, project: Project, limit_seconds: float | None
-    ) -> None:
-        super().__init__(project, limit_seconds)
+    def __init__(self, hosts: Sequence[tuple[str, int]], python: str, project: Project) -> None:
+        super().__init__(project)
         self._hosts = hosts
         self._python = python
 

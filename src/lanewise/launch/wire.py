@@ -34,12 +34,13 @@ class HostError(LaunchError):
     """A host cannot do what it should.
 
     Args:
-        name: of the host.
+        host: which one.
         why: what is wrong.
     """
 
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"host {name}: {why}")
+    def __init__(self, host: "RemoteHost", why: str) -> None:
+        super().__init__(f"host {host.name}: {why}")
+        self.host = host
         self.why = why
 
 
@@ -223,7 +224,7 @@ class RemoteHost:
             kind, value = "lost", f"it did not {what} within {seconds:g} s"
         self.is_lost = kind == "lost"
         if kind != "reply":
-            raise HostError(self.name, value)
+            raise HostError(self, value)
         return value
 
     def _read(self) -> None:

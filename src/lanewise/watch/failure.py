@@ -21,6 +21,7 @@ from lanewise.errors import (
     traceback_of,
 )
 from lanewise.watch.heartbeat import Note, heartbeat
+from lanewise.watch.store import StoreLostError
 from lanewise.watch.told import read_told
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -32,9 +33,17 @@ _LOST = re.compile(
 of a LostRankError of its hook."""
 
 
+LOST_HOST = "lost host"
+"""The kind of a failure where the launcher knows only that a host is lost."""
+_OF_LOST = (LOST_HOST, StoreLostError.__name__)
+"""The kinds of failures that are no error of the run, whose step is unknown."""
+_MOST_CHARACTERS = 2**16
+"""Of each text of a failure: the store takes no message of many megabytes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An error that ends the run, and where it arose. It travels as JSON."""
+    """An error that ends the run, and where it arose. It travels as JSON, so very long texts are cut."""
 
     rank: int
     host: str
@@ -48,6 +57,10 @@ class Failure:
     """What a user is shown: for an error of ours its text, for any other its traceback."""
     is_ours: bool
     exit_code: Annotated[int, range(1, 256)]
+
+    def __post_init__(self) -> None:
+        for name in ("kind", "text", "shown"):
+            object.__setattr__(self, name, _cut(getattr(self, name)))
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> "Failure":
@@ -97,14 +110,23 @@ class Failure:
         """Tell whether another start would come to the same end.
 
         So it would after a user's mistake, and where the start before ended at the same step with the same
-        error.
+        error. A lost host is none.
         """
-        return self.exit_code == _MISTAKE or (before is not None and _what(self) == _what(before))
+        is_same = before is not None and _what(self) == _what(before) and self.kind not in _OF_LOST
+        return self.exit_code == _MISTAKE or is_same
 
 
 def _what(failure: Failure) -> tuple[object, ...]:
     """Return what the same error at the same step has in common; its text may name processes and ports."""
     return failure.kind, failure.note[1], re.sub(r"\d+", "N", failure.text)
+
+
+def _cut(text: str) -> str:
+    """Leave out the middle of a very long text."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    half = _MOST_CHARACTERS // 2 - 50
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters are left out here ...\n{text[-half:]}"
 
 
 def described(note: Note) -> str:

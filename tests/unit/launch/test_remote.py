@@ -1,11 +1,130 @@
-"""What other hosts say, on the terminal of the one that started them."""
+"""What other hosts say, on the terminal of the one that started them, and what starts again after a loss."""
 
 import os
 import pty
+from dataclasses import replace
 
 import pytest
 
-from lanewise.launch.remote import _write
+from lanewise.errors import ConfigError, LaunchError
+from lanewise.launch import JobFiles, Workers
+from lanewise.launch import remote as module
+from lanewise.launch.remote import RemoteLauncher, _write
+from lanewise.launch.wire import Wire
+from tests.unit.launch.scripted import PROJECT, Scripted, answering, say_hello
+
+ANSWERS = {"enter": ["", ""], "compare": [], "open_store": 1024}
+ENDED = b'["ended", null, null]'
+AWAY = "ssh ended with exit code 255: No route to host"
+
+
+class Gone(Wire):
+    """A host that is not there."""
+
+    remedy = "`ssh gpu1 true` must succeed."
+
+    def send(self, line):
+        pass
+
+    def lines(self):
+        yield from ()
+
+    def errors(self):
+        yield "No route to host"
+
+    def close(self):
+        pass
+
+    def why_ended(self):
+        return "ssh ended with exit code 255"
+
+
+class Launcher(RemoteLauncher):
+    """Finds other things at each start."""
+
+    def __init__(self, *wires, start_seconds=60.0, sources=()):
+        super().__init__(replace(PROJECT, start_seconds=start_seconds, sources=dict(sources)))
+        self.wires = list(wires)
+
+    def connect(self):
+        return [("gpu1", 2, self.wires.pop(0))]
+
+    def describe(self):
+        return ""
+
+
+def works(*lines: bytes, **answers: object) -> Scripted:
+    """Return a host that starts workers, and then says some lines; an empty one is its end."""
+
+    def answer(name: str) -> bytes:
+        if name == "run":
+            for line in lines:
+                wire.say(line)
+        return answering(ANSWERS | answers)(name)
+
+    wire = Scripted(say_hello(), answer=answer)
+    return wire
+
+
+def run(folder, launcher: RemoteLauncher, max_restarts: int) -> JobFiles:
+    files = JobFiles(folder / "job")
+    files.job.touch()
+    given = {"module": "", "variables": {}, "stop_variable": None, "signals": ()}
+    launcher.run(Workers(max_restarts=max_restarts, **given), files)
+    return files
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch):
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_TRIES", 0.0)
+
+
+def test_hosts_that_are_lost_at_an_unknown_step_are_no_error_that_comes_again(tmp_path, capfd):
+    launcher = Launcher(works(b""), works(b""), works(ENDED))
+    run(tmp_path, launcher, max_restarts=2)
+    said = capfd.readouterr().err
+    assert said.count("starting again") == 2
+    assert "starting again, 2 of 2 times: host gpu1: its process has ended." in said
+
+
+def test_a_host_that_is_away_at_the_next_start_is_waited_for(tmp_path, capfd):
+    launcher = Launcher(works(b""), Gone(), Gone(), works(ENDED))
+    run(tmp_path, launcher, max_restarts=1)
+    said = capfd.readouterr().err
+    assert said.count(f"waiting for host gpu1: {AWAY}. `ssh gpu1 true` must succeed.") == 1
+
+
+def test_a_host_that_stays_away_is_lost_and_no_mistake(tmp_path, capfd):
+    launcher = Launcher(works(b""), Gone(), Gone(), start_seconds=0.0)
+    with pytest.raises(LaunchError, match=rf"^host gpu1: {AWAY}\. .*\n\(rank 0 on gpu1\)$") as error:
+        run(tmp_path, launcher, max_restarts=2)
+    assert error.value.exit_code == 1
+    assert f"starting again, 2 of 2 times: host gpu1: {AWAY}" in capfd.readouterr().err
+
+
+def test_a_host_that_was_never_there_is_a_mistake(tmp_path):
+    with pytest.raises(ConfigError, match=rf"^host gpu1: {AWAY}"):
+        run(tmp_path, Launcher(Gone()), max_restarts=2)
+
+
+def test_code_that_changed_meanwhile_is_a_mistake(tmp_path):
+    changed = works(compare=["digits.py differs"])
+    with pytest.raises(ConfigError, match=r"digits\.py differs"):
+        run(tmp_path, Launcher(works(b""), changed), max_restarts=2)
+
+
+def test_until_the_next_start_trains_nothing_can_be_saved(tmp_path):
+    """So a signal ends the command at once while it waits for a host."""
+    files = run(tmp_path, Launcher(works(b'["begun"]', ENDED)), max_restarts=0)
+    assert files.begun.exists()
+    run(tmp_path, Launcher(works(ENDED)), max_restarts=0)
+    assert not files.begun.exists()
+
+
+def test_a_host_that_is_lost_before_the_workers_start_is_no_mistake(tmp_path):
+    wire = works()
+    wire.answer = lambda name: b"" if name == "open_store" else answering(ANSWERS)(name)
+    run(tmp_path, Launcher(wire, works(ENDED)), max_restarts=1)
 
 
 @pytest.mark.parametrize(("term", "written"), [("xterm", b"\r\033[Khost: ok\r\n"), ("dumb", b"host: ok\r\n")])

@@ -1,56 +1,16 @@
 """What a host says is checked before anything is done with it."""
 
 import json
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
-from queue import SimpleQueue
 
 import pytest
 
-from lanewise.launch.hello import describe_machine
-from lanewise.launch.host import MARK
-from lanewise.launch.wire import Event, HostError, RemoteHost, Wire
+from lanewise.launch.wire import HostError
 from lanewise.watch.failure import Failure
+from tests.unit.launch.scripted import Scripted, make_host, say_hello
 
-HELLO = MARK.encode() + json.dumps(asdict(describe_machine(port=1024))).encode()
 FAILURE = asdict(Failure.of(ValueError("boom"), rank=0))
-
-
-class Scripted(Wire):
-    """Says some lines, and answers to each call with one."""
-
-    remedy = "It must start."
-
-    def __init__(self, *lines: bytes, answer: bytes = b"") -> None:
-        self._lines: SimpleQueue[bytes] = SimpleQueue()
-        for line in lines:
-            self._lines.put(line)
-        self._answer = answer
-        self.closed = threading.Event()
-
-    def send(self, line: bytes) -> None:
-        if line.startswith(b'["call"'):
-            self._lines.put(self._answer)
-
-    def lines(self) -> Iterator[bytes]:
-        yield from iter(self._lines.get, None)
-
-    def errors(self) -> Iterator[str]:
-        yield from ()
-
-    def close(self) -> None:
-        self.closed.set()
-
-    def why_ended(self) -> str:
-        return ""
-
-
-def start(wire: Wire, first_rank: int = 0) -> "tuple[RemoteHost, SimpleQueue[Event]]":
-    """Return a host with two workers, and what it says by itself."""
-    events: SimpleQueue[Event] = SimpleQueue()
-    return RemoteHost("gpu1", 2, first_rank, wire, events), events
 
 
 @pytest.mark.parametrize(
@@ -83,8 +43,8 @@ def start(wire: Wire, first_rank: int = 0) -> "tuple[RemoteHost, SimpleQueue[Eve
     ],
 )
 def test_what_is_no_message_ends_the_host_at_once_by_name(line):
-    wire = Scripted(HELLO, line)
-    host, events = start(wire)
+    wire = Scripted(say_hello(), line)
+    host, events = make_host(wire)
     host.wait_for_hello()
     begin = time.monotonic()
     event = events.get(timeout=5)
@@ -98,9 +58,8 @@ def test_what_is_no_message_ends_the_host_at_once_by_name(line):
 
 @pytest.mark.parametrize("change", [{"port": 0}, {"port": "22"}, {"addresses": [["10.0.0.1"]]}, {"extra": 1}])
 def test_a_host_that_says_something_else_of_itself_is_refused(change):
-    hello = MARK.encode() + json.dumps({**asdict(describe_machine(port=1024)), **change}).encode()
-    host, _ = start(Scripted(b"Welcome!", hello))
-    with pytest.raises(HostError, match="host gpu1: it sent .* which is no message"):
+    host, _ = make_host(Scripted(b"Welcome!", say_hello(**change)))
+    with pytest.raises(HostError, match=r"host gpu1: it sent .* which is no message"):
         host.wait_for_hello()
 
 
@@ -118,7 +77,7 @@ def test_a_host_that_says_something_else_of_itself_is_refused(change):
     ],
 )
 def test_an_answer_of_another_type_is_refused(name, answer):
-    host, _ = start(Scripted(HELLO, answer=answer))
+    host, _ = make_host(Scripted(say_hello(), answer=lambda _: answer))
     host.wait_for_hello()
     with pytest.raises(HostError, match="which is no message"):
         host.call(name)
@@ -131,8 +90,8 @@ def test_what_fits_is_passed_on():
         b'["begun"]',
         json.dumps(["ended", FAILURE, "AGI="]).encode(),
     ]
-    wire = Scripted(b"Welcome!", HELLO, *lines, answer=b'["reply", ["eth0", ""]]')
-    host, events = start(wire)
+    wire = Scripted(b"Welcome!", say_hello(), *lines, answer=lambda _: b'["reply", ["eth0", ""]]')
+    host, events = make_host(wire)
     host.wait_for_hello()
     assert host.call("enter") == ("eth0", "")
     assert [events.get(timeout=5)[1:] for _ in range(3)] == [
@@ -144,6 +103,6 @@ def test_what_fits_is_passed_on():
 
 
 def test_only_the_first_host_has_a_result():
-    host, events = start(Scripted(HELLO, b'["ended", null, "AGI="]'), first_rank=2)
+    host, events = make_host(Scripted(say_hello(), b'["ended", null, "AGI="]'), first_rank=2)
     host.wait_for_hello()
     assert events.get(timeout=5).kind == "lost"

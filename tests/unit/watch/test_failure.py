@@ -6,9 +6,9 @@ import json
 import pytest
 import torch.distributed as dist
 
-from lanewise.errors import ConfigError, LostRankError, StorageError, TaskError
+from lanewise.errors import ConfigError, LostRankError, StorageError, TaskError, WorldError
 from lanewise.watch import failure as module
-from lanewise.watch.failure import Failure, is_consequence, record_failure
+from lanewise.watch.failure import LOST_HOST, Failure, is_consequence, record_failure
 from lanewise.watch.heartbeat import Heartbeat
 
 
@@ -82,6 +82,25 @@ def test_a_mistake_or_the_same_error_at_the_same_step_is_final():
     assert not failure.is_final(later)
     assert not failure.is_final(dataclasses.replace(failure, text="bang"))
     assert Failure.of(raised(ConfigError("no such key.")), rank=0).is_final(None)
+
+
+@pytest.mark.parametrize("kind", [LOST_HOST, "StoreLostError"])
+def test_two_lost_hosts_are_not_the_same_error_at_the_same_step(kind):
+    """Nobody knows at which step each was lost, and they may be different ones."""
+    lost = dataclasses.replace(Failure.of(raised(WorldError("host gpu1 is gone.")), rank=0), kind=kind)
+    assert not lost.is_final(dataclasses.replace(lost, text="host gpu2 is gone."))
+    assert not lost.is_final(lost)
+
+
+@pytest.mark.parametrize("length", [5 * 2**20, 100 * 2**20])
+def test_of_a_very_long_message_the_middle_is_left_out_wherever_it_travels(length):
+    failure = Failure.of(raised(ValueError(f"boom {'x' * length} bang")), rank=1)
+    written = failure.to_json().encode()
+    assert len(written) < 2**18
+    assert failure.text.startswith("boom x")
+    assert failure.text.endswith("x bang")
+    assert "characters are left out here" in failure.shown
+    assert Failure.from_json(written) == failure
 
 
 def caused_by(error: Exception, cause: Exception) -> Exception:
