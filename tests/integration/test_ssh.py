@@ -290,6 +290,25 @@ def test_the_end_of_the_process_on_a_host_is_told_with_its_name(cluster, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_fork_server_that_is_stopped_does_not_keep_the_hosts(cluster, tmp_path):
+    """The ranks end, and nobody would learn of it."""
+
+    def stop(*_: object) -> None:
+        server = min(pid for pid, line in cluster.pids().items() if "-P -m lanewise.launch " in line)
+        os.kill(server, signal.SIGSTOP)
+
+    config = write_faulty(tmp_path, what="none", rank=None, slow={"forward": 0.1})
+    ended = over_ssh(cluster, config, act=stop)
+    (terminal,) = ended.terminals
+    assert ended.seconds is not None, f"{ended.left}\n{terminal.text}"
+    assert terminal.code == 1
+    assert re.search(
+        r"^error: the process that workers .*which is stopped \(SIGSTOP\).*\n.*on node[01]",
+        terminal.first_error,
+    ), terminal.text
+
+
+@pytest.mark.slow
 def test_nothing_survives_a_launcher_that_is_killed(cluster, tmp_path):
     config = write_faulty(tmp_path, what="none", rank=None, slow={"forward": 0.1})
     ended = over_ssh(cluster, config, act=lambda _, commands: os.kill(commands[0].pid, signal.SIGKILL))

@@ -7,11 +7,10 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from lanewise.launch.fork_server import Fork, fork_server
+from lanewise.launch.fork_server import SECONDS_BETWEEN_LOOKS, Fork, fork_server
 
 if TYPE_CHECKING:
     from lanewise.watch.channel import Beat, Channel
@@ -24,7 +23,6 @@ _SECONDS_TO_FAIL = 0.1
 _SECONDS_TO_JOIN = 60.0
 _SECONDS_TO_END = 5.0
 """How long workers may take to end after a signal."""
-_SECONDS_BETWEEN_LOOKS = 0.5
 
 Streams = tuple[int, int, int]
 """File descriptors of this process that become the standard streams of a worker."""
@@ -165,8 +163,8 @@ def run_workers(
             )
         while None in (codes := [fork.poll() for fork in forks]) and not any(codes):
             running = [fork.connection for fork, code in zip(forks, codes, strict=True) if code is None]
-            is_quiet = not wait(running, _SECONDS_BETWEEN_LOOKS)
-            if is_quiet and place.node == 0 and (stall := silence.look(_SECONDS_BETWEEN_LOOKS)):
+            is_quiet = not server.wait(running, forks)
+            if is_quiet and place.node == 0 and (stall := silence.look(SECONDS_BETWEEN_LOOKS)):
                 return stall
         if not any(codes):
             return None

@@ -18,6 +18,7 @@ from typing import final
 
 from lanewise.errors import LaunchError
 from lanewise.launch import serve
+from lanewise.watch.process import ENDED, STOPPED, process_table, state_of
 
 READ_AT_START = (
     "PYTHON",
@@ -44,6 +45,10 @@ PRELOAD = (
 _GONE = (
     "the process that workers are forked from was killed, often by the kernel for want of memory: see dmesg."
 )
+
+SECONDS_BETWEEN_LOOKS = 0.5
+_MOST_LOOKS = 10
+"""At a server that is stopped, and has something to tell."""
 
 _servers: dict[frozenset[tuple[str, str]], "ForkServer"] = {}
 _lock = threading.Lock()
@@ -93,6 +98,7 @@ class ForkServer:
         self._process = process
         self._parent_pid = os.getpid()
         self._imported: set[str] = set()
+        self._num_looks = 0
 
     @classmethod
     def start(cls, environment: Mapping[str, str], preload: Sequence[str]) -> "ForkServer":
@@ -114,9 +120,8 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """The process id of the server that this process started."""
-        assert self._process is not None
-        return self._process.pid
+        """The process id of the server, which is the parent of this process where that did not start it."""
+        return os.getppid() if self._process is None else self._process.pid
 
     def is_running(self) -> bool:
         """Tell whether the server lives."""
@@ -130,6 +135,31 @@ class ForkServer:
         """
         if not self.is_running():
             raise LaunchError(_GONE)
+
+    def wait(self, connections: Sequence[socket.socket], forks: "Sequence[Fork]" = ()) -> bool:
+        """Wait a moment for word of the server; return whether there is some.
+
+        Args:
+            connections: through which it may come.
+            forks: those whose ends are waited for; none where the server must say something in any case.
+
+        Raises:
+            LaunchError: the server has long been stopped, and so does not say what it should. It is killed.
+        """
+        if wait(connections, SECONDS_BETWEEN_LOOKS):
+            self._num_looks = 0
+            return True
+        table = process_table()
+        owes = not forks or any(fork.poll() is None and state_of(fork.pid, table) == ENDED for fork in forks)
+        is_stopped = owes and state_of(self.pid, table) == STOPPED
+        self._num_looks = self._num_looks + 1 if is_stopped else 0
+        if self._num_looks > _MOST_LOOKS:
+            self.end()
+            raise LaunchError(
+                f"the process that workers are forked from (process {self.pid}), {STOPPED}, has not told how "
+                "they began or ended. Start the run again: --resume goes on from its newest checkpoint."
+            )
+        return False
 
     def preload(self, *modules: str) -> None:
         """Let the server import modules before it forks again. They must compute nothing while imported."""
@@ -165,8 +195,13 @@ class ForkServer:
         try:
             with theirs:
                 socket.send_fds(self._channel, [serve.RUN], [theirs.fileno(), *streams])
+            while not self.wait([ours]):
+                pass  # it imports
             fork = Fork(ours)
             ours.sendall(f"{json.dumps(program)}\n".encode())
+        except LaunchError:
+            ours.close()
+            raise
         except OSError:
             ours.close()
             raise LaunchError(_GONE) from None

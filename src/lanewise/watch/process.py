@@ -10,7 +10,8 @@ from types import FrameType
 from lanewise.errors import begin_with_users_code
 
 ENDED = "which has ended"
-_STATES = {"T": "which is stopped (SIGSTOP)", "t": "which a debugger holds", "D": "which waits for a disk"}
+STOPPED = "which is stopped (SIGSTOP)"
+_STATES = {"T": STOPPED, "t": "which a debugger holds", "D": "which waits for a disk"}
 _DEBUGGERS = {"bdb", "pdb", "pydevd", "debugpy", "_pydevd_bundle"}
 _LONGEST_STACK = 12
 

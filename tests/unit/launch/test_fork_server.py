@@ -18,6 +18,8 @@ from lanewise.errors import LaunchError
 from lanewise.launch import serve
 from lanewise.launch.fork_server import ForkServer, fork_server
 
+module = sys.modules["lanewise.launch.fork_server"]  # the package has a function of that name
+
 MODULES = {
     "say": """
 import json, os, signal, sys
@@ -155,6 +157,35 @@ def test_forks_end_with_their_server(environment):
     with pytest.raises(LaunchError, match="that workers are forked from was killed"):
         server.run("say", ["0"], environment=environment)
     server.end()
+
+
+def test_a_server_that_is_stopped_is_noticed_where_it_has_something_to_tell(environment, monkeypatch):
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LOOKS", 0.05)
+    server = ForkServer.start(environment, [])
+    fork, other = (server.run("sleeping", [], environment=environment) for _ in range(2))
+    os.kill(server.pid, signal.SIGSTOP)
+    connections = [fork.connection, other.connection]
+    for _ in range(15):
+        assert not server.wait(connections, [fork, other])  # both run, so it has nothing to tell
+    os.kill(other.pid, signal.SIGKILL)
+
+    def wait_for_word() -> None:
+        while not server.wait(connections, [fork, other]):
+            pass
+
+    with pytest.raises(LaunchError, match=rf"\(process {server.pid}\), which is stopped \(SIGSTOP\), has"):
+        wait_for_word()
+    assert has_ended(fork.pid)
+    assert fork.wait(2) == other.wait(2) == -signal.SIGKILL
+
+
+def test_a_server_that_is_stopped_before_it_forks_is_noticed(environment, monkeypatch):
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LOOKS", 0.05)
+    server = ForkServer.start(environment, [])
+    os.kill(server.pid, signal.SIGSTOP)
+    with pytest.raises(LaunchError, match="which is stopped"):
+        server.run("sleeping", [], environment=environment)
+    assert not server.is_running()
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
