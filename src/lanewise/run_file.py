@@ -54,6 +54,8 @@ class JsonLines:
         """Append a line."""
         try:
             with writing(self._path):
+                if os.fstat(self._file.fileno()).st_nlink == 0:  # the line would be lost
+                    raise OSError(errno.ENOENT, "it was removed while the run wrote it")
                 self._file.write(json.dumps(columns) + "\n")
         except StorageError:
             with suppress(OSError):  # it would try again to write what is left

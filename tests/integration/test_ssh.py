@@ -290,6 +290,15 @@ def test_the_end_of_the_process_on_a_host_is_told_with_its_name(cluster, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_run_dir_that_is_removed_ends_the_run(cluster, tmp_path):
+    config = write_faulty(tmp_path, what="none", rank=None, slow={"forward": 0.1})
+    ended = over_ssh(cluster, config, act=lambda *_: shutil.rmtree(tmp_path / "run"))
+    (terminal,) = ended.terminals
+    assert terminal.code == 1
+    assert "jsonl cannot be written: it was removed while the run wrote it." in terminal.first_error
+
+
+@pytest.mark.slow
 def test_a_fork_server_that_is_stopped_does_not_keep_the_hosts(cluster, tmp_path):
     """The ranks end, and nobody would learn of it."""
 

@@ -2,12 +2,13 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from lanewise.errors import StorageError
-from lanewise.run_file import open_log, open_regular, replace_text, replacing, writing
+from lanewise.run_file import JsonLines, open_log, open_regular, replace_text, replacing, writing
 
 
 def test_a_log_grows_and_keeps_its_lines(tmp_path):
@@ -15,6 +16,15 @@ def test_a_log_grows_and_keeps_its_lines(tmp_path):
         with open_log(tmp_path / "log") as file:
             file.write(line)
     assert (tmp_path / "log").read_text() == "a\nb\n"
+
+
+def test_lines_that_would_be_lost_with_their_file_are_an_error(tmp_path):
+    (tmp_path / "run").mkdir()
+    lines = JsonLines(tmp_path / "run" / "metrics.jsonl")
+    lines.write({"step": 1})
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(StorageError, match=r"metrics\.jsonl cannot be written: it was removed while"):
+        lines.write({"step": 2})
 
 
 def plant(path: Path, kind: str) -> None:

@@ -97,8 +97,16 @@ def expand_user(path: str) -> str:
     return os.path.expanduser(path)  # noqa: PTH111 - pathlib raises for an unknown name, and drops a "./"
 
 
-A_PATH = Mark("a path", lambda text: "\0" not in text and not expand_user(text).startswith("~"))
-"""Marks text that is a path; `~` is the user's folder."""
+def is_one_line(text: str) -> bool:
+    """Tell whether text is a single line, so that it can stand in a line of a script or a manifest."""
+    return len(f"{text}.".splitlines()) == 1
+
+
+A_PATH = Mark(
+    "a path",
+    lambda text: "\0" not in text and is_one_line(text) and not expand_user(text).startswith("~"),
+)
+"""Marks text that is a path, on one line; `~` is the user's folder."""
 
 
 def read_section(cls: type[S], tree: object, key: str = "") -> S:

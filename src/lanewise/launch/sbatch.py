@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from lanewise.config.check import is_one_line, show
 from lanewise.config.hosts import SlurmConfig
-from lanewise.errors import LaunchError
+from lanewise.errors import ConfigError, LaunchError
 from lanewise.launch.launcher import count_processes
 
 _SECONDS_OF_SLURM = 60
@@ -47,7 +48,11 @@ class BatchJob:
         return self.file.with_name(f"{number}.log")
 
     def write(self) -> str:
-        """Write the batch script; the flags of the configuration come last, so that they count."""
+        """Write the batch script; the flags of the configuration come last, so that they count.
+
+        Raises:
+            ConfigError: an option would take more than its line.
+        """
         slurm = self.slurm
         log = str(self.log("%j").parent).replace("%", "%%")
         options = [
@@ -64,6 +69,11 @@ class BatchJob:
             f"--output={log}/%j.log",
             *slurm.flags,
         ]
+        if broken := [option for option in options if not is_one_line(option)]:
+            raise ConfigError(
+                f"an option of sbatch must be one line: got {show(broken[0])}. Write distributed.slurm so, "
+                "and start the run in a folder whose path is one line."
+            )
         lines = [f"#SBATCH {shlex.quote(option)}" for option in options]
         # -P: what lies in the user's folder must not take the place of a module.
         program = shlex.join([sys.executable, "-P", "-m", "lanewise.jobs.batch", str(self.file)])
@@ -84,13 +94,15 @@ class BatchJob:
 
         Raises:
             LaunchError: there is no sbatch.
+            ConfigError: see `write`.
         """
+        script = self.write()
         if shutil.which("sbatch") is None:
             raise _missing("sbatch")
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.touch(mode=0o600)
         self.file.write_bytes(content)
-        self.script.write_text(self.write(), encoding="utf-8")
+        self.script.write_text(script, encoding="utf-8")
 
     def submit(self) -> str:
         """Submit the script; return the number of the job.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lanewise.config.hosts import SlurmConfig
-from lanewise.errors import LaunchError
+from lanewise.errors import ConfigError, LaunchError
 from lanewise.launch.sbatch import BatchJob
 
 
@@ -60,6 +60,17 @@ def test_the_script_asks_for_what_the_run_needs_and_last_for_what_the_user_says(
 
 def test_a_percent_sign_in_a_path_is_none_of_slurms(tmp_path):
     assert f"--output={tmp_path}/50%%/run/slurm/%j.log" in batch_job(tmp_path / "50%").write()
+
+
+@pytest.mark.parametrize("broken", ["1\n#SBATCH --partition=other", "1\rtouch stolen", "1\u2028"])
+@pytest.mark.parametrize("key", ["time", "partition", "flags", "folder"])
+def test_nothing_that_is_more_than_a_line_gets_into_the_script(tmp_path, key, broken):
+    given = {"folder": {}, "flags": {"flags": (broken,)}}.get(key, {key: broken})
+    job = batch_job(tmp_path / broken if key == "folder" else tmp_path, **given)
+    for write in (job.write, job.describe, lambda: job.write_file(b"")):
+        with pytest.raises(ConfigError, match=r"an option of sbatch must be one line: got \".*1\\"):
+            write()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nobody_else_reads_the_job(tmp_path, sbatch):
