@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -287,6 +287,27 @@ def test_the_end_of_the_process_on_a_host_is_told_with_its_name(cluster, tmp_pat
     assert terminal.first_error.startswith(f"error: host {NAMES[number]}: its process has ended"), (
         terminal.text
     )
+
+
+def reset_ranks(hosts: Sequence[Host], _: object) -> None:
+    """Reset what the ranks of the second host are connected to; its agent keeps its connection."""
+    shown = hosts[1].enter("ss", "--tcp", "--numeric", "--processes", "--no-header", "state", "established")
+    lines = subprocess.run(shown, check=True, capture_output=True, text=True).stdout.splitlines()
+    for port in [line.split()[2].rpartition(":")[2] for line in lines if "lanewise: rank" in line]:
+        kill = hosts[1].enter("ss", "--kill", "--tcp", "sport", "=", f":{port}")
+        subprocess.run(kill, check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_connections_that_are_reset_are_named_as_such(cluster, tmp_path):
+    config = write_faulty(tmp_path, what="none", rank=None, slow={"forward": 0.1})
+    ended = over_ssh(cluster, config, act=reset_ranks)
+    (terminal,) = ended.terminals
+    assert ended.seconds is not None, f"{ended.left}\n{terminal.text}"
+    assert re.search(r"connection was reset|[Cc]onnection (reset|closed|abort)", terminal.first_error), (
+        terminal.text
+    )
+    assert "its log may say why" not in terminal.text
 
 
 @pytest.mark.slow

@@ -46,6 +46,10 @@ class JobFiles:
         self.begun = job.with_suffix(".begun")
         """It is there as soon as they train."""
 
+    def error(self, rank: int) -> Path:
+        """Why a rank failed; the rank writes it, as the store may be lost to it."""
+        return self.job.with_suffix(f".error-{rank}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
@@ -127,6 +131,7 @@ def run_workers(
         The first failure of the world, if a worker of this host fails.
     """
     from lanewise.watch.channel import Channel
+    from lanewise.watch.failure import ERROR_FILE_VARIABLE
     from lanewise.watch.stall import Silence
     from lanewise.watch.watch import LAUNCHER_SHOWS_VARIABLE
 
@@ -152,7 +157,13 @@ def run_workers(
     silence = Silence(channel)
     try:
         for local_rank in range(place.num_processes):
-            of_rank = {"RANK": str(place.first_rank + local_rank), "LOCAL_RANK": str(local_rank)}
+            rank = place.first_rank + local_rank
+            files.error(rank).unlink(missing_ok=True)  # of an earlier start
+            of_rank = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local_rank),
+                ERROR_FILE_VARIABLE: str(files.error(rank)),
+            }
             forks.append(
                 server.run(
                     workers.module,
@@ -170,7 +181,8 @@ def run_workers(
             return None
         time.sleep(_SECONDS_TO_FAIL)
         server.require_running()
-        return _first_failure(channel, {place.first_rank + i: fork.poll() for i, fork in enumerate(forks)})
+        codes_of = {place.first_rank + i: fork.poll() for i, fork in enumerate(forks)}
+        return _first_failure(channel, codes_of, files)
     except KeyboardInterrupt:
         _end(forks, signal.SIGINT)
         raise
@@ -179,27 +191,30 @@ def run_workers(
         store.close()
 
 
-def _first_failure(channel: "Channel", codes: Mapping[int, int | None]) -> "Failure":
-    """Return the first failure; of a worker that said nothing, its exit code is known here.
+def _first_failure(channel: "Channel", codes: Mapping[int, int | None], files: JobFiles) -> "Failure":
+    """Return the first failure; of a worker that could not tell it, its file or its exit code is known here.
 
     Args:
         channel: of the world.
         codes: the exit codes of the workers of this host, by rank.
+        files: of this host.
     """
-    from lanewise.watch.channel import SILENCE
-    from lanewise.watch.failure import Failure
+    from lanewise.watch.channel import SILENCE, STORE_LOST
+    from lanewise.watch.failure import Failure, recorded_failure
     from lanewise.watch.store import StoreLostError
 
+    recorded = {rank: failure for rank in codes if (failure := recorded_failure(files.error(rank)))}
     try:
         first = channel.first()
         if first is not None and (first.kind != SILENCE or not codes.get(first.rank)):
             return first
         # Those that a signal ended come before others, which missed them.
         rank = min((code, rank) for rank, code in codes.items() if code)[1] if first is None else first.rank
-        failure = _failure_of(rank, codes[rank] or 0, channel.beats().get(rank))
+        failure = recorded.get(rank) or _failure_of(rank, codes[rank] or 0, channel.beats().get(rank))
         return channel.report(failure) if first is None else failure
     except StoreLostError as lost:  # with the host that keeps it, or the way to it
-        return Failure.of(lost, min(codes))
+        known = sorted(recorded.values(), key=lambda failure: failure.kind == STORE_LOST)
+        return known[0] if known else Failure.of(lost, min(codes))
 
 
 def _failure_of(rank: int, code: int, beat: "Beat | None") -> "Failure":

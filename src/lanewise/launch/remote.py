@@ -184,7 +184,7 @@ class _Run:
                 deadline = time.monotonic() + _SECONDS_FOR_THE_TRUTH
         failures = [failure for failure in self._ended.values() if failure is not None]
         # What says only that somebody is lost comes last.
-        vague = {LOST_HOST: 1, SILENCE: 2, STORE_LOST: 2}
+        vague = {LOST_HOST: 1, STORE_LOST: 2, SILENCE: 3}
         return min(failures, key=lambda failure: vague.get(failure.kind, 0), default=None)
 
     def _take(self, event: Event) -> None:

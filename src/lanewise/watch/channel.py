@@ -145,7 +145,8 @@ class Channel:
                 self._store.set("over", failure.to_json())
         except StoreLostError as lost:
             if is_consequence:
-                return replace(failure, kind=STORE_LOST, text=str(lost), shown=str(lost), is_ours=True)
+                text = f"{lost} Here that was: {failure.text}"
+                return replace(failure, kind=STORE_LOST, text=text, shown=text, is_ours=True)
         return failure
 
     def _cause(self) -> Failure | None:

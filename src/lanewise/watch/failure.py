@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,9 +23,10 @@ from lanewise.errors import (
 )
 from lanewise.watch.heartbeat import Note, heartbeat
 from lanewise.watch.store import StoreLostError
-from lanewise.watch.told import read_told
+from lanewise.watch.told import as_type, read_told
 
-_ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+"""Environment variable of torchrun's contract: the file for `record_failure`."""
 _MISTAKE = ConfigError.exit_code
 _LOST = re.compile(
     r"third_party/gloo/|Connection (closed|reset) by peer|Broken pipe|rank \d+ ended while this one waited"
@@ -147,8 +149,8 @@ def is_consequence(error: BaseException) -> bool:
 
 
 def record_failure(failure: Failure) -> None:
-    """Write a failure where torchrun looks for that of this process; does nothing under other launchers."""
-    path = os.environ.get(_ERROR_FILE_VARIABLE)
+    """Write a failure where torchrun, or our own agent, looks for that of this process, if one does."""
+    path = os.environ.get(ERROR_FILE_VARIABLE)
     if not path:
         return
     message = {
@@ -158,5 +160,13 @@ def record_failure(failure: Failure) -> None:
         "extraInfo": {"py_callstack": str(failure), "timestamp": str(int(time.time()))},
     }
     temporary = Path(f"{path}.tmp")
-    temporary.write_text(json.dumps({"message": message}), encoding="utf-8")
+    temporary.write_text(json.dumps({"message": message, "failure": asdict(failure)}), encoding="utf-8")
     temporary.replace(path)  # the agent may look, or end this process, at any moment
+
+
+def recorded_failure(path: Path) -> Failure | None:
+    """Return what a process recorded that could not tell the store, perhaps."""
+    with suppress(OSError, ValueError, LookupError, TypeError):  # nothing, or of the user's own code
+        failure: Failure = as_type(json.loads(path.read_bytes())["failure"], Failure)
+        return failure
+    return None

@@ -78,7 +78,7 @@ class TimedStore:
             self._unanswered = self._unanswered if is_cut else answer
             why, has_ended = "does not answer: that process is stopped, or the way to it is cut", False
         except dist.DistError:
-            why, has_ended = "is lost: that process has ended, or its host", True
+            why, has_ended = "is lost: that process has ended, or its host, or the connection was reset", True
         raise StoreLostError(f"the store at {self._place} {why}.", has_ended=has_ended)
 
     def _make_calls(self) -> None:
