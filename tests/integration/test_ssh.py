@@ -220,10 +220,20 @@ def test_a_run_dir_that_is_not_shared_is_named(cluster, tmp_path):
 @pytest.mark.skipif(shutil.which("nft", path="/usr/sbin") is None, reason="not installed: nft (nftables)")
 def test_a_closed_port_is_named(cluster, tmp_path):
     with closed_ports(cluster.hosts[1]):
-        (error,) = refused(cluster, tmp_path, *UNEQUAL[2:])
+        (error,) = refused(cluster, tmp_path, *UNEQUAL[2:], "--distributed.start_seconds", 4)
     assert error.startswith(
         "error: host node1: node0 can't connect to a port of it: tried 10.77.0.2 (timed out)"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nft", path="/usr/sbin") is None, reason="not installed: nft (nftables)")
+def test_a_host_that_does_not_answer_at_first_is_tried_again(cluster, tmp_path):
+    with ExitStack() as closed, cluster.start("train", write_config(tmp_path), *UNEQUAL) as command:
+        closed.enter_context(closed_ports(cluster.hosts[1]))
+        wait_for(lambda: "waiting for host node1: node0 can't connect" in command.stderr_so_far())
+        closed.close()
+        command.finish().require_success()
 
 
 @contextmanager
