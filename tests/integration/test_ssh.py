@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -229,11 +229,13 @@ def test_a_closed_port_is_named(cluster, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nft", path="/usr/sbin") is None, reason="not installed: nft (nftables)")
 def test_a_host_that_does_not_answer_at_first_is_tried_again(cluster, tmp_path):
-    with ExitStack() as closed, cluster.start("train", write_config(tmp_path), *UNEQUAL) as command:
+    said = tmp_path / "said"
+    with ExitStack() as closed, said.open("w") as stderr:
         closed.enter_context(closed_ports(cluster.hosts[1]))
-        wait_for(lambda: "waiting for host node1: node0 can't connect" in command.stderr_so_far())
-        closed.close()
-        command.finish().require_success()
+        with cluster.start("train", write_config(tmp_path), *UNEQUAL, stderr=stderr) as command:
+            wait_for(lambda: "waiting for host node1: node0 can't connect" in said.read_text())
+            closed.close()
+            command.finish().require_success()
 
 
 @contextmanager
