@@ -61,15 +61,24 @@ class Reads:
 
 
 def train_on_meta(
-    monkeypatch: pytest.MonkeyPatch, task: type[Language] = OnDevice, **options: Any
+    monkeypatch: pytest.MonkeyPatch,
+    task: type[Language] = OnDevice,
+    *,
+    looks: bool = False,
+    **options: Any,
 ) -> list[int]:
-    """Train on torch's meta device, where reading a value raises; return the reads of each step."""
+    """Train on torch's meta device, where reading a value raises; return the reads of each step.
+
+    Made-up values never change, so what is looked at in the first steps would never end, unless it is left out.
+    """
     monkeypatch.setattr(torch, "meta", ModuleType("meta"), raising=False)  # a device without streams
     reads = Reads()
     engine = build_engine(configure(task, **options), LocalWorld(torch.device("meta")))
     for name, module in list(sys.modules.items()):
         if name.startswith("lanewise.") and hasattr(module, READ):
             monkeypatch.setattr(module, READ, reads)
+    if not looks:
+        engine._gradients._looks.clear()
     counts = []
     for _ in engine.steps():
         counts.append(reads.num_reads)
@@ -83,6 +92,11 @@ def test_a_step_reads_values_through_one_function(monkeypatch, equality, optimiz
     """8 lanes: the weight and the buffers of each; one each for totals, norm, and the integer buffers."""
     counts = train_on_meta(monkeypatch, equality=equality, optimizer=optimizer)
     assert counts[:3] == [19, 19, 19]
+
+
+def test_the_first_steps_read_the_parameters_through_it_too(monkeypatch):
+    """At the begin of the step, and before and after each backward."""
+    assert train_on_meta(monkeypatch, looks=True)[:2] == [19 + 1 + 2 * 8] * 2
 
 
 def test_what_a_loss_reports_is_read_with_the_totals(monkeypatch):

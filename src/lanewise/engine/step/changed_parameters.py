@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import nn
 
+from lanewise.device.accelerator import start_copy_to_host
 from lanewise.engine.step.look import Look
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
@@ -136,4 +137,5 @@ def _checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
         kind = _INTEGERS.get(tensor.element_size(), torch.int64)
         parts = tensor.contiguous().view(-1).view(kind).split(_PART)
         sums.append(torch.stack([part.sum(dtype=torch.int64) for part in parts]).sum())
-    return [int(one) for one in torch.stack([one.to(sums[0].device) for one in sums]).tolist()]
+    on_host = start_copy_to_host(torch.stack([one.to(sums[0].device) for one in sums]))()
+    return [int(one) for one in on_host.tolist()]
