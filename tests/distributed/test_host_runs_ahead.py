@@ -69,7 +69,7 @@ def train_on_meta(
 ) -> list[int]:
     """Train on torch's meta device, where reading a value raises; return the reads of each step.
 
-    Made-up values never change, so what is looked at in the first steps would never end, unless it is left out.
+    Made-up values never change, so what is looked at in the first steps would never end; it may be left out.
     """
     monkeypatch.setattr(torch, "meta", ModuleType("meta"), raising=False)  # a device without streams
     reads = Reads()

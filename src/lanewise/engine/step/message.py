@@ -160,7 +160,8 @@ class StepMessage:
                         lanes.append(LaneRow(int(lane), tuple(map(Term, terms[::2], terms[1::2]))))
             saves, ends, *changes = map(max, *(numbers[votes:] for numbers in messages), repeat(-math.inf))
             lanes.sort(key=itemgetter(0))
-            _require_lanes([row.lane for row in lanes], present)
+            if world.world_size > 1:
+                _require_lanes([row.lane for row in lanes], present)
             seconds = [numbers[end] for numbers in messages] if tells_time else ()
             losses = [numbers[end + tells_time] for numbers in messages] if tells_loss else ()
             upcoming = None
