@@ -28,7 +28,7 @@ from typing import Any, TypeVar, final
 
 from lanewise.watch.failure import Failure, described
 from lanewise.watch.heartbeat import COMMUNICATION, DONE, START, Note
-from lanewise.watch.process import ENDED, process_table, state_of
+from lanewise.watch.process import ENDED, is_sibling, process_table, state_of
 from lanewise.watch.store import StoreLostError, TimedStore
 from lanewise.watch.told import read_told
 
@@ -198,11 +198,12 @@ class Channel:
         """Wait a moment for the other processes of this machine to end, and kill those that do not.
 
         One that is stopped, or waits in code during which no signal is handled, would remain: torchrun waits
-        for it for 30 seconds.
+        for it for 30 seconds. Anybody may have written to the store, so only children of the same parent are
+        believed to be ranks.
         """
         with suppress(StoreLostError):
             own = {beat.pid: beat for beat in self.beats().values() if beat.table == process_table()}
-            own.pop(os.getpid(), None)
+            own = {pid: beat for pid, beat in own.items() if pid != os.getpid() and is_sibling(pid)}
 
             def have_ended() -> bool:
                 return all(_state(beat) == ENDED for beat in own.values())

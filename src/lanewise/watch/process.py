@@ -1,5 +1,6 @@
 """What can be seen of a process from outside, and of this one's threads from within."""
 
+import os
 import sys
 import threading
 import traceback
@@ -35,12 +36,23 @@ def state_of(pid: int, table: str) -> str:
     """
     if not table or table != process_table():
         return ""
+    letter, *_ = _stat(pid) or "X"
+    return ENDED if letter in "ZX" else _STATES.get(letter, "")
+
+
+def is_sibling(pid: int) -> bool:
+    """Tell whether a process has the same parent as this one (on Linux; elsewhere nobody knows)."""
+    _, parent, *_ = _stat(pid) or ("X", "")
+    return parent == str(os.getppid())
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what the kernel says of a process: its state, its parent and more; nothing if it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return ENDED
-    letter = stat.rpartition(")")[2].split()[0]
-    return ENDED if letter in "ZX" else _STATES.get(letter, "")
+        return []
+    return stat.rpartition(")")[2].split()
 
 
 def main_stack() -> str:

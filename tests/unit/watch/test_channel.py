@@ -128,8 +128,9 @@ def test_a_mistake_ends_the_run_for_good_at_once():
     assert zero.over() == mistake
 
 
-def test_a_neighbour_that_does_not_end_is_killed():
+def test_a_neighbour_that_does_not_end_is_killed(monkeypatch):
     zero, one = make_channels(2)
+    monkeypatch.setattr(os, "getppid", os.getpid)  # as if this process were a child of itself, too
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as neighbour:
         zero.beat(make_beat(pid=os.getpid(), table=process_table()))
         one.beat(make_beat(pid=neighbour.pid, table=process_table()))
@@ -137,10 +138,21 @@ def test_a_neighbour_that_does_not_end_is_killed():
         assert neighbour.wait(10) == -9
 
 
-def test_a_process_of_another_host_is_not_killed_for_its_number():
+def test_a_process_of_another_host_is_not_killed_for_its_number(monkeypatch):
     zero, one = make_channels(2)
+    monkeypatch.setattr(os, "getppid", os.getpid)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
         one.beat(make_beat(pid=stranger.pid, table="of another host"))
+        zero.end_neighbours()
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_a_process_of_another_parent_is_not_killed_whoever_says_that_it_is_a_rank():
+    """Whoever reaches the store can write a heartbeat there."""
+    zero, one = make_channels(2)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
+        one.beat(make_beat(pid=stranger.pid, table=process_table()))  # a child, where ranks are siblings
         zero.end_neighbours()
         assert stranger.poll() is None
         stranger.kill()

@@ -26,6 +26,20 @@ def test_a_process_is_seen_to_run_to_be_stopped_and_to_have_ended():
     assert state_of(seen.pid, process_table()) == ENDED
 
 
+def test_only_children_of_the_same_parent_are_siblings():
+    look = (
+        "import sys\nfrom lanewise.watch.process import is_sibling\n"
+        "print(*(is_sibling(int(pid)) for pid in sys.argv[1:]))"
+    )
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as sibling:
+        numbers = [sibling.pid, os.getpid(), 1, 0, -1, 2**22 + 1]
+        done = subprocess.run(
+            [sys.executable, "-c", look, *map(str, numbers)], capture_output=True, text=True, check=True
+        )
+        sibling.kill()
+    assert done.stdout.split() == ["True", *["False"] * 5]
+
+
 def test_nothing_is_said_of_a_process_of_another_host():
     assert state_of(2**22 + 1, "of another host") == ""
 
