@@ -1,10 +1,12 @@
-"""Ends a process with its parent, so that nothing remains of a killed launcher; and names a process."""
+"""Ends a process with its parent, or what one has started, so that nothing remains; and names a process."""
 
 import ctypes
 import multiprocessing
 import os
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from setproctitle import getproctitle, setproctitle
 
@@ -36,6 +38,21 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         is_orphan = parent is not None and not parent.is_alive()
     if is_orphan:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_session(leader_pid: int) -> None:
+    """Kill the processes of the session that a process leads or led, but for that one.
+
+    They are what it started, and what those started in turn, unless one began a session of its own (Linux;
+    elsewhere nothing happens).
+    """
+    if sys.platform != "linux":
+        return
+    for _ in range(2):  # one may start another while the first pass looks
+        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+            with suppress(ProcessLookupError, PermissionError):
+                if pid != leader_pid and os.getsid(pid) == leader_pid:
+                    os.kill(pid, signal.SIGKILL)
 
 
 def name_process(title: str) -> None:

@@ -116,6 +116,32 @@ def test_a_child_of_multiprocessing_whose_parent_is_gone_ends_itself():
     assert has_ended(int(done.stdout), 2)
 
 
+SESSION = """
+import os, subprocess, sys
+from lanewise.die_with_parent import end_session
+with subprocess.Popen(["sleep", "600"]) as child:
+    end_session(os.getpid())
+    if child.poll() is None and os.getsid(0) != os.getpid():
+        child.kill()
+    print(child.wait(), os.getsid(0) == os.getpid(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_process_ends_the_others_of_the_session_that_it_leads(leads):
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        done = subprocess.run(
+            [sys.executable, "-c", SESSION],
+            capture_output=True,
+            text=True,
+            check=True,
+            start_new_session=leads,
+        )
+        assert stranger.poll() is None
+        stranger.kill()
+    assert done.stdout == f"{-signal.SIGKILL} {leads}\n"
+
+
 NAMING = """
 import os
 from pathlib import Path

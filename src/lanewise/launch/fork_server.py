@@ -16,6 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import final
 
+from lanewise.die_with_parent import end_session
 from lanewise.errors import LaunchError
 from lanewise.launch import serve
 from lanewise.watch.process import ENDED, STOPPED, process_table, state_of
@@ -49,6 +50,8 @@ _GONE = (
 SECONDS_BETWEEN_LOOKS = 0.5
 _MOST_LOOKS = 10
 """At a server that is stopped, and has something to tell."""
+_SECONDS_TO_END = 1.0
+"""How long a server may take to end what its forks have started; one that is stopped takes for ever."""
 
 _servers: dict[frozenset[tuple[str, str]], "ForkServer"] = {}
 _lock = threading.Lock()
@@ -99,6 +102,7 @@ class ForkServer:
         self._parent_pid = os.getpid()
         self._imported: set[str] = set()
         self._num_looks = 0
+        self._has_forked = False
 
     @classmethod
     def start(cls, environment: Mapping[str, str], preload: Sequence[str]) -> "ForkServer":
@@ -194,6 +198,7 @@ class ForkServer:
         program = serve.Program(module, arguments, dict(environment), cwd or str(Path.cwd()))
         try:
             with theirs:
+                self._has_forked = True
                 socket.send_fds(self._channel, [serve.RUN], [theirs.fileno(), *streams])
             while not self.wait([ours]):
                 pass  # it imports
@@ -210,6 +215,10 @@ class ForkServer:
     def end(self) -> None:
         """End the server, and every fork with it; does nothing in a fork of the process that started it."""
         if self._process is not None and os.getpid() == self._parent_pid:
+            if self._has_forked:  # else it may import, which takes longer
+                with suppress(OSError, subprocess.TimeoutExpired):
+                    self._channel.send(serve.END, socket.MSG_DONTWAIT)
+                    self._process.wait(_SECONDS_TO_END)
             self._process.kill()
             self._process.wait()
             self._channel.close()
@@ -235,7 +244,9 @@ class Fork:
     def poll(self) -> int | None:
         """Return the exit code, negative after a signal; None while the process runs."""
         if self._returncode is None and wait([self.connection], 0):
-            code = self._receive()  # None: the server has ended, and the fork with it
+            code = self._receive()
+            if code is None:  # the server has ended, and the fork with it
+                end_session(self.pid)
             self._returncode = -signal.SIGKILL if code is None else code
             self.connection.close()
         return self._returncode

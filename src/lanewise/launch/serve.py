@@ -11,6 +11,9 @@ the client had started it: environment, working directory and standard streams a
                                    <-   the exit code                   ends
     closes the socket, or ends          kills the fork
     "import" and names             ->   imports them
+    "end", or ends                      kills all forks, and ends
+
+With a fork that fails or is killed, the other processes of its session end: what the user's code started.
 """
 
 import atexit
@@ -30,9 +33,9 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, final
 
-from lanewise.die_with_parent import die_with_parent
+from lanewise.die_with_parent import die_with_parent, end_session
 
-RUN, IMPORT = b"run", b"import"
+RUN, IMPORT, END = b"run", b"import", b"end"
 NUMBER = struct.Struct("!i")
 """How the process id and the exit code are written; of a process that a signal ended it is negative."""
 _MAX_MESSAGE_BYTES = 65536
@@ -109,9 +112,7 @@ class _Server:
         while True:
             ready = dict(self._poll.poll(_SECONDS_BETWEEN_LOOKS * 1000 if self._parent is None else None))
             if self._parent in ready or os.getppid() != self._parent_pid:
-                for pid in self._forks:
-                    os.kill(pid, signal.SIGKILL)
-                os._exit(0)
+                self._end()
             if self._wake_read in ready:
                 with suppress(BlockingIOError):
                     while os.read(self._wake_read, 4096):
@@ -128,6 +129,8 @@ class _Server:
         """Do what one message asks for; return the socket of the client in a fork only."""
         message, numbers, _, _ = socket.recv_fds(self._requests, _MAX_MESSAGE_BYTES, 4)
         kind, _, names = message.partition(b" ")
+        if kind == END:
+            self._end()
         if kind == IMPORT:
             _import(names.decode().split())
             return None
@@ -172,6 +175,8 @@ class _Server:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
+            if status:
+                end_session(pid)
             client = self._forks.pop(pid, None)
             if client is not None:
                 with suppress(KeyError):
@@ -179,6 +184,13 @@ class _Server:
                 with suppress(BrokenPipeError):
                     client.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
                 client.close()
+
+    def _end(self) -> NoReturn:
+        """End with every fork, and with what the forks started."""
+        for pid in self._forks:
+            os.kill(pid, signal.SIGKILL)
+            end_session(pid)
+        os._exit(0)
 
     def _close(self) -> None:
         """Close in a fork what is the server's."""

@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar, final
 
+from lanewise.die_with_parent import end_session
 from lanewise.watch.failure import Failure, described
 from lanewise.watch.heartbeat import COMMUNICATION, DONE, START, Note
 from lanewise.watch.process import ENDED, is_sibling, process_table, state_of
@@ -213,6 +214,7 @@ class Channel:
                 if beat.table and _state(beat) != ENDED:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
+                    end_session(pid)
             until(have_ended, _SECONDS_TO_END)
 
     def linger(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import NoReturn, final
 
+from lanewise.die_with_parent import end_session
 from lanewise.errors import LanewiseError
 from lanewise.watch.channel import Beat, Channel, silent
 from lanewise.watch.failure import Failure, is_consequence, record_failure
@@ -135,6 +136,7 @@ class Watch:
             record_failure(first)
             self._log(first, error, shows=has_duties)
             self._at_end(first)
+            end_session(os.getpid())  # if it leads one, as it does under torchrun
             if self.meeting is not None:
                 self.meeting.channel.linger()
                 if has_duties and self.meeting.channel.is_first("clear", self.meeting.environment.machine):

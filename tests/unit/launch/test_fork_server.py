@@ -39,6 +39,16 @@ sys.exit(int(sys.argv[1]))
 """,
     "sleeping": "import time; print('here', flush=True); time.sleep(600)",
     "failing": "1 / 0",
+    "with_children": """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])
+group = subprocess.Popen(["sleep", "600"], process_group=0)
+if (fork := os.fork()) == 0:
+    time.sleep(600)
+apart = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print(child.pid, group.pid, fork, apart.pid, flush=True)
+os._exit(int(sys.argv[1])) if sys.argv[1:] else time.sleep(600)
+""",
     "at_exit": "import atexit; atexit.register(print, 'bye'); raise SystemExit('no')",
     "forking": """
 import os
@@ -144,6 +154,56 @@ def test_a_fork_whose_client_is_gone_before_it_said_what_to_run_ends_without_a_w
     finally:
         os.kill(server.pid, signal.SIGCONT)
     assert errors.read_text() == ""
+
+
+def start_with_children(server, environment, *arguments):
+    """Return a fork, the processes that it started in its session, and one that left that session."""
+    read, write = os.pipe()
+    with os.fdopen(read) as lines:
+        fork = server.run("with_children", arguments, environment=environment, streams=(0, write, 2))
+        os.close(write)
+        *children, apart = map(int, lines.readline().split())
+    return fork, children, apart
+
+
+@pytest.mark.parametrize("code", [3, 0])
+def test_what_a_fork_started_ends_with_it_if_it_fails(server, environment, code):
+    fork, children, apart = start_with_children(server, environment, str(code))
+    assert fork.wait(60) == code
+    if code:
+        assert [has_ended(pid) for pid in children] == [True] * 3
+    for pid in (apart, *(() if code else children)):
+        os.kill(pid, signal.SIGKILL)  # still there
+
+
+@pytest.mark.parametrize(
+    "way", ["the fork is killed", "nobody waits", "the server ends", "the server is killed"]
+)
+def test_what_a_fork_started_ends_when_it_is_killed(environment, way):
+    server = ForkServer.start(environment, [])
+    fork, children, apart = start_with_children(server, environment)
+    if way == "the fork is killed":
+        os.kill(fork.pid, signal.SIGKILL)
+    elif way == "nobody waits":
+        fork.connection.close()
+    elif way == "the server ends":
+        server.end()
+    else:
+        os.kill(server.pid, signal.SIGKILL)
+    if way != "nobody waits":
+        assert fork.wait(60) == -signal.SIGKILL
+    assert [has_ended(pid) for pid in (fork.pid, *children)] == [True] * 4
+    os.kill(apart, signal.SIGKILL)
+    server.end()
+
+
+def test_a_server_that_is_stopped_ends_nevertheless(environment):
+    server = ForkServer.start(environment, [])
+    fork = server.run("sleeping", [], environment=environment)
+    os.kill(server.pid, signal.SIGSTOP)
+    server.end()
+    assert fork.wait(60) == -signal.SIGKILL
+    assert has_ended(fork.pid)
 
 
 def test_forks_end_with_their_server(environment):

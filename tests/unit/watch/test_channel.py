@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from lanewise.watch import channel as module
-from lanewise.watch.channel import failure_of, named_ranks, silent
+from lanewise.watch.channel import failure_of, named_ranks, silent, until
 from lanewise.watch.failure import Failure
 from lanewise.watch.heartbeat import DONE
-from lanewise.watch.process import process_table
+from lanewise.watch.process import ENDED, process_table, state_of
 from tests.unit.watch.store import make_beat, make_channels
 
 
@@ -136,6 +136,20 @@ def test_a_neighbour_that_does_not_end_is_killed(monkeypatch):
         one.beat(make_beat(pid=neighbour.pid, table=process_table()))
         zero.end_neighbours()
         assert neighbour.wait(10) == -9
+
+
+def test_what_a_killed_neighbour_has_started_ends_with_it(monkeypatch):
+    zero, one = make_channels(2)
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    script = "sleep 600 & echo $!; wait"
+    with subprocess.Popen(
+        ["sh", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as neighbour:
+        assert neighbour.stdout is not None
+        child = int(neighbour.stdout.readline())
+        one.beat(make_beat(pid=neighbour.pid, table=process_table()))
+        zero.end_neighbours()
+    assert until(lambda: state_of(child, process_table()) == ENDED, 5)
 
 
 def test_a_process_of_another_host_is_not_killed_for_its_number(monkeypatch):

@@ -1,6 +1,8 @@
 """A process that watches itself."""
 
 import itertools
+import os
+import subprocess
 import threading
 import time
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ import pytest
 
 from lanewise.watch import watch as module
 from lanewise.watch.heartbeat import CALLBACK, DATA, DONE, OWN_CODE, Heartbeat
+from lanewise.watch.process import ENDED, process_table, state_of
 from lanewise.watch.watch import Watch
 from lanewise.world.environment import Environment
 from tests.unit.watch.store import make_beat, make_channels
@@ -108,6 +111,20 @@ def test_time_in_a_debugger_is_not_counted(watch, beating, monkeypatch):
     monkeypatch.setattr(module, "is_debugged", lambda: True)
     watch.begin(stall_seconds=0.05, start_seconds=0.05)
     assert not wait_for(lambda: watch.ended, 0.5)
+
+
+def test_what_a_process_has_started_ends_with_it_after_an_error():
+    """Under torchrun each rank leads a session."""
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.setsid()
+        os.write(write, str(subprocess.Popen(["sleep", "600"]).pid).encode())
+        Watch().fail(ValueError("boom"))
+    child = int(os.read(read, 100))
+    os.close(read)
+    os.close(write)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    assert wait_for(lambda: state_of(child, process_table()) == ENDED)
 
 
 def test_one_that_says_nothing_for_a_moment_is_not_silent(beating, monkeypatch):
