@@ -88,6 +88,8 @@ class RunDir:
             if not may_hold_run:
                 self.require_free()
             with writing(self.path):
+                if not may_hold_run:  # a run that ended in its first step has left it: this is another run
+                    self.record.unlink(missing_ok=True)
                 for file in (self.config, self.metrics, *self._models):
                     remove_leftover(file)
             return stack.pop_all()
@@ -132,13 +134,28 @@ class RunDir:
     def _remove(self) -> None:
         """Remove the files of a run; the checkpoints, from which it could go on, last."""
         files = (self.config, self.record, self.metrics, *self._models)
+        folders = (
+            self.phases,
+            self.log(0).parent,
+            self.tensorboard,
+            self.profile,
+            self.audit,
+            self.checkpoints,
+        )
+        there = [folder for folder in folders if os.path.lexists(folder)]
+        for folder in there:
+            if folder.is_symlink() or not folder.is_dir():
+                link = f"a link to {folder.readlink()}" if folder.is_symlink() else ""
+                what = f"{link}, and what is there may belong to others" if link else "no folder"
+                raise RunDirError(
+                    f"run_dir {self.path} cannot be replaced: {folder.name} in it is {what}. Nothing was "
+                    "removed. Remove it, or choose another train.run_dir."
+                )
         with writing(self.path):
             for file in files:
                 file.unlink(missing_ok=True)
-            folders = (self.phases, self.log(0).parent, self.tensorboard, self.profile, self.audit)
-            for folder in (*folders, self.checkpoints):
-                if os.path.lexists(folder):
-                    shutil.rmtree(folder)
+            for folder in there:
+                shutil.rmtree(folder)
 
 
 def cannot_be_written(path: Path, error: OSError) -> RunDirError:

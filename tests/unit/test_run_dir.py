@@ -148,6 +148,34 @@ def test_a_run_is_replaced_where_that_was_asked_for_and_other_files_stay(tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", ".lock"}
 
 
+@pytest.mark.parametrize("overwrites", [False, True])
+def test_another_run_takes_no_record_of_one_that_ended_in_its_first_step(tmp_path, overwrites):
+    """Trackers would join the two."""
+    run_dir = RunDir(tmp_path)
+    run_dir.record.write_text("old")
+    run_dir.claim(may_hold_run=True).close()
+    assert run_dir.record.exists()
+    run_dir.claim(overwrites=overwrites).close()
+    assert not run_dir.record.exists()
+
+
+@pytest.mark.parametrize("what", ["a link to {}/elsewhere", "no folder"])
+def test_a_run_is_replaced_as_a_whole_or_not_at_all(tmp_path, what):
+    (tmp_path / "elsewhere" / "step-000004").mkdir(parents=True)
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.phases.mkdir(parents=True)
+    for path in (run_dir.metrics, run_dir.record, run_dir.config, run_dir.model):
+        path.write_text("old")
+    if what == "no folder":
+        run_dir.profile.write_text("old")
+    else:
+        run_dir.checkpoints.symlink_to(tmp_path / "elsewhere")
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(RunDirError, match=f"{what.format(tmp_path)}.* Nothing was removed"):
+        run_dir.claim(overwrites=True)
+    assert set(tmp_path.rglob("*")) - before == {run_dir.path / ".lock"}
+
+
 def test_a_file_that_only_looks_like_one_of_a_run_is_not_removed(tmp_path):
     """A project's own config.yaml in the folder that becomes run_dir."""
     (tmp_path / "config.yaml").write_text("mine")

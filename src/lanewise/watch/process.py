@@ -36,14 +36,13 @@ def state_of(pid: int, table: str) -> str:
     """
     if not table or table != process_table():
         return ""
-    letter, *_ = _stat(pid) or "X"
+    letter = (_stat(pid) or "X")[0]
     return ENDED if letter in "ZX" else _STATES.get(letter, "")
 
 
 def is_sibling(pid: int) -> bool:
     """Tell whether a process has the same parent as this one (on Linux; elsewhere nobody knows)."""
-    _, parent, *_ = _stat(pid) or ("X", "")
-    return parent == str(os.getppid())
+    return _stat(pid)[1:2] == [str(os.getppid())]
 
 
 def _stat(pid: int) -> list[str]:
