@@ -159,13 +159,19 @@ def eval_datasets_of(task: Task) -> Mapping[str, Dataset[Any]]:
 
 
 def count_samples(dataset: Any) -> int:
-    """Return the length of a dataset; raise TaskError if it is not map-style."""
+    """Return the length of a dataset; raise TaskError if it is not map-style, or too long."""
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise TaskError(
             f"a dataset of the task must be map-style: got {type(dataset).__name__}. "
             "Lanes read samples by index from 0 on, so it needs __len__ and __getitem__(index)."
         )
-    return len(dataset)
+    try:
+        return len(dataset)
+    except OverflowError as error:
+        raise TaskError(
+            f"{type(dataset).__name__}.__len__ must return 2**63 - 1 samples at most: {error}. Return "
+            "how many samples an epoch has."
+        ) from error
 
 
 def compare_datasets(

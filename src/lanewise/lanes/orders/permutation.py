@@ -39,6 +39,8 @@ from typing import Final, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
+from lanewise.errors import ConfigError
+
 _Words: TypeAlias = npt.NDArray[np.uint64]
 
 # An order is made in aligned chunks of this many positions. A cycle walk ends with a dozen steps of a few
@@ -63,7 +65,10 @@ class FeistelShuffle:
 
     def __init__(self, num_samples: int, *, seed: int) -> None:
         if not 0 <= num_samples <= _MAX_SAMPLES:
-            raise ValueError(f"num_samples must be between 0 and 2**62, not {num_samples}")
+            raise ConfigError(
+                f"a dataset that is shuffled may have 2**62 samples, not {num_samples}. Let its __len__ say "
+                "how many an epoch has, or read them in their order: data.order=sequential."
+            )
         self._num_samples = num_samples
         self._seed = seed
         # The latest chunk, as (epoch, chunk, its samples): a caller reads on, a few positions at a time. It

@@ -7,8 +7,8 @@ import pytest
 
 from lanewise import lanes
 from lanewise.config import ORDERS, OrderConfig
-from lanewise.engine.samples.dataset import OrderChoice
-from lanewise.errors import ConfigError
+from lanewise.engine.samples.dataset import OrderChoice, count_samples
+from lanewise.errors import ConfigError, TaskError
 
 
 @pytest.mark.parametrize("name", ORDERS)
@@ -40,3 +40,15 @@ def test_another_class_is_named_by_where_it_is():
         OrderChoice.of("upwards")
     with pytest.raises(ConfigError, match=r"got sequentail. Did you mean sequential\?"):
         OrderChoice.of("sequentail")
+
+
+def test_more_samples_than_python_counts_are_an_error():
+    class Endless:
+        def __len__(self):
+            return 2**64
+
+        def __getitem__(self, index):
+            return index
+
+    with pytest.raises(TaskError, match=r"Endless.__len__ must return 2\*\*63 - 1 samples at most"):
+        count_samples(Endless())
