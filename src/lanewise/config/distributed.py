@@ -19,7 +19,7 @@ ReducerName = Literal["ddp", "fsdp", "single", "data_parallel", "balanced_data_p
 Equality = Literal["close", "exact"]
 CompressionName = Literal["bf16", "fp16", "powersgd"]
 Backend = Literal["auto", "gloo", "nccl"]
-Devices = Annotated[int, at_least(1)] | tuple[str, ...]
+Devices = Annotated[int, at_least(1)] | tuple[Annotated[int, at_least(0)] | str, ...]
 
 
 # The types of accelerators are torch's, which is not loaded here; they are looked up later.
@@ -53,9 +53,10 @@ def _device_type_is_one_word(device_type: str) -> Iterator[str]:
 def _devices_are_of_one_type(devices: Devices | None, device_type: str) -> Iterator[str]:
     if devices is None or isinstance(devices, int):
         return
-    listed = ", ".join(devices)
-    types = {name.partition(":")[0] for name in devices}
-    are_names = all(re.fullmatch(rf"cpu|(?!cpu:){_TYPE}:(0|[1-9]\d*)", name) for name in devices)
+    listed = ", ".join(map(str, devices))
+    names = [name for name in devices if isinstance(name, str)]
+    types = {device_type if isinstance(name, int) else name.partition(":")[0] for name in devices}
+    are_names = all(re.fullmatch(rf"cpu|(?!cpu:){_TYPE}:(0|[1-9]\d*)", name) for name in names)
     if not are_names or len(types) != 1:
         yield (
             f"distributed.devices must be a number, or a list of devices of one type: got [{listed}]. "
@@ -74,7 +75,8 @@ def _nccl_has_a_gpu_for_each_process(
     names = devices if isinstance(devices, tuple) else ()
     if backend == "nccl" and (device_type == "cpu" or "cpu" in names or len(set(names)) < len(names)):
         yield (
-            f"distributed.backend nccl needs a GPU for each process: got [{', '.join(names) or 'cpu'}]. "
+            "distributed.backend nccl needs a GPU for each process: "
+            f"got [{', '.join(map(str, names)) or 'cpu'}]. "
             "Use distributed.backend=gloo, or other devices."
         )
 
@@ -192,8 +194,9 @@ class DistributedConfig(Section):
     )
 
     devices: Devices | None = None
-    """Devices of each machine, as a number or as a list such as [cuda:0, cuda:0]; each has a process, but for
-    data_parallel and balanced_data_parallel; unset: one, or what the joined world has."""
+    """Devices of each machine, as a number or as a list such as [cuda:0, cuda:0], or [2, 3] of device_type;
+    each has a process, but for data_parallel and balanced_data_parallel; unset: one, or what the joined world
+    has."""
     reducer: ReducerName = "ddp"
     """How lane gradients become one."""
     equality: Equality = "close"
@@ -275,5 +278,6 @@ class DistributedConfig(Section):
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """The device of each process, where they were named; else empty."""
-        return self.devices if isinstance(self.devices, tuple) else ()
+        """The device of each process, where they were listed, such as `cuda:0` or `auto:0`; else empty."""
+        listed = self.devices if isinstance(self.devices, tuple) else ()
+        return tuple(f"{self.device_type}:{one}" if isinstance(one, int) else one for one in listed)

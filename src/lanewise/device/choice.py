@@ -32,7 +32,7 @@ def choose_devices(device_type: str, num_devices: int, names: Sequence[str] = ()
     Args:
         device_type: `auto` (the accelerator if there is one), `cpu`, or the type of an accelerator.
         num_devices: how many this machine is to use.
-        names: the name of each, such as `xpu:1`; empty: the first ones, or the CPU for each.
+        names: the name of each, such as `xpu:1` or `auto:1`; empty: the first ones, or the CPU for each.
 
     Returns:
         The name of each device, in the order of the local ranks.
@@ -43,11 +43,17 @@ def choose_devices(device_type: str, num_devices: int, names: Sequence[str] = ()
     there = accelerator_type()
     if names:
         device_type = names[0].partition(":")[0]
-    elif device_type == "auto":
+    if device_type == "auto":
         device_type = there or "cpu"
+    numbers = [name.partition(":")[2] for name in names] or [str(index) for index in range(num_devices)]
     if device_type == "cpu":
-        return list(names) or ["cpu"] * num_devices
-    devices = list(names) or [f"{device_type}:{index}" for index in range(num_devices)]
+        if names and any(numbers):
+            raise ConfigError(
+                f"distributed.devices numbers the devices of an accelerator: got [{', '.join(numbers)}], and "
+                f"this run is for the CPU. Use --distributed.devices {len(numbers)}, for as many processes."
+            )
+        return ["cpu"] * len(numbers)
+    devices = [f"{device_type}:{number}" for number in numbers]
     count = count_accelerators(device_type)
     if not count:
         has = f"there are {count_accelerators()} of the type {there}" if there else "there is only the CPU"

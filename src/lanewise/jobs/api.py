@@ -151,7 +151,7 @@ def evaluate(
     *,
     task: "Task | None" = None,
     weights: str | Path | None = None,
-    devices: int | Sequence[str] | None = None,
+    devices: int | Sequence[int | str] | None = None,
     trust: bool = False,
 ) -> dict[str, float]:
     """Evaluate a trained model on the eval datasets of its task.
@@ -183,7 +183,7 @@ def predict(
     *,
     task: "Task | None" = None,
     weights: str | Path | None = None,
-    devices: int | Sequence[str] | None = None,
+    devices: int | Sequence[int | str] | None = None,
     trust: bool = False,
 ) -> list[Any]:
     """Compute the outputs of a trained model on one of the eval datasets of its task.
@@ -243,7 +243,7 @@ def _run_model(
     run_or_model: str | Path,
     task: "Task | None",
     weights: str | Path | None,
-    devices: int | Sequence[str] | None,
+    devices: int | Sequence[int | str] | None,
     *,
     trust: bool,
     predicts: bool = False,
@@ -252,7 +252,7 @@ def _run_model(
     refuse_in_import(f"lanewise.{'predict' if predicts else 'evaluate'}")
     overrides = []
     if devices is not None:
-        value = str(devices) if isinstance(devices, int) else f"[{', '.join(devices)}]"
+        value = str(devices) if isinstance(devices, int) else f"[{', '.join(map(str, devices))}]"
         overrides = [Override("distributed.devices", value)]
     job = evaluate_job(
         Path(run_or_model),

@@ -66,10 +66,20 @@ def test_devices_are_read_from_a_list():
     assert read_section(DistributedConfig, {"devices": list(SHARED_GPU)}).device_names == SHARED_GPU
 
 
+@pytest.mark.parametrize("device_type", ["auto", "cuda", "cpu"])
+def test_numbers_in_a_list_are_those_of_devices_of_the_type(device_type):
+    config = read_section(DistributedConfig, {"devices": [0, 2], "device_type": device_type})
+    assert config.devices == (0, 2)
+    assert (config.num_devices, config.device_names) == (2, (f"{device_type}:0", f"{device_type}:2"))
+    with pytest.raises(ConfigError, match=r"distributed.devices.0 must be at least 0: got -1"):
+        read_section(DistributedConfig, {"devices": [-1]}, "distributed")
+
+
 @pytest.mark.parametrize(
     "devices",
     [
         (),
+        (0, "cuda:1"),
         ("GPU:0",),
         ("cuda",),
         ("cuda:",),
@@ -85,7 +95,7 @@ def test_names_of_devices_that_are_wrong_or_of_two_types(devices):
     (mistake,) = mistakes_of(lambda: DistributedConfig(devices=devices))
     assert mistake == (
         "distributed.devices must be a number, or a list of devices of one type: "
-        f"got [{', '.join(devices)}]. Write [cuda:0, cuda:1], or [cpu, cpu]."
+        f"got [{', '.join(map(str, devices))}]. Write [cuda:0, cuda:1], or [cpu, cpu]."
     )
 
 

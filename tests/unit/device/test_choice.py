@@ -106,6 +106,25 @@ def test_named_devices_are_taken(has, names):
     assert choose_devices("auto", 2, names) == names
 
 
+def test_numbered_devices_are_those_of_the_accelerator(has):
+    has(3, "xpu")
+    assert choose_devices("auto", 2, ["auto:2", "auto:0"]) == ["xpu:2", "xpu:0"]
+    with pytest.raises(ConfigError, match="names xpu:3, which this machine lacks"):
+        choose_devices("auto", 1, ["auto:3"])
+
+
+@pytest.mark.parametrize(("count", "device_type"), [(0, "auto"), (2, "cpu")])
+def test_numbered_devices_on_the_cpu_are_an_error_with_the_remedy(has, count, device_type):
+    has(count)
+    with pytest.raises(ConfigError) as caught:
+        choose_devices(device_type, 2, [f"{device_type}:0", f"{device_type}:1"])
+    (mistake,) = caught.value.mistakes
+    assert mistake == (
+        "distributed.devices numbers the devices of an accelerator: got [0, 1], and this run is for the CPU. "
+        "Use --distributed.devices 2, for as many processes."
+    )
+
+
 def test_a_named_device_that_is_not_there(has):
     has(2)
     with pytest.raises(ConfigError, match="names cuda:2, which this machine lacks: there are 2"):
