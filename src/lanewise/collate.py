@@ -1,6 +1,6 @@
-"""The default way to make a micro-batch of samples."""
+"""Makes a micro-batch of samples, in the user's way or by default."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.utils.data import default_collate
@@ -28,6 +28,22 @@ def collate(samples: Any) -> Any:
             f"samples cannot be stacked to a micro-batch: {error}. Give the task, or lanes.steps, a collate "
             "that can, for example by padding them."
         ) from error
+
+
+def collated(function: Callable[[Any], Any], samples: Any) -> Any:
+    """Make a micro-batch of samples by a user's function.
+
+    Raises:
+        TaskError: if it returns None.
+    """
+    batch = function(samples)
+    if batch is None:
+        name = getattr(function, "__qualname__", "collate")
+        raise TaskError(
+            f"{name} must return a micro-batch: got None. Does it lack a return? Samples that cannot be used "
+            "are to be left out by the dataset, since the samples of a step are counted."
+        )
+    return batch
 
 
 _REFUSALS = ("equal size", "default_collate: ")

@@ -1,9 +1,9 @@
-"""The collate of those who say nothing else."""
+"""A micro-batch is what collate returns; and the collate of those who say nothing else."""
 
 import pytest
 import torch
 
-from lanewise.collate import collate
+from lanewise.collate import collate, collated
 from lanewise.errors import TaskError
 
 
@@ -52,3 +52,14 @@ def test_samples_that_cannot_be_stacked_need_a_collate(samples, text):
 def test_any_other_error_is_torchs():
     with pytest.raises(IndexError):
         collate([])
+
+
+class Forgetful:
+    def collate(self, samples):
+        collate(samples)
+
+
+def test_a_collate_that_returns_nothing_is_an_error_that_names_it():
+    assert collated(sum, [1, 2]) == 3
+    with pytest.raises(TaskError, match=r"^Forgetful.collate must return a micro-batch: got None"):
+        collated(Forgetful().collate, [1, 2])

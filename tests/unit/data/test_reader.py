@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 from lanewise.data.reader import LaneReader, map_leaves
+from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.random_state import kept_random_state, set_random_state
 
@@ -197,6 +198,7 @@ def overlook(samples):
         (Torn(), list, ["in sample 5", "{place}"]),
         (TornTogether(), list, ["{place}"]),
         (Drawing(), overlook, ["{place}"]),
+        (Drawing(), lambda _: None, ["{place}"]),
     ],
 )
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def overlook(samples):
 )
 def test_an_error_while_a_batch_is_made_says_of_which(dataset, collate, notes, name, place):
     reader = LaneReader(dataset, collate, 0, eval_dataset=name)
-    with pytest.raises((OSError, ValueError)) as caught:
+    with pytest.raises((OSError, ValueError, TaskError)) as caught:
         reader[turn(step=7, lane=3), (4, 5)]
     assert caught.value.__notes__ == [note.format(place=place) for note in notes]
 

@@ -123,6 +123,12 @@ def test_a_stream_that_yields_other_samples_the_second_time_is_an_error():
     assert "[2, 2, 1, 2] of them in step 4" in str(error.value)
 
 
+def test_a_collate_that_returns_nothing_is_an_error():
+    reader = StreamReader(Lengths(8, 8), lambda _: None, 7, StreamCut.of(2, 2, 0), range(2))
+    with pytest.raises(TaskError, match="must return a micro-batch: got None"):
+        reader[0, 0]
+
+
 def test_a_state_of_other_lanes_is_refused():
     _, state = read(partial(Lengths, 8, 8, 8, 8), 1, num_steps=1)
     cut = StreamCut.of(2, 2, 0)

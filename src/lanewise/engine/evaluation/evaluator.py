@@ -87,13 +87,12 @@ class Evaluator:
         for of_set in metrics.values():
             check_metrics(of_set)
         task = type(self.lanes.task)
-        updates = any(one.has_metrics for one in self.sets) and task.update_metrics is not Task.update_metrics
         if task.update_metrics is Task.update_metrics:
             for of_set in metrics.values():
                 self.lanes.task.update_metrics(of_set, None, None)  # raises where there are metrics
-        if updates and not any(metrics.values()):
+        elif self.sets and task.build_metrics is Task.build_metrics:
             raise TaskError(
-                f"{task.__name__} has update_metrics, and its build_metrics returns no metric to update. "
+                f"{task.__name__} has update_metrics, and no build_metrics whose metrics it could update. "
                 "Return metrics by name from build_metrics, or leave update_metrics out."
             )
         self._whole = TaskLoss(self.lanes) if self.lanes.loss_method != "loss" else None
@@ -223,7 +222,7 @@ class Evaluator:
             of_lane = lanes[number]
             of_lane.num_samples += lane.batch.num_samples
             with named_lane(lane.batch):
-                if eval_set.has_metrics:
+                if of_lane.metrics:
                     self.lanes.task.update_metrics(of_lane.metrics, made, lane.data)
                 if whole is None:
                     note_losses(lane.check_each(returned), of_lane.losses)

@@ -474,9 +474,18 @@ class Taken(Ranking):
         return {"train": Scores(8)}
 
 
+class UpdatesAlone(Ranking):
+    build_metrics = Task.build_metrics
+
+
 class WithoutMetrics(Ranking):
     def build_metrics(self):
         return {}
+
+
+def test_a_task_that_takes_its_metrics_back_is_evaluated_by_its_loss():
+    values, _ = evaluate(LocalWorld(torch.device("cpu")), configure(WithoutMetrics, steps=1))
+    assert values.keys() == {"test/loss", "few/loss"}
 
 
 class WithoutNames(Ranking):
@@ -489,7 +498,7 @@ class WithoutNames(Ranking):
     [
         (WithoutNames, "WithoutNames.eval_datasets must return datasets by name: got a list. Return a dict"),
         (Taken, "an eval dataset must not be called train: .* Call it train_set"),
-        (WithoutMetrics, "WithoutMetrics has update_metrics, and its build_metrics returns no metric"),
+        (UpdatesAlone, "UpdatesAlone has update_metrics, and no build_metrics whose metrics it could update"),
         (
             Unmergeable,
             r"metric odd \(WithoutReduction\) cannot be merged over lanes: state values declares no",
