@@ -3,6 +3,7 @@
 The loop waits for a copy into memory, which a thread writes.
 """
 
+import hashlib
 import json
 import logging
 import math
@@ -86,6 +87,7 @@ class Saver:
         tree = {name: encode(value, name, tensors) for name, value in state.items()}
         shared = {name: tensor.nbytes for name, tensor in tensors.items() if name not in tensors.held}
         written = [*share_out(shared, self._world.world_size)[self._world.rank], *tensors.held]
+        self._shared = hashlib.sha256(json.dumps(sorted(shared.items())).encode()).hexdigest()
         self._number += 1
         self._staging.take({name: tensors[name] for name in written})
         self._thread = threading.Thread(
@@ -125,6 +127,7 @@ class Saver:
         try:
             temporary.mkdir(parents=True, exist_ok=True)
             told = asdict(self._staging.write(temporary / part_name(self._world.rank)))
+            told["shared"] = self._shared
         except Exception as caught:  # noqa: BLE001 - told to all ranks, and raised where the loop looks
             error, told = caught, {"error": _reason(caught, temporary)}
         try:
@@ -156,6 +159,8 @@ class Saver:
             told = [json.loads(text) for text in texts]
             if errors := [one["error"] for one in told if "error" in one]:
                 return str(errors[0])
+            if len({one.pop("shared") for one in told}) > 1:
+                return "the processes hold other tensors, of which each writes some"
             state = write_json(temporary / STATE, json.dumps(tree, allow_nan=False), MAX_STATE_BYTES)
             manifest = replace(manifest, files=(*(FileEntry(**entry) for entry in told), state))
             manifest.write(temporary)

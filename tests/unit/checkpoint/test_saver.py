@@ -488,6 +488,23 @@ def test_a_rank_that_fails_is_an_error_on_every_rank(tmp_path, failing):
     assert all("Earlier checkpoints are as they were" in answer for answer in answers), answers
 
 
+def save_others(world, path: str) -> str:
+    target = Saver(CheckpointFolder(Path(path)), world, keep_last=1, keep_best=0, sign=1)
+    save(target, LAST)
+    own = {"buffers": {"counts": torch.ones(2)} if world.rank else {}}
+    target.save({**state_of(NEW), **own}, Manifest(NEW, None, {}, ()))
+    with pytest.raises(StorageError) as caught:
+        target.finish()
+    return str(caught.value)
+
+
+def test_ranks_that_hold_other_tensors_publish_nothing(tmp_path):
+    """Which tensors a rank writes follows from all of them, so some would be in no file, or in two."""
+    for error in run_distributed(save_others, 2, str(tmp_path)):
+        assert "the processes hold other tensors, of which each writes some" in error
+    assert find(tmp_path) == LAST
+
+
 def save_beside_another(world, path: str) -> bool:
     """Rank 0 finishes its save before rank 1 has written its part of it."""
     first, second = (
