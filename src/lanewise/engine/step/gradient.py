@@ -266,15 +266,14 @@ class LaneGradients:
             norms = self.reducer.gradient_norms()
             norm = torch.linalg.vector_norm(norms)
         allows_update = totals.allow_update
-        if allows_update:
-            self._buffers.merge(totals.buffer_changes)
-        else:
-            self._buffers.discard()
         if allows_update and self.loss_scale is not None:
             assert norm is not None
             allows_update = math.isfinite(start_copy_to_host(norm)())
             self.loss_scale.update(is_finite=allows_update)
-        if not allows_update:
+        if allows_update:
+            self._buffers.merge(totals.buffer_changes)
+        else:  # a step that updates nothing leaves the whole model as it was
+            self._buffers.discard()
             for parameter in self.reducer.parameters:
                 parameter.grad = None
         self.clock.lap(COMMUNICATION if self.world.world_size > 1 else BACKWARD, begins=OPTIMIZER)
