@@ -338,7 +338,9 @@ PRIVATE = {
         lambda: torch.Tensor,
     ),
     "._buffers": Private(
-        "checkpoint/model_file.py engine/buffers/pack.py transforms/checkpointed.py", *TABLES, nn.Module
+        "checkpoint/model_file.py engine/buffers/pack.py engine/state/left_out.py transforms/checkpointed.py",
+        *TABLES,
+        nn.Module,
     ),
     "._cdata": Private(
         "device/live_storage.py",

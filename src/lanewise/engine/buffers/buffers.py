@@ -279,8 +279,8 @@ def _refuse(pack: BufferPack, turn: LaneTurn, value: torch.Tensor, expected: tor
                 f"integer buffer {name} differs between the lanes of step {turn.step + 1}: "
                 f"lane {turn.lane} made {made.tolist()} of it, and the first {other.tolist()}. "
                 "Register it as a float buffer, which is averaged, or make it equal in all lanes. In a "
-                "module of others settle it in build_model: calibrate an observer of quantisation-aware training "
-                "there, by forwards after prepare_qat, and switch it off by "
+                "module of others settle it in build_model: calibrate an observer of quantisation-aware "
+                "training there, by forwards after prepare_qat, and switch it off by "
                 "model.apply(torch.ao.quantization.disable_observer)."
             )
 

@@ -33,11 +33,13 @@ from lanewise.device.determinism import set_determinism
 from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.evaluation.eval_set import build_eval_set
 from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
+from lanewise.engine.own_loop.datasets import OwnDatasets
 from lanewise.engine.own_loop.join import join
 from lanewise.engine.own_loop.steps import Prepared, Steps
 from lanewise.engine.own_loop.streams import OwnStreams
 from lanewise.engine.samples.dataset import Collate, OrderChoice
 from lanewise.engine.samples.source import build_source
+from lanewise.engine.state.left_out import digests_left_out
 from lanewise.engine.state.resume_check import identify_exact
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.gradient import LaneGradients
@@ -125,12 +127,8 @@ class Lanes:
         self._clock = StepClock(self.device)
         self._prepared = Prepared(seed, self.device, self._clock)
         self._precision_name = precision
-        self._begun: list[tuple[dict[str, Any], int]] = []
-        """For each call of `steps`, the identity of the dataset and the first step."""
-        self._numbered: list[Any] = []
-        """The identities of all datasets, each once: first those of a checkpoint, then those of `steps`."""
+        self._datasets = OwnDatasets()
         self._streams = OwnStreams()
-        self._checkpoints: list[OwnCheckpoints] = []
         self._is_closed = False
         set_random_state(model_seed(seed))
 
@@ -165,6 +163,7 @@ class Lanes:
             loss_scale=None if self._precision.loss_scale is None else LossScale(),
             modules=[self._prepared.gradients],
         )
+        self._prepared.digests[model] = digests_left_out(model)
         return model
 
     def steps(  # noqa: PLR0913 - the section data, as arguments
@@ -179,6 +178,7 @@ class Lanes:
         shuffle_buffer: int = 0,
         drop_last: bool = False,
         first_step: int = 0,
+        data_changes: bool = False,
     ) -> Steps:
         """Cut a dataset into steps; each process reads its own lanes only.
 
@@ -199,6 +199,8 @@ class Lanes:
                 all steps that some lane cannot fill.
             first_step: the step with which to begin, also in the middle of an epoch; earlier ones are not
                 read. A stream begins with 0, or with that of the checkpoint that was restored.
+            data_changes: whether the loop makes or weights the samples anew, as reinforcement learning does:
+                then the run may go on with others, if their number and order are the same.
 
         Raises:
             ConfigError: if there is no such order, its arguments are out of range, or it is of a stream.
@@ -217,13 +219,7 @@ class Lanes:
             tables=tables,
             fills_empty=True,  # for `Step.batch_loss`
         )
-        if identity not in self._numbered:
-            self._numbered.append(identity)
-        begins = (identity, first_step)
-        loader.reader.number = (self._numbered.index(identity), self._begun.count(begins))
-        self._begun.append(begins)
-        for checkpoints in self._checkpoints:
-            checkpoints.use_dataset(identity)
+        loader.reader.number = self._datasets.begin(identity, first_step, data_changes=data_changes)
         if isinstance(loader, StreamLoader):
             self._streams.add(loader)
         return Steps(loader, self._prepared, first_step)
@@ -298,22 +294,14 @@ class Lanes:
         Raises:
             CheckpointError: if an object cannot be saved, the checkpoint does not fit, or none is good.
         """
-        models = self._prepared.gradients
-        scales = [one.loss_scale for one in models.values() if one.loss_scale is not None]
         identity = {
             "lanes": asdict(self._batch),
             "seed": self._seed,
             "precision": self._precision_name,
             "exact": identify_exact(self._distributed, self._world),
         }
-        checkpoints = OwnCheckpoints(
-            Path(folder), self._world, identity, objects, scales, models, self._streams, keep_last=keep_last
-        )
-        self._checkpoints.append(checkpoints)
-        self._numbered += [dataset for dataset in checkpoints.datasets if dataset not in self._numbered]
-        for identity, _ in self._begun:
-            checkpoints.use_dataset(identity)
-        return checkpoints
+        parts = self._prepared, self._datasets, self._streams
+        return OwnCheckpoints(Path(folder), self._world, identity, objects, *parts, keep_last=keep_last)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context in which a micro-batch's forward and loss run in the run's precision."""

@@ -34,6 +34,8 @@ class Prepared:
     """For each model, the object that computes its gradients."""
     batch_gradients: dict[nn.Module, BatchGradients] = field(default_factory=dict)
     """Likewise where `Step.batch_loss` is used."""
+    digests: dict[nn.Module, Mapping[str, str]] = field(default_factory=dict)
+    """For each model, what `digests_left_out` returned when it was prepared."""
 
     def close(self) -> None:
         """Stop the background work."""

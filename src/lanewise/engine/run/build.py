@@ -18,6 +18,7 @@ from lanewise.engine.samples.dataset import OrderChoice
 from lanewise.engine.samples.source import build_source
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.resume_check import identify, plain
+from lanewise.engine.state.run_state import RunState
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.lane import LaneRunner
 from lanewise.engine.step.logged_metrics import LogInterval
@@ -76,6 +77,22 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     if evaluator is not None:
         require_apart(loader.reader, [one.reader for one in evaluator.sets])
         evaluation = Evaluation(config.evaluate, evaluator)
+    log_interval = LogInterval(config.log.every_steps, last_step, loader.ends_run)
+    state = RunState(
+        {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            "plateau": None if plateau is None else plateau.scheduler,
+            "loss_scale": lanes.precision.loss_scale,
+            "average": average,
+            "best": evaluation,
+            "log": log_interval,
+            "stream": loader.state,
+        },
+        may_lack=("log",),
+        shards=shards,
+    )
     run = Run(
         config=config,
         world=world,
@@ -87,9 +104,10 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
         clock=clock,
         loader=loader,
         evaluation=evaluation,
-        log_interval=LogInterval(config.log.every_steps, last_step, loader.ends_run),
+        log_interval=log_interval,
         last_step=last_step,
         identity=identify(config, dataset, world, last_step),
+        state=state,
     )
     if world.rank == 0:
         run.describe()

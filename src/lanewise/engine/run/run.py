@@ -49,30 +49,12 @@ class Run:
     """The step before which training ends; None where only the data tells, as a stream of some epochs."""
     identity: Mapping[str, Any]
     """The identity of the run: a checkpoint with another identity is of another run."""
+    state: RunState
+    """The state that a checkpoint of the run holds; made when the model was new."""
 
     def ends_with(self, step: int) -> bool:
         """Tell whether the run ends with a step, the last one that was taken."""
         return step + 1 == self.last_step or self.loader.is_over
-
-    @property
-    def state(self) -> RunState:
-        """The state that a checkpoint of the run holds."""
-        training = self.training
-        return RunState(
-            {
-                "model": training.model,
-                "optimizer": training.optimizer,
-                "scheduler": training.scheduler,
-                "plateau": None if self.plateau is None else self.plateau.scheduler,
-                "loss_scale": training.runner.precision.loss_scale,
-                "average": training.average,
-                "best": self.evaluation,
-                "log": self.log_interval,
-                "stream": self.loader.state,
-            },
-            may_lack=("log",),
-            shards=self.shards,
-        )
 
     def describe(self) -> None:
         """Log the numbers that were derived from the configuration."""

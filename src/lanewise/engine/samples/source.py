@@ -11,6 +11,9 @@ from lanewise.errors import ConfigError
 from lanewise.lanes import Placement
 from lanewise.world.world import World
 
+CONTENT = ("samples_digest", "tables_digest", "first_sample")
+"""What the identity that `build_source` returns has of the samples themselves."""
+
 
 def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
     dataset: Any,

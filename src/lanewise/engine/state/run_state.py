@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
+from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -12,6 +13,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lanewise.checkpoint.model_file import grow_buffers, grown_buffers
+from lanewise.engine.state.left_out import (
+    changed_left_out,
+    digests_left_out,
+    left_out_mismatches,
+    restore_left_out,
+)
 from lanewise.engine.state.mismatch import (
     CLASS,
     EXTRA_STATE,
@@ -26,6 +33,8 @@ from lanewise.precision import LossScale
 from lanewise.world.encode import TensorTable, encode
 from lanewise.world.shards import is_sharded, laid_out_as
 
+LEFT_OUT = "lanewise_buffers"
+"""The key of the buffers that the state dict of a module leaves out, by the key of the module."""
 _Load = tuple[str, Callable[[Any], object], Mapping[str, Any], Mapping[str, Any]]
 """Key of an object, the function that loads a state into it, its present state, and the saved one."""
 
@@ -34,8 +43,9 @@ _Load = tuple[str, Callable[[Any], object], Mapping[str, Any], Mapping[str, Any]
 class RunState:
     """The objects that change with the steps, each under a name: the model, its optimizer and others.
 
-    The loader and the random generators have no state here, since both follow from the step. Nothing is
-    stored by rank, and everything but sharded and held tensors is equal on every rank.
+    Of the buffers that the state dict of a module leaves out it has those that are no longer what they were
+    when this was constructed. The loader and the random generators have no state here, since both follow from
+    the step. Nothing is stored by rank, and everything but sharded and held tensors is equal on every rank.
 
     Collective where an optimizer's state is sharded: every rank must call every method.
 
@@ -44,6 +54,7 @@ class RunState:
             `load_state_dict`; None is left out.
         may_lack: names of objects that older checkpoints may lack, and which then stay as they are.
         shards: which process has the optimizer's state of which parameter; None: every process has all of it.
+        digests: of modules that are no longer new, what `digests_left_out` returned when they were.
     """
 
     def __init__(
@@ -51,8 +62,14 @@ class RunState:
         objects: Mapping[str, Any],
         may_lack: Collection[str] = (),
         shards: OptimizerShards | None = None,
+        digests: Mapping[nn.Module, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         self._objects = {key: value for key, value in objects.items() if value is not None}
+        self._digests = {
+            key: digests[value] if value in digests else digests_left_out(value)
+            for key, value in self._objects.items()
+            if isinstance(value, nn.Module)
+        }
         self._may_lack = frozenset(may_lack)
         self._shards = shards
         self._names: dict[torch.Tensor, str] = {
@@ -64,7 +81,12 @@ class RunState:
 
     def take(self) -> dict[str, Any]:
         """Return the state; its tensors are those of the run, not copies."""
-        return {key: self._take(value) for key, value in self._objects.items()}
+        state = {key: self._take(value) for key, value in self._objects.items()}
+        left_out = {
+            key: changed_left_out(self._objects[key], digests) for key, digests in self._digests.items()
+        }
+        changed = {key: buffers for key, buffers in left_out.items() if buffers}
+        return state | ({LEFT_OUT: changed} if changed else {})
 
     def require_savable(self) -> None:
         """Raise an error before training if the state cannot be saved, rather than at the first save.
@@ -87,8 +109,10 @@ class RunState:
 
     def compare(self, state: Mapping[str, Any]) -> list[str]:
         """Return the mismatches with a state that `take` returned, in another process or on other devices."""
-        current = self.take()
-        mistakes = [f"{key} is not in it" for key in current.keys() - state.keys() - self._may_lack]
+        current = {key: self._take(value) for key, value in self._objects.items()}
+        state = {**state}
+        mistakes = self._compare_left_out(state.pop(LEFT_OUT, {}))
+        mistakes += [f"{key} is not in it" for key in current.keys() - state.keys() - self._may_lack]
         mistakes += [
             f"it has a state of {key}, and this run has none" for key in state.keys() - current.keys()
         ]
@@ -116,6 +140,7 @@ class RunState:
         for key, value in objects.items():
             if isinstance(value, nn.Module):
                 _copy(value, state[key])
+                restore_left_out(value, state.get(LEFT_OUT, {}).get(key, {}))
             elif isinstance(value, Optimizer):
                 with _loading(key):
                     restore_optimizer(value, state[key], self._shards)
@@ -132,6 +157,13 @@ class RunState:
         if isinstance(value, LossScale):
             return kind_mismatches(current, saved, key)
         return () if isinstance(saved, Mapping) else (f"{key} is a {type(saved)} in it",)
+
+    def _compare_left_out(self, saved: object) -> list[str]:
+        if not isinstance(saved, Mapping) or saved.keys() - self._digests.keys():
+            return [f"it has {LEFT_OUT} of other modules than this run"]
+        return [
+            mistake for key in saved for mistake in left_out_mismatches(self._objects[key], saved[key], key)
+        ]
 
     def _take(self, value: Any) -> dict[str, Any]:
         if isinstance(value, Optimizer):

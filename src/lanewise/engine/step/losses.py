@@ -3,7 +3,7 @@
 import math
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 
@@ -52,6 +52,18 @@ class StepLosses:
         self._known_names = metric_names
         self._metric_names: tuple[str, ...] | None = None
         """On which the processes agreed in the first step; None before."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the names of the metrics: the first step of a run that goes on may lack some."""
+        names = self._known_names if self._metric_names is None else self._metric_names
+        return {"metric_names": sorted(names)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore them; raise ValueError if `state` is not what `state_dict` returns."""
+        names = state["metric_names"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"not names of metrics: {names!r:.100}")
+        self._known_names = names
 
     def begin(self) -> None:
         """Begin a step, and forget the one before."""

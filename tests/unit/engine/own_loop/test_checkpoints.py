@@ -1,0 +1,131 @@
+"""What a loop of one's own goes on with: metrics that come late, data of its own making, equal models."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from lanewise import Loss
+from lanewise.errors import CheckpointError
+from lanewise.testing import run_distributed
+from lanewise.world.world import World
+from tests.distributed.tasks import state_bytes
+from tests.unit.engine.own_loop.test_lanes import make_lanes
+
+SAMPLES = TensorDataset(torch.arange(64.0).view(32, 2) / 64)
+
+
+def report(world: World, folder: str, last_step: int) -> list[list[str]]:
+    """Go on up to a step; even steps report a metric more. Return the names that each step knew."""
+    lanes = make_lanes(world, global_batch_size=8)
+    model = lanes.prepare(nn.Linear(2, 1))
+    checkpoints = lanes.checkpoints(folder, model=model)
+    told = []
+    for step in lanes.steps(SAMPLES, first_step=checkpoints.step):
+        if step.number == last_step:
+            break
+        for (batch,) in step:
+            even = {} if step.number % 2 else {"even": (batch.sum(), 1)}
+            loss = model(batch).sum()
+            step.backward(Loss(loss, len(batch), metrics={"usual": (loss, len(batch)), **even}))
+        told.append(list(step.metrics))
+    checkpoints.save(last_step)
+    checkpoints.finish()
+    return told
+
+
+def test_the_first_step_after_a_resume_may_lack_a_metric(tmp_path):
+    """The names were those of that step alone, so the next step was an error."""
+    assert run_distributed(report, 1, str(tmp_path), 1) == [[["even", "usual"]]]
+    assert run_distributed(report, 2, str(tmp_path), 4) == [[["even", "usual"]] * 3] * 2
+
+
+class Environment:
+    """Where a loop plays; its rollouts depend on the model and on how often it played."""
+
+    def __init__(self) -> None:
+        self.num_played = 0
+
+    def play(self, model: nn.Module) -> TensorDataset:
+        self.num_played += 1
+        inputs = torch.arange(32.0).view(16, 2) / 32 + self.num_played
+        with torch.no_grad():
+            return TensorDataset(inputs, model(inputs))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_played": self.num_played}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_played = state["num_played"]
+
+
+NUM_STEPS, NUM_PASSES = 2, 2
+"""Steps in one pass over a rollout, and passes over it."""
+
+
+def reinforce(world: World, folder: str, num_rollouts: int, weights_change: bool) -> dict[str, bytes]:
+    """Go on up to a number of rollouts, or of passes over samples with weights of the loop's own."""
+    lanes = make_lanes(world, global_batch_size=8)
+    model = lanes.prepare(nn.Sequential(nn.Linear(2, 1), nn.Dropout(0.1)))
+    optimizer, environment = torch.optim.SGD(model.parameters(), lr=0.1), Environment()
+    checkpoints = lanes.checkpoints(folder, model=model, optimizer=optimizer, environment=environment)
+    for first_step in range(checkpoints.step, num_rollouts * NUM_STEPS * NUM_PASSES, NUM_STEPS * NUM_PASSES):
+        rollout = environment.play(model)
+        options: dict[str, Any] = {
+            "sample_weights": rollout.tensors[1].square().flatten() + 0.1,
+            "order": "weighted",
+        }
+        if weights_change:
+            rollout = TensorDataset(rollout.tensors[0] - environment.num_played, torch.ones(16, 1))
+        steps = lanes.steps(
+            rollout, first_step=first_step, data_changes=True, **(options if weights_change else {})
+        )
+        for _ in range(NUM_PASSES):
+            for step in steps:
+                for inputs, targets in step:
+                    step.backward((model(inputs) - targets - 1).square().mean())
+                optimizer.step()
+        checkpoints.save(first_step + NUM_STEPS * NUM_PASSES)
+    checkpoints.finish()
+    return state_bytes(model)
+
+
+@pytest.mark.parametrize("weights_change", [False, True])
+def test_data_of_the_loops_own_making_go_on_to_the_same_bytes(tmp_path, weights_change):
+    """The checkpoint was of another run, since it knew every sample, or every weight."""
+    alone = run_distributed(reinforce, 1, str(tmp_path / "alone"), 3, weights_change)[0]
+    run_distributed(reinforce, 1, str(tmp_path / "stopped"), 1, weights_change)
+    assert run_distributed(reinforce, 2, str(tmp_path / "stopped"), 3, weights_change) == [alone, alone]
+
+
+def astray(world: World, folder: str) -> list[str]:
+    """Change a prepared model on one process alone: a weight, then a buffer that no state dict has."""
+    lanes = make_lanes(world)
+    model = nn.Linear(3, 1)
+    model.register_buffer("counts", torch.zeros(3, dtype=torch.int8), persistent=False)
+    lanes.prepare(model)
+    checkpoints = lanes.checkpoints(folder, model=model)
+    checkpoints.save(1)
+    said = []
+    before = copy.deepcopy(model.state_dict())
+    for one in (model.weight, model.counts):
+        with torch.no_grad():
+            one[..., 2] += world.rank
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.save(2)
+        said.append(str(caught.value))
+        model.load_state_dict(before)
+    checkpoints.finish()
+    return said
+
+
+def test_a_prepared_model_that_differs_between_processes_is_not_saved(tmp_path):
+    """It was taken for equal, and the checkpoint had parts of several models."""
+    for said in run_distributed(astray, 3, str(tmp_path)):
+        assert len(said) == 2
+        for one in said:
+            assert one.startswith("the state of model differs between processes (ranks ")
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
