@@ -3,13 +3,13 @@
 import hashlib
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lanewise.config import DistributedConfig
 from lanewise.device.choice import choose_devices
+from lanewise.device.tensor_bytes import tensor_bytes
 from lanewise.errors import ConfigError, TaskError, WorldError
 from lanewise.lanes import Placement
 from lanewise.reduce.ddp import DDPReducer
@@ -137,7 +137,6 @@ def _compare_replicas(model: nn.Module, world: World) -> None:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    told = hashlib.sha256(f"{flat.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode())
-    told.update(np.from_dlpack(flat.view(torch.uint8)).data)  # after numpy() it could not be resized any more
+    told = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode())
+    told.update(tensor_bytes(tensor))
     return told.hexdigest()

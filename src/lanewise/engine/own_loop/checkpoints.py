@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-import torch
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.checkpoint.manifest import Manifest
 from lanewise.checkpoint.saver import Saver
 from lanewise.data import digest
+from lanewise.device.tensor_bytes import checksum
 from lanewise.engine.own_loop.datasets import OwnDatasets
 from lanewise.engine.own_loop.steps import Prepared
 from lanewise.engine.own_loop.streams import OwnStreams
@@ -132,12 +131,4 @@ def _digest(state: Any, key: str) -> str:
     tree = json.dumps(encode(state, key, tensors), sort_keys=True)
     names = sorted(tensors.keys() - tensors.held)
     forms = [(name, str(tensors[name].dtype), tuple(tensors[name].shape)) for name in names]
-    return digest(tree, forms, [int(_sum(tensors[name])) for name in names])
-
-
-def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a tensor's bytes, eight at a time, where it is: to hash a model takes too long."""
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    if len(flat) % 8 or flat.storage_offset() % 8:
-        flat = F.pad(flat, (0, -len(flat) % 8))
-    return flat.view(torch.int64).sum()
+    return digest(tree, forms, [int(checksum(tensors[name])) for name in names])

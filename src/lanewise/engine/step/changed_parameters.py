@@ -7,17 +7,13 @@ import torch
 from torch import nn
 
 from lanewise.device.accelerator import start_copy_to_host
+from lanewise.device.tensor_bytes import checksum
 from lanewise.engine.step.look import Look
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.reduce import Reducer
 from lanewise.world.shards import is_sharded
 from lanewise.world.world import World
-
-_PART = 2**18
-"""Elements of a tensor that are added up at once: `sum` copies them as int64."""
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-"""By the bytes of an element; wider ones are read as int64."""
 
 
 class _State(NamedTuple):
@@ -129,13 +125,6 @@ def _wrapped(total: int) -> int:
     return (total + 2**63) % 2**64 - 2**63
 
 
-@torch.no_grad()
 def _checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return a number for the bytes of each tensor, which the order of its elements does not change."""
-    sums = []
-    for tensor in tensors:
-        kind = _INTEGERS.get(tensor.element_size(), torch.int64)
-        parts = tensor.contiguous().view(-1).view(kind).split(_PART)
-        sums.append(torch.stack([part.sum(dtype=torch.int64) for part in parts]).sum())
-    on_host = start_copy_to_host(torch.stack([one.to(sums[0].device) for one in sums]))()
-    return [int(one) for one in on_host.tolist()]
+    sums = [checksum(one) for one in tensors]
+    return [int(one) for one in start_copy_to_host(torch.stack([one.to(sums[0].device) for one in sums]))()]
