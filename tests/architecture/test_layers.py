@@ -13,7 +13,7 @@ ROWS = (
     {"collate", "config", "lanes", "nested", "run_file"},
     {"device"},
     {"blocks", "world", "task", "callback", "run_dir", "run_record"},
-    {"precision", "metrics", "nn", "random_state", "watch"},
+    {"precision", "metrics", "nn", "random_state", "reachable", "watch"},
     {"data", "reduce", "checkpoint"},
     {"loggers", "trackers", "transforms"},
     {"engine"},

@@ -386,7 +386,7 @@ PRIVATE = {
         "AttributeError when such a tensor is compared",
         lambda: torch.Tensor,
     ),
-    "._modules": Private("verify/hidden.py", *TABLES, nn.Module),
+    "._modules": Private("reachable.py", *TABLES, nn.Module),
     "._orig_mod": Private(
         "transforms/activation_checkpointing.py",
         "tells what torch.compile has made of a module; torch's documentation has the name in state dicts",
@@ -430,7 +430,9 @@ PRIVATE = {
         lambda: torch.Tensor,
     ),
     "._version": Private(
-        "engine/buffers/pack.py engine/step/parameters.py plan/measure.py", *VERSION, lambda: torch.Tensor
+        "engine/buffers/pack.py engine/step/parameters.py plan/measure.py verify/probe.py",
+        *VERSION,
+        lambda: torch.Tensor,
     ),
     # torchmetrics and jsonargparse
     "._defaults": Private("metrics/merge.py", *METRICS, lambda: resolve("torchmetrics.Metric")),

@@ -226,7 +226,7 @@ class Read(Dataset[Any]):
         self.inner = inner
         self.what = what
         self.count = 0
-        self.generator = torch.Generator().manual_seed(3)
+        self.generator = torch.Generator().manual_seed(3) if what == "generator" else None
         self.constant = int.from_bytes(os.urandom(4)) if what == "process" else 0
         self.cache: dict[int, Any] = {}
 
@@ -356,7 +356,7 @@ class Within(nn.Module):
         super().__init__()
         self.inner = inner
         self.what = what
-        self.noise = torch.Generator().manual_seed(4)
+        self.noise = torch.Generator().manual_seed(4) if "generator" in what else None
         self.level = torch.zeros(())
         self.register_buffer("kept_level", torch.zeros(()))
         self.teacher = nn.Parameter(torch.ones(1), requires_grad=False)

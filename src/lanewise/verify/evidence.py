@@ -7,7 +7,7 @@ from lanewise.verify.bound import CloseResult
 from lanewise.verify.hidden import changed
 from lanewise.verify.job import RankResult
 from lanewise.verify.probe import Passes, Probe
-from lanewise.verify.trace import Difference, StepTrace, Trace, compare
+from lanewise.verify.trace import BUFFER, Difference, StepTrace, Trace, compare
 
 Probes = Iterator[tuple[str, Probe]]
 """What some processes found, each with a phrase that names the process in a sentence."""
@@ -27,6 +27,8 @@ class LayoutResult:
     """The first difference of each check, compared with the first layout."""
     hidden_differences: Sequence[str] = ()
     """Values outside of parameters and buffers that differ from those of the first layout at the end."""
+    not_restored: Sequence[str] = ()
+    """Of a run that went on from a checkpoint, buffers and such values that the checkpoint did not hold."""
     resumed: "LayoutResult | None" = None
     """The same processes, going on from the checkpoint of another layout."""
 
@@ -55,6 +57,11 @@ class LayoutResult:
         if reference.trace is not None and self.trace is not None:
             self.differences = compare(reference.trace, self.trace)
             self.hidden_differences = changed(reference.trace.hidden, self.trace.hidden)
+            restored = self.trace.at_checkpoint
+            names = [name for name, one in reference.trace.at_checkpoint.items() if restored.get(name) != one]
+            # What is the same at the end, as a memo that is filled again, hardly matters.
+            lasting = {name for name in names if name.startswith(BUFFER)} | {*self.hidden_differences}
+            self.not_restored = [name for name in names if name in lasting] or names
 
     def probes(self) -> Probes:
         """Yield what the probes of every rank found."""

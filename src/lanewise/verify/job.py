@@ -11,9 +11,11 @@ from typing import Any, final
 from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.checkpoint.manifest import Manifest
 from lanewise.checkpoint.saver import Saver
+from lanewise.data import digest
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
+from lanewise.engine.step.train_step import Training
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
 from lanewise.jobs.job import Job
 from lanewise.verify.bound import CloseResult, judge, write_reference
@@ -22,8 +24,9 @@ from lanewise.verify.hidden import changed, hidden_state
 from lanewise.verify.metric import MetricProbe, probe_metrics
 from lanewise.verify.probe import Probe, begin_with, probe
 from lanewise.verify.probed_run import ProbedRun, evaluate_batch
-from lanewise.verify.trace import Trace, run_steps, steps_of
+from lanewise.verify.trace import BUFFER, Trace, run_steps, steps_of
 from lanewise.verify.update import Updates, probe_updates
+from lanewise.world.shards import whole
 from lanewise.world.world import World
 
 _SECONDS_AFTER_AN_ERROR = 20.0
@@ -126,6 +129,7 @@ class VerifyJob(Job):
                 if half == 0 or first != steps[half]:
                     raise CheckpointError(f"the run takes {len(steps)} steps: too few to stop in between.")
                 steps = steps[half:]
+                trace.at_checkpoint = self._state_of(training)
             engine = Engine(run)
             hidden = hidden_state(training.model, task=task)
             for step in run_steps(engine, world, steps):
@@ -136,6 +140,7 @@ class VerifyJob(Job):
                     saver = Saver(self._checkpoints(self.name), world, keep_last=1, keep_best=0, sign=1)
                     saver.save(engine.run.state.take(), Manifest(steps[half], None, engine.run.identity, ()))
                     saver.finish()
+                    trace.at_checkpoint = self._state_of(training)
             self._finish_trace(trace, eval_datasets, engine, world)
             trace.changed = changed(hidden, hidden_state(training.model, task=task))
             result.updates = probe_updates(training) if self.is_reference else None
@@ -154,7 +159,6 @@ class VerifyJob(Job):
     ) -> None:
         """Evaluate, and note the values outside of parameters and buffers."""
         training = engine.training
-        task = training.runner.task
         no_loss = self.folder / "no-loss"
         if eval_datasets:
             trace.evaluation = self._evaluate(eval_datasets, engine, world)
@@ -167,9 +171,17 @@ class VerifyJob(Job):
                 if not self.is_reference:
                     raise
                 no_loss.touch()
-        trace.hidden = hidden_state(
-            training.model, task=task, optimizer=training.optimizer, scheduler=training.scheduler
-        )
+        trace.hidden = self._hidden(training)
+
+    def _hidden(self, training: Training) -> dict[str, str]:
+        """Return the digests of all values outside of parameters and buffers."""
+        task, optimizer, scheduler = training.runner.task, training.optimizer, training.scheduler
+        return hidden_state(training.model, task=task, optimizer=optimizer, scheduler=scheduler)
+
+    def _state_of(self, training: Training) -> dict[str, str]:
+        """Return the digests of buffers and of such values; others may differ because of the first ones."""
+        buffers = {f"{BUFFER}{name}": digest(whole(one)) for name, one in training.model.named_buffers()}
+        return buffers | self._hidden(training)
 
     def _evaluate(
         self, datasets: Mapping[str, Any], engine: Engine, world: World, *, has_metrics: bool = True

@@ -3,15 +3,21 @@
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lanewise.config import BatchConfig, RunConfig
-from lanewise.data import digest
-from lanewise.verify.hidden import changed, hidden_state, numbers_that_matter
+from lanewise.data import LaneReader, digest
+from lanewise.verify.hidden import (
+    GeneratorProbe,
+    changed,
+    hidden_state,
+    numbers_that_matter,
+    probe_generators,
+)
 from lanewise.verify.operators import Call, Divergence, first_divergence, recording
 from lanewise.verify.probed_run import ProbedRun, evaluate_batch
 from lanewise.verify.read import Reads, look_further, probe_reads
@@ -79,6 +85,8 @@ class Probe:
     passes: Passes
     history: History
     """Empty where other processes look for all, or where passes are known to differ already."""
+    generators: GeneratorProbe = field(default_factory=GeneratorProbe)
+    """Of model, task and data; empty where other processes look for all."""
     first: Sequence[str] = ()
     """What computing another micro-batch first changed; empty where the process did not do so."""
 
@@ -106,13 +114,15 @@ def probe(config: RunConfig, probed: ProbedRun, *, is_reference: bool, is_repeat
         now = hidden_state(probed.model, task=probed.task)
         first, hidden = changed(hidden, now), now
     passes = _probe_passes(probed, batch, hidden)
-    history = History()
+    history, generators = History(), GeneratorProbe()
     if is_reference:
         reads = look_further(reads, probed, has_workers=config.data.num_workers > 0)
         if not (passes.are_unequal or passes.collectives or passes.changed_parameters):
             history = _probe_history(config, probed, batch, passes.results[0], hidden)
             history = replace(history, averaged=_averaged_buffers(probed, batch, passes.changed_buffers))
-    return Probe(weights, reads, passes, history, first)
+        known = {"dataset": probed.dataset, "eval_datasets": probed.eval_datasets, "task": probed.task}
+        generators = probe_generators(lambda: _read_and_run(probed), probed.model, **known)
+    return Probe(weights, reads, passes, history, generators, first)
 
 
 def begin_with(probed: ProbedRun, lane: int, cache: Path) -> None:
@@ -132,6 +142,13 @@ def begin_with(probed: ProbedRun, lane: int, cache: Path) -> None:
         probed.gradients(probed.lane(turn, probed.read(turn)))
 
 
+def _read_and_run(probed: ProbedRun) -> str:
+    """Read the first lane's micro-batch anew and compute it, and read a sample of each eval dataset."""
+    batch = probed.reader_again()[probed.turn, probed.indices_of(probed.turn)].data
+    readers = (LaneReader(one, probed.task.collate, probed.seed) for one in probed.eval_datasets.values())
+    return digest(batch, [reader.read(0, (0,)) for reader in readers], probed.run(probed.turn, batch))
+
+
 def _probe_passes(probed: ProbedRun, batch: Any, hidden: Mapping[str, str]) -> Passes:
     model = probed.model
     state = {name: value.detach().clone() for name, value in probed.tensors().items()}
@@ -141,6 +158,7 @@ def _probe_passes(probed: ProbedRun, batch: Any, hidden: Mapping[str, str]) -> P
     changed_state: set[str] = set()
     for _ in range(2):
         lane = probed.lane(probed.turn, batch)
+        versions = {name: one._version for name, one in parameters.items()}
         with probed.kept_state():
             with recording(model) as recorded:
                 loss, gradients = probed.gradients(lane)
@@ -151,6 +169,11 @@ def _probe_passes(probed: ProbedRun, batch: Any, hidden: Mapping[str, str]) -> P
             for name, value in probed.tensors().items():
                 if name not in state or not torch.equal(value, state[name]):
                     changed_state.add(name)
+            changed_state |= {name for name, one in parameters.items() if one._version != versions[name]}
+    with probed.other_weights(0):  # a teacher that equals its student changes with these only
+        state = {name: value.detach().clone() for name, value in parameters.items()}
+        probed.gradients(probed.lane(probed.turn, batch))
+        changed_state |= {name for name, one in parameters.items() if not torch.equal(one, state[name])}
     in_parameters = sorted(changed_state & parameters.keys())
     return Passes(results, calls, changed_hidden, in_parameters, sorted(changed_state - parameters.keys()))
 

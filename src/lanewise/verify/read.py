@@ -45,6 +45,11 @@ class Reads:
     others: Mapping[str, str] = field(default_factory=dict)
     """Further samples, as many as can be read in one second."""
 
+    @property
+    def are_unequal(self) -> bool:
+        """Whether reading again gave something else."""
+        return len(set(self.batch)) > 1 or any(first != second for first, second in self.samples.values())
+
     def differing(self, other: "Reads") -> list[str]:
         """Return the names of the other's samples that differ from these, those of epoch 0 first."""
         found = [name for name, digests in other.samples.items() if self.samples.get(name) != digests]

@@ -41,7 +41,7 @@ class VerifyReport:
         steps += [f"step {step} with {size} of {full} samples" for step, size in sizes.items() if size < full]
         reducer = self.config.distributed.reducer
         return (
-            f"steps {', '.join(steps)}; {batch.num_lanes} lanes; precision {self.config.precision}; "
+            f"steps {', '.join(steps) or '-'}; {batch.num_lanes} lanes; precision {self.config.precision}; "
             f"reducer {'ddp' if reducer == 'single' else reducer}; compared with one process, byte for byte"
         )
 
@@ -53,7 +53,9 @@ class VerifyReport:
             table.add_column(name, no_wrap=True)
         for layout in self._rows():
             cells = ["differs" if check in layout.differences else "same" for check in CHECKS]
-            table.add_row(layout.name, *(cells if layout.trace is not None else ["failed"]))
+            if layout.trace is None:
+                cells = ["failed" if layout.failure else "not run"]
+            table.add_row(layout.name, *cells)
         return table
 
     def lines(self) -> Iterator[str]:
@@ -61,6 +63,10 @@ class VerifyReport:
         for layout in self._rows():
             for check, difference in layout.differences.items():
                 yield f"differs: {check} of {layout.name}, first at {difference}"
+        for failure in dict.fromkeys(layout.failure for layout in self._rows() if layout.failure):
+            if not any(failure in finding.evidence for finding in self.findings):
+                names = [layout.name for layout in self._rows() if layout.failure == failure]
+                yield f"failed: {_listed(names)}: {failure}"
         for layout in self.layouts[2:]:
             close = layout.close
             if close is not None and not close.num_elements:
@@ -74,17 +80,26 @@ class VerifyReport:
             yield f"note: {note}"
         for finding in self.findings:
             yield f"found: {finding.cause}\n  {finding.evidence}\n  {finding.remedy}"
-        names = [layout.name for layout in self.layouts if layout.name != "1 again"]
-        listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-        causes = f"{len(self.findings)} cause{'s' if len(self.findings) > 1 else ''} found"
+        yield f"verified: {self._outcome()}" if self.is_verified else f"not verified: {self._outcome()}"
+
+    def _outcome(self) -> str:
+        """Say how the layouts compare, and how many causes were found."""
+        listed = _listed([layout.name for layout in self.layouts if layout.name != "1 again"])
         if self.is_verified:
             is_close = self.config.distributed.equality == "close"
             grades = " in exact, and in close the same but for rounding" if is_close else ""
-            yield f"verified: {listed} compute the same bytes{grades}"
-        elif any(layout.differences or layout.failure for layout in self._rows()):
-            yield f"not verified: {causes}; {listed} do not compute the same"
-        else:
-            yield f"not verified: {causes}, though {listed} agree in these steps"
+            return f"{listed} compute the same bytes{grades}"
+        causes = f"{len(self.findings)} cause{'s' if len(self.findings) > 1 else ''} found"
+        if failed := [layout.name for layout in self._rows() if layout.failure]:
+            return f"{causes}; {_listed(failed)} failed"
+        if not_run := [layout.name for layout in self.layouts if layout.trace is None]:
+            of = "" if len(not_run) == len(self.layouts) else f" of {_listed(not_run)}"
+            return f"{causes}; training would refuse it, so no step{of} was run"
+        if any(layout.differences for layout in self.layouts):
+            return f"{causes}; {listed} do not compute the same"
+        if any(layout.differences for layout in self._rows()):
+            return f"{causes}; {listed} agree, a run that goes on does not"
+        return f"{causes}, though {listed} agree in these steps"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as values of JSON."""
@@ -99,6 +114,10 @@ class VerifyReport:
 
     def _rows(self) -> list[LayoutResult]:
         return [*self.layouts[1:], *(layout.resumed for layout in self.layouts if layout.resumed)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _layout_to_json(layout: LayoutResult) -> dict[str, Any]:

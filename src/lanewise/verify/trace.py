@@ -18,6 +18,8 @@ from lanewise.world.world import World
 
 _Noted = dict[int, tuple[tuple[int, ...], str]]
 """By lane, the indices of its samples, and the digest of what its forward gets."""
+BUFFER = "buffer "
+"""The beginning of the name of every buffer in `Trace.at_checkpoint`."""
 CHECKS = ("samples", "tensors", "loss", "gradients", "weights", "buffers", "options", "evaluation")
 """What is compared, in the order in which a step computes it."""
 
@@ -52,6 +54,8 @@ class Trace:
     evaluation: dict[str, float] = field(default_factory=dict)
     hidden: dict[str, str] = field(default_factory=dict)
     """Digests of values outside of parameters and buffers at the end; they may differ."""
+    at_checkpoint: dict[str, str] = field(default_factory=dict)
+    """Digests of buffers and of such values where the run saved, or as it goes on from there."""
     changed: list[str] = field(default_factory=list)
     """Names of such values, of the model and the task, that the steps changed."""
 

@@ -8,6 +8,7 @@ from lanewise.verify.bound import CloseResult
 from lanewise.verify.cut import Cut, CutProbe
 from lanewise.verify.diagnose import DIAGNOSES, diagnose
 from lanewise.verify.evidence import Evidence, LayoutResult
+from lanewise.verify.hidden import GeneratorProbe
 from lanewise.verify.job import RankResult
 from lanewise.verify.metric import MetricProbe
 from lanewise.verify.operators import Call
@@ -114,6 +115,7 @@ TWICE = "the same micro-batch, twice in 1 process, gives a different loss or gra
 OF_THE_RANK = "a step depends on the rank, on the number of processes or on state that was not seen"
 HIDDEN = "state outside of parameters and buffers"
 UNSEEDED = "random numbers from a generator that lanewise does not seed"
+OWN_GENERATOR = "a generator of random numbers that lanewise does not seed"
 LEFT_OUT = "the configuration asks for results that depend on the layout"
 NOT_SAVED = "state that a checkpoint does not hold"
 
@@ -207,6 +209,17 @@ CASES = [
         evidence("alone", history=History("run 9 times", ["model.count", GENERATOR], 9)),
         "the first lane's micro-batch, run 9 times, ",
         f" random state; also changed: {GENERATOR}.",
+    ),
+    (
+        OWN_GENERATOR,
+        evidence("alone", generators=GeneratorProbe([GENERATOR], [])),
+        f"the first lane's micro-batch draws from {GENERATOR}, though no result was seen to differ.",
+    ),
+    (
+        OWN_GENERATOR,
+        evidence("alone", generators=GeneratorProbe(["task.a", "task.b"], ["task.c", "task.d"])),
+        "the first lane's micro-batch draws from task.a, task.b, though no result was seen to differ; ",
+        "nothing was seen to draw from task.c, task.d; what code that runs rarely draws cannot be seen.",
     ),
     (
         "the random state is set by the task",
@@ -379,6 +392,36 @@ def test_of_one_kind_the_first_is_named_and_other_kinds_are_named_as_well():
     findings = diagnose(evidence(reads=both, cut=MEAN_OF_MEANS))
     causes = [finding.cause for finding in findings]
     assert causes == ["a sample differs from read to read", "the loss is a mean of means"]
+
+
+def test_a_generator_that_a_difference_names_is_not_named_again():
+    drawn = GeneratorProbe([GENERATOR], [])
+    found = evidence(passes=calling(inputs="x") | {"changed": [GENERATOR]}, generators=drawn)
+    assert [finding.cause for finding in diagnose(found)] == [UNSEEDED]
+    unequal = {
+        "samples": CHANGED_SAMPLES | {"sample 0": ("x", "y")},
+        "changed": ["dataset.noise (a generator)"],
+    }
+    also = GeneratorProbe(["dataset.noise (a generator)"], [GENERATOR])
+    findings = diagnose(evidence(reads=unequal, generators=also))
+    assert [finding.cause for finding in findings] == ["a sample differs from read to read", OWN_GENERATOR]
+    assert findings[1].evidence.startswith(f"nothing was seen to draw from {GENERATOR}; ")
+
+
+def test_what_a_resumed_run_began_without_is_named_instead_of_what_follows_from_it():
+    """The optimizer's states, which differ since the loss did, were named alone."""
+    saved = {"buffer count": "1", "task.memo": "2", "task.level": "3", "optimizer.momentum": "4"}
+    restored = {**saved, "buffer count": "0", "task.memo": "0", "task.level": "0"}
+    found = evidence()
+    found.layouts[0].results[0].trace = Trace([StepTrace(0)], hidden=saved, at_checkpoint=saved)
+    other = {**saved, "task.level": "5", "optimizer.momentum": "6"}
+    trace = Trace(STEPS.steps, hidden=other, at_checkpoint=restored)
+    found.layouts[2].resumed = LayoutResult("2 processes, going on", [RankResult(trace=trace)])
+    found.layouts[2].resumed.compare_with(found.layouts[0])
+    (finding,) = diagnose(found)
+    assert finding.evidence.endswith(
+        "first.weight (weights); the checkpoint did not bring back buffer count, task.level."
+    )
 
 
 def test_what_is_a_consequence_is_not_named():

@@ -1,5 +1,6 @@
 """State that lanewise cannot see, by name, and numbers in it that matter where a few runs do not get."""
 
+import copy
 import gc
 import itertools
 import random
@@ -18,7 +19,14 @@ from lanewise.config import DistributedConfig
 from lanewise.lanes import Placement
 from lanewise.reduce import build_reducer
 from lanewise.testing import run_distributed
-from lanewise.verify.hidden import changed, hidden_state, numbers, numbers_that_matter
+from lanewise.verify.hidden import (
+    GeneratorProbe,
+    changed,
+    hidden_state,
+    numbers,
+    numbers_that_matter,
+    probe_generators,
+)
 
 
 class Counting(nn.Module):
@@ -288,3 +296,58 @@ def test_what_such_a_number_breaks_is_not_called_a_cause():
         [0] * 8 if state.count < 100 else {}["no such key"]
 
     assert found(SimpleNamespace(count=0, level=0), fail, lambda state: state.level) == []
+
+
+class Drawing:
+    """Holds a generator, and draws in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.rng = random.Random(7)
+        self.torch = torch.Generator() if way == "seeded" else None
+
+    def run(self) -> str:
+        if self.way == "moved" and self.rng.random() < 0.02:
+            return "rarely"
+        if self.way == "rarely" and torch.rand(()) < 0:
+            self.rng.random()
+        if self.way == "copied":
+            return str(copy.deepcopy(self.rng).random())
+        if self.way == "anew":
+            self.rng = random.Random(torch.initial_seed())
+            self.rng.random()
+        if self.way == "seeded":
+            self.rng.seed(7)
+            self.rng.random()
+            torch.rand(3, generator=self.torch.manual_seed(torch.initial_seed()))
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("way", "moved", "unmoved"),
+    [
+        ("moved", ["task.rng (a generator)"], []),
+        ("rarely", [], ["task.rng (a generator)"]),
+        ("copied", [], []),
+        ("anew", [], []),
+        ("seeded", [], []),
+    ],
+)
+def test_a_generator_is_named_unless_runs_seed_it(way, moved, unmoved):
+    task = Drawing(way)
+    state = task.rng.getstate()
+    rng = task.rng
+    torch.manual_seed(3)
+    assert probe_generators(task.run, nn.Linear(1, 1), task=task) == GeneratorProbe(moved, unmoved)
+    assert rng.getstate() == state
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [torch.Generator(), np.random.default_rng(0), np.random.RandomState(0), random.Random(0)],
+)
+def test_every_kind_of_generator_is_put_back(generator):
+    task = SimpleNamespace(noise=generator)
+    before = hidden_state(nn.Linear(1, 1), task=task)
+    assert probe_generators(lambda: "", nn.Linear(1, 1), task=task) == GeneratorProbe([], [])
+    assert changed(before, hidden_state(nn.Linear(1, 1), task=task)) == []

@@ -11,6 +11,7 @@ Kind = Literal[
     "samples",
     "initial weights",
     "forward",
+    "generators",
     "parameters",
     "options",
     "micro-batch",

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+from lanewise.reachable import OR_MAKE_IT_ANEW, SEED_THEM
 from lanewise.verify.diagnoses.base import also_changed, diagnosis, first_in
 from lanewise.verify.evidence import Evidence, Probes
 from lanewise.verify.hidden import generators
 from lanewise.verify.operators import first_divergence
 
 UNSEEDED = "random numbers from a generator that lanewise does not seed"
-SEED_THEM = "Draw from the default generators of torch, numpy and random: they are seeded for every lane."
 HIDDEN_STATE = "state outside of parameters and buffers"
 NO_STATISTIC = (
     "A hidden state that is carried from batch to batch is none: the mean over the lanes mixes texts. See "
@@ -145,3 +145,22 @@ def evaluation_changes_a_buffer(evidence: Evidence) -> Iterator[str]:
     if history.buffers:
         also = also_changed(history.buffers)
         yield f"the first lane's micro-batch, evaluated after another one, gives a different loss{also}."
+
+
+@diagnosis(
+    "generators",
+    "a generator of random numbers that lanewise does not seed",
+    f"{SEED_THEM} {OR_MAKE_IT_ANEW}",
+)
+def own_generator(evidence: Evidence) -> Iterator[str]:
+    """Find generators of model, task and data by which no result differed, yet."""
+    base, history = evidence.base, evidence.base.history
+    named = {name for _, passes in evidence.unequal_passes() for name in passes.changed}
+    named.update(history.changed if history.found else ())
+    named.update(base.reads.changed if base.reads.are_unequal else ())
+    moved = ", ".join(name for name in base.generators.moved if name not in named)
+    unmoved = ", ".join(base.generators.unmoved)
+    drawn = f"the first lane's micro-batch draws from {moved}, though no result was seen to differ"
+    kept = f"nothing was seen to draw from {unmoved}; what code that runs rarely draws cannot be seen"
+    if moved or unmoved:
+        yield "; ".join(filter(None, (moved and drawn, unmoved and kept))) + "."

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from lanewise.verify.diagnoses.base import also_changed, diagnosis
-from lanewise.verify.diagnoses.forward import SEED_THEM, UNSEEDED
+from lanewise.reachable import SEED_THEM
+from lanewise.verify.diagnoses.base import also_changed, diagnosis, listed
+from lanewise.verify.diagnoses.forward import UNSEEDED
 from lanewise.verify.evidence import Evidence
 from lanewise.verify.hidden import generators
 
@@ -41,5 +42,6 @@ def state_of_the_run(evidence: Evidence) -> Iterator[str]:
     """Find runs that go on otherwise than without a stop."""
     for resumed in evidence.resumed():
         for check, difference in resumed.differences.items():
-            also = also_changed(resumed.hidden_differences)
+            lost = f"; the checkpoint did not bring back {listed(resumed.not_restored)}"
+            also = lost if resumed.not_restored else also_changed(resumed.hidden_differences)
             yield f"{resumed.name}, diverges from the uninterrupted run at {difference} ({check}){also}."
