@@ -8,7 +8,7 @@ import threading
 import types
 from collections import UserDict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 SEED_THEM = "Draw from the default generators of torch, numpy and random: they are seeded for every lane."
 OR_MAKE_IT_ANEW = (
@@ -53,6 +54,11 @@ class Held(NamedTuple):
     value: Any
     path: tuple[tuple[Any, Any], ...]
     """What holds it, the outermost first, each with the key of what is held."""
+
+    @property
+    def is_of_a_dataset(self) -> bool:
+        """Whether a dataset holds it, whose generators move when samples are read."""
+        return any(isinstance(holder, Dataset) for holder, _ in self.path)
 
 
 def walk(model: nn.Module, others: Mapping[str, object]) -> Iterator[Held]:
@@ -248,6 +254,7 @@ def _classes_of(value: object) -> list[tuple[str, type]]:
     return [(kind.__qualname__, kind) for kind in type(value).__mro__ if _is_of_the_user(kind)]
 
 
+@cache
 def _is_of_the_user(kind: type) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return file is not None and not _is_foreign(file)

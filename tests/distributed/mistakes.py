@@ -226,7 +226,7 @@ class Read(Dataset[Any]):
         self.inner = inner
         self.what = what
         self.count = 0
-        self.generator = torch.Generator().manual_seed(3) if what == "generator" else None
+        self.generator = torch.Generator().manual_seed(3) if "generator" in what else None
         self.constant = int.from_bytes(os.urandom(4)) if what == "process" else 0
         self.cache: dict[int, Any] = {}
 
@@ -242,11 +242,15 @@ class Read(Dataset[Any]):
         if "cached" in self.what:
             sample = self.cache.setdefault(index, sample)
         self.count += 1
+        if self.what == "seeded generator":
+            self.generator.manual_seed(index)
         info = get_worker_info()
         amount = {
             "": 0,
             "default": int(torch.randint(8, ())),
             "generator": int(torch.randint(8, (), generator=self.generator)),
+            "rare generator": int(torch.randint(2**30, (), generator=self.generator) == 0),
+            "seeded generator": int(torch.randint(8, (), generator=self.generator)),
             "time": time.time_ns() // 1000,
             "rank": rank(),
             "process": self.constant,
@@ -364,6 +368,7 @@ class Within(nn.Module):
         self.kept: Any = None
         self.memo: dict[Any, torch.Tensor] = {}
         self.teachers = [copy.deepcopy(inner)] if what == "listed teacher" else []
+        self.follower = copy.deepcopy(inner).requires_grad_(False) if what == "follower" else None
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:  # noqa: C901 - one case for each mistake
         self.count += "count" in self.what
@@ -384,6 +389,17 @@ class Within(nn.Module):
                 return result * (1.5 if torch.rand((), generator=self.noise) < 0.2 else 1)
             case "rare default":
                 return result * (1.5 if torch.rand(()) < 0.2 else 1)
+            case "hardly used generator":
+                return result * (1.5 if torch.rand((), generator=self.noise) < 1e-6 else 1)
+            case "unused generator":
+                return result * (torch.rand((), generator=self.noise) if torch.rand(()) < 1e-6 else 1)
+            case "seeded generator":
+                self.noise.manual_seed(torch.initial_seed())
+                return result * (1 + 0.1 * torch.rand(result.shape, generator=self.noise))
+            case "follower":  # which equals what it follows until an update
+                for weight, learnt in zip(self.follower.parameters(), self.inner.parameters(), strict=True):
+                    weight.data.lerp_(learnt.data, 0.1)
+                return result + 0.1 * self.follower(given)
             case "seventh count":
                 return result * (1 + (self.count % 7 == 0))
             case "hundredth count":
@@ -667,6 +683,10 @@ TASKS: dict[str, Any] = {
     **both(Forgets, "buffer that is not saved"),
     **both(within("reseeded", "default"), "seeds in the forward"),
     **both(within("rare generator", "rare default"), "generator that the model uses rarely"),
+    **both(within("hardly used generator", "seeded generator"), "generator that the model hardly uses"),
+    **both(within("unused generator", "seeded generator"), "generator that the model holds"),
+    **both(reading("rare generator", "seeded generator"), "generator that the dataset hardly uses"),
+    **both(within("follower", ""), "teacher that follows"),
     **both(within("seventh count", "count"), "every seventh forward"),
     **both(within("late count", "count"), "running level that starts late"),
     **both(within("hundredth count", "count"), "every hundredth forward"),
@@ -693,6 +713,7 @@ TASKS: dict[str, Any] = {
 
 READS = "a sample differs from read to read"
 GENERATOR = "random numbers from a generator that lanewise does not seed"
+OWN_GENERATOR = "a generator of random numbers that lanewise does not seed"
 HIDDEN = "state outside of parameters and buffers"
 OUTSIDE = "a parameter is changed outside of the optimizer"
 SEVERAL = "a micro-batch differs from read to read"
@@ -732,6 +753,10 @@ CAUSES = {
     "metric of micro-batches": "a metric is a mean of means",
     "seeds in the forward": "the random state is set by the task",
     "generator that the model uses rarely": GENERATOR,
+    "generator that the model hardly uses": OWN_GENERATOR,
+    "generator that the model holds": OWN_GENERATOR,
+    "generator that the dataset hardly uses": OWN_GENERATOR,
+    "teacher that follows": OUTSIDE,
     "every seventh forward": HIDDEN,
     "running level that starts late": HIDDEN,
     "every hundredth forward": HIDDEN,
@@ -758,6 +783,10 @@ NAMES = {
     "running level in training": "model.level",
     "running level in evaluation": "model.level",
     "generator that the model uses rarely": "model.noise (a generator)",
+    "generator that the model hardly uses": "draws from model.noise (a generator), though",
+    "generator that the model holds": "nothing was seen to draw from model.noise (a generator); ",
+    "generator that the dataset hardly uses": "draws from dataset.generator (a generator), though",
+    "teacher that follows": "follower.",
     "every seventh forward": "model.count",
     "running level that starts late": "model.count, model.level",
     "every hundredth forward": "model.count",

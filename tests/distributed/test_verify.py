@@ -215,6 +215,8 @@ def test_state_that_does_not_survive_is_named(section, model):
     (finding,) = verify(forgetting(True), resumes=True).findings
     assert finding.cause == "state that a checkpoint does not hold"
     assert f"{section}.{attribute}" in finding.evidence
+    if section == "scheduler":  # not what follows from it
+        assert finding.evidence.endswith(f"the checkpoint did not bring back {section}.{attribute}.")
     assert verify(forgetting(False), 3, resumes=True).is_verified
 
 
@@ -291,6 +293,15 @@ def test_a_task_that_fails_on_several_processes_is_a_finding():
         "the initial weights depend on the rank or the number of processes"
     ]
     assert "different models" in report.layouts[2].failure
+
+
+def test_a_forward_that_changes_parameters_is_the_reason_and_no_layout_is_said_to_agree():
+    """It was "not verified, though 1 process and 2 processes agree", of layouts that took no step."""
+    report = verify(mistakes.config("decay in the forward", "RowTask", wrong=True))
+    *lines, last = report.lines()
+    assert last == "not verified: 1 cause found; training would refuse it, so no step was run"
+    assert sum("a parameter is changed outside of the optimizer" in line for line in lines) == 1
+    assert [list(column.cells)[-1] for column in report.table().columns[:2]] == ["2 processes", "not run"]
 
 
 class ForAnyShapes(Compiled):

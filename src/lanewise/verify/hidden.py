@@ -119,6 +119,8 @@ class GeneratorProbe:
     """Those that a run moves on from where they are."""
     unmoved: Sequence[str] = ()
     """Those that no run moved, though code of the user may use them."""
+    is_of_lanes: bool = False
+    """Whether some that moved are not those of a dataset: training refuses them."""
 
 
 def probe_generators(run: Callable[[], str], model: nn.Module, **others: object) -> GeneratorProbe:
@@ -157,7 +159,9 @@ def probe_generators(run: Callable[[], str], model: nn.Module, **others: object)
         name for name in first if name not in unmoved and after_first.get(name) != after_second.get(name)
     ]
     used = [f"{one.name}{_MARK}" for one in held if is_used_in_lanes(one, others.values())]
-    return GeneratorProbe(moved, [name for name in unmoved if name in used and (is_same or moved)])
+    unmoved = [name for name in unmoved if name in used and (is_same or moved)]
+    is_of_lanes = any(f"{one.name}{_MARK}" in moved and not one.is_of_a_dataset for one in held)
+    return GeneratorProbe(moved, unmoved, is_of_lanes)
 
 
 def _draw(generator: Any) -> None:

@@ -99,7 +99,7 @@ class VerifyJob(Job):
         result.probe = found
         is_communicating = world.world_size > 1 and found.passes.collectives
         needs_equal = type(probed.task).loss_method() != "loss"  # a loss of all samples runs a forward twice
-        is_refused = is_communicating or found.passes.changed_parameters
+        is_refused = is_communicating or found.passes.changed_parameters or found.generators.is_of_lanes
         if not (is_refused or (needs_equal and found.passes.are_unequal)):
             with _failing_together(world, result):
                 lane = (self.first_lane + world.rank) % self.config.batch.num_lanes

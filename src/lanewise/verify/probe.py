@@ -86,7 +86,7 @@ class Probe:
     history: History
     """Empty where other processes look for all, or where passes are known to differ already."""
     generators: GeneratorProbe = field(default_factory=GeneratorProbe)
-    """Of model, task and data; empty where other processes look for all."""
+    """Of data, model and task."""
     first: Sequence[str] = ()
     """What computing another micro-batch first changed; empty where the process did not do so."""
 
@@ -114,14 +114,14 @@ def probe(config: RunConfig, probed: ProbedRun, *, is_reference: bool, is_repeat
         now = hidden_state(probed.model, task=probed.task)
         first, hidden = changed(hidden, now), now
     passes = _probe_passes(probed, batch, hidden)
-    history, generators = History(), GeneratorProbe()
+    history = History()
     if is_reference:
         reads = look_further(reads, probed, has_workers=config.data.num_workers > 0)
         if not (passes.are_unequal or passes.collectives or passes.changed_parameters):
             history = _probe_history(config, probed, batch, passes.results[0], hidden)
             history = replace(history, averaged=_averaged_buffers(probed, batch, passes.changed_buffers))
-        known = {"dataset": probed.dataset, "eval_datasets": probed.eval_datasets, "task": probed.task}
-        generators = probe_generators(lambda: _read_and_run(probed), probed.model, **known)
+    known = {"task": probed.task, "dataset": probed.dataset, "eval_datasets": probed.eval_datasets}
+    generators = probe_generators(lambda: _read_and_run(probed), probed.model, **known)
     return Probe(weights, reads, passes, history, generators, first)
 
 

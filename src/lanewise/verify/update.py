@@ -33,15 +33,16 @@ def probe_updates(training: Training) -> Updates | None:
     """Update several times, at the end of a run. Returns None where the optimizer cannot load its state."""
     model, optimizer = training.model, training.optimizer
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    weights = {name: one.detach().clone() for name, one in trained.items()}
-    gradients = {name: 0.1 * one + 0.01 for name, one in weights.items()}
+    kept = [(one, one.detach().clone()) for one in (*model.parameters(), *model.buffers())]
+    gradients = {name: 0.1 * one.detach() + 0.01 for name, one in trained.items()}
     state = copy.deepcopy(optimizer.state_dict())
 
     def update() -> dict[str, str]:
         optimizer.load_state_dict(copy.deepcopy(state))
+        with torch.no_grad():
+            for one, value in kept:
+                one.copy_(value)
         for name, one in trained.items():
-            with torch.no_grad():
-                one.copy_(weights[name])
             one.grad = gradients[name].clone()
         set_random_state(0)
         optimizer.step(*([lambda: 0.0] if needs_closure(type(optimizer)) else []))

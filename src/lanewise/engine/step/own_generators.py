@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from lanewise.data import digest
 from lanewise.errors import TaskError
@@ -44,9 +43,7 @@ class OwnGenerators:
 
     def __init__(self, model: nn.Module, **others: object) -> None:
         self._generators: dict[str, Generator] = {
-            held.name: held.value
-            for held in own_generators(model, **others)
-            if not any(isinstance(holder, Dataset) for holder, _ in held.path)
+            held.name: held.value for held in own_generators(model, **others) if not held.is_of_a_dataset
         }
         self._before: dict[str, _State] = {}
         self._left: dict[str, _State] = {}

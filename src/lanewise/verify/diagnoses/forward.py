@@ -155,10 +155,12 @@ def evaluation_changes_a_buffer(evidence: Evidence) -> Iterator[str]:
 def own_generator(evidence: Evidence) -> Iterator[str]:
     """Find generators of model, task and data by which no result differed, yet."""
     base, history = evidence.base, evidence.base.history
-    named = {name for _, passes in evidence.unequal_passes() for name in passes.changed}
-    named.update(history.changed if history.found else ())
-    named.update(base.reads.changed if base.reads.are_unequal else ())
-    moved = ", ".join(name for name in base.generators.moved if name not in named)
+    named = [name for _, passes in evidence.unequal_passes() for name in passes.changed]
+    named += [
+        *(history.changed if history.found else ()),
+        *(base.reads.changed if base.reads.are_unequal else ()),
+    ]
+    moved = "" if generators(named) else ", ".join(base.generators.moved)
     unmoved = ", ".join(base.generators.unmoved)
     drawn = f"the first lane's micro-batch draws from {moved}, though no result was seen to differ"
     kept = f"nothing was seen to draw from {unmoved}; what code that runs rarely draws cannot be seen"
