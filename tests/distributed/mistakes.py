@@ -785,7 +785,7 @@ NAMES = {
     "generator that the model uses rarely": "model.noise (a generator)",
     "generator that the model hardly uses": "draws from model.noise (a generator), though",
     "generator that the model holds": "nothing was seen to draw from model.noise (a generator); ",
-    "generator that the dataset hardly uses": "draws from dataset.generator (a generator), though",
+    "generator that the dataset hardly uses": "draws from dataset.generator (a generator), ",
     "teacher that follows": "follower.",
     "every seventh forward": "model.count",
     "running level that starts late": "model.count, model.level",

@@ -150,7 +150,7 @@ def evaluation_changes_a_buffer(evidence: Evidence) -> Iterator[str]:
 @diagnosis(
     "generators",
     "a generator of random numbers that lanewise does not seed",
-    f"{SEED_THEM} {OR_MAKE_IT_ANEW}",
+    f"{SEED_THEM} {OR_MAKE_IT_ANEW} One that only builds something can be a local variable.",
 )
 def own_generator(evidence: Evidence) -> Iterator[str]:
     """Find generators of model, task and data by which no result differed, yet."""
