@@ -27,7 +27,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 @torch.no_grad()
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the elements, read as integers, as a scalar on the tensor's device. Waits for nothing.
+    """Return the sum of the elements, read as integers, as a scalar on the tensor's device.
 
     Hashing a model takes too long for each lane. The parts of a tensor have sums that add up to its own.
     """

@@ -85,7 +85,7 @@ class Engine:
             modules=[[replica] for replica in run.reducer.replicas],
             vote=(lambda: (False, False, False)) if saving is None else saving.vote,
             metric_names=run.log_interval.metric_names,
-            others=run.training.runner.held_parameters,
+            task=run.training.runner.task,
         )
         runner, self._batch_gradients = run.training.runner, None
         run_together: RunLanes | None = None

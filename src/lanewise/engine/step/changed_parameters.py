@@ -90,8 +90,8 @@ class ChangedParameters(Look):
                 self._refuse(name, in_round[0], where)
         for turn, replica in zip(in_round[1:], self._reducer.replicas[1:], strict=False):
             copies = _checksums(replica.parameters())
-            for name, before, checksum in zip(self._named, self._before, copies, strict=False):
-                if checksum != before.checksum:
+            for name, before, of_copy in zip(self._named, self._before, copies, strict=False):
+                if of_copy != before.checksum:
                     self._refuse(name, turn, where)
         for parameter, name in self._reducer.gathered_parameters().items():
             is_other = parameter._version != self._gathered.setdefault(parameter, parameter._version)
@@ -118,6 +118,17 @@ class ChangedParameters(Look):
             "(torch.optim.optimizer.register_optimizer_step_post_hook). Instead of "
             "nn.Embedding(max_norm=...) limit the norm in the forward, without changing the weights."
         )
+
+
+def held_parameters(task: object) -> dict[str, nn.Parameter]:
+    """Return parameters in attributes of a task, by name: of a criterion, a teacher, or the model itself."""
+    held: dict[str, nn.Parameter] = {}
+    for name, value in vars(task).items():
+        if isinstance(value, nn.Parameter):
+            held[f"task.{name}"] = value
+        elif isinstance(value, nn.Module):
+            held |= {f"task.{name}.{inner}": one for inner, one in value.named_parameters()}
+    return held
 
 
 def _wrapped(total: int) -> int:

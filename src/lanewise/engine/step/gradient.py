@@ -2,8 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol, final
 
 import torch
@@ -13,7 +12,7 @@ from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.device.accelerator import start_copy_to_host
 from lanewise.engine.buffers.buffers import LaneBuffers
-from lanewise.engine.step.changed_parameters import ChangedParameters
+from lanewise.engine.step.changed_parameters import ChangedParameters, held_parameters
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.collectives import CollectiveDetector
 from lanewise.engine.step.foreign_leaves import ForeignLeaves
@@ -22,12 +21,14 @@ from lanewise.engine.step.lane_loss import LaneLoss, LaneShare
 from lanewise.engine.step.look import Look
 from lanewise.engine.step.losses import StepLosses
 from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.own_generators import OwnGenerators
 from lanewise.engine.step.parameters import ParameterMonitor
 from lanewise.engine.step.shared_backward import SharedBackward
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import LossScale
 from lanewise.reduce import Reducer
+from lanewise.task import Task
 from lanewise.transforms import compare_runs
 from lanewise.watch.heartbeat import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, heartbeat
 from lanewise.world.world import World
@@ -82,7 +83,7 @@ class LaneGradients:
         vote: called before the last backward of each step; returns whether this process wants to save after
             the step, and whether it wants to stop the run.
         metric_names: names of metrics that losses reported before the run was resumed.
-        others: parameters that the user holds besides those of `modules`, by name.
+        task: of the run; its attributes are looked at in the first steps, as the model's are.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a run, as arguments
@@ -97,7 +98,7 @@ class LaneGradients:
         modules: Sequence[Collection[nn.Module]],
         vote: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False),
         metric_names: Collection[str] = (),
-        others: Mapping[str, nn.Parameter] = MappingProxyType({}),
+        task: Task | None = None,
     ) -> None:
         self.reducer = reducer
         self.world = world
@@ -110,8 +111,13 @@ class LaneGradients:
         self._buffers = LaneBuffers(modules, world, placement)
         self._monitor = ParameterMonitor(reducer)
         self._collectives = CollectiveDetector(reducer, world, placement, equality)
-        self.foreign_leaves = ForeignLeaves(reducer, modules[0], others)
-        self._looks: list[Look] = [ChangedParameters(reducer, world, others), self.foreign_leaves]
+        holders, held = ({}, {}) if task is None else ({"task": task}, held_parameters(task))
+        self.foreign_leaves = ForeignLeaves(reducer, modules[0], held)
+        self._looks: list[Look] = [
+            ChangedParameters(reducer, world, held),
+            self.foreign_leaves,
+            OwnGenerators(reducer.replicas[0], **holders),
+        ]
         """What is still looked at; empty after the first steps."""
         if len(reducer.replicas) > 1:
             self._looks.append(SharedBackward(equality))

@@ -49,17 +49,6 @@ class LaneRunner:
         """The name of the loss in an error message."""
         return f"the {self.loss_method} of {type(self.task).__name__}"
 
-    @property
-    def held_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters in attributes of the task, by name: of a criterion, a teacher, or the model itself."""
-        held: dict[str, nn.Parameter] = {}
-        for name, value in vars(self.task).items():
-            if isinstance(value, nn.Parameter):
-                held[f"task.{name}"] = value
-            elif isinstance(value, nn.Module):
-                held |= {f"task.{name}.{inner}": one for inner, one in value.named_parameters()}
-        return held
-
     def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any, rows: slice) -> Any:
         """Return the loss of some of the samples whose outputs are given, by the task's method for it."""
         with self.precision.forward():

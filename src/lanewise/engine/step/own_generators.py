@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lanewise.data import digest
+from lanewise.engine.step.look import Look
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.reachable import OR_MAKE_IT_ANEW, SEED_THEM, Generator, own_generators
@@ -28,7 +29,7 @@ class _State(NamedTuple):
 
 
 @final
-class OwnGenerators:
+class OwnGenerators(Look):
     """Looks at the generators of random numbers that model and task hold, around each round of lanes.
 
     Each process runs some lanes only, so what such a generator gives to a lane depends on the number of
