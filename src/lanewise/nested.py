@@ -9,23 +9,30 @@ from typing import Any
 import torch
 
 
-def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
-    """Apply a function in nested containers to the tensors, and to whatever else has a `.to(device)`."""
-    if isinstance(data, torch.Tensor) or callable(getattr(data, "to", None)):
+def is_movable(data: Any) -> bool:
+    """Tell whether something is a tensor, or has a `.to(device)` as tensors do."""
+    return isinstance(data, torch.Tensor) or callable(getattr(data, "to", None))
+
+
+def map_leaves(
+    function: Callable[[Any], Any], data: Any, is_leaf: Callable[[Any], bool] = is_movable
+) -> Any:
+    """Apply a function in nested containers to the leaves: the tensors, and what else can be moved."""
+    if is_leaf(data):
         return function(data)
     if isinstance(data, Mapping):
-        mapped = {key: map_leaves(function, value) for key, value in data.items()}
+        mapped = {key: map_leaves(function, value, is_leaf) for key, value in data.items()}
         if isinstance(data, dict):
             return copy.copy(data) | mapped  # keeps what a subclass has besides, as a defaultdict its factory
         return type(data)(mapped)  # type: ignore[call-arg]
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(map_leaves(function, value) for value in data))
+        return type(data)(*(map_leaves(function, value, is_leaf) for value in data))
     if isinstance(data, list | tuple):
-        return type(data)(map_leaves(function, value) for value in data)
+        return type(data)(map_leaves(function, value, is_leaf) for value in data)
     if is_dataclass(data) and not isinstance(data, type):
         made = copy.copy(data)
         for field in fields(data):  # also of a frozen one
-            object.__setattr__(made, field.name, map_leaves(function, getattr(data, field.name)))
+            object.__setattr__(made, field.name, map_leaves(function, getattr(data, field.name), is_leaf))
         return made
     return data
 

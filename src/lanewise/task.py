@@ -232,7 +232,8 @@ class Task(ABC):
             batch: the collated micro-batch, on the model's device.
 
         Returns:
-            A tensor whose first dimension is the samples, or several in nested dicts, lists and tuples.
+            A tensor whose first dimension is the samples, or a list with an entry for each sample, such as
+            its text; or several of them in nested dicts, lists and tuples.
         """
         return outputs
 

@@ -100,13 +100,23 @@ def _write_tensors(predictions: Sequence[Any], path: Path) -> None:
 
 
 def _named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of a prediction under the keys that lead to them; `predictions` if it is one."""
+    """Yield the tensors of a prediction under the keys that lead to them; `predictions` if it is one.
+
+    Raises:
+        TaskError: if there is anything else in it.
+    """
     if isinstance(value, Mapping | list | tuple):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, inner in items:
             yield from _named_tensors(inner, f"{name}.{key}" if name else str(key))
     elif hasattr(value, "shape"):
         yield name or "predictions", value
+    elif value is not None:
+        raise TaskError(
+            f"the predictions called {name or 'predictions'} are of type {type(value).__name__}, and "
+            ".safetensors holds tensors only. Use an --output that ends in .jsonl, or let Task.predict leave "
+            "them out."
+        )
 
 
 _WRITERS: dict[str, Callable[[Sequence[Any], Path], None]] = {

@@ -54,6 +54,18 @@ def test_samples_of_several_shapes_make_no_tensor(tmp_path, second):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_text_is_written_as_json_and_makes_no_tensor(tmp_path):
+    """A file of tensors left it out without a word."""
+    samples = [{"name": name, "score": torch.tensor(1.0), "nothing": None} for name in ("a", "b")]
+    write(samples, tmp_path / "out.jsonl")
+    assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[1])["name"] == "b"
+    said = r"predictions called name are of type str, and \.safetensors holds tensors only.*\.jsonl"
+    with pytest.raises(TaskError, match=said):
+        write(samples, tmp_path / "out.safetensors")
+    write([{**sample, "name": None} for sample in samples], tmp_path / "out.safetensors")
+    assert list(load_file(tmp_path / "out.safetensors")) == ["score"]
+
+
 def test_json_has_no_complex_numbers(tmp_path):
     with pytest.raises(TaskError, match=r"ends in \.safetensors"):
         write([torch.zeros(2, dtype=torch.complex64)], tmp_path / "out.jsonl")

@@ -173,7 +173,7 @@ def test_a_prediction_is_sent_without_the_rest_of_its_micro_batch():
 
 class Named(NamedTuple):
     scores: torch.Tensor
-    name: str
+    name: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,11 +216,11 @@ def predict(world, make, name):
 
 
 def named(numbers: torch.Tensor) -> Any:
-    return Named(numbers, "same")
+    return Named(numbers, [f"sample {number:g}" for number in numbers.flatten().tolist()])
 
 
 def made(numbers: torch.Tensor) -> Any:
-    return Made(numbers, [Named(numbers * 1j, "inner"), None, OrderedDict(x=numbers.bool())])
+    return Made(numbers, [Named(numbers * 1j, numbers), None, OrderedDict(x=numbers.bool())])
 
 
 def of_hugging_face(numbers: torch.Tensor) -> Any:
@@ -229,14 +229,21 @@ def of_hugging_face(numbers: torch.Tensor) -> Any:
 
 
 def ragged(numbers: torch.Tensor) -> Any:
-    return {"scores": [numbers] * (1 + int(numbers[0]) % 3), 5: (int(numbers[0]), math.nan)}
+    return {"scores": [numbers] * (1 + int(numbers[0]) % 3), 5: (numbers, [math.nan] * len(numbers))}
+
+
+def texts(numbers: torch.Tensor) -> Any:
+    """Lists of several forms, and a tuple of texts, as torch's default collate makes it of them."""
+    names = tuple(f"sample {number:g}" for number in numbers.flatten().tolist())
+    spans = [{"begin": int(number), "tokens": list(range(int(number)))} for number in numbers]
+    return names, {"spans": spans, "score": numbers}
 
 
 def shown(outputs: list[Any]) -> list[str]:
     return [f"{type(one)} {one}" for one in outputs]
 
 
-@pytest.mark.parametrize("make", [named, made, of_hugging_face, ragged])
+@pytest.mark.parametrize("make", [named, made, of_hugging_face, ragged, texts])
 def test_predictions_are_in_the_containers_of_the_model_on_any_number_of_processes(make):
     for name, count in (("all", 20), ("few", 2)):
         alone = run_distributed(predict, 1, make, name)[0]
@@ -247,19 +254,46 @@ def test_predictions_are_in_the_containers_of_the_model_on_any_number_of_process
             assert others == [[]] * (world_size - 1)
 
 
+def test_each_sample_gets_its_own_entry_of_a_list(world=LocalWorld(torch.device("cpu"))):
+    """Each got the lists and texts of its whole micro-batch."""
+    predicted = predict(world, texts, "all")
+    assert [name for name, _ in predicted] == [f"sample {number}" for number in range(20)]
+    assert [one["spans"]["tokens"] for _, one in predicted] == [list(range(number)) for number in range(20)]
+
+
+def too_few(numbers: torch.Tensor) -> Any:
+    return {"scores": numbers, "names": ["a", "b"]}
+
+
+def one_for_all(numbers: torch.Tensor) -> Any:
+    return Named(numbers, "same")
+
+
+def pair(numbers: torch.Tensor) -> Any:
+    return numbers, (1, "two")
+
+
+@pytest.mark.parametrize(
+    ("make", "got"), [(too_few, "a list of 2"), (one_for_all, "str"), (pair, "a tuple of 2")]
+)
+def test_what_has_no_entry_for_each_sample_is_refused(make, got):
+    said = predict(LocalWorld(torch.device("cpu")), make, "all")
+    assert f"does not have one entry for each of the 3 samples: got {got}. Choose" in said
+
+
 def of_another_kind_later(numbers: torch.Tensor) -> Any:
-    return Named(numbers, "same") if numbers[0] < 10 else Named(numbers, "other")
+    return Made(numbers, numbers) if numbers[0] < 10 else Named(numbers, numbers)
 
 
 def test_containers_that_only_other_processes_have_are_refused():
     assert len(run_distributed(predict, 1, of_another_kind_later, "all")[0]) == 20
     said, _ = run_distributed(predict, 2, of_another_kind_later, "all")
     assert said.startswith("some outputs of the model are in other containers than those of rank 0: ")
-    assert "Named(0: tensor, 1: 'other')" in said
+    assert "Named(0: tensor, 1: tensor)" in said
 
 
 def no_tensor(numbers: torch.Tensor) -> Any:
-    return {"logits": numbers, "more": [numbers.numpy()]}
+    return {"logits": numbers, "more": list(numbers.numpy())}
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
