@@ -37,10 +37,17 @@ def check_metrics(metrics: Mapping[str, "Metric"]) -> None:
             for state, reduction in metric._reductions.items()
             if reduction is None and not isinstance(metric._defaults[state], list)  # lists are joined
         ]
+        compute = type(metric).compute
+        if problems and metric._reductions and compute.__module__.startswith("torchmetrics."):
+            if compute.__qualname__ != "NormalizedRootMeanSquaredError.compute":
+                continue  # it merges stacked states, as for torchmetrics' own synchronisation
+            problems = ["torchmetrics merges two of its states, and fails for more"]
         if problems:
             raise TaskError(
                 f"metric {name} ({type(metric).__name__}) cannot be merged over lanes: {problems[0]}. "
-                "Use a metric whose states are added with dist_reduce_fx, such as the ones that it wraps."
+                "Use metrics whose states are added with dist_reduce_fx, such as the ones that it wraps or is "
+                "made of. Of an own metric, dist_reduce_fx may be a function of the states of all lanes, "
+                "stacked."
             )
 
 
@@ -67,7 +74,8 @@ def load_merged(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]) 
             if isinstance(parts[0], list):
                 merged: Any = [tensor for part in parts for tensor in part]
             else:
-                merged = torch.stack(parts)
+                # torchmetrics, too, stacks a state without a reduction only where there are several.
+                merged = parts[0] if reduction is None and len(parts) == 1 else torch.stack(parts)
             if callable(reduction) and len(merged):
                 merged = reduction(merged)
             setattr(metric, state, merged)

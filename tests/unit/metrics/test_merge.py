@@ -1,5 +1,6 @@
 """What the lanes counted, merged, is what one metric counts over all samples."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -13,7 +14,6 @@ from torchmetrics import (
     MetricCollection,
     MinMaxMetric,
     MinMetric,
-    PearsonCorrCoef,
     SumMetric,
 )
 from torchmetrics.aggregation import CatMetric
@@ -23,6 +23,7 @@ from torchmetrics.classification import (
     MulticlassConfusionMatrix,
     MulticlassF1Score,
 )
+from torchmetrics.regression import ConcordanceCorrCoef, NormalizedRootMeanSquaredError, PearsonCorrCoef
 from torchmetrics.retrieval import RetrievalMAP
 
 from lanewise.errors import TaskError
@@ -126,10 +127,54 @@ def test_a_list_without_a_reduction_is_the_lists_of_all_lanes():
     assert merge_metrics(metrics, lanes) == {"map": float(whole.compute())}
 
 
+CORRELATIONS = {
+    "PearsonCorrCoef": PearsonCorrCoef,
+    "PearsonCorrCoef of 2": partial(PearsonCorrCoef, num_outputs=2),
+    "ConcordanceCorrCoef": ConcordanceCorrCoef,
+    "ConcordanceCorrCoef of 2": partial(ConcordanceCorrCoef, num_outputs=2),
+}
+
+
+@pytest.mark.parametrize("cuts", [[40], [13, 27], [1, 20, 19], [8, 8, 8, 8, 8]])
+@pytest.mark.parametrize("name", CORRELATIONS)
+def test_states_without_a_reduction_are_stacked_and_merged_by_the_metric(name, cuts):
+    """They were refused, with a remedy that did not apply."""
+    build = CORRELATIONS[name]
+    shape = (40, 2) if name.endswith(" 2") else (40,)
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.rand(shape, generator=generator) + 1
+    scores = targets + 0.2 * torch.randn(shape, generator=generator)
+    whole, lanes = build(), []
+    whole.update(scores, targets)
+    for part, target in zip(scores.split(cuts), targets.split(cuts), strict=True):
+        metric = build()
+        metric.update(part, target)
+        lanes.append(take_states({"m": metric}))
+    metrics = {"m": build()}
+    check_metrics(metrics)
+    merged = merge_metrics(metrics, lanes)
+    assert list(merged.values()) == pytest.approx(whole.compute().reshape(-1).tolist(), rel=1e-4)
+
+
+class Unreduced(Metric):
+    """Divides states that nobody merges, since it does not say how."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0))
+
+    def update(self, value) -> None:
+        self.total += value
+
+    def compute(self):
+        return self.total
+
+
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        (PearsonCorrCoef(), r"metric odd \(PearsonCorrCoef\) .*: state mean_x declares no reduction"),
+        (Unreduced(), r"metric odd \(Unreduced\) .*: state total declares no reduction.*a function of the states"),
+        (NormalizedRootMeanSquaredError(), r"merges two of its states, and fails for more\. Use metrics whose"),
         (MetricCollection([MeanMetric()]), r"metric odd \(MetricCollection\) is not a torchmetrics.Metric"),
         (MinMaxMetric(MeanMetric()), r"metric odd \(MinMaxMetric\) .*: it has no states of its own"),
     ],
