@@ -57,6 +57,10 @@ _TOO_MANY_SHAPES = (
     "In exact, torch.compile makes a kernel for each shape that it meets, and there are more shapes than "
     "torch._dynamo.config.recompile_limit. Pad the batches to fewer shapes, or raise the limit."
 )
+_NO_GRADIENT = (
+    "An evaluation runs without gradients. Where forward or loss differentiates by its input, compute that "
+    "within torch.enable_grad(), and detach the result."
+)
 _REMEDIES = {
     "builtins.ValueError": ("Expected more than 1 value per channel when training", _BATCH_OF_ONE),
     "torch._dynamo.exc.FailOnRecompileLimitHit": ("", _TOO_MANY_SHAPES),
@@ -71,6 +75,8 @@ def _explain(error: BaseException, batch: LaneBatch) -> TaskError | None:
     begin, remedy = _REMEDIES.get(f"{type(error).__module__}.{type(error).__qualname__}", ("", ""))
     if remedy and text_of(error).startswith(begin):
         return TaskError(f"{text_of(error)}. {remedy}")
+    if not torch.is_grad_enabled() and re.search("(not|n't) require grad", text_of(error)):
+        return TaskError(f"{text_of(error)}. {_NO_GRADIENT}")
     if not is_out_of_memory(error):
         return None
     said = f"{type(error).__name__}: {text_of(error)}".splitlines()[0].removesuffix(": ")

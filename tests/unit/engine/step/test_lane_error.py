@@ -57,6 +57,56 @@ def test_a_lane_of_one_sample_names_what_batchnorm_needs():
     assert "in step 3, lane 0, samples [" in describe(caught.value)
 
 
+class Forces(Normed):
+    """Differentiates an energy by the positions, as a task without evaluations may."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def eval_datasets(self) -> dict[str, Any]:
+        return {"held_out": self.train_dataset()}
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        positions = batch[0].requires_grad_()
+        (forces,) = torch.autograd.grad(model(positions).sum(), positions, create_graph=model.training)
+        return forces
+
+
+class ForcesWithGradients(Forces):
+    """Likewise, as the error of an evaluation says."""
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        with torch.enable_grad():
+            forces = super().forward(model, batch)
+        return forces if model.training else forces.detach()
+
+
+def test_a_forward_that_differentiates_names_what_an_evaluation_lacks():
+    """It was an error of torch alone, after all the training before the first evaluation."""
+    evaluate(ForcesWithGradients)
+    said = r"element 0 of tensors does not require grad.*An evaluation runs without.*torch\.enable_grad\(\)"
+    with pytest.raises(TaskError, match=said) as caught:
+        evaluate(Forces)
+    assert "in eval dataset held_out, lane 0" in describe(caught.value)
+    with pytest.raises(RuntimeError, match="not require grad") as raw:  # in training it is another mistake
+        run(configure(NoGradient, num_lanes=2, steps=1))
+    assert "enable_grad" not in describe(raw.value)
+
+
+class NoGradient(Forces):
+    """Forgets that what is differentiated must depend on the positions."""
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return torch.autograd.grad(model(batch[0]).sum(), batch[0])[0]
+
+
+def evaluate(task: type[Task]) -> None:
+    engine = build_engine(configure(task, num_lanes=2, steps=1), LocalWorld(torch.device("cpu")))
+    for _ in engine.steps():
+        assert engine.evaluation is not None
+        engine.evaluation.run()
+
+
 def test_too_many_compiled_shapes_name_the_limit():
     with pytest.raises(TaskError, match="Pad the batches to fewer shapes"):
         run(configure(TooManyShapes, num_lanes=2, steps=1))
