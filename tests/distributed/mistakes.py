@@ -21,7 +21,14 @@ from torch.utils.data import Dataset, get_worker_info
 from torchmetrics import Metric
 
 from lanewise import Loss, Task
-from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, RunConfig, TrainConfig
+from lanewise.config import (
+    BatchConfig,
+    ClassConfig,
+    DistributedConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+)
 
 NUM_SAMPLES, WIDTH = 45, 6
 MODELS = ("RowTask", "SongTask")
@@ -830,7 +837,7 @@ def config(name: str, model: str, wrong: bool, **sections: Any) -> RunConfig:
     """Return the configuration of a run in four lanes: two full steps and a partial one an epoch."""
     path = partial("{}.{}".format, __name__)
     given = {
-        "optimizer": ClassConfig(class_path="torch.optim.SGD", init_args={"lr": 0.1}),
+        "optimizer": OptimizerConfig(class_path="torch.optim.SGD", init_args={"lr": 0.1}),
         "batch": BatchConfig(global_batch_size=16, micro_batch_size=4),
         **sections,
     }

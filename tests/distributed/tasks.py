@@ -14,6 +14,7 @@ from lanewise.config import (
     ClassConfig,
     DistributedConfig,
     LogConfig,
+    OptimizerConfig,
     PrecisionName,
     RunConfig,
     TrainConfig,
@@ -128,7 +129,7 @@ def configure(
         train=TrainConfig(
             run_dir="unused", max_steps=steps, max_grad_norm=1.0 if "Adam" in optimizer else None
         ),
-        optimizer=ClassConfig(class_path=optimizer, init_args={"lr": lr}),
+        optimizer=OptimizerConfig(class_path=optimizer, init_args={"lr": lr}),
         precision=precision,
         log=LogConfig(every_steps=log_every_steps),
         distributed=DistributedConfig(equality=equality),

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from lanewise import Task
 from lanewise.cli.main import main
-from lanewise.config import ClassConfig, DataConfig, RunConfig, SchedulerConfig
+from lanewise.config import ClassConfig, DataConfig, OptimizerConfig, RunConfig, SchedulerConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.errors import ConfigError
 from lanewise.jobs import start as jobs
@@ -165,7 +165,7 @@ ONE_MODEL = [MODELS[0], pytest.param(MODELS[1], marks=pytest.mark.slow)]
 @pytest.mark.parametrize("model", ONE_MODEL)
 def test_noise_of_the_optimizer_itself_is_named(model):
     def noisy(wrong: bool) -> RunConfig:
-        optimizer = ClassConfig(class_path=f"{mistakes.__name__}.Noisy", init_args={"wrong": wrong})
+        optimizer = OptimizerConfig(class_path=f"{mistakes.__name__}.Noisy", init_args={"wrong": wrong})
         return mistakes.config("nothing", model, wrong, optimizer=optimizer)
 
     (finding,) = verify(noisy(True)).findings
@@ -321,6 +321,16 @@ def test_kernels_that_depend_on_what_was_compiled_before_are_seen_on_one_process
 
 def test_an_optimizer_with_a_closure_is_verified_by_the_gradients_that_it_gets():
     report = verify(configure(Language, num_lanes=4, optimizer="torch.optim.LBFGS", lr=0.1), 2)
+    assert report.is_verified, report.findings
+    assert report.layouts[0].trace.steps[0].gradients
+
+
+def test_an_optimizer_with_a_gradient_and_a_closure_is_verified():
+    """Its closure is called with other weights than those of the step, which nothing outside has changed."""
+    section = OptimizerConfig(
+        class_path="tests.distributed.optimizers.Sharpness", init_args={"lr": 0.1}, closure=True
+    )
+    report = verify(replace(configure(Language, num_lanes=4), optimizer=section), 2, resumes=True)
     assert report.is_verified, report.findings
     assert report.layouts[0].trace.steps[0].gradients
 

@@ -5,6 +5,7 @@ loop needs neither, and their parsers take longer to import than all of this.
 """
 
 from lanewise.config.class_path import ClassConfig as ClassConfig
+from lanewise.config.class_path import OptimizerConfig as OptimizerConfig
 from lanewise.config.data import ORDERS as ORDERS
 from lanewise.config.data import DataConfig as DataConfig
 from lanewise.config.data import OrderConfig as OrderConfig

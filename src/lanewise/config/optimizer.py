@@ -52,16 +52,21 @@ def check_optimizer(config: RunConfig, devices: Sequence[str]) -> None:
         raise ConfigError(*mistakes)
 
 
-def needs_closure(optimizer_class: type) -> bool:
-    """Tell whether an optimizer asks for the gradient by itself, as LBFGS does."""
+def needs_closure(optimizer_class: type, *, is_asked: bool) -> bool:
+    """Tell whether an optimizer asks for the gradient by itself, as LBFGS does.
+
+    Args:
+        optimizer_class: of the optimizer.
+        is_asked: whether the configuration says so, by `optimizer.closure`.
+    """
     step: Any = optimizer_class.step  # type: ignore[attr-defined]
     closure = inspect.signature(step).parameters.get("closure")
-    return closure is not None and closure.default is closure.empty
+    return is_asked or (closure is not None and closure.default is closure.empty)
 
 
 def _closure_mistakes(config: RunConfig) -> Iterator[str]:
     """Yield what an optimizer with a closure, which needs the whole gradient, cannot be combined with."""
-    if not needs_closure(resolve_class("optimizer", config.optimizer)):
+    if not needs_closure(resolve_class("optimizer", config.optimizer), is_asked=config.optimizer.closure):
         return
     name = config.optimizer.class_path
     if config.distributed.reducer == "fsdp":

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Annotated, ClassVar, Literal
 
 from lanewise.config.check import A_PATH, Section, above, at_least, below, expand_user
-from lanewise.config.class_path import ClassConfig
+from lanewise.config.class_path import ClassConfig, OptimizerConfig
 from lanewise.config.data import DataConfig
 from lanewise.config.distributed import DistributedConfig
 from lanewise.config.memory import CompileConfig, MemoryConfig
@@ -321,8 +321,8 @@ class RunConfig(Section):
     """Batch sizes, and with them the lanes."""
     train: TrainConfig
     """Length, seed and folder of the run."""
-    optimizer: ClassConfig
-    """The optimizer; its parameters are given at run time."""
+    optimizer: OptimizerConfig
+    """What updates the parameters."""
     scheduler: SchedulerConfig | None = None
     """How the learning rate changes; unset: not at all."""
     precision: PrecisionName = "float32"

@@ -4,7 +4,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from lanewise.config import BatchConfig, ClassConfig, DistributedConfig, RunConfig, TrainConfig
+from lanewise.config import (
+    BatchConfig,
+    ClassConfig,
+    DistributedConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+)
 from lanewise.device.choice import count_accelerators
 from lanewise.doctor.judge import Clock, judge_clocks, judge_links
 from lanewise.doctor.measure import MeasureJob, Measurement
@@ -17,7 +24,7 @@ from lanewise.launch.agree import Agreement, Fault
 from lanewise.launch.wire import RemoteHost
 
 _HERE = "this machine"
-_OPTIMIZER = ClassConfig(class_path="torch.optim.SGD")
+_OPTIMIZER = OptimizerConfig(class_path="torch.optim.SGD")
 """Stands for any: nothing is trained."""
 _NUM_CALLS = 5
 _SECONDS_WITHOUT_PROGRESS = 60.0

@@ -45,9 +45,8 @@ def check_metrics(metrics: Mapping[str, "Metric"]) -> None:
         if problems:
             raise TaskError(
                 f"metric {name} ({type(metric).__name__}) cannot be merged over lanes: {problems[0]}. "
-                "Use metrics whose states are added with dist_reduce_fx, such as the ones that it wraps or is "
-                "made of. Of an own metric, dist_reduce_fx may be a function of the states of all lanes, "
-                "stacked."
+                "Use metrics whose states are added with dist_reduce_fx, such as the ones that it wraps. "
+                "That of an own metric may be a function of the stacked states of all lanes."
             )
 
 

@@ -56,7 +56,7 @@ def measure_update(
         ConfigError: if the optimizer asks for gradients by itself, or refuses its arguments.
     """
     section = _implementation(config, device_type)
-    if needs_closure(resolve_class("optimizer", section)):
+    if needs_closure(resolve_class("optimizer", section), is_asked=config.optimizer.closure):
         raise ConfigError(
             f"optimizer.class_path: plan cannot tell what {section.class_path} holds, as its steps depend on "
             "the values of the loss. Plan with another optimizer, such as torch.optim.AdamW."

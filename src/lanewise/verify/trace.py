@@ -136,9 +136,9 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
         trace.options = _options(optimizer)
 
     def before_update(_optimizer: Optimizer, arguments: tuple[Any, ...], _: Any) -> Any:
-        """Note the gradient; with a closure, note the first gradient that the closure gives."""
+        """Note the gradient; where only a closure gives it, note the first one that the closure gives."""
         this, closure = (*arguments, None)[:2]
-        if closure is None:
+        if closure is None or any(one.grad is not None for one in model.parameters()):
             look()
             return None
 

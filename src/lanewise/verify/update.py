@@ -37,15 +37,21 @@ def probe_updates(training: Training) -> Updates | None:
     gradients = {name: 0.1 * one.detach() + 0.01 for name, one in trained.items()}
     state = copy.deepcopy(optimizer.state_dict())
 
+    def give_gradients() -> float:
+        for name, one in trained.items():
+            one.grad = gradients[name].clone()
+        return 0.0
+
+    closures = [give_gradients] if needs_closure(type(optimizer), is_asked=training.closure) else []
+
     def update() -> dict[str, str]:
         optimizer.load_state_dict(copy.deepcopy(state))
         with torch.no_grad():
             for one, value in kept:
                 one.copy_(value)
-        for name, one in trained.items():
-            one.grad = gradients[name].clone()
+        give_gradients()
         set_random_state(0)
-        optimizer.step(*([lambda: 0.0] if needs_closure(type(optimizer)) else []))
+        optimizer.step(*closures)
         return {name: digest(one) for name, one in trained.items()}
 
     try:

@@ -15,6 +15,7 @@ from lanewise.config import (
     BatchConfig,
     ClassConfig,
     DataConfig,
+    OptimizerConfig,
     OrderConfig,
     RunConfig,
     SchedulerConfig,
@@ -121,11 +122,12 @@ def as_value(name: str, **init_args: Any) -> dict[str, Any]:
 def run_config(task: ClassConfig, **changes: Any) -> RunConfig:
     if scheduler := changes.get("scheduler"):
         changes["scheduler"] = SchedulerConfig(**vars(scheduler))
+    optimizer = OptimizerConfig(**vars(changes.pop("optimizer", config("Optimizer"))))
     sections: dict[str, Any] = {
         "task": task,
         "batch": BatchConfig(global_batch_size=1, micro_batch_size=1),
         "train": TrainConfig(run_dir="r", epochs=1),
-        "optimizer": config("Optimizer"),
+        "optimizer": optimizer,
     }
     return RunConfig(**{**sections, **changes})
 
@@ -354,7 +356,7 @@ def test_an_abstract_class_is_refused_before_its_arguments_are_built(monkeypatch
 def test_what_training_cannot_use_is_refused_before_a_process_starts(monkeypatch, key, class_path, why):
     monkeypatch.setattr(stage_two, "_KINDS", KINDS)
     sections = {
-        "optimizer": ClassConfig(class_path="torch.optim.SGD"),
+        "optimizer": OptimizerConfig(class_path="torch.optim.SGD"),
         key: ClassConfig(class_path=class_path),
     }
     with pytest.raises(ConfigError, match=f"{key}.class_path: {class_path} cannot be used. {why}"):
@@ -406,7 +408,7 @@ def build_classes_of_torch(world):
     """Build them in a process that has imported torch and done nothing else; tell whether it touched CUDA."""
     warnings.simplefilter("error")
     adamw = {"lr": 0.1, "betas": [0.5, 0.9], "fused": None}
-    optimizer = ClassConfig(class_path="torch.optim.AdamW", init_args=adamw)
+    optimizer = OptimizerConfig(class_path="torch.optim.AdamW", init_args=adamw)
     optimizer = build("optimizer", optimizer, [torch.nn.Parameter(torch.zeros(2))])
     assert (optimizer.defaults["lr"], optimizer.defaults["betas"]) == (0.1, (0.5, 0.9))
     cosine = ClassConfig(class_path="torch.optim.lr_scheduler.CosineAnnealingLR", init_args={"T_max": 5})

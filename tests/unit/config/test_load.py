@@ -15,6 +15,7 @@ from lanewise.config import (
     ClassConfig,
     DataConfig,
     DistributedConfig,
+    OptimizerConfig,
     RunConfig,
     SchedulerConfig,
     TrainConfig,
@@ -95,7 +96,7 @@ def test_every_format_gives_the_same_configuration(tmp_path, name, text):
         task=ClassConfig(class_path="my_project.Mnist", init_args={"width": 32}),
         batch=BatchConfig(global_batch_size=256, micro_batch_size=32),
         train=TrainConfig(run_dir="runs/mnist", epochs=3),
-        optimizer=ClassConfig(class_path="torch.optim.AdamW", init_args={"lr": 0.001}),
+        optimizer=OptimizerConfig(class_path="torch.optim.AdamW", init_args={"lr": 0.001}),
         search_path=str(tmp_path),
     )
 
@@ -294,7 +295,9 @@ CONFIGS = st.builds(
         seed=st.integers(0, 2**63 - 1),
         max_grad_norm=st.none() | st.floats(0, exclude_min=True),
     ),
-    optimizer=CLASSES,
+    optimizer=st.builds(
+        lambda section, closure: OptimizerConfig(**vars(section), closure=closure), CLASSES, st.booleans()
+    ),
     scheduler=st.none() | SCHEDULERS,
     data=st.builds(
         DataConfig, num_workers=st.integers(0), order=st.sampled_from([None, "sequential", "bucketed"])

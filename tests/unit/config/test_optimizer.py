@@ -1,9 +1,11 @@
 """The rules for optimizers and schedulers that depend on more than one section."""
 
+from dataclasses import replace
+
 import pytest
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lanewise.config import ClassConfig, DistributedConfig, EvaluateConfig, SchedulerConfig
+from lanewise.config import DistributedConfig, EvaluateConfig, OptimizerConfig, SchedulerConfig
 from lanewise.config.optimizer import check_optimizer, choose_implementation, follows_evaluation
 from lanewise.errors import ConfigError
 from tests.unit.config.test_run import run_config
@@ -16,8 +18,8 @@ class Slower(ReduceLROnPlateau):
     """A user's own."""
 
 
-def section(name: str, **init_args: object) -> ClassConfig:
-    return ClassConfig(class_path=f"torch.optim.{name}", init_args=init_args)
+def section(name: str, **init_args: object) -> OptimizerConfig:
+    return OptimizerConfig(class_path=f"torch.optim.{name}", init_args=init_args)
 
 
 def test_an_optimizer_that_no_update_could_be_made_with_is_refused_with_all_that_is_wrong():
@@ -114,3 +116,6 @@ def test_what_an_optimizer_with_a_closure_cannot_be_combined_with(sections, said
     with pytest.raises(ConfigError, match=f"torch.optim.LBFGS .*{said}"):
         check_optimizer(run_config(optimizer=section("LBFGS"), **sections), ["cpu"])
     check_optimizer(run_config(optimizer=section("LBFGS")), ["cpu"])
+    asked = replace(section("SGD"), closure=True)
+    with pytest.raises(ConfigError, match=f"torch.optim.SGD .*{said}"):
+        check_optimizer(run_config(optimizer=asked, **sections), ["cpu"])

@@ -12,6 +12,7 @@ from lanewise.config import (
     EarlyStoppingConfig,
     EvaluateConfig,
     FSDPConfig,
+    OptimizerConfig,
     OrderConfig,
     RunConfig,
     TrainConfig,
@@ -25,7 +26,7 @@ def run_config(**changes: object) -> RunConfig:
         "task": ClassConfig(class_path="my_project.Mnist"),
         "batch": BatchConfig(global_batch_size=256, micro_batch_size=32),
         "train": TrainConfig(run_dir="runs/mnist", epochs=3),
-        "optimizer": ClassConfig(class_path="torch.optim.AdamW"),
+        "optimizer": OptimizerConfig(class_path="torch.optim.AdamW"),
     }
     return RunConfig(**{**sections, **changes})
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lanewise.config import ClassConfig, DataConfig, DistributedConfig
+from lanewise.config import DataConfig, DistributedConfig, OptimizerConfig
 from lanewise.errors import ConfigError
 from lanewise.jobs.train import TrainJob
 from lanewise.world.environment import Environment
@@ -19,7 +19,7 @@ from tests.distributed.tasks import Smooth, configure
     ],
 )
 def test_an_option_that_the_first_update_would_fail_with_is_refused(option, said):
-    optimizer = ClassConfig(class_path="torch.optim.Adam", init_args={option: True})
+    optimizer = OptimizerConfig(class_path="torch.optim.Adam", init_args={option: True})
     distributed = DistributedConfig(device_type="cpu", devices=2)
     config = dataclasses.replace(configure(Smooth), optimizer=optimizer, distributed=distributed)
     with pytest.raises(ConfigError, match=said):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.config import ClassConfig
+from lanewise.config import OptimizerConfig
 from lanewise.errors import ConfigError
 from lanewise.plan.update import measure_update
 from tests.distributed.tasks import Language, configure
@@ -14,7 +14,7 @@ STEP_COUNTERS = NUM_LAYERS * 2 * 4
 
 def update(class_path, device_type="cpu", num_parts=1, cut="rows", **init_args):
     config = configure("tests.distributed.tasks.Language", num_lanes=2, micro_batch_size=4, steps=1)
-    section = ClassConfig(class_path=class_path, init_args=init_args)
+    section = OptimizerConfig(class_path=class_path, init_args=init_args)
     config = type(config)(**{**vars(config), "optimizer": section})
     model = nn.Sequential(*(nn.Linear(7, 10) for _ in range(NUM_LAYERS)))
     return measure_update(config, Language(), model, None, device_type, num_parts, cut)

@@ -71,7 +71,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     loader, dataset = build_run_loader(config, lanes.task, world, placement)
     last_step = _last_step(config, loader)
     scheduler, plateau = build_scheduler(config, optimizer, last_step)
-    training = Training(lanes, model, optimizer, scheduler, average)
+    training = Training(lanes, model, optimizer, scheduler, average, config.optimizer.closure)
     evaluator = build_evaluator(config, lanes, training.evaluated_model, world, placement, reducer)
     evaluation: Evaluation | None = None
     if evaluator is not None:

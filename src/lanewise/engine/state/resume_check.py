@@ -33,7 +33,7 @@ def identify(
         # Compiled modules round differently from eager ones, which matters only in exact.
         "compile": None if config.distributed.equality == "close" or compiled is None else asdict(compiled),
         # A restored state replaces the arguments of the object, so other arguments would have no effect.
-        "optimizer": plain(config.optimizer),
+        "optimizer": {key: value for key, value in plain(config.optimizer).items() if value is not False},
         "scheduler": None if scheduler is None else _identify_scheduler(config, scheduler, num_steps),
         "num_steps": None if scheduler is None or not scheduler.knows_length else num_steps,
         "max_grad_norm": config.train.max_grad_norm,

@@ -36,6 +36,8 @@ class Training:
     """Stepped once in each optimizer step."""
     average: AveragedModel | None = None
     """The exponential moving average of the weights, which is evaluated; None: the model is evaluated."""
+    closure: bool = False
+    """`optimizer.closure`: whether a step gets a closure besides the gradient."""
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -69,7 +71,8 @@ class TrainStep:
 
     def __post_init__(self) -> None:
         self._what = self.training.runner.what
-        self._update = choose_update(self.training.optimizer, self.compute_gradient, self._seed_update)
+        optimizer, closure = self.training.optimizer, self.training.closure
+        self._update = choose_update(optimizer, self.compute_gradient, self._seed_update, closure=closure)
 
     def run(self, batches: Iterator[LaneBatch]) -> StepReport:
         """Take one step: consume its batches and update the model.

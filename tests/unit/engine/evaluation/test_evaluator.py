@@ -254,9 +254,9 @@ def test_predictions_are_in_the_containers_of_the_model_on_any_number_of_process
             assert others == [[]] * (world_size - 1)
 
 
-def test_each_sample_gets_its_own_entry_of_a_list(world=LocalWorld(torch.device("cpu"))):
+def test_each_sample_gets_its_own_entry_of_a_list():
     """Each got the lists and texts of its whole micro-batch."""
-    predicted = predict(world, texts, "all")
+    predicted = predict(LocalWorld(torch.device("cpu")), texts, "all")
     assert [name for name, _ in predicted] == [f"sample {number}" for number in range(20)]
     assert [one["spans"]["tokens"] for _, one in predicted] == [list(range(number)) for number in range(20)]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.config import ClassConfig
+from lanewise.config import OptimizerConfig
 from lanewise.engine.run.model import build_model, build_task
 from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.errors import ConfigError, TaskError
@@ -14,7 +14,7 @@ from tests.distributed.tasks import Smooth, configure
 
 
 def test_a_value_that_torch_refuses_names_the_section():
-    section = ClassConfig(class_path="torch.optim.Adam", init_args={"lr": -1.0})
+    section = OptimizerConfig(class_path="torch.optim.Adam", init_args={"lr": -1.0})
     config = dataclasses.replace(configure(Smooth), optimizer=section)
     task = build_task(config)
     said = r"optimizer: torch\.optim\.Adam refuses its arguments: Invalid learning rate: -1\.0\."

@@ -12,7 +12,7 @@ from torch import nn
 from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.checkpoint.manifest import Manifest
 from lanewise.checkpoint.saver import Saver
-from lanewise.config import ClassConfig, DistributedConfig, RunConfig, SchedulerConfig
+from lanewise.config import ClassConfig, DistributedConfig, OptimizerConfig, RunConfig, SchedulerConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
@@ -44,7 +44,7 @@ def configured(
     optimizer: str = "AdamW", *, sharded: bool = True, equality: str = "exact", **keys
 ) -> RunConfig:
     config = configure(Grouped, num_lanes=4, steps=STEPS, equality=equality)
-    section = ClassConfig(class_path=f"torch.optim.{optimizer}", init_args={"lr": 0.01})
+    section = OptimizerConfig(class_path=f"torch.optim.{optimizer}", init_args={"lr": 0.01})
     distributed = replace(config.distributed, shard_optimizer=sharded)
     return replace(config, optimizer=section, distributed=distributed, **keys)
 

@@ -19,7 +19,7 @@ from lanewise import Task
 from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.checkpoint.manifest import Manifest
 from lanewise.checkpoint.saver import Saver, load_state
-from lanewise.config import ClassConfig, EvaluateConfig, RunConfig, SchedulerConfig
+from lanewise.config import EvaluateConfig, OptimizerConfig, RunConfig, SchedulerConfig
 from lanewise.config.scheduler import SchedulerName
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine
@@ -116,7 +116,7 @@ def plan(
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, ema_decay=ema_decay),
-        optimizer=ClassConfig(class_path=optimizer, init_args={"lr": 0.02, **(options or {})}),
+        optimizer=OptimizerConfig(class_path=optimizer, init_args={"lr": 0.02, **(options or {})}),
         scheduler=SchedulerConfig(
             name=name, class_path=scheduler, init_args=dict(scheduler_options or {}), warmup=warmup
         )

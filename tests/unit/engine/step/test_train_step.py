@@ -14,14 +14,16 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from lanewise import Task
-from lanewise.config import ClassConfig, EvaluateConfig, RunConfig, SchedulerConfig
+from lanewise import Loss, Task
+from lanewise.config import EvaluateConfig, OptimizerConfig, RunConfig, SchedulerConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.step.train_step import StepReport
+from lanewise.errors import ConfigError
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed
 from lanewise.world.world import LocalWorld
+from tests.distributed.optimizers import Sharpness
 from tests.distributed.tasks import configure
 
 LR = 0.1
@@ -207,7 +209,7 @@ def test_the_norm_of_the_gradient_is_reported_and_clipped_to_as_torch_does():
 
 @pytest.mark.parametrize(("name", "value"), [("fused", True), ("foreach", True), ("foreach", False)])
 def test_the_optimizer_is_implemented_as_configured(name, value):
-    section = ClassConfig(class_path="torch.optim.AdamW", init_args={"lr": LR, name: value})
+    section = OptimizerConfig(class_path="torch.optim.AdamW", init_args={"lr": LR, name: value})
     engine = engine_of(line(steps=2, train={"max_grad_norm": 1.0}, optimizer=section))
     assert engine.training.optimizer.defaults[name] is value
     first, second = (state["0.weight"] for _, state in steps_of(engine))
@@ -254,6 +256,57 @@ def test_a_closure_is_a_pass_over_the_lanes():
     assert losses[-1] < 0.5 * losses[0]
     for ours, theirs in zip(engine.training.model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
+
+
+SHARPNESS = OptimizerConfig(
+    class_path="tests.distributed.optimizers.Sharpness", init_args={"lr": 0.1, "rho": 0.5}, closure=True
+)
+
+
+def test_an_optimizer_may_get_a_gradient_and_a_closure():
+    """So SAM takes the steps that it takes by itself on the whole batch."""
+    config = configure(Quadratic, num_lanes=4, steps=3, optimizer="torch.optim.SGD")
+    config = dataclasses.replace(config, optimizer=SHARPNESS)
+    engine = engine_of(config)
+    alone = copy.deepcopy(engine.training.model)
+    losses = [report.totals.loss for report in engine.steps()]
+
+    inputs, targets = Line().train_dataset().tensors
+    optimizer = Sharpness(alone.parameters(), **SHARPNESS.init_args)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(alone(inputs[:8]), targets[:8])
+        loss.backward()
+        return loss.detach()
+
+    expected = []
+    for _ in range(3):
+        expected.append(float(closure()))
+        optimizer.step(closure)
+    assert losses == pytest.approx(expected, rel=1e-4)
+    for ours, theirs in zip(engine.training.model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+class Weightless(Quadratic):
+    """Has nothing to learn from."""
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Loss:
+        return Loss(outputs.sum(), 0)
+
+
+def test_a_step_of_weight_0_calls_no_optimizer_with_a_closure():
+    config = dataclasses.replace(configure(Weightless, num_lanes=4, steps=1), optimizer=SHARPNESS)
+    (report,) = engine_of(config).steps()
+    assert not report.totals.weight
+
+
+def test_an_optimizer_that_lacks_its_closure_names_the_key():
+    section = dataclasses.replace(SHARPNESS, closure=False)
+    config = dataclasses.replace(configure(Quadratic, num_lanes=4, steps=1), optimizer=section)
+    with pytest.raises(ConfigError, match=r"Sharpness needs a closure: .*\. Set optimizer\.closure=true\."):
+        list(engine_of(config).steps())
 
 
 class Consuming(Quadratic):
