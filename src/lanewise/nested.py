@@ -14,9 +14,7 @@ def is_movable(data: Any) -> bool:
     return isinstance(data, torch.Tensor) or callable(getattr(data, "to", None))
 
 
-def map_leaves(
-    function: Callable[[Any], Any], data: Any, is_leaf: Callable[[Any], bool] = is_movable
-) -> Any:
+def map_leaves(function: Callable[[Any], Any], data: Any, is_leaf: Callable[[Any], bool] = is_movable) -> Any:
     """Apply a function in nested containers to the leaves: the tensors, and what else can be moved."""
     if is_leaf(data):
         return function(data)

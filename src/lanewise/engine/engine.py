@@ -239,9 +239,14 @@ class Engine:
         assert self.evaluation is not None
         observers.catch_up()
         heartbeat.note = (EVALUATION, step, None)
-        with noting(lambda: f"in the evaluation after step {step + 1}"):
-            wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False
-            values, is_best = self.evaluation.run(wants_stop)
+        with self.run.evaluation_weights():
+            with noting(lambda: f"in the evaluation after step {step + 1}"):
+                wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False
+                values, is_best = self.evaluation.run(wants_stop)
+            if is_best:
+                self.evaluation.best_step = step + 1
+                heartbeat.note = (SAVE, step, None)
+                save_model(self.training.evaluated_model, run_dir.best_model, self.run.world.rank)
         plateau, value = self.run.plateau, self.evaluation.last_value
         if plateau is not None and value is not None:
             plateau.after_evaluation(step, value)
@@ -249,9 +254,6 @@ class Engine:
         epoch = self.run.loader.end_of(step).epoch
         observers.show_evaluation(epoch, step, values)
         if is_best:
-            self.evaluation.best_step = step + 1
-            heartbeat.note = (SAVE, step, None)
-            save_model(self.training.evaluated_model, run_dir.best_model, self.run.world.rank)
             observers.show_best(epoch, step, run_dir.best_model)
 
     def _save(self, step: int, observers: Observers, *, stops: bool) -> None:
@@ -272,7 +274,8 @@ class Engine:
         if self._ends_early and self._saving is not None:
             self._saving.finish()
         heartbeat.note = (SAVE, heartbeat.step, None)
-        save_model(self.training.model, run_dir.model, self.run.world.rank)
+        with self.run.evaluation_weights():
+            save_model(self.training.model, run_dir.model, self.run.world.rank)
         if self.training.average is not None:
             save_model(self.training.average.module, run_dir.averaged_model, self.run.world.rank)
 

@@ -187,7 +187,10 @@ class VerifyJob(Job):
         self, datasets: Mapping[str, Any], engine: Engine, world: World, *, has_metrics: bool = True
     ) -> dict[str, float]:
         lanes, model, batch = engine.training.runner, engine.training.evaluated_model, self.config.batch
-        return evaluate_batch(lanes, model, datasets, world, batch, engine.reducer, has_metrics=has_metrics)
+        with engine.run.evaluation_weights():
+            return evaluate_batch(
+                lanes, model, datasets, world, batch, engine.reducer, has_metrics=has_metrics
+            )
 
     def _judge_close(self, world: World) -> CloseResult:
         """Compare the gradients of `close` with those of one process."""

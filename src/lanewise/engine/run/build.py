@@ -10,7 +10,7 @@ from lanewise.config.classes import build
 from lanewise.data import LaneLoader, LaneSource
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.run.model import build_average, build_model, build_task, transform, warn_of_misspelt
-from lanewise.engine.run.optimizer import build_optimizer
+from lanewise.engine.run.optimizer import build_optimizer, refuse_draws
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import build_scheduler
 from lanewise.engine.samples.apart import require_apart
@@ -28,6 +28,7 @@ from lanewise.precision import Precision
 from lanewise.reduce import build_reducer
 from lanewise.task import Task
 from lanewise.watch.heartbeat import BACKWARD, COMMUNICATION
+from lanewise.world.shards import is_sharded
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     shards = None
     if config.distributed.shard_optimizer and world.world_size > 1:
         shards = OptimizerShards(optimizer, model, world)
+    if shards is not None or any(map(is_sharded, model.parameters())):
+        refuse_draws(optimizer)
     loader, dataset = build_run_loader(config, lanes.task, world, placement)
     last_step = _last_step(config, loader)
     scheduler, plateau = build_scheduler(config, optimizer, last_step)

@@ -1,7 +1,12 @@
-"""Builds the optimizer over the parameters of a model."""
+"""Builds the optimizer over the parameters of a model, and gives the model the weights to evaluate."""
 
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -9,7 +14,11 @@ from lanewise.config import ClassConfig, RunConfig
 from lanewise.config.classes import build
 from lanewise.config.optimizer import choose_implementation
 from lanewise.config.scheduler import length_hint
+from lanewise.data import digest
+from lanewise.device.accelerator import generator_state
+from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.errors import ConfigError, TaskError
+from lanewise.nested import tensors_in
 from lanewise.task import Task
 
 
@@ -32,7 +41,101 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> Optimize
                 "its gradient would not be summed over the lanes, and it would not be saved. Make it part of "
                 "the module that build_model returns."
             )
+    if modes := _modes(optimizer):
+        modes[0]()
     return optimizer
+
+
+@contextmanager
+def evaluation_weights(optimizer: Optimizer, shards: OptimizerShards | None) -> Iterator[None]:
+    """Let an optimizer that has modes, as schedule-free ones have, give the model the weights to evaluate.
+
+    Afterwards weights and state have the bytes with which training goes on: the optimizer's own way back
+    rounds, so the training would depend on when it is evaluated and saved. Meanwhile there is a copy of them.
+
+    Collective if there are shards: every rank must enter it.
+
+    Args:
+        optimizer: of the model; one without `train` and `eval` changes nothing.
+        shards: which process has the optimizer's state of which parameter; None: every process has all of it.
+    """
+    modes = _modes(optimizer)
+    if modes is None:
+        yield
+        return
+    train, evaluate = modes
+    put_back = _take(optimizer)
+    try:
+        with nullcontext() if shards is None else shards.exchanging(optimizer):
+            evaluate()
+        yield
+    finally:
+        train()
+        put_back()
+
+
+def _modes(optimizer: Optimizer) -> tuple[Callable[[], object], Callable[[], object]] | None:
+    """Return what puts an optimizer into training mode and into evaluation mode; None where it has none."""
+    train, evaluate = (getattr(optimizer, name, None) for name in ("train", "eval"))
+    return (train, evaluate) if callable(train) and callable(evaluate) else None
+
+
+def refuse_draws(optimizer: Optimizer) -> None:
+    """Let the first step raise an error if the optimizer draws random numbers in it.
+
+    For an optimizer that updates a part of the parameters on each process: it would draw fewer numbers there,
+    and give them to other parameters, than on one device.
+    """
+    before: list[str] = []
+    is_seen = False
+
+    def note(*_: Any) -> None:
+        if not is_seen:
+            before[:] = [_digest_generators(optimizer)]
+
+    def compare(*_: Any) -> None:
+        nonlocal is_seen
+        if is_seen or all(one.grad is None for group in optimizer.param_groups for one in group["params"]):
+            return
+        is_seen = True
+        if before != [_digest_generators(optimizer)]:
+            raise ConfigError(
+                f"optimizer.class_path: {type(optimizer).__name__} draws random numbers, and each process "
+                "would draw others than one device, since it updates a part of the parameters. Leave "
+                "distributed.shard_optimizer out, and use distributed.reducer=ddp."
+            )
+
+    optimizer.register_step_pre_hook(note)
+    optimizer.register_step_post_hook(compare)
+
+
+def _digest_generators(optimizer: Optimizer) -> str:
+    """Return a digest of the default generators, and of those that the optimizer keeps."""
+    kept = [one for holder in (vars(optimizer), *optimizer.param_groups) for one in holder.values()]
+    return digest(
+        random.getstate(),
+        np.random.get_state(),  # noqa: NPY002 - the optimizer may draw from the global state
+        torch.get_rng_state(),
+        generator_state(),
+        [one.get_state() for one in kept if isinstance(one, torch.Generator)],
+    )
+
+
+def _take(optimizer: Optimizer) -> Callable[[], None]:
+    """Return a function that restores the parameters, groups and state of an optimizer as they are now."""
+    held = [optimizer.state, *optimizer.param_groups, *optimizer.state.values()]
+    contents = [(one, dict(one)) for one in held if isinstance(one, dict)]
+    copies = [(one, one.detach().clone()) for one in tensors_in(held)]
+
+    def put_back() -> None:
+        for one, content in contents:
+            one.clear()
+            one.update(content)
+        with torch.no_grad():
+            for tensor, copied in copies:
+                tensor.copy_(copied)
+
+    return put_back
 
 
 def build_section(key: str, section: ClassConfig, argument: object) -> Any:

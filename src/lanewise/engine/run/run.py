@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from lanewise.config import RunConfig
 from lanewise.data import LaneLoader, LaneSource
 from lanewise.engine.evaluation.evaluation import Evaluation
+from lanewise.engine.run.optimizer import evaluation_weights
 from lanewise.engine.run.scheduler import Plateau
 from lanewise.engine.run.summary import summarize
 from lanewise.engine.state.optimizer_shards import OptimizerShards
@@ -55,6 +57,13 @@ class Run:
     def ends_with(self, step: int) -> bool:
         """Tell whether the run ends with a step, the last one that was taken."""
         return step + 1 == self.last_step or self.loader.is_over
+
+    def evaluation_weights(self) -> AbstractContextManager[None]:
+        """Give the model the weights that are evaluated, and written as the model; see `optimizer.py`.
+
+        Collective: every rank must enter it.
+        """
+        return evaluation_weights(self.training.optimizer, self.shards)
 
     def describe(self) -> None:
         """Log the numbers that were derived from the configuration."""

@@ -14,7 +14,8 @@ function by which DDP broadcasts its initial weights.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -79,6 +80,16 @@ class OptimizerShards:
         for others in self._world.all_gather_tree(map_leaves(_as_meta, local)):
             state |= map_leaves(_as_held, others)
         return {**taken, "state": state | map_leaves(_as_held, local)}
+
+    @contextmanager
+    def exchanging(self, optimizer: Optimizer) -> Iterator[None]:
+        """Let each process change its parameters in the block, as in a step, and send them to the others.
+
+        Collective: every rank must call this.
+        """
+        self._take_own(optimizer)
+        yield
+        self._exchange(optimizer)
 
     def _take_own(self, optimizer: Optimizer, *_: Any) -> None:
         """Before a step: remove the parameters of other processes from the optimizer's groups.

@@ -1,15 +1,32 @@
-"""The optimizer of a run."""
+"""The optimizer of a run: what is refused, and the weights that it gives the model to be evaluated."""
 
 import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from lanewise.config import OptimizerConfig
+from lanewise.checkpoint.folder import CheckpointFolder
+from lanewise.config import EvaluateConfig, OptimizerConfig, RunConfig
+from lanewise.data import digest
+from lanewise.device.determinism import set_determinism
+from lanewise.engine.engine import Engine, build_engine
+from lanewise.engine.run.build import build_run
 from lanewise.engine.run.model import build_model, build_task
 from lanewise.engine.run.optimizer import build_optimizer
-from lanewise.errors import ConfigError, TaskError
+from lanewise.engine.run.resume import resume_run
+from lanewise.engine.run.run import Run
+from lanewise.engine.run.saving import Saving
+from lanewise.errors import ConfigError, PreemptedError, TaskError
+from lanewise.nested import map_leaves
+from lanewise.run_dir import RunDir
+from lanewise.testing import run_distributed
+from lanewise.world.shards import whole
+from lanewise.world.world import LocalWorld, World
 from tests.distributed.tasks import Smooth, configure
 
 
@@ -35,3 +52,149 @@ def test_a_parameter_outside_of_the_model_is_an_error():
     task = build_task(config)
     with pytest.raises(TaskError, match=r"of shape \(3,\), is not in the model"):
         build_optimizer(config, task, build_model(task, 0))
+
+
+class Evaluated(Smooth):
+    """In float32, where a way back from the evaluated weights rounds, and with an eval dataset."""
+
+    def build_model(self) -> nn.Module:
+        return super().build_model().float()
+
+    def eval_datasets(self) -> Mapping[str, Any]:
+        return {"held_out": self.train_dataset()}
+
+
+def configured(optimizer: str, *, every_steps: int = 1, **distributed: Any) -> RunConfig:
+    config = configure(Evaluated, num_lanes=4, steps=4, optimizer="torch.optim.SGD")
+    section = OptimizerConfig(class_path=f"tests.distributed.optimizers.{optimizer}", init_args={"lr": 0.1})
+    return dataclasses.replace(
+        config,
+        optimizer=section,
+        evaluate=EvaluateConfig(every_steps=every_steps, best="held_out/loss"),
+        distributed=dataclasses.replace(config.distributed, **distributed),
+    )
+
+
+def state_of(run: Run) -> str:
+    """Return a digest of what a checkpoint would hold. Collective."""
+    state = run.state.take()
+    state.pop("best")
+    return digest(map_leaves(lambda leaf: whole(getattr(leaf, "tensor", leaf)), state))
+
+
+def fit(world: World, config: RunConfig, folder: Path) -> tuple[str, dict[str, float], dict[str, bytes]]:
+    """Train; return a digest of the training state, the last evaluation, and the models that were written."""
+    set_determinism("exact", threads=1)
+    engine = build_engine(config, world)
+    values = engine.fit(RunDir(folder))
+    files = {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+    return state_of(engine.run), values, files
+
+
+def fit_alone(config: RunConfig, folder: Path) -> Any:
+    return fit(LocalWorld(torch.device("cpu")), config, folder)
+
+
+def folder_in(path: Path, name: str) -> Path:
+    (path / name).mkdir()
+    return path / name
+
+
+MODES = ["ScheduleFree", "Swapping"]
+
+
+@pytest.mark.parametrize("optimizer", MODES)
+def test_an_evaluation_by_other_weights_leaves_the_bytes_of_the_training(tmp_path, optimizer):
+    """The way back is a lerp, which rounds: when a run was evaluated and saved, it trained another model."""
+    once = fit_alone(configured(optimizer, every_steps=100), folder_in(tmp_path, "once"))
+    often = fit_alone(configured(optimizer), folder_in(tmp_path, "often"))
+    assert often[0] == once[0]
+    assert often[1] == once[1]
+    assert often[2]["model.safetensors"] == once[2]["model.safetensors"]
+
+
+@pytest.mark.parametrize("optimizer", MODES)
+def test_what_is_evaluated_and_written_are_the_evaluation_weights(tmp_path, optimizer):
+    engine = build_engine(configured(optimizer), LocalWorld(torch.device("cpu")))
+    values = engine.fit(RunDir(tmp_path))
+    training = engine.training
+    trained = {name: one.clone() for name, one in training.model.state_dict().items()}
+    training.optimizer.eval()
+    written = load_file(tmp_path / "model.safetensors")
+    assert written.keys() == trained.keys()
+    for name, value in training.model.state_dict().items():
+        assert torch.equal(written[name], value)
+        assert not torch.equal(written[name], trained[name])
+    assert engine.evaluation.best[1] == values["held_out/loss"]  # it falls, so the last one is the best
+    best = load_file(tmp_path / "best.safetensors")
+    assert all(torch.equal(best[name], value) for name, value in written.items())
+
+
+def test_a_stopped_evaluation_leaves_the_bytes_of_the_training():
+    world = LocalWorld(torch.device("cpu"))
+    engine = build_engine(configured("ScheduleFree"), world)
+    for number, _ in enumerate(engine.steps()):
+        before = state_of(engine.run)
+        with pytest.raises(PreemptedError), engine.run.evaluation_weights():
+            engine.evaluation.run(lambda: True)
+        assert state_of(engine.run) == before, number
+
+
+LAYOUTS = [
+    (2, {}),
+    (3, {"shard_optimizer": True}),
+    pytest.param(2, {"shard_optimizer": True}, marks=pytest.mark.slow),
+    (2, {"reducer": "fsdp"}),
+    pytest.param(3, {"reducer": "fsdp"}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("world_size", "layout"), LAYOUTS)
+def test_evaluation_weights_are_the_same_on_any_number_of_processes(tmp_path, world_size, layout):
+    alone = fit_alone(configured("ScheduleFree"), folder_in(tmp_path, "alone"))
+    config = configured("ScheduleFree", **layout)
+    (_, values, files), *_ = run_distributed(fit, world_size, config, folder_in(tmp_path, "shared"))
+    assert values == alone[1]
+    assert files == alone[2]
+
+
+@pytest.mark.parametrize("optimizer", MODES)
+def test_a_run_with_modes_resumes_to_the_same_bytes(tmp_path, optimizer):
+    config = configured(optimizer)
+    whole_run = fit_alone(config, folder_in(tmp_path, "whole"))
+    world, half = LocalWorld(torch.device("cpu")), folder_in(tmp_path, "half")
+    run = dataclasses.replace(build_run(config, world), last_step=2)
+    checkpoints = CheckpointFolder(half / "checkpoints")
+    Engine(run, saving=Saving(run, checkpoints)).fit(RunDir(half))
+    resumed = build_run(config, world)
+    first_step = resume_run(resumed, checkpoints, allow=())
+    assert first_step == 2
+    Engine(resumed, first_step=first_step).fit(RunDir(half))
+    assert state_of(resumed) == whole_run[0]
+    assert (half / "model.safetensors").read_bytes() == whole_run[2]["model.safetensors"]
+
+
+def take_a_step(world: World, config: RunConfig) -> str:
+    try:
+        next(iter(build_engine(config, world).steps()))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("layout", [{"shard_optimizer": True}, {"reducer": "fsdp"}])
+@pytest.mark.parametrize("optimizer", ["Noisy", "NoisyByItself"])
+def test_an_optimizer_that_draws_is_refused_where_each_process_updates_a_part(optimizer, layout):
+    """It drew other numbers for each parameter, and trained another model without a word."""
+    for said in run_distributed(take_a_step, 2, configured(optimizer, **layout)):
+        assert f"optimizer.class_path: {optimizer} draws random numbers, and each process would" in said
+    assert run_distributed(take_a_step, 2, configured(optimizer)) == ["", ""]
+
+
+def test_an_optimizer_that_fails_on_shards_is_one_error():
+    """Rprop and Adafactor ended with an error of torch about an operator."""
+    config = configured("ScheduleFree", reducer="fsdp")
+    section = OptimizerConfig(class_path="torch.optim.Rprop", init_args={"lr": 0.1})
+    for said in run_distributed(take_a_step, 2, dataclasses.replace(config, optimizer=section)):
+        assert said.startswith("optimizer.class_path: Rprop cannot update parameters that are sharded by ")
+        assert said.endswith("shard_optimizer=true shares out whole parameters.")
