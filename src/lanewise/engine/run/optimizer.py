@@ -81,24 +81,27 @@ def _modes(optimizer: Optimizer) -> tuple[Callable[[], object], Callable[[], obj
 
 
 def refuse_draws(optimizer: Optimizer) -> None:
-    """Let the first step raise an error if the optimizer draws random numbers in it.
+    """Let the first step with a gradient raise an error if the optimizer draws random numbers in it.
 
     For an optimizer that updates a part of the parameters on each process: it would draw fewer numbers there,
     and give them to other parameters, than on one device.
     """
-    before: list[str] = []
-    is_seen = False
+    before, num_open_steps, is_seen = "", 0, False
 
     def note(*_: Any) -> None:
-        if not is_seen:
-            before[:] = [_digest_generators(optimizer)]
+        nonlocal before, num_open_steps
+        if not is_seen and not num_open_steps:  # a step may call that of its base class, which has hooks too
+            before = _digest_generators(optimizer)
+        num_open_steps += 1
 
     def compare(*_: Any) -> None:
-        nonlocal is_seen
-        if is_seen or all(one.grad is None for group in optimizer.param_groups for one in group["params"]):
+        nonlocal num_open_steps, is_seen
+        num_open_steps -= 1
+        parameters = (one for group in optimizer.param_groups for one in group["params"])
+        if is_seen or num_open_steps or all(one.grad is None for one in parameters):
             return
         is_seen = True
-        if before != [_digest_generators(optimizer)]:
+        if before != _digest_generators(optimizer):
             raise ConfigError(
                 f"optimizer.class_path: {type(optimizer).__name__} draws random numbers, and each process "
                 "would draw others than one device, since it updates a part of the parameters. Leave "
@@ -125,7 +128,8 @@ def _take(optimizer: Optimizer) -> Callable[[], None]:
     """Return a function that restores the parameters, groups and state of an optimizer as they are now."""
     held = [optimizer.state, *optimizer.param_groups, *optimizer.state.values()]
     contents = [(one, dict(one)) for one in held if isinstance(one, dict)]
-    copies = [(one, one.detach().clone()) for one in tensors_in(held)]
+    tensors = tensors_in([optimizer.param_groups, optimizer.state])
+    copies = [(one, one.detach().clone()) for one in tensors]
 
     def put_back() -> None:
         for one, content in contents:
