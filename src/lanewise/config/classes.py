@@ -127,7 +127,7 @@ def _sections(config: RunConfig) -> list[tuple[str, ClassConfig]]:
     """List the sections that name a class, by their dotted keys."""
     sections = {
         "task": config.task,
-        "optimizer": config.optimizer,
+        "optimizer": config.optimizer.of_class,
         "scheduler": None if config.scheduler is None else config.scheduler.of_length(1),
         "data.order": config.data.order_class,
         **{f"callbacks.{number}": section for number, section in enumerate(config.callbacks)},

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
-from lanewise.config.class_path import ClassConfig, resolve, resolve_class
+from lanewise.config.class_path import ClassConfig, OptimizerConfig, resolve, resolve_class
 from lanewise.config.run import RunConfig
 from lanewise.config.scheduler import SchedulerConfig
 from lanewise.errors import ConfigError
@@ -66,9 +66,9 @@ def needs_closure(optimizer_class: type, *, is_asked: bool) -> bool:
 
 def _closure_mistakes(config: RunConfig) -> Iterator[str]:
     """Yield what an optimizer with a closure, which needs the whole gradient, cannot be combined with."""
-    if not needs_closure(resolve_class("optimizer", config.optimizer), is_asked=config.optimizer.closure):
+    section, name = config.optimizer, config.optimizer.class_path
+    if not needs_closure(resolve_class("optimizer", section.of_class), is_asked=section.closure):
         return
-    name = config.optimizer.class_path
     if config.distributed.reducer == "fsdp":
         yield (
             f"optimizer.class_path: {name} looks at the whole gradient, and distributed.reducer fsdp gives "
@@ -97,7 +97,7 @@ def follows_evaluation(scheduler: SchedulerConfig) -> bool:
 
 def choose_implementation(
     config: RunConfig, device_types: AbstractSet[str], *, are_floats: bool
-) -> ClassConfig:
+) -> OptimizerConfig:
     """Return the optimizer's section, on an accelerator with the implementation that suits the grade.
 
     In `close` on CUDA that is the fused one, the fastest. In `exact` it is the one that every reducer can
@@ -114,7 +114,7 @@ def choose_implementation(
     chosen = "foreach" if config.distributed.equality == "exact" else "fused"
     if chosen == "fused" and not (device_types == {"cuda"} and are_floats):
         return section
-    if chosen not in inspect.signature(resolve_class("optimizer", section)).parameters:
+    if chosen not in inspect.signature(resolve_class("optimizer", section.of_class)).parameters:
         return section
     return replace(section, init_args={**section.init_args, chosen: True})
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from lanewise.checkpoint.part import share_out
-from lanewise.config import ClassConfig, RunConfig
+from lanewise.config import OptimizerConfig, RunConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.optimizer import choose_implementation, needs_closure
 from lanewise.device.live_storage import LiveStorage
@@ -56,7 +56,7 @@ def measure_update(
         ConfigError: if the optimizer asks for gradients by itself, or refuses its arguments.
     """
     section = _implementation(config, device_type)
-    if needs_closure(resolve_class("optimizer", section), is_asked=config.optimizer.closure):
+    if needs_closure(resolve_class("optimizer", section.of_class), is_asked=section.closure):
         raise ConfigError(
             f"optimizer.class_path: plan cannot tell what {section.class_path} holds, as its steps depend on "
             "the values of the loss. Plan with another optimizer, such as torch.optim.AdamW."
@@ -97,7 +97,7 @@ def _largest_part(optimizer: Optimizer, num_parts: int) -> set[nn.Parameter]:
     return {parameters[int(name)] for name in largest}
 
 
-def _implementation(config: RunConfig, device_type: str) -> ClassConfig:
+def _implementation(config: RunConfig, device_type: str) -> OptimizerConfig:
     """Return the optimizer's section with the implementation that it has on a device of this type.
 
     The parameters here are on the CPU, where torch would choose another one by itself.
@@ -105,6 +105,6 @@ def _implementation(config: RunConfig, device_type: str) -> ClassConfig:
     section = choose_implementation(config, {device_type}, are_floats=True)
     if device_type == "cpu" or {"foreach", "fused"} & section.init_args.keys():
         return section
-    if "foreach" not in inspect.signature(resolve_class("optimizer", section)).parameters:
+    if "foreach" not in inspect.signature(resolve_class("optimizer", section.of_class)).parameters:
         return section
     return replace(section, init_args={**section.init_args, "foreach": True})

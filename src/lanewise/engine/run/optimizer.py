@@ -32,7 +32,7 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> Optimize
     device_types = {parameter.device.type for parameter in model.parameters()}
     are_floats = all(parameter.is_floating_point() for parameter in model.parameters())
     section = choose_implementation(config, device_types, are_floats=are_floats)
-    optimizer: Optimizer = build_section("optimizer", section, task.parameter_groups(model))
+    optimizer: Optimizer = build_section("optimizer", section.of_class, task.parameter_groups(model))
     parameters = set(model.parameters())
     for parameter in (one for group in optimizer.param_groups for one in group["params"]):
         if parameter not in parameters:

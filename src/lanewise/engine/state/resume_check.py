@@ -23,7 +23,7 @@ def identify(
         num_steps: the number of steps of the whole run; None where only the data tells.
     """
     scheduler, early_stopping = config.scheduler, config.evaluate.early_stopping
-    best, compiled = config.evaluate.best, config.compile
+    best, compiled, optimizer = config.evaluate.best, config.compile, config.optimizer
     return {
         "lanes": asdict(config.batch),
         "dataset": dataset,
@@ -33,7 +33,7 @@ def identify(
         # Compiled modules round differently from eager ones, which matters only in exact.
         "compile": None if config.distributed.equality == "close" or compiled is None else asdict(compiled),
         # A restored state replaces the arguments of the object, so other arguments would have no effect.
-        "optimizer": {key: value for key, value in plain(config.optimizer).items() if value is not False},
+        "optimizer": plain(optimizer.of_class) | ({"closure": True} if optimizer.closure else {}),
         "scheduler": None if scheduler is None else _identify_scheduler(config, scheduler, num_steps),
         "num_steps": None if scheduler is None or not scheduler.knows_length else num_steps,
         "max_grad_norm": config.train.max_grad_norm,

@@ -66,7 +66,8 @@ class Evaluated(Smooth):
 
 def configured(optimizer: str, *, every_steps: int = 1, **distributed: Any) -> RunConfig:
     config = configure(Evaluated, num_lanes=4, steps=4, optimizer="torch.optim.SGD")
-    section = OptimizerConfig(class_path=f"tests.distributed.optimizers.{optimizer}", init_args={"lr": 0.1})
+    init_args = {"lr": 3.0 if optimizer == "ScheduleFree" else 0.1}  # so that its way back rounds
+    section = OptimizerConfig(class_path=f"tests.distributed.optimizers.{optimizer}", init_args=init_args)
     return dataclasses.replace(
         config,
         optimizer=section,
