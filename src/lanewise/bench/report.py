@@ -12,7 +12,7 @@ from lanewise.bench.compare import Change
 from lanewise.bench.job import LEAST_ROUNDS, NUM_FIRST_STEPS
 from lanewise.bench.machine import describe_machine, describe_versions, describe_work
 from lanewise.bench.modes import GRADES, Mode, left_out, overrides_of
-from lanewise.bench.rounds import MiddleHalf, rate
+from lanewise.bench.rounds import rate
 from lanewise.bench.row import STEADY, BenchRow
 from lanewise.bench.tune import ANOTHER_MODEL, Trial, to_paste
 from lanewise.config import RunConfig
@@ -217,17 +217,14 @@ def _head(row: BenchRow) -> tuple[str, str]:
 
 
 def _speed(row: BenchRow | None) -> str:
-    """Write samples per second with their spread, a mark where they are noisy."""
+    """Write samples per second, with their spread if it is known, and with a mark where they are noisy."""
     if row is None:
         return ""
     if (speed := row.samples_per_second) is None:
         return "failed" if row.failure else ""
-    return f"{_spread(speed)}{'' if row.is_steady else _NOISY}"
-
-
-def _spread(values: MiddleHalf) -> str:
-    half = values.width / 2
-    return f"{rate(values.median)} +-{half:{'.1%' if half < 0.1 else '.0%'}}"
+    half = speed.width / 2
+    spread = f" +-{half:{'.1%' if half < 0.1 else '.0%'}}" if row.has_spread else ""
+    return f"{rate(speed.median)}{spread}{'' if row.is_steady else _NOISY}"
 
 
 def _mib(num_bytes: int | None) -> str:

@@ -64,10 +64,15 @@ class BenchRow:
         return own is not None and others is not None and own.low > others.high
 
     @property
+    def has_spread(self) -> bool:
+        """Whether there are enough rounds to tell how far apart they are."""
+        return len(self.rounds) >= LEAST_ROUNDS
+
+    @property
     def is_steady(self) -> bool:
         """Whether the rounds agree; of few it is not known."""
         speed = self.samples_per_second
-        return speed is not None and len(self.rounds) >= LEAST_ROUNDS and speed.width <= STEADY
+        return speed is not None and self.has_spread and speed.width <= STEADY
 
     @property
     def model(self) -> str:

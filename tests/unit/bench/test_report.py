@@ -47,6 +47,15 @@ def test_the_widest_rows_fit_into_80_columns():
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
 
 
+def test_of_few_rounds_no_spread_is_written():
+    """Of a single round it was +-0.0%."""
+    text = drawn(report(row(ALONE, [1.0] * 4), row(DDP, [1.0] * 5)))
+    few, enough = text.splitlines()[2:4]
+    assert "+-" not in few
+    assert "* " in few
+    assert "+-0.0% " in enough
+
+
 def test_speed_ups_are_over_one_device_of_the_same_grade():
     shown = report(row(ALONE, [2.0] * 5), row(DDP, [1.0] * 5), row(CEILING, [1.0] * 5))
     assert shown.speed_up(shown.rows[DDP]) == 2
