@@ -14,6 +14,7 @@ from typing import Any, TextIO, final
 from lanewise.errors import CheckpointError, StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_scan = json.JSONDecoder().raw_decode
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -32,6 +33,39 @@ def open_log(path: Path) -> TextIO:
         OSError: if it is a link, a pipe, a device or a folder, or cannot be written.
     """
     return open(path, "a", encoding="utf-8", errors="backslashreplace", buffering=1, opener=_open)
+
+
+def json_object(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a line holds, which may be anybody's; None where it holds none.
+
+    None also for an integer of thousands of digits, which Python does not read, and for a nesting that is
+    too deep for it.
+    """
+    try:
+        text = line.decode().strip()
+        columns, end = _scan(text)  # in half the time that json.loads takes
+    except (ValueError, RecursionError):
+        return None
+    return columns if isinstance(columns, dict) and end == len(text) else None
+
+
+def read_json(path: Path, max_bytes: int) -> Any:
+    """Read a JSON file that may hold anything.
+
+    Raises:
+        OSError: if it is not a regular file, or cannot be read.
+        ValueError: if it is longer than `max_bytes`, or is not strict JSON.
+        RecursionError: if it is nested too deeply.
+    """
+    with open_regular(path) as file:
+        text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes} bytes")
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 @final

@@ -1,6 +1,5 @@
 """Writes run.jsonl: one JSON object for each start of a run, and one for its end."""
 
-import json
 import os
 import threading
 import uuid
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from lanewise.errors import PreemptedError, text_of
-from lanewise.run_file import JsonLines, open_log, open_regular, writing
+from lanewise.run_file import JsonLines, json_object, open_log, open_regular, writing
 
 _lock = threading.Lock()
 """Several threads of a process may end its run."""
@@ -134,9 +133,10 @@ def end_begun(end: RunEnd) -> None:
 
 def _event(line: bytes) -> dict[str, Any] | None:
     """Return what a line of run.jsonl has; None if it is none."""
-    columns = _columns(line)
-    names = {"event", "run_id", "id"} | ({"first_step"} if columns.get("event") == "start" else set())
-    return columns if names <= columns.keys() else None
+    columns = json_object(line) or {}
+    is_text = all(isinstance(columns.get(name), str) for name in ("event", "run_id", "id"))
+    is_whole = columns.get("event") != "start" or type(columns.get("first_step")) is int
+    return columns if is_text and is_whole else None
 
 
 def _last_logged_step(metrics: Path) -> int | None:
@@ -147,13 +147,5 @@ def _last_logged_step(metrics: Path) -> int | None:
             lines = file.read().splitlines()
     except OSError:
         return None
-    steps = [step for line in lines[-2:] if type(step := _columns(line).get("step")) is int]
+    steps = [step for line in lines[-2:] if type(step := (json_object(line) or {}).get("step")) is int]
     return steps[-1] if steps else None
-
-
-def _columns(line: bytes) -> dict[str, Any]:
-    try:
-        columns: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return columns if isinstance(columns, dict) else {}

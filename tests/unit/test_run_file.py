@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from lanewise.errors import StorageError
-from lanewise.run_file import JsonLines, open_log, open_regular, replace_text, replacing, writing
+from lanewise.run_file import (
+    JsonLines,
+    json_object,
+    open_log,
+    open_regular,
+    replace_text,
+    replacing,
+    writing,
+)
 
 
 def test_a_log_grows_and_keeps_its_lines(tmp_path):
@@ -25,6 +33,24 @@ def test_lines_that_would_be_lost_with_their_file_are_an_error(tmp_path):
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(StorageError, match=r"metrics\.jsonl cannot be written: it was removed while"):
         lines.write({"step": 2})
+
+
+@pytest.mark.parametrize(
+    ("line", "columns"),
+    [
+        (b'{"a": 1}\n', {"a": 1}),
+        (' {"\u00e9": 1} '.encode(), {"\u00e9": 1}),
+        (b'{"a": 1} 2', None),
+        (b"[1]", None),
+        (b"", None),
+        (b"\xff", None),
+        (b'{"a": ' + b"1" * 6000 + b"}", None),
+        (b"[" * 10**5, None),
+    ],
+    ids=["object", "spaces", "more", "list", "empty", "no text", "digits", "deep"],
+)
+def test_a_line_is_an_object_or_none(line, columns):
+    assert json_object(line) == columns
 
 
 def plant(path: Path, kind: str) -> None:

@@ -146,7 +146,18 @@ def test_a_line_that_a_killed_process_left_half_written_does_not_count(path, dam
 
 
 @pytest.mark.parametrize(
-    "damage", [b"\n", b"5\n", b"{}\n", b'{"event": "start"}\n', b"\xff\n", b"[" * 9**5 + b"\n"]
+    "damage",
+    [
+        b"\n",
+        b"5\n",
+        b"{}\n",
+        b'{"event": "start"}\n',
+        b"\xff\n",
+        b"[" * 9**5 + b"\n",
+        b'{"event": "end", "run_id": "a", "id": [1]}\n',
+        b"1" * 6000 + b"\n",
+        b'{"event": "start", "run_id": "a", "id": "a", "first_step": "x"}\n',
+    ],
 )
 def test_a_damaged_line_is_left_out_and_left_there(path, damage):
     path.write_bytes(damage)

@@ -4,11 +4,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from lanewise.bench.job import LEAST_ROUNDS
 from lanewise.bench.machine import describe_machine, describe_work
 from lanewise.bench.rounds import rate
 from lanewise.bench.row import STEADY
 from lanewise.config import RunConfig
 from lanewise.errors import ConfigError
+
+_FASTEST = 1e300
+"""In samples per second; a number of JSON may be one that no float can be."""
 
 
 class Change(NamedTuple):
@@ -54,6 +58,8 @@ def require_comparable(before: Any, config: RunConfig) -> None:
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
     """Yield the rows that changed beyond their spread and by more than noise may be.
 
+    Of rows with few rounds the spread is not known, so they are left out.
+
     Args:
         before: what `--json` wrote.
         after: the same of this measurement.
@@ -76,10 +82,14 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _speed(row: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """Return how fast a row was; None where that is not known."""
     speed: Mapping[str, float] | None = row["samples_per_second"]
-    if speed is not None and not 0 < speed["low"] <= speed["median"] <= speed["high"]:
+    has_spread = row["num_rounds"] >= LEAST_ROUNDS
+    if speed is None:
+        return None
+    if not 0 < speed["low"] <= speed["median"] <= speed["high"] < _FASTEST:
         raise ValueError("samples_per_second in order")
-    return speed
+    return speed if has_spread else None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lanewise.errors import CheckpointError
-from lanewise.run_file import open_regular, reading
+from lanewise.run_file import open_regular, read_json, reading
 from lanewise.watch.heartbeat import heartbeat
 
 _PIECE_BYTES = 2**24
@@ -120,21 +120,6 @@ def _is_name(text: str) -> bool:
     return Path(text).name == text and text.isascii() and text.isprintable()
 
 
-def read_json(path: Path, max_bytes: int) -> Any:
-    """Read a JSON file that may hold anything.
-
-    Raises:
-        OSError: if it is not a regular file, or cannot be read.
-        ValueError: if it is longer than `max_bytes`, or is not strict JSON.
-        RecursionError: if it is nested too deeply.
-    """
-    with open_regular(path) as file:
-        text = file.read(max_bytes + 1)
-    if len(text) > max_bytes:
-        raise ValueError(f"it has more than {max_bytes} bytes")
-    return json.loads(text, parse_constant=_refuse)
-
-
 def write_json(path: Path, text: str, max_bytes: int) -> FileEntry:
     """Write text durably that `read_json` reads.
 
@@ -144,10 +129,6 @@ def write_json(path: Path, text: str, max_bytes: int) -> FileEntry:
     if len(text) > max_bytes:
         raise CheckpointError(f"{path.name} has {len(text)} bytes, and more than {max_bytes} are not read.")
     return write_durably(path, text.encode())
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _digest(tree: object) -> str:

@@ -20,10 +20,10 @@ import torch
 from safetensors import safe_open
 
 from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import FileEntry, Manifest, read_json, sync_folder, write_json
+from lanewise.checkpoint.manifest import FileEntry, Manifest, sync_folder, write_json
 from lanewise.checkpoint.part import Staging, part_name, share_out
 from lanewise.errors import LanewiseError, StorageError
-from lanewise.run_file import reading, reason
+from lanewise.run_file import read_json, reading, reason
 from lanewise.world.encode import TensorTable, decode, encode
 from lanewise.world.world import World
 

@@ -1,6 +1,5 @@
 """`lanewise bench CONFIG`."""
 
-import json
 import os
 import signal
 from collections.abc import Sequence
@@ -14,11 +13,13 @@ from lanewise.config import ReducerName, RunConfig
 from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
 from lanewise.launch.scratch import temporary_folder
-from lanewise.run_file import reading
+from lanewise.run_file import read_json, reason
 from lanewise.world.environment import Environment
 
 _REDUCERS_THERE_ARE: tuple[ReducerName, ...] = get_args(ReducerName)
 _INTERRUPTED = 130
+_MOST_BYTES = 16 * 2**20
+"""Of what --json wrote."""
 
 
 def _read_reducers(text: str) -> Sequence[ReducerName]:
@@ -95,11 +96,13 @@ def bench(arguments: Arguments) -> int:
 
 
 def _read(file: Path) -> Any:
-    with reading(file):
-        text = file.read_text(encoding="utf-8")
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return read_json(file.resolve(), _MOST_BYTES)
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be read: {reason(error, file)}. Give --compare what an earlier --json wrote."
+        ) from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"--compare needs what an earlier `lanewise bench --json` wrote: got {file}, which is no JSON "
             f"({error}). Write it anew."

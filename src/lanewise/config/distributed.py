@@ -56,7 +56,7 @@ def _devices_are_of_one_type(devices: Devices | None, device_type: str) -> Itera
     listed = ", ".join(map(str, devices))
     names = [name for name in devices if isinstance(name, str)]
     types = {device_type if isinstance(name, int) else name.partition(":")[0] for name in devices}
-    are_names = all(re.fullmatch(rf"cpu|(?!cpu:){_TYPE}:(0|[1-9]\d*)", name) for name in names)
+    are_names = all(re.fullmatch(rf"cpu|(?!cpu:){_TYPE}:(0|[1-9]\d{{0,5}})", name) for name in names)
     if not are_names or len(types) != 1:
         yield (
             f"distributed.devices must be a number, or a list of devices of one type: got [{listed}]. "

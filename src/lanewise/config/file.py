@@ -11,7 +11,15 @@ from pathlib import Path
 from lanewise.config.check import nearest, show
 from lanewise.config.jsonnet import evaluate_jsonnet
 from lanewise.config.strict_yaml import read_yaml
-from lanewise.config.tree import MOST_CHARACTERS, MOST_LEVELS, check_tree, read_integer, too_deep, too_long
+from lanewise.config.tree import (
+    MOST_CHARACTERS,
+    MOST_LEVELS,
+    check_tree,
+    read_integer,
+    require_few,
+    too_deep,
+    too_long,
+)
 from lanewise.errors import ConfigError
 
 # For a dotted key tomllib takes memory by the square of its parts.
@@ -35,7 +43,6 @@ def read_file(path: Path) -> dict[str, object]:
         tree = read(_read_text(path), source)
     except RecursionError:
         raise too_deep(source) from None
-    check_tree(tree, source)
     if not isinstance(tree, dict):
         raise ConfigError(
             f"{path} must hold a mapping of keys to values: got {show(tree)}. Begin with task: ..."
@@ -56,16 +63,8 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"the configuration file {path} does not exist. {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}. Give a readable text file in UTF-8.") from error
-    _require_few(text, str(path))
+    require_few(text, str(path))
     return text
-
-
-def _require_few(text: str, source: str) -> None:
-    if len(text) > MOST_CHARACTERS:
-        raise ConfigError(
-            f"{source} is longer than {MOST_CHARACTERS:,} characters. Keep data in a file of its own, and "
-            "give its path to the task."
-        )
 
 
 def _read_json(text: str, source: str) -> object:
@@ -91,6 +90,7 @@ def _read_json(text: str, source: str) -> object:
         raise ConfigError(
             *(f"{source} has the key {name} twice in one mapping. Remove one of them." for name in repeated)
         )
+    check_tree(tree, source)
     return tree
 
 
@@ -98,16 +98,18 @@ def _read_toml(text: str, source: str) -> object:
     if _TOO_DEEP_KEY.search(text):
         raise too_deep(source)
     try:
-        return tomllib.loads(text)
+        tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}.") from error
     except ValueError:  # Python reads no integer of thousands of digits
         raise too_long(source) from None
+    check_tree(tree, source)
+    return tree
 
 
 def _read_jsonnet(text: str, source: str) -> object:
     evaluated = evaluate_jsonnet(text, source)
-    _require_few(evaluated, source)
+    require_few(evaluated, source)
     return _read_json(evaluated, source)
 
 

@@ -14,8 +14,8 @@ LauncherName = Literal["local", "ssh", "slurm", "ray", "kubernetes"]
 LAUNCHERS_WITH_NODES = ("slurm", "ray", "kubernetes")
 """The launchers that are told a number of hosts; ssh is told their names."""
 
-_HOST = re.compile(r"(?P<name>[^\s:,\[\]-][^\s:,\[\]]*)(?::(?P<slots>[1-9]\d*))?")
-_LINE = re.compile(r"(?P<name>[^\s:]+)(?::(?P<short>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?\s*")
+_HOST = re.compile(r"(?P<name>[^\s:,\[\]-][^\s:,\[\]]*)(?::(?P<slots>[1-9]\d{0,5}))?")
+_LINE = re.compile(r"(?P<name>[^\s:]+)(?::(?P<short>\d{1,6})|\s+slots\s*=\s*(?P<slots>\d{1,6}))?\s*")
 
 
 class Host(NamedTuple):

@@ -10,7 +10,7 @@ from lanewise.config.check import expand_user, read_section, show
 from lanewise.config.file import read_file
 from lanewise.config.run import RunConfig
 from lanewise.config.strict_yaml import read_yaml, write_yaml
-from lanewise.config.tree import MOST_LEVELS, check_tree
+from lanewise.config.tree import MOST_LEVELS
 from lanewise.errors import ConfigError, collecting
 
 
@@ -66,7 +66,6 @@ def apply_overrides(
             if len(keys) > MOST_LEVELS:
                 raise ConfigError(f"{option} is a key of {len(keys)} parts. Write at most {MOST_LEVELS}.")
             value = read_yaml(text, source=f"the value of {option}")
-            check_tree(value, source=f"the value of {option}")
             tree = _with_value(tree, keys, value)
     return tree, mistakes
 

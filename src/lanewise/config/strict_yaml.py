@@ -9,7 +9,7 @@ from typing import Any, final
 
 import yaml
 
-from lanewise.config.tree import MOST_LEVELS, read_integer, too_deep
+from lanewise.config.tree import MOST_LEVELS, check_tree, read_integer, require_few, too_deep
 from lanewise.errors import ConfigError
 
 try:
@@ -31,15 +31,17 @@ _CORE_SCHEMA = [
 
 
 def read_yaml(text: str, source: str) -> object:
-    """Read one YAML document.
+    """Read one YAML document, which may be a stranger's: a few aliases can stand for more than memory holds.
 
     Args:
         text: the document.
         source: what to call it in a mistake, for example its file name.
 
     Raises:
-        ConfigError: the text is not valid YAML, or a key occurs twice in one mapping.
+        ConfigError: the text is not valid YAML, or holds more than a configuration may, or a key occurs twice
+            in one mapping.
     """
+    require_few(text, source)
     try:
         _check_nodes(text, source)
         loader = _Loader(text, source)
@@ -58,6 +60,7 @@ def read_yaml(text: str, source: str) -> object:
                 for key, first, second in loader.repeated_keys
             )
         )
+    check_tree(tree, source)
     return tree
 
 
@@ -126,8 +129,7 @@ class _Loader(SafeLoader):
 
     def construct_core_int(self, node: yaml.ScalarNode) -> int:
         """Read an integer: a leading zero means nothing, 0o is octal, 0x is hexadecimal."""
-        text = str(self.construct_scalar(node))
-        return int(text, base=0) if text[:2] in ("0o", "0x") else read_integer(text, self.source)
+        return read_integer(str(self.construct_scalar(node)), self.source)
 
 
 @final

@@ -52,15 +52,24 @@ def check_tree(tree: object, source: str) -> None:
             raise too_long(source)
 
 
+def require_few(text: str, source: str) -> None:
+    """Raise ConfigError for text that is longer than a configuration may be."""
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(
+            f"{source} is longer than {MOST_CHARACTERS:,} characters. Keep data in a file of its own, and "
+            "give its path to the task."
+        )
+
+
 def read_integer(text: str, source: str) -> int:
-    """Read a decimal integer, but for one of thousands of digits, which Python refuses to read.
+    """Read an integer, decimal or with 0o or 0x, but for one of thousands of digits, which Python refuses.
 
     Raises:
         ConfigError: it is longer than any number that is meant.
     """
     if len(text) > _MOST_DIGITS + 1:  # and a sign
         raise too_long(source)
-    return int(text)
+    return int(text, base=0 if text[:2] in ("0o", "0x") else 10)
 
 
 def too_deep(source: str) -> ConfigError:

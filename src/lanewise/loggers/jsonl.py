@@ -1,6 +1,5 @@
 """Writes metrics.jsonl: one JSON object for each logged step and for each evaluation."""
 
-import json
 import logging
 import math
 import os
@@ -8,10 +7,10 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from lanewise.callback import Callback
-from lanewise.run_file import JsonLines, open_regular, replacing, writing
+from lanewise.run_file import JsonLines, json_object, open_regular, replacing, writing
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +78,8 @@ def cut(path: Path, after_step: int, *, evaluates_first: bool = False) -> None:
     damaged: list[int] = []
     with replacing(path) as new, open_regular(path) as lines, new.open("wb") as kept:
         for number, line in enumerate(iter(lambda: lines.readline(_MAX_LINE), b""), start=1):
-            columns = _columns_of(line)
-            if columns is None:
+            columns = json_object(line)
+            if columns is None or type(columns.get("step")) is not int:
                 if line.endswith(b"\n"):
                     damaged.append(number)
                 continue
@@ -117,13 +116,3 @@ def cut_ranks(folder: Path, rank: int, world_size: int, after_step: int) -> Path
     for path in (own, *others):
         cut(path, after_step)
     return own
-
-
-def _columns_of(line: bytes) -> Mapping[str, Any] | None:
-    """Return what a line has; None if that is no step."""
-    try:
-        columns: Any = json.loads(line)
-        has_step = type(columns["step"]) is int
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None
-    return columns if has_step else None

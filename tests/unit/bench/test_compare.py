@@ -21,6 +21,7 @@ def measurement(**medians: float):
                 "num_devices": 2,
                 "equality": "close",
                 "failure": None,
+                "num_rounds": 5,
                 "samples_per_second": {"low": 0.98 * median, "median": median, "high": 1.02 * median},
             }
             for name, median in medians.items()
@@ -45,6 +46,14 @@ def test_small_changes_are_noise_however_steady_the_rows_were():
     after = measurement(ddp=97)
     after["rows"][0]["samples_per_second"] = {"low": 97, "median": 97, "high": 97}
     assert list(compare(measurement(ddp=100), after)) == []
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_of_few_rounds_no_change_is_known(which):
+    """Of one round the middle half is one number, which any other does not meet."""
+    both = [measurement(ddp=100), measurement(ddp=50)]
+    both[which]["rows"][0]["num_rounds"] = 4
+    assert list(compare(*both)) == []
 
 
 def test_rows_that_only_one_of_them_has_are_left_out():
@@ -81,10 +90,16 @@ def test_another_machine_or_another_work_is_refused_before_anything_is_measured(
         require_comparable(other, CONFIG)
 
 
-ZERO = {**measurement(a=1)["rows"][0], "samples_per_second": {"low": 0, "median": 0, "high": 0}}
+ZERO, INFINITE, HUGE = (
+    {**measurement(a=1)["rows"][0], "samples_per_second": dict.fromkeys(("low", "median", "high"), speed)}
+    for speed in (0, float("inf"), 10**400)
+)
 
 
-@pytest.mark.parametrize("before", [{}, [], {"machine": 1}, {"rows": [{}]}, {"rows": [ZERO]}, None])
+@pytest.mark.parametrize(
+    "before",
+    [{}, [], {"machine": 1}, {"rows": [{}]}, {"rows": [ZERO]}, {"rows": [INFINITE]}, {"rows": [HUGE]}, None],
+)
 def test_what_is_no_measurement_is_one_error(before):
     before = {**here(), **before} if isinstance(before, dict) and "rows" in before else before
     with pytest.raises(ConfigError, match="what an earlier `lanewise bench --json` wrote"):

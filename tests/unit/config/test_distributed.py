@@ -84,6 +84,7 @@ def test_numbers_in_a_list_are_those_of_devices_of_the_type(device_type):
         ("cuda",),
         ("cuda:",),
         ("cuda:-1",),
+        ("cuda:10000000",),
         ("cuda:x",),
         ("cuda:0", "xpu:0"),
         ("cpu:0",),

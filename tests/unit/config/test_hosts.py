@@ -12,7 +12,8 @@ def test_hosts_are_what_one_types_after_ssh_with_a_number_of_devices():
 
 
 @pytest.mark.parametrize(
-    "written", ["", "gpu1:", "gpu1:0", "gpu1:four", "a b", "-oProxyCommand=x", "a,b", "[a]"]
+    "written",
+    ["", "gpu1:", "gpu1:0", "gpu1:four", "a b", "-oProxyCommand=x", "a,b", "[a]", f"a:{'1' * 6000}"],
 )
 def test_what_is_no_host_is_a_mistake_before_ssh_sees_it(written):
     with pytest.raises(ConfigError, match="must list names such as gpu1, me@gpu1 or gpu1:4: got"):
@@ -30,7 +31,10 @@ def test_a_hostfile_is_as_deepspeed_and_open_mpi_write_it(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("line", ["gpu1 slots=0", "gpu1 4", "gpu1:x", "gpu1 slots=4 more=8", "-oX slots=1"])
+@pytest.mark.parametrize(
+    "line",
+    ["gpu1 slots=0", "gpu1 4", "gpu1:x", "gpu1 slots=4 more=8", "-oX slots=1", "a slots=10000000"],
+)
 def test_a_line_that_is_no_host_is_named(tmp_path, line):
     file = tmp_path / "hosts"
     file.write_text(f"gpu0\n{line}\n")

@@ -123,6 +123,19 @@ def test_an_alias_inside_of_what_it_names(text):
     assert "is not valid YAML: an alias stands inside of what it names." in mistake
 
 
+def test_a_few_aliases_that_stand_for_too_many_values_are_refused():
+    """Whoever went through them did not come back: only some callers counted."""
+    lists = "".join(f"a{number + 1}: &a{number + 1} [{f'*a{number}, ' * 9}]\n" for number in range(8))
+    (mistake,) = mistakes_of(f"a0: &a0 [1]\n{lists}")
+    assert mistake.startswith("run.yaml holds more than 100,000 values.")
+
+
+def test_a_number_of_thousands_of_digits_is_a_mistake_wherever_it_stands():
+    """Python reads it in base 16, and then refuses to write it, which the mistake of a repeated key does."""
+    (mistake,) = mistakes_of(f"? 0x{'1' * 6000}\n: 1\n" * 2)
+    assert mistake.startswith("run.yaml holds an integer of more than 100 digits.")
+
+
 def test_text_that_is_not_unicode_is_a_mistake():
     (mistake,) = mistakes_of("a: \udcff")
     assert "is not valid YAML: 'utf-8' codec can't encode" in mistake
