@@ -27,7 +27,8 @@ _SEVERAL: Mapping[str, tuple[str, Sequence[str]]] = {
 }
 _PHASES = "time/"
 _MOST_RANKS = 64
-_MOST_CHARTS_OF_METRICS = 40
+_MOST_LINES = 40
+"""Of a chart; as many metrics have a chart of their own."""
 _KINDS = ("start", "end", "checkpoint")
 
 
@@ -41,21 +42,22 @@ class Chart(NamedTuple):
     lines: list[dict[str, Any]]
 
 
-def charts_of(runs: Sequence[RunData]) -> list[Chart]:
-    """Return the charts that have something to show."""
+def charts_of(runs: Sequence[RunData]) -> tuple[list[Chart], int]:
+    """Return the charts that have something to show, and how many metrics there is no room for."""
     begins = [_begin(run) for run in runs]
     names = list(dict.fromkeys(name for run in runs for name in run.series))
     losses = [name for name in names if name == "train/loss" or _is_evaluation(name, runs, "/loss")]
     shown = {*losses, *_TITLES, *(name for _, of_chart in _SEVERAL.values() for name in of_chart)}
-    charts = [_lines("Loss", "", losses, runs, begins)]
+    charts = [_lines("Loss", "", losses[:_MOST_LINES], runs, begins)]
     others = [name for name in names if name not in shown and _is_metric(name)]
-    charts += [_lines(name, "", [name], runs, begins) for name in others[:_MOST_CHARTS_OF_METRICS]]
+    charts += [_lines(name, "", [name], runs, begins) for name in others[:_MOST_LINES]]
     charts += [_lines(title, unit, [name], runs, begins) for name, (title, unit) in _TITLES.items()]
     charts += [_lines(title, unit, of_chart, runs, begins) for title, (unit, of_chart) in _SEVERAL.items()]
     charts.append(Chart("Parts of a step, by process", "bars", "seconds", list(_phases(runs))))
     charts.append(Chart("Memory, by process", "bars", "GiB", list(_memory(runs))))
     charts.append(Chart("Starts, ends and checkpoints", "moments", "", list(_moments(runs, begins))))
-    return [chart for chart in charts if chart.lines]
+    num_left_out = sum(max(0, len(of_kind) - _MOST_LINES) for of_kind in (losses, others))
+    return [chart for chart in charts if chart.lines], num_left_out
 
 
 def _is_metric(name: str) -> bool:
@@ -100,7 +102,7 @@ def _phases(runs: Sequence[RunData]) -> Iterator[dict[str, Any]]:
     for number, run in enumerate(runs):
         ranks = sorted(run.phases)[:_MOST_RANKS]
         names = dict.fromkeys(name for rank in ranks for name in run.phases[rank] if name.startswith(_PHASES))
-        for name in names:
+        for name in list(names)[:_MOST_LINES]:
             values = [mean_of(run.phases[rank], name) or 0.0 for rank in ranks]
             phase = name.removeprefix(_PHASES).removesuffix("_seconds")
             yield _bar(number, runs, phase, ranks, values)

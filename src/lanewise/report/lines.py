@@ -1,16 +1,15 @@
 """Reads files of JSON lines that may be damaged or not there, and says what could not be read."""
 
-import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, final
 
-from lanewise.run_file import open_regular
+from lanewise.run_file import json_object, open_regular
 
 _MAX_LINE = 16 * 2**20
+_MOST_STEPS = 10**18
 
 
 @final
@@ -36,7 +35,7 @@ class JsonLinesReader:
             with open_regular(self.path) as file:
                 self._skip(file)
                 for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), start=1):
-                    columns = _object(line)
+                    columns = json_object(line)
                     if columns is not None:
                         yield columns
                     elif line.endswith(b"\n"):
@@ -62,9 +61,6 @@ class JsonLinesReader:
             file.readline()  # of which the begin is missing
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
-    with suppress(ValueError, RecursionError):
-        columns: Any = json.loads(line)
-        if isinstance(columns, dict):
-            return columns
-    return None
+def count_of(value: object) -> int | None:
+    """Return what may be anything as a number of steps; None where it is none that a run can have."""
+    return value if type(value) is int and 0 <= value < _MOST_STEPS else None

@@ -17,10 +17,13 @@ from lanewise.report.status import finite
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 """Whatever stands in the page, a browser loads nothing for it."""
 
+_MOST_VALUES = 40
+"""Of an evaluation, in the table of runs."""
+
 
 def write_page(runs: Sequence[RunData]) -> str:
     """Return the page of one or several runs."""
-    charts = charts_of(runs)
+    charts, num_left_out = charts_of(runs)
     names = ", ".join(run.name for run in runs)
     own = files("lanewise.report")
     page = "".join(
@@ -33,7 +36,7 @@ def write_page(runs: Sequence[RunData]) -> str:
             f"<header><h1>{escape(names)}</h1>\n",
             f'<p class="soft">Made by lanewise report, {written(time.time())}.</p></header>\n<main>\n',
             *_overview(runs),
-            *_chart_sections(runs, charts),
+            *_chart_sections(runs, charts, num_left_out),
             *_configurations(runs),
             *_trouble(runs),
             *_tables(runs),
@@ -68,7 +71,9 @@ def _overview(runs: Sequence[RunData]) -> Iterator[str]:
         best = (
             "" if status.best is None else f"{status.best[0]} {status.best[2]:.6g} after {status.best[1]:,}"
         )
-        last = ", ".join(f"{name} {value:.6g}" for name, value in status.evaluation.items())
+        values = [f"{name} {value:.6g}" for name, value in status.evaluation.items()]
+        more = [f"and {len(values) - _MOST_VALUES:,} more"] if len(values) > _MOST_VALUES else []
+        last = ", ".join(values[:_MOST_VALUES] + more)
         started = "" if status.started is None else written(status.started)
         rows.append([run.name, status.state, started, progress, status.devices, last, best])
     yield _table(
@@ -83,7 +88,7 @@ def _overview(runs: Sequence[RunData]) -> Iterator[str]:
     yield "</section>\n"
 
 
-def _chart_sections(runs: Sequence[RunData], charts: Sequence[Chart]) -> Iterator[str]:
+def _chart_sections(runs: Sequence[RunData], charts: Sequence[Chart], num_left_out: int) -> Iterator[str]:
     yield '<section aria-labelledby="charts-title"><h2 id="charts-title">Charts</h2>\n'
     yield '<form id="controls" aria-label="What the charts show"><label>Over <select name="axis">'
     yield '<option value="step">steps</option><option value="samples">samples</option>'
@@ -105,7 +110,10 @@ def _chart_sections(runs: Sequence[RunData], charts: Sequence[Chart]) -> Iterato
         yield f'<details id="numbers-{number}"><summary>Numbers of {title}</summary>'
         yield f'<div class="scroll" tabindex="0" role="region" aria-label="Numbers of {title}">'
         yield "<table></table></div></details></section>\n"
-    yield "</div></section>\n"
+    yield "</div>\n"
+    if num_left_out:
+        yield f'<p class="soft">{num_left_out:,} more metrics are in metrics.jsonl.</p>\n'
+    yield "</section>\n"
 
 
 def _configurations(runs: Sequence[RunData]) -> Iterator[str]:

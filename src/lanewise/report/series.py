@@ -3,6 +3,7 @@
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tsdownsample import MinMaxDownsampler
 
-from lanewise.report.lines import JsonLinesReader
+from lanewise.report.lines import JsonLinesReader, count_of
 
 MOST_POINTS = 600
 """Of a line in a chart; a screen has about twice as many columns."""
@@ -33,14 +34,26 @@ class _Table:
     """The lines that have the same names, as columns."""
 
     names: tuple[str, ...]
-    columns: "list[array[float]]" = field(default_factory=list)
+    rows: "array[float]" = field(default_factory=lambda: array("d"))
+    """One after the other."""
 
-    def append(self, values: Sequence[Any]) -> None:
-        for column, value in zip(self.columns, values, strict=True):
-            try:
-                column.append(value)
-            except (TypeError, OverflowError):  # null, or what is no number of this size
-                column.append(math.nan)
+    def append(self, line: Mapping[str, Any]) -> None:
+        begin = len(self.rows)
+        try:
+            self.rows.extend(line.values())
+        except (TypeError, OverflowError):  # null, or what is no number of this size
+            del self.rows[begin:]
+            self.rows.extend(map(_number, line.values()))
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        rows = np.frombuffer(self.rows).reshape(-1, len(self.names))
+        return dict(zip(self.names, rows.T, strict=True))
+
+
+def _number(value: object) -> float:
+    with suppress(OverflowError):
+        return float(value) if isinstance(value, int | float) else math.nan
+    return math.nan
 
 
 def read_series(lines: JsonLinesReader) -> dict[str, Points]:
@@ -51,18 +64,16 @@ def read_series(lines: JsonLinesReader) -> dict[str, Points]:
     """
     tables: dict[tuple[str, ...], _Table] = {}
     for line in lines:
-        if type(line.get("step")) is not int:
+        if count_of(line.get("step")) is None:
             continue
         names = tuple(line)
         table = tables.get(names)
         if table is None:
-            table = tables[names] = _Table(names, [array("d") for _ in names])
-        table.append(list(line.values()))
+            table = tables[names] = _Table(names)
+        table.append(line)
     found: dict[str, list[Points]] = {}
     for table in tables.values():
-        columns = {
-            name: np.frombuffer(column) for name, column in zip(table.names, table.columns, strict=True)
-        }
+        columns = table.columns()
         steps = columns["step"]
         times = columns.get("time", np.full_like(steps, np.nan))
         for name, values in columns.items():

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from lanewise.report.lines import JsonLinesReader
+from lanewise.report.lines import JsonLinesReader, count_of
 from lanewise.run_dir import RunDir
 
 State = Literal["running", "finished", "stopped early", "preempted", "failed", "killed", "unknown"]
@@ -86,18 +86,17 @@ def read_status(folder: Path) -> RunStatus:
     record = JsonLinesReader(run_dir.record)
     events = [event for event in record if event.get("event") in ("start", "end")]
     metrics = JsonLinesReader(run_dir.metrics, _TAIL_BYTES)
-    lines = [line for line in metrics if type(line.get("step")) is int]
+    lines = [line for line in metrics if count_of(line.get("step")) is not None]
     problems = [*record.problems, *metrics.problems]
     starts = [event for event in events if event["event"] == "start"]
     start = starts[-1] if starts else {}
     state = _state(run_dir, events, lines)
     has_end = bool(events) and events[-1]["event"] == "end"
-    step = _number(events[-1].get("last_step")) if has_end else None
+    step = count_of(events[-1].get("last_step")) if has_end else None
     if step is None and lines:
         step = lines[-1]["step"]
-    last_step = _number(start.get("last_step"))
-    evaluations = [_evaluation(line) for line in lines]
-    known = [(line["step"], values) for line, values in zip(lines, evaluations, strict=True) if values]
+    last_step = count_of(start.get("last_step"))
+    evaluated = [line for line in lines if not line.keys() & {"train/learning_rate", "data/read_bytes"}]
     has_ended = state not in ("running", "finished")
     error = str(events[-1].get("text") or events[-1].get("error") or "") if has_end else ""
     return RunStatus(
@@ -112,8 +111,8 @@ def read_status(folder: Path) -> RunStatus:
         loss=next(
             (loss for line in reversed(lines) if (loss := _value(line, "train/loss")) is not None), None
         ),
-        evaluation=known[-1][1] if known else {},
-        best=_best(known, start),
+        evaluation=next(filter(None, map(_evaluation, reversed(evaluated))), {}),
+        best=_best(evaluated, start),
         error=error.splitlines()[0] if error.strip() else "",
         next_command=_next_command(run_dir) if has_ended else "",
         problems=problems,
@@ -176,22 +175,18 @@ def _seconds_left(lines: Sequence[Mapping[str, Any]], last_step: int | None) -> 
 
 
 def _evaluation(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values of an evaluation; empty for a line of training."""
-    if line.keys() & {"train/learning_rate", "data/read_bytes"}:
-        return {}
+    """Return the values of an evaluation."""
     names = (name for name in line if "/" in name)
     return {name: value for name in names if (value := _value(line, name)) is not None}
 
 
-def _best(
-    evaluations: Sequence[tuple[int, Mapping[str, float]]], start: Mapping[str, Any]
-) -> tuple[str, int, float] | None:
+def _best(evaluated: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> tuple[str, int, float] | None:
     config = start.get("config")
     section = config.get("evaluate") if isinstance(config, dict) else None
     name = section.get("best") if isinstance(section, dict) else None
     if not isinstance(section, dict) or not isinstance(name, str):
         return None
-    values = [(step, found[name]) for step, found in evaluations if name in found]
+    values = [(line["step"], value) for line in evaluated if (value := _value(line, name)) is not None]
     falls = section.get("best_mode") == "min" or (
         section.get("best_mode") is None and name.rpartition("/")[2] == "loss"
     )
@@ -214,10 +209,6 @@ def _next_command(run_dir: RunDir) -> str:
             config, folder = (shlex.quote(str(path)) for path in (run_dir.config, run_dir.path))
             return f"lanewise train {config} --resume --train.run_dir {folder}"  # it may have been moved
     return ""
-
-
-def _number(value: object) -> int | None:
-    return value if type(value) is int else None
 
 
 def _value(line: Mapping[str, Any], name: str) -> float | None:

@@ -109,6 +109,38 @@ def test_a_line_may_have_anything(tmp_path, line):
     assert data_in(page)["charts"]
 
 
+LISTS = "".join(f"a{number + 1}: &a{number + 1} [{f'*a{number}, ' * 9}]\n" for number in range(8))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [f"a0: &a0 [1]\n{LISTS}", f"a: 0x{'1' * 6000}", f"a: {'1' * 6000}"],
+    ids=["aliases", "hex", "digits"],
+)
+def test_a_configuration_that_nobody_can_show_is_said(tmp_path, config):
+    """The aliases stood for more than memory holds, and the report hung; the digits were a traceback."""
+    folder = write_run(tmp_path / "a", [START], [step(1, 1.0)])
+    (folder / "config.yaml").write_text(config)
+    assert "config.yaml cannot be read: config.yaml holds " in page_of((folder, "a"))
+
+
+def test_of_very_many_metrics_some_are_shown_and_the_rest_is_counted(tmp_path):
+    """100,000 lines in a chart took a minute."""
+    values = {
+        f"{kind}{number}/{end}": 1.0 for number in range(50) for kind, end in (("a", "loss"), ("b", "x"))
+    }
+    folder = write_run(tmp_path / "a", [START], [{"epoch": 1, "step": 1, "time": 1.0, **values}])
+    phases = {"step": 1, **{f"time/{number}_seconds": 1.0 for number in range(50)}}
+    (folder / "phases").mkdir()
+    (folder / "phases" / "rank-00000.jsonl").write_text(json.dumps(phases) + "\n")
+    page = page_of((folder, "a"))
+    charts = {chart["title"]: chart["lines"] for chart in data_in(page)["charts"]}
+    assert len(charts["Loss"]) == len(charts["Parts of a step, by process"]) == 40
+    assert sum(title.startswith("b") for title in charts) == 40
+    assert "20 more metrics are in metrics.jsonl." in page
+    assert "and 60 more</td>" in page
+
+
 def test_what_differs_between_runs_is_a_table(tmp_path):
     folders = [write_run(tmp_path / name, [START], [step(1, 1.0)]) for name in "ab"]
     for folder, rate in zip(folders, (0.1, 0.2), strict=True):

@@ -114,6 +114,18 @@ def test_numbers_that_nothing_can_hold_are_left_out(tmp_path, line, moment):
     assert list(Runs(tmp_path, [status]).lines())
 
 
+@pytest.mark.parametrize(
+    "number", ["1" * 6000, "1" * 4000, "-1"], ids=["6000 digits", "4000 digits", "negative"]
+)
+def test_a_step_that_no_run_takes_is_none(tmp_path, number):
+    """One of 4,000 digits, which Python reads, was a column of the table of runs."""
+    text = f'{{"epoch": 1, "step": {number}, "time": 1.0}}\n'
+    folder = write_run(tmp_path, [START], [step(1, 1.0)], text)
+    with (folder / "run.jsonl").open("a") as file:
+        file.write(f'{{"event": "end", "reason": "finished", "last_step": {number}}}\n')
+    assert read_status(folder).step == 1
+
+
 def test_runs_are_found_below_a_folder_and_not_inside_of_each_other(tmp_path):
     for name in ("a", "deep/b", "a/inside", "deep/er/and/too/deep"):
         write_run(tmp_path / name)
