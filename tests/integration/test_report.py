@@ -150,6 +150,44 @@ def test_nobody_is_kept_out(browser, runs, scheme, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+PLOTS = """
+[...document.querySelectorAll(".plot")].map((plot) =>
+  [plot.clientWidth, plot.querySelector(".main-svg")?.clientWidth, plot._fullLayout?.font.color])
+"""
+"""The width of each chart's place, its own, and its colour; null where it is not drawn."""
+
+
+@WITH_BROWSER
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_paper_all_charts_are_drawn_and_dark_on_white(browser, runs, scheme):
+    """Those that had not come into sight were empty."""
+    page = open_page(browser, report(runs, "one"), scheme=scheme)
+    assert None in [width for _, width, _ in page.evaluate(PLOTS)]
+    page.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = {PLOTS}; }})")
+    page.pdf()
+    printed = page.evaluate("window.printed")
+    assert len(printed) > 5
+    assert [width for _, width, _ in printed] == [place for place, _, _ in printed]
+    assert max(place for place, _, _ in printed) < 700
+    assert {color for _, _, color in printed} == {"#1b1f24"}
+    back = page.evaluate(PLOTS)
+    assert [width for _, width, _ in back] == [place for place, _, _ in back]
+    assert {color for _, _, color in back} == {"#1b1f24" if scheme == "light" else "#e6edf3"}
+    assert page.failed == []
+
+
+@WITH_BROWSER
+def test_a_line_of_one_value_stands_on_an_axis_from_zero(browser, runs):
+    """That of a learning rate of 0.001 went from -1 to 1."""
+    page = open_page(browser, report(runs, "one"))
+    page.get_by_role("heading", name="Learning rate").scroll_into_view_if_needed()
+    (rate,) = set(metrics_of(runs / "one", "train/learning_rate").values())
+    plot = "document.querySelector('[aria-label^=\"Chart of Learning rate\"]')"
+    page.wait_for_function(f"{plot}._fullLayout")
+    low, high = page.evaluate(f"{plot}._fullLayout.yaxis.range")
+    assert (low, rate <= high < 2 * rate) == (0, True)
+
+
 @WITH_BROWSER
 def test_a_name_with_html_in_it_is_shown_as_text(browser, runs, tmp_path):
     hostile = "<img src=x onerror=document.title='taken'>"

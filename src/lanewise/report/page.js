@@ -52,16 +52,21 @@ function tracesOf(chart) {
   });
 }
 
+// Plotly gives a line of one value an axis from one below to one above it, where 0.001 is 0.
+function isConstant(chart) {
+  return new Set(chart.lines.filter((line) => shows(line.run)).flatMap((line) => line.values ?? []).filter((value) => value !== null)).size === 1;
+}
+
 function layoutOf(chart) {
   const axis = {gridcolor: style("--line"), zerolinecolor: style("--line"), automargin: true};
   const isLine = chart.kind === "lines";
   const placed = chart.kind === "moments" ? AXES.time : isLine ? AXES[form.elements.axis.value] : "";
   return {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", barmode: "stack",
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", barmode: "stack", autosize: true,
     font: {color: style("--text"), family: "system-ui, sans-serif", size: 12},
     margin: {l: 50, r: 10, t: 10, b: 40}, showlegend: true, legend: {orientation: "h", y: -0.32},
     xaxis: {...axis, title: {text: placed}},
-    yaxis: {...axis, title: {text: plain(chart.unit)}, type: isLine && form.elements.log.checked ? "log" : chart.kind === "moments" ? "category" : undefined},
+    yaxis: {...axis, rangemode: isConstant(chart) ? "tozero" : "normal", title: {text: plain(chart.unit)}, type: isLine && form.elements.log.checked ? "log" : chart.kind === "moments" ? "category" : undefined},
   };
 }
 
@@ -129,6 +134,15 @@ function drawAgain() {
     if (details.open) fill(details.querySelector("table"), chart);
   }
 }
+// On paper there is no scrolling into sight, and no dark.
+addEventListener("beforeprint", () => {
+  document.documentElement.classList.add("printing");
+  for (const chart of data.charts) draw(chart);
+});
+addEventListener("afterprint", () => {
+  document.documentElement.classList.remove("printing");
+  drawAgain();
+});
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("change", drawAgain);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAgain);
