@@ -23,7 +23,7 @@ TAIL = """\
     scheduler: {class_path: torch.optim.lr_scheduler.StepLR, init_args: {step_size: 100}, warmup: 20}
 
 A scheduler with a name knows how many steps the run takes; that number is printed before the first step.
-With `w` steps of warm-up step `s` has `(s + 1) / (w + 1)` of the learning rate while `s < w`. From there
+With `w` steps of warm-up step `s`, from 1, has `s / (w + 1)` of the learning rate while `s <= w`. From there
 linear and cosine fall to 0, which only the step after the last one would have. So the length is part of what
 the run is: a checkpoint of a run with another number of steps is refused, unless `--resume --allow num_steps`
 says to go on; the learning rate is then that which the new length gives each further step. A class, or a
