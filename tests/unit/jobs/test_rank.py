@@ -15,7 +15,9 @@ def test_a_result_or_what_stopped_the_run_comes_back():
 
 
 @pytest.mark.parametrize(
-    "written", [b"", b"garbage", *map(dump_tree, (3, {"stopped": None}, {"stopped": 1, "result": None}))]
+    "written",
+    [b"", b"garbage", *map(dump_tree, (3, {"stopped": None}, {"stopped": 1, "result": None}))],
+    ids=["empty", "garbage", "number", "no text", "both"],
 )
 def test_anything_else_is_refused(written):
     with pytest.raises(WorldError):
