@@ -43,6 +43,7 @@ _KINDS = {
     kinds.NoiseInBackwardByRows: None,
     kinds.NoiseInBackwardOfTerms: None,
     kinds.QueueInLoss: None,
+    kinds.QueueByRows: "the row_loss of QueueByRows changes task.queue",
     kinds.ChannelsLast: None,
 }
 """For each task the error that ends it; None: it leaves the same bytes."""

@@ -2,12 +2,18 @@
 
 from typing import Any, Protocol, final
 
+import torch
 from torch import nn
 
-from lanewise.data import LaneBatch
+from lanewise.data import LaneBatch, digest
 from lanewise.engine.step.lane import LaneRunner, TaskLane
 from lanewise.engine.step.outputs import BatchOutputs
+from lanewise.errors import TaskError
+from lanewise.reachable import walk
 from lanewise.reduce import LaneWork
+
+_MOST_LOOKS = 4
+"""How many of a process's first losses by rows are looked at."""
 
 
 class WholeLoss(Protocol):
@@ -46,6 +52,7 @@ class TaskLoss:
     def __init__(self, runner: LaneRunner) -> None:
         self._runner = runner
         self.by_rows = runner.loss_method == "row_loss"
+        self._num_looks = _MOST_LOOKS if self.by_rows else 0
 
     def lane(self, batch: LaneBatch) -> TaskLane:
         """See `WholeLoss`."""
@@ -64,6 +71,26 @@ class TaskLoss:
         return [(lane, rows) for lane, rows in outputs.rows.items() if lane in lanes]
 
     def compute(self, model: nn.Module, values: Any, rows: slice) -> object:
-        """See `WholeLoss`."""
+        """See `WholeLoss`.
+
+        Raises:
+            TaskError: if a loss by rows keeps something: a process computes it for its own lanes alone.
+        """
         outputs, inputs = values
-        return self._runner.batch_loss(model, outputs, inputs, rows)
+        before = self._kept(model) if self._num_looks else {}
+        returned = self._runner.batch_loss(model, outputs, inputs, rows)
+        if self._num_looks:
+            self._num_looks -= 1
+            now = self._kept(model)
+            if changed := [name for name, one in before.items() if now.get(name, one) != one]:
+                raise TaskError(
+                    f"{self._runner.what} changes {changed[0]}. Each process computes the rows of its own "
+                    "lanes alone, so that it would be another one on each. Keep it in batch_loss, which "
+                    "every process computes of all samples."
+                )
+        return returned
+
+    def _kept(self, model: nn.Module) -> dict[str, str]:
+        """Return a digest of each tensor that the task keeps."""
+        held = walk(model, {"task": self._runner.task})
+        return {one.name: digest(one.value) for one in held if isinstance(one.value, torch.Tensor)}
