@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from torchmetrics import Metric
 
 from lanewise import Callback, Task
-from lanewise.config import ClassConfig, DataConfig, EvaluateConfig, RunConfig, SchedulerConfig
+from lanewise.config import DataConfig, EvaluateConfig, OptimizerConfig, RunConfig, SchedulerConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
 from lanewise.errors import DataError
@@ -198,7 +198,7 @@ def configure_draw(draw: Draw) -> RunConfig:
     """Return a run in which the place draws."""
     config = configure(Drawing, num_lanes=NUM_LANES, steps=STEPS, optimizer="torch.optim.SGD")
     if draw.place == "optimizer":
-        noisy = ClassConfig(class_path=f"{__name__}.Noisy", init_args={"lr": 1e-2, "draw": asdict(draw)})
+        noisy = OptimizerConfig(class_path=f"{__name__}.Noisy", init_args={"lr": 1e-2, "draw": asdict(draw)})
         config = replace(config, optimizer=noisy)
     if draw.place == "scheduler":
         wandering = SchedulerConfig(class_path=f"{__name__}.Wandering", init_args={"draw": asdict(draw)})

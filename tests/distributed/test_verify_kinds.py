@@ -15,6 +15,7 @@ from lanewise.config import (
     BatchConfig,
     ClassConfig,
     DistributedConfig,
+    OptimizerConfig,
     RunConfig,
     SchedulerConfig,
     TrainConfig,
@@ -151,7 +152,7 @@ def configure(place: str, state: str) -> RunConfig:
         task=ClassConfig(class_path=f"{__name__}.Changing", init_args={"place": place, "state": state}),
         batch=BatchConfig(global_batch_size=8, micro_batch_size=2),
         train=TrainConfig(epochs=2, run_dir="never-made"),
-        optimizer=ClassConfig(class_path=f"{__name__}.Steps", init_args={"lr": 0.1}),
+        optimizer=OptimizerConfig(class_path=f"{__name__}.Steps", init_args={"lr": 0.1}),
         scheduler=SchedulerConfig(class_path=f"{__name__}.Rates"),
         distributed=DistributedConfig(device_type="cpu", equality="exact"),
     )

@@ -1,13 +1,14 @@
 """What is looked at in the first steps only, where the user's code may break what lanes rely on."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from lanewise.lanes import LaneTurn
 
 
-class Look:
+class Look(Protocol):
     """Something to look at until enough was seen; each method does nothing where a look has no use for it.
 
     In each step the engine calls `begin`, in each round of lanes `before_backward` and `after_backward`, and

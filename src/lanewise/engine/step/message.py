@@ -160,8 +160,8 @@ class StepMessage:
                         lanes.append(LaneRow(int(lane), tuple(map(Term, terms[::2], terms[1::2]))))
             saves, ends, *changes = map(max, *(numbers[votes:] for numbers in messages), repeat(-math.inf))
             lanes.sort(key=itemgetter(0))
-            if world.world_size > 1:
-                _require_lanes([row.lane for row in lanes], present)
+            if world.world_size > 1 and list(map(itemgetter(0), lanes)) != list(present):
+                raise _other_lanes(lanes, present)
             seconds = [numbers[end] for numbers in messages] if tells_time else ()
             losses = [numbers[end + tells_time] for numbers in messages] if tells_loss else ()
             upcoming = None
@@ -224,10 +224,10 @@ class StepMessage:
         return StepTotals(self.rows, *votes, self.buffer_changes, upcoming=self.upcoming)
 
 
-def _require_lanes(told: Sequence[int], present: Sequence[int]) -> None:
-    if told != list(present):
-        raise WorldError(
-            f"the processes told of the lanes {shorten(told)}, and the step has {shorten(present)}: what "
-            "some process sent arrived as something else, so the step was not taken. Look for a fault of the "
-            "network, the driver or a device (`lanewise doctor`), and go on with --resume."
-        )
+def _other_lanes(rows: Sequence[LaneRow], present: Sequence[int]) -> WorldError:
+    told = [row.lane for row in rows]
+    return WorldError(
+        f"the processes told of the lanes {shorten(told)}, and the step has {shorten(present)}: what "
+        "some process sent arrived as something else, so the step was not taken. Look for a fault of the "
+        "network, the driver or a device (`lanewise doctor`), and go on with --resume."
+    )
