@@ -17,12 +17,15 @@ class Look(Protocol):
 
     def begin(self, turn: LaneTurn) -> None:
         """Begin a step, or go on with one whose lanes had a forward without a backward before."""
+        return
 
     def before_backward(self, in_round: Sequence[LaneTurn], losses: Sequence[torch.Tensor | None]) -> None:
         """Look at what the forwards and losses of a round of lanes did; a lane may have no loss."""
+        return
 
     def after_backward(self, in_round: Sequence[LaneTurn]) -> None:
         """Look at what the backward of the round did."""
+        return
 
     def finish(self) -> bool:
         """End the step; return whether enough was seen."""
