@@ -8,6 +8,7 @@ import threading
 import types
 from collections import UserDict, deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -119,7 +120,8 @@ def is_used_in_lanes(held: Held, others: Iterable[object]) -> bool:
         others: objects whose code may use it, besides those that hold it.
     """
     holders = [pair for pair in held.path if not isinstance(pair[0], _CONTAINERS)]
-    if not holders or any(getattr(holder, "__name__", "") in _BUILDING for holder, _ in holders):
+    functions = [holder for holder, _ in holders if isinstance(holder, types.FunctionType)]
+    if not holders or any(function.__name__ in _BUILDING for function in functions):
         return False
     holder, key = holders[-1]
     if isinstance(holder, types.FunctionType):
@@ -157,7 +159,10 @@ def _walk(
     if is_leaf or (isinstance(value, set | frozenset | Iterator) and not hasattr(value, "__dict__")):
         yield Held(name, value, path)  # an iterator for how far it is, as a counter of itertools
         return
-    for key, item in chain(_classes_of(value), _parts_of(value)):
+    parts: list[tuple[Any, Any]] = []
+    with suppress(Exception):  # of an attribute that raises, or a dict that a thread changes meanwhile
+        parts += islice(chain(_classes_of(value), _parts_of(value)), _MAX_VALUES)
+    for key, item in parts:
         yield from _walk(item, f"{name}.{key}", seen, (*path, (value, key)))
 
 
@@ -180,8 +185,8 @@ def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(value)
     elif isinstance(value, staticmethod | classmethod):
         yield "function", value.__func__
-    elif callable(cache_info := getattr(value, "cache_info", None)):  # what it keeps cannot be seen
-        yield "cache", str(cache_info().currsize)
+    elif isinstance(value, _CACHED):  # what it keeps cannot be seen
+        yield "cache", str(value.cache_info().currsize)
         yield "function", value.__wrapped__
     elif isinstance(value, types.MethodType):
         yield "self", value.__self__
@@ -241,8 +246,7 @@ def _is_variable(item: object) -> bool:
     if isinstance(item, types.FunctionType):
         return not _is_foreign(item.__code__.co_filename)
     kind = item if isinstance(item, type) else type(item)
-    is_kept = isinstance(item, _VARIABLE) or hasattr(item, "cache_info")
-    return is_kept or kind is threading.local or _is_of_the_user(kind)
+    return isinstance(item, (*_VARIABLE, _CACHED, threading.local)) or _is_of_the_user(kind)
 
 
 def _is_foreign(file: str) -> bool:
@@ -258,3 +262,7 @@ def _classes_of(value: object) -> list[tuple[str, type]]:
 def _is_of_the_user(kind: type) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return file is not None and not _is_foreign(file)
+
+
+_CACHED = type(_is_of_the_user)
+"""The type of a function that `functools.cache` or `lru_cache` decorates."""

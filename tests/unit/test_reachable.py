@@ -161,3 +161,33 @@ def test_the_default_generators_and_the_systems_are_not_own_ones():
         system=random.SystemRandom(),
     )
     assert found(task) == {}
+
+
+class Guarded:
+    """Refuses to be looked at before it is set up, as some configurations of trackers do."""
+
+    def __init__(self):
+        self.noise = random.Random(7)
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"set it up before you ask for {name}")
+
+
+class WithoutState(nn.Module):
+    """Cannot tell its state, as some that are quantised or sharded cannot."""
+
+    def state_dict(self, *_args, **_options):
+        raise RuntimeError("no state")
+
+
+class OfGuarded:
+    def __init__(self):
+        self.guarded, self.other = Guarded(), WithoutState()
+        self.rng = random.Random(7)
+
+    def forward(self, model, batch):
+        return model(batch) + self.rng.random() + self.guarded.noise.random()
+
+
+def test_an_object_that_refuses_to_be_looked_at_hides_no_other():
+    assert found(OfGuarded()) == {"task.guarded.noise": True, "task.rng": True}
