@@ -1,18 +1,15 @@
 """Streams, which have neither a length nor an index, and how the samples of a lane are had of any of them."""
 
-import random
 from collections import deque
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lanewise.errors import DataError, TaskError
-from lanewise.random_state import kept_random_state, set_random_state
+from lanewise.random_state import generator_states, kept_random_state, set_random_state
 
 
 @runtime_checkable
@@ -92,16 +89,11 @@ def draws_in_threads(stream: object) -> bool:
                 part = source.shard_data_sources(max(1, source.num_shards), 0)  # its state is its own
                 with kept_random_state():
                     set_random_state(0)
-                    undisturbed = _draw()
-                    set_random_state(0)
+                    before = generator_states()
                     deque(islice(part, _MANY), maxlen=0)
-                    if _draw() != undisturbed:
+                    if generator_states() != before:
                         return True
     return False
-
-
-def _draw() -> tuple[float, float, float]:
-    return random.random(), np.random.random(), torch.rand(()).item()  # noqa: NPY002 - the global state
 
 
 def _made_of(stream: object) -> Iterator[Any]:

@@ -1,11 +1,9 @@
 """Builds the optimizer over the parameters of a model, and gives the model the weights to evaluate."""
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -14,11 +12,10 @@ from lanewise.config import ClassConfig, RunConfig
 from lanewise.config.classes import build
 from lanewise.config.optimizer import choose_implementation
 from lanewise.config.scheduler import length_hint
-from lanewise.data import digest
-from lanewise.device.accelerator import generator_state
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.errors import ConfigError, TaskError
 from lanewise.nested import tensors_in
+from lanewise.random_state import generator_states
 from lanewise.task import Task
 
 
@@ -86,42 +83,41 @@ def refuse_draws(optimizer: Optimizer) -> None:
     For an optimizer that updates a part of the parameters on each process: it would draw fewer numbers there,
     and give them to other parameters, than on one device.
     """
-    before, num_open_steps, is_seen = "", 0, False
+    before: object = None
+    num_open_steps, is_seen = 0, False
 
     def note(*_: Any) -> None:
         nonlocal before, num_open_steps
-        if not is_seen and not num_open_steps:  # a step may call that of its base class, which has hooks too
-            before = _digest_generators(optimizer)
+        if not num_open_steps:  # a step may call that of its base class, which has hooks too
+            before = _states(optimizer)
         num_open_steps += 1
 
     def compare(*_: Any) -> None:
         nonlocal num_open_steps, is_seen
+        if is_seen:  # torch does not let a hook remove itself
+            return
         num_open_steps -= 1
         parameters = (one for group in optimizer.param_groups for one in group["params"])
-        if is_seen or num_open_steps or all(one.grad is None for one in parameters):
+        if num_open_steps or all(one.grad is None for one in parameters):
             return
         is_seen = True
-        if before != _digest_generators(optimizer):
+        handle.remove()
+        if before != _states(optimizer):
             raise ConfigError(
                 f"optimizer.class_path: {type(optimizer).__name__} draws random numbers, and each process "
                 "would draw others than one device, since it updates a part of the parameters. Leave "
                 "distributed.shard_optimizer out, and use distributed.reducer=ddp."
             )
 
-    optimizer.register_step_pre_hook(note)
+    handle = optimizer.register_step_pre_hook(note)
     optimizer.register_step_post_hook(compare)
 
 
-def _digest_generators(optimizer: Optimizer) -> str:
-    """Return a digest of the default generators, and of those that the optimizer keeps."""
+def _states(optimizer: Optimizer) -> object:
+    """Return the states of the default generators, and of those that the optimizer keeps."""
     kept = [one for holder in (vars(optimizer), *optimizer.param_groups) for one in holder.values()]
-    return digest(
-        random.getstate(),
-        np.random.get_state(),  # noqa: NPY002 - the optimizer may draw from the global state
-        torch.get_rng_state(),
-        generator_state(),
-        [one.get_state() for one in kept if isinstance(one, torch.Generator)],
-    )
+    own = [one.get_state().tolist() for one in kept if isinstance(one, torch.Generator)]
+    return generator_states(), own
 
 
 def _take(optimizer: Optimizer) -> Callable[[], None]:
