@@ -265,9 +265,11 @@ class Channel:
         return {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.has(key)}
 
     def _failure(self, key: str) -> Failure | None:
-        with suppress(ValueError):  # something else wrote it
-            return Failure.from_json(self._store.get(key)) if self._store.has(key) else None
-        return None
+        failure: Failure | None = None
+        if self._store.has(key):
+            with suppress(ValueError):  # something else wrote it
+                failure = read_told(self._store.get(key), Failure)
+        return failure
 
     def _key(self, name: str) -> str:
         return f"{self.start}/{name}"

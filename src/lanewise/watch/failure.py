@@ -23,7 +23,7 @@ from lanewise.errors import (
 )
 from lanewise.watch.heartbeat import Note, heartbeat
 from lanewise.watch.store import StoreLostError
-from lanewise.watch.told import as_type, read_told
+from lanewise.watch.told import as_type
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torchrun's contract: the file for `record_failure`."""
@@ -78,19 +78,6 @@ class Failure:
             is_ours=is_ours,
             exit_code=error.exit_code if isinstance(error, LanewiseError) else 1,
         )
-
-    @classmethod
-    def from_json(cls, written: bytes) -> "Failure":
-        """Undo `to_json`.
-
-        Raises:
-            ValueError: if it was written by something else.
-        """
-        try:
-            failure: Failure = read_told(written, cls)
-        except ValueError as error:
-            raise ValueError(f"the store holds no failure of ours: {written!r:.80}") from error
-        return failure
 
     def to_json(self) -> str:
         """Write it for the store."""
