@@ -313,6 +313,17 @@ class NoiseInBackwardOfTerms(NoiseInBackward):
 # Losses of all samples.
 
 
+class TemperatureOfAll(_OfAll):
+    """A learned temperature of a loss of all samples, which is computed once in a step."""
+
+    def build_model(self) -> nn.Module:
+        self.temperature = torch.tensor(1.0, requires_grad=True)
+        return Net()
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Any:
+        return F.cross_entropy(outputs * self.temperature, inputs)
+
+
 class QueueInLoss(_OfAll):
     """Keeps the outputs of earlier steps; also where a process has no samples, it must be the same."""
 

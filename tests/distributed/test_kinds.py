@@ -30,6 +30,7 @@ _KINDS = {
     kinds.ClippedInBackward: "parameter student.weight changed in the backward of lane",
     kinds.Criterion: "depends on task.criterion.weight, which needs a gradient and is in no model",
     kinds.Temperature: "depends on a tensor of shape (), which needs a gradient and is in no model",
+    kinds.TemperatureOfAll: "depends on a tensor of shape (), which needs a gradient and is in no model",
     kinds.FrozenCriterion: None,
     kinds.Forces: None,
     kinds.Statistics: None,

@@ -125,6 +125,11 @@ class LaneGradients:
         self._unit: str | None = None
         self._is_first_step = True
 
+    @property
+    def looks_at_leaves(self) -> bool:
+        """Whether `foreign_leaves` has not seen enough yet."""
+        return self.foreign_leaves in self._looks
+
     def rounds(
         self,
         batches: Iterator[LaneBatch],

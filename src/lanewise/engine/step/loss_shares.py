@@ -180,7 +180,7 @@ class LossShares:
         for name, one in model.named_buffers():
             if name in buffers and not torch.equal(one, buffers[name]):
                 raise TaskError(f"{what} changes the buffer {name}. Change buffers in the forward.")
-        if checked.value is not None and self._is_first_step:
+        if checked.value is not None and self._gradients.looks_at_leaves:
             self._gradients.foreign_leaves.require_own(checked.value, what, tensors)
         losses.agree_on_unit(checked.weight, is_of_all=not loss.by_rows)
         if checked.value is None:
