@@ -304,6 +304,20 @@ def test_a_forward_that_changes_parameters_is_the_reason_and_no_layout_is_said_t
     assert [list(column.cells)[-1] for column in report.table().columns[:2]] == ["2 processes", "not run"]
 
 
+class DecaysOnOneRank(Language):
+    def forward(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        if mistakes.rank() == 1:
+            with torch.no_grad():
+                next(model.parameters()).mul_(0.9)
+        return super().forward(model, batch)
+
+
+def test_what_one_rank_finds_keeps_the_others_from_waiting_for_it():
+    report = verify(configure(DecaysOnOneRank, num_lanes=4), 2)
+    assert "a parameter is changed outside of the optimizer" in [one.cause for one in report.findings]
+    assert not report.layouts[2].failure
+
+
 class ForAnyShapes(Compiled):
     """Asks for what `exact` switches off: the second shape that a process meets gets another kernel."""
 
