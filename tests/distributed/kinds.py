@@ -114,6 +114,18 @@ class TeacherInTask(Plain):
         return super().forward(model, batch) + self.teacher(batch[0])
 
 
+class TeacherInList(TeacherInTask):
+    def build_model(self) -> nn.Module:
+        net = super().build_model()
+        self.teachers = [self.__dict__.pop("teacher")]
+        return net
+
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        (teacher,) = self.teachers
+        teacher.weight.data.lerp_(model.student.weight.data, 0.1)
+        return Plain.forward(self, model, batch) + teacher(batch[0])
+
+
 class LimitedNorm(Plain):
     """A max_norm changes the rows that a lane looks up."""
 

@@ -26,6 +26,7 @@ _KINDS = {
     kinds.TeacherThatIsCopied: f"parameter teacher.weight {_CHANGED}",
     kinds.TeacherInLoss: f"parameter teacher.weight {_CHANGED}",
     kinds.TeacherInTask: f"parameter task.teacher.weight {_CHANGED}",
+    kinds.TeacherInList: f"parameter task.teachers.0.weight {_CHANGED}",
     kinds.LimitedNorm: f"parameter rows.weight {_CHANGED}",
     kinds.ClippedInBackward: "parameter student.weight changed in the backward of lane",
     kinds.Criterion: "depends on task.criterion.weight, which needs a gradient and is in no model",

@@ -31,5 +31,6 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 
     Hashing a model takes too long for each lane. The parts of a tensor have sums that add up to its own.
     """
+    tensor = tensor.resolve_conj().resolve_neg()
     integers = tensor.contiguous().view(-1).view(_INTEGERS.get(tensor.element_size(), torch.int64))
     return torch.stack([part.sum(dtype=torch.int64) for part in integers.split(_PART)]).sum()

@@ -124,10 +124,16 @@ def held_parameters(task: object) -> dict[str, nn.Parameter]:
     """Return parameters in attributes of a task, by name: of a criterion, a teacher, or the model itself."""
     held: dict[str, nn.Parameter] = {}
     for name, value in vars(task).items():
-        if isinstance(value, nn.Parameter):
-            held[f"task.{name}"] = value
-        elif isinstance(value, nn.Module):
-            held |= {f"task.{name}.{inner}": one for inner, one in value.named_parameters()}
+        parts: Iterable[tuple[Any, Any]] = [(name, value)]
+        if isinstance(value, dict):
+            parts = ((f"{name}.{key}", part) for key, part in value.items())
+        elif isinstance(value, list | tuple):
+            parts = ((f"{name}.{number}", part) for number, part in enumerate(value))
+        for prefix, part in parts:
+            if isinstance(part, nn.Parameter):
+                held[f"task.{prefix}"] = part
+            elif isinstance(part, nn.Module):
+                held |= {f"task.{prefix}.{inner}": one for inner, one in part.named_parameters()}
     return held
 
 
