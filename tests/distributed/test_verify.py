@@ -305,6 +305,8 @@ def test_a_forward_that_changes_parameters_is_the_reason_and_no_layout_is_said_t
 
 
 class DecaysOnOneRank(Language):
+    """Changes a parameter on rank 1 alone."""
+
     def forward(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         if mistakes.rank() == 1:
             with torch.no_grad():
