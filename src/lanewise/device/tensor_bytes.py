@@ -33,4 +33,6 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """
     tensor = tensor.resolve_conj().resolve_neg()
     integers = tensor.contiguous().view(-1).view(_INTEGERS.get(tensor.element_size(), torch.int64))
+    if len(integers) <= _PART:
+        return integers.sum(dtype=torch.int64)
     return torch.stack([part.sum(dtype=torch.int64) for part in integers.split(_PART)]).sum()

@@ -144,4 +144,5 @@ def _wrapped(total: int) -> int:
 
 def _checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
     sums = [checksum(one) for one in tensors]
-    return [int(one) for one in start_copy_to_host(torch.stack([one.to(sums[0].device) for one in sums]))()]
+    on_host = start_copy_to_host(torch.stack([one.to(sums[0].device) for one in sums]))()
+    return list(map(int, on_host.tolist()))
