@@ -1,6 +1,7 @@
 """What code of the user's may change behind the trainer's back, a task for each: see test_kinds.py."""
 
 import random
+import warnings
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,48 @@ class Temperature(Plain):
 
     def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
         return F.cross_entropy(outputs * self.temperature, batch[1])
+
+
+class Centred(nn.Module):
+    """The loss of DINO, in short: its centre follows the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(3))
+
+    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(outputs - self.centre, labels)
+        self.centre = 0.9 * self.centre + 0.1 * outputs.detach().mean(0)
+        return loss
+
+
+class CentreInTask(Plain):
+    """A buffer that no process merges."""
+
+    def __init__(self) -> None:
+        self.criterion = Centred()
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        return self.criterion(outputs, batch[1])
+
+
+class TeacherWithStatistics(Plain):
+    """One that is left in training mode keeps statistics, which it does not read."""
+
+    def __init__(self) -> None:
+        self.teacher = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).requires_grad_(False)
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        return F.mse_loss(outputs, self.teacher(batch[0]))
+
+
+class OldWeightNorm(Plain):
+    """Keeps a weight with a graph between the forwards."""
+
+    def build_model(self) -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return nn.utils.weight_norm(nn.Linear(6, 3))
 
 
 class FrozenCriterion(Criterion):
@@ -357,6 +400,16 @@ class QueueByRows(QueueInLoss):
     def row_loss(self, model: nn.Module, outputs: Any, inputs: Any, rows: slice) -> Any:
         self.queue = torch.cat([outputs.detach(), self.queue])[:40]
         return F.cross_entropy(outputs[rows] @ self.queue[:8].T, inputs[rows])
+
+
+class CentreOfWholeStep(_OfAll):
+    """Every process gives it the outputs of all lanes, once in each step."""
+
+    def __init__(self) -> None:
+        self.criterion = Centred()
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Any:
+        return self.criterion(outputs, inputs)
 
 
 class ChannelsLast(_OfAll):

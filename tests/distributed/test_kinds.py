@@ -32,6 +32,10 @@ _KINDS = {
     kinds.Criterion: "depends on task.criterion.weight, which needs a gradient and is in no model",
     kinds.Temperature: "depends on a tensor of shape (), which needs a gradient and is in no model",
     kinds.TemperatureOfAll: "depends on a tensor of shape (), which needs a gradient and is in no model",
+    kinds.CentreInTask: f"buffer task.criterion.centre {_CHANGED}",
+    kinds.CentreOfWholeStep: None,
+    kinds.TeacherWithStatistics: None,
+    kinds.OldWeightNorm: None,
     kinds.FrozenCriterion: None,
     kinds.Forces: None,
     kinds.Statistics: None,
@@ -52,6 +56,7 @@ _KINDS = {
 _DRAWS = "drew random numbers from "
 _NO_HOOKS = {kinds.ClippedInBackward: "parameter student.weight has a hook for its gradient, which "}
 _UNDER_REPLICAS = _NO_HOOKS | {
+    kinds.OldWeightNorm: "the model cannot be copied to cpu",
     kinds.NoiseInBackward: _DRAWS,
     kinds.NoiseInHook: _DRAWS,
     kinds.ForgetfulCheckpoint: _DRAWS,
@@ -112,6 +117,11 @@ def test_under_each_reducer_it_is_the_same_or_an_error(task, error, reducer):
 def test_a_shared_backward_that_draws_is_an_error(reducer):
     check(kinds.NoiseInHook, _DRAWS, outcome(kinds.NoiseInHook, reducer, 2))
     check(kinds.CarefulCheckpoint, None, outcome(kinds.CarefulCheckpoint, reducer, 2))
+
+
+def test_a_model_that_cannot_be_copied_is_an_error_with_a_remedy():
+    found = outcome(kinds.OldWeightNorm, "data_parallel", 2)
+    check(kinds.OldWeightNorm, "Use torch.nn.utils.parametrizations.weight_norm", found)
 
 
 def test_an_optimizer_may_change_weights_that_it_does_not_train():

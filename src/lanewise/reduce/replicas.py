@@ -27,6 +27,7 @@ from torch import nn
 
 from lanewise.config import Equality
 from lanewise.device.accelerator import move, set_current_device
+from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.random_state import take_random_state
 from lanewise.reduce.reducer import LaneWork, WholeModel, divide_gradients, trained_parameters, without_loss
@@ -159,7 +160,14 @@ def _go_on() -> None:
 
 def _copy(model: nn.Module, device: torch.device) -> nn.Module:
     """Copy a module to a device with the same strides: with others, kernels may add in another order."""
-    copied = copy.deepcopy(model).to(device)
+    try:
+        copied = copy.deepcopy(model).to(device)
+    except RuntimeError as error:
+        raise TaskError(
+            f"the model cannot be copied to {device}: {error}. Use "
+            "torch.nn.utils.parametrizations.weight_norm for torch.nn.utils.weight_norm, or "
+            "distributed.reducer=ddp, which copies no model."
+        ) from error
     for parameter, own in zip(trained_parameters(model), trained_parameters(copied), strict=True):
         if own.stride() != parameter.stride():  # deepcopy makes a sliced parameter dense
             own.data = torch.empty_strided(

@@ -11,6 +11,9 @@ from lanewise.data import LaneReader, StreamCut, StreamReader, digest, read_firs
 from lanewise.data.source import SourceReader
 from lanewise.errors import DataError, TaskError, noting
 
+_RARE = 1e-3
+"""The probability below which it is no accident that a second split has samples of the first one alone."""
+
 
 def require_apart(training: SourceReader, evaluated: Sequence[SourceReader]) -> None:
     """Make sure that the training dataset and those to evaluate on can be read side by side.
@@ -59,7 +62,8 @@ def _keeps_its_position(stream: Any, reader: StreamReader) -> bool:
 def _require_other_samples(training: LaneReader, evaluated: LaneReader) -> None:
     """Raise DataError if both read Subsets of equal data, and some of their indices are equal.
 
-    A Subset of the other one is what somebody means to evaluate on, or to train on.
+    A Subset of the other one is what somebody means to evaluate on, or to train on. So is a part of what is
+    trained on that two splits would hardly give, and any part of all data.
     """
     (base, trained), (other, chosen) = _indices(training.dataset), _indices(evaluated.dataset)
     if not (trained and chosen):
@@ -68,6 +72,9 @@ def _require_other_samples(training: LaneReader, evaluated: LaneReader) -> None:
     is_meant = any(np.array_equal(one, trained[-1]) for one in chosen) or any(
         np.array_equal(one, chosen[-1]) for one in trained
     )
+    num_trained, num_chosen = np.unique(trained[-1]).size, np.unique(chosen[-1]).size
+    if common.size == num_chosen and not is_meant:
+        is_meant = num_trained == len(base) or (num_trained / len(base)) ** num_chosen < _RARE
     if not common.size or is_meant:
         return
     readers = [LaneReader(data, list, training.seed) for data in (base, other)]

@@ -1,4 +1,4 @@
-"""Refuses a forward, loss or backward that changes parameters, as one that moves a teacher does."""
+"""Refuses a forward, loss or backward that changes parameters, or buffers which no process merges."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, final
@@ -14,6 +14,11 @@ from lanewise.lanes import LaneTurn
 from lanewise.reduce import Reducer
 from lanewise.world.shards import is_sharded
 from lanewise.world.world import World
+
+_NORMALISATION = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
 
 
 class _State(NamedTuple):
@@ -32,18 +37,28 @@ class ChangedParameters(Look):
 
     Each process runs some lanes only, one after the other, so such a change would train another model on
     every number of processes. It looks until the end of the first step that began with updated weights: in
-    the first one a teacher may equal its student.
+    the first one a teacher may equal its student. Buffers of modules that are no part of the model, as the
+    centre in a criterion, are looked at too: the lanes' changes of them are never merged.
 
     Args:
         reducer: holds the model.
         world: the processes.
         others: further parameters that the user holds, by name.
+        modules: modules that the user holds, by name.
     """
 
-    def __init__(self, reducer: Reducer, world: World, others: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self,
+        reducer: Reducer,
+        world: World,
+        others: Mapping[str, nn.Parameter],
+        modules: Mapping[str, nn.Module],
+    ) -> None:
         model = reducer.replicas[0]
         self._reducer = reducer
         self._world = world
+        self._modules = modules
+        self._buffers: dict[str, int] = {}
         own = dict(model.named_parameters())
         self._named = own | {name: one for name, one in others.items() if one not in set(own.values())}
         # cuDNN lays the weights of a recurrent layer out anew, with equal values.
@@ -61,6 +76,7 @@ class ChangedParameters(Look):
         """See `Look`. Collective where parameters are sharded."""
         if self._before is None:
             self._before = self._look()
+            self._buffers = self._look_at_buffers()
             sums = {name: state.checksum for name, state in zip(self._named, self._before, strict=True)}
             if own := {name: sums[name] for name, one in self._named.items() if is_sharded(one)}:
                 of_ranks = self._world.all_gather_tree(own)
@@ -98,6 +114,16 @@ class ChangedParameters(Look):
             is_there = parameter.untyped_storage().nbytes() and parameter.dtype == self._named[name].dtype
             if is_other or (is_there and _checksums([parameter]) != [self._whole[name]]):
                 self._refuse(name, in_round[0], where)
+        for name, of_buffer in self._look_at_buffers().items():
+            if of_buffer != self._buffers.get(name):
+                turn = in_round[0]
+                raise TaskError(
+                    f"buffer {name} changed in the {where} of lane {turn.lane} in step {turn.step + 1}, and "
+                    "is no part of the model. Each process runs some of the lanes only, so every number of "
+                    "devices would have another one. Make its module a part of the module that build_model "
+                    "returns: then each lane begins with the buffer of the start of the step, and it becomes "
+                    "the mean over the lanes. Put a module that is only read into evaluation mode."
+                )
 
     def _look(self) -> list[_State]:
         """Return the state of the part of each parameter that this process has. Waits for the device."""
@@ -109,32 +135,49 @@ class ChangedParameters(Look):
             for whole, one, checksum in zip(self._named.values(), own, _checksums(own), strict=True)
         ]
 
+    def _look_at_buffers(self) -> dict[str, int]:
+        """Return the checksum of each buffer, but for statistics that normalisation does not read now."""
+        own = set(self._reducer.replicas[0].modules())
+        buffers = {
+            f"{name}.{inner}": buffer
+            for name, held in self._modules.items()
+            for prefix, module in held.named_modules()
+            if module not in own and not (isinstance(module, _NORMALISATION) and module.training)
+            for inner, buffer in module.named_buffers(prefix, recurse=False)
+        }
+        return dict(zip(buffers, _checksums(buffers.values()), strict=True)) if buffers else {}
+
     def _refuse(self, name: str, turn: LaneTurn, where: str) -> None:
         raise TaskError(
             f"parameter {name} changed in the {where} of lane {turn.lane} in step {turn.step + 1}. Each "
             "process runs some of the lanes only, so every number of devices would train another model. "
             "Leave updates to the optimizer, which steps after all lanes. Change other weights once in a "
             "step, on every process, after the optimizer's step: in a loop of your own, or in a hook "
-            "(torch.optim.optimizer.register_optimizer_step_post_hook). Instead of "
+            "(torch.optim.optimizer.register_optimizer_step_post_hook). Where a forward needs other weights "
+            "for a while, use torch.func.functional_call. Instead of "
             "nn.Embedding(max_norm=...) limit the norm in the forward, without changing the weights."
         )
 
 
 def held_parameters(task: object) -> dict[str, nn.Parameter]:
     """Return parameters in attributes of a task, by name: of a criterion, a teacher, or the model itself."""
-    held: dict[str, nn.Parameter] = {}
-    for name, value in vars(task).items():
-        parts: Iterable[tuple[Any, Any]] = [(name, value)]
-        if isinstance(value, dict):
-            parts = ((f"{name}.{key}", part) for key, part in value.items())
-        elif isinstance(value, list | tuple):
-            parts = ((f"{name}.{number}", part) for number, part in enumerate(value))
-        for prefix, part in parts:
-            if isinstance(part, nn.Parameter):
-                held[f"task.{prefix}"] = part
-            elif isinstance(part, nn.Module):
-                held |= {f"task.{prefix}.{inner}": one for inner, one in part.named_parameters()}
+    held = {f"task.{name}": value for name, value in vars(task).items() if isinstance(value, nn.Parameter)}
+    for prefix, module in held_modules(task).items():
+        held |= {f"{prefix}.{name}": one for name, one in module.named_parameters()}
     return held
+
+
+def held_modules(task: object) -> dict[str, nn.Module]:
+    """Return modules in attributes of a task, by name, also in a list or a dict."""
+    held: dict[str, Any] = {}
+    for name, value in vars(task).items():
+        if isinstance(value, dict):
+            held |= {f"task.{name}.{key}": one for key, one in value.items()}
+        elif isinstance(value, list | tuple):
+            held |= {f"task.{name}.{number}": one for number, one in enumerate(value)}
+        else:
+            held[f"task.{name}"] = value
+    return {name: one for name, one in held.items() if isinstance(one, nn.Module)}
 
 
 def _wrapped(total: int) -> int:

@@ -67,7 +67,8 @@ class ForeignLeaves(Look):
                 f"{what} depends on {next(names, f'{kind} of shape {tuple(leaf.shape)}')}, which needs a "
                 "gradient and is in no model that is trained, so it would never be updated. Make it a "
                 "parameter of the module that build_model returns, or of one that a loop of your own "
-                "prepares; freeze it with requires_grad_(False) if it is to stay as it is."
+                "prepares; freeze it with requires_grad_(False) if it is to stay as it is. An input by which "
+                "the forward differentiates is made in the forward: inputs.detach().requires_grad_()."
             )
 
     def finish(self) -> bool:

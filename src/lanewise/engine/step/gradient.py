@@ -12,7 +12,11 @@ from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.device.accelerator import start_copy_to_host
 from lanewise.engine.buffers.buffers import LaneBuffers
-from lanewise.engine.step.changed_parameters import ChangedParameters, held_parameters
+from lanewise.engine.step.changed_parameters import (
+    ChangedParameters,
+    held_modules,
+    held_parameters,
+)
 from lanewise.engine.step.clock import StepClock
 from lanewise.engine.step.collectives import CollectiveDetector
 from lanewise.engine.step.foreign_leaves import ForeignLeaves
@@ -112,9 +116,11 @@ class LaneGradients:
         self._monitor = ParameterMonitor(reducer)
         self._collectives = CollectiveDetector(reducer, world, placement, equality)
         holders, held = ({}, {}) if task is None else ({"task": task}, held_parameters(task))
+        # Every process calls batch_loss once in each step, and may fill a table in it.
+        by_lanes = task is not None and task.loss_method() != "batch_loss"
         self.foreign_leaves = ForeignLeaves(reducer, modules[0], held)
         self._looks: list[Look] = [
-            ChangedParameters(reducer, world, held),
+            ChangedParameters(reducer, world, held, held_modules(task) if by_lanes else {}),
             self.foreign_leaves,
             OwnGenerators(reducer.replicas[0], **holders),
         ]

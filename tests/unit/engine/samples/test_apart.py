@@ -45,6 +45,9 @@ def test_samples_of_one_split_are_apart_and_a_part_of_what_is_trained_on_is_mean
     check(Subset(training, [3, 4]), training)
     check(data, Subset(data, [3, 4]))
     check(Subset(data, [3, 4]), data)
+    check(Subset(data, range(20)), Subset(data, [3, 4]))
+    many = TensorDataset(torch.arange(100))
+    check(Subset(many, range(80)), Subset(many, range(40)))
 
 
 def test_other_data_may_have_equal_indices():
