@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from lanewise import Task
 from lanewise.cli.main import main
-from lanewise.config import ClassConfig, DataConfig, OptimizerConfig, RunConfig, SchedulerConfig
+from lanewise.config import DataConfig, OptimizerConfig, RunConfig, SchedulerConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.errors import ConfigError
 from lanewise.jobs import start as jobs
@@ -208,7 +208,7 @@ def test_state_that_does_not_survive_is_named(section, model):
     name, attribute = FORGETTING[section]
 
     def forgetting(wrong: bool) -> RunConfig:
-        kind = SchedulerConfig if section == "scheduler" else ClassConfig
+        kind = SchedulerConfig if section == "scheduler" else OptimizerConfig
         forgetful = kind(class_path=f"{mistakes.__name__}.{name}", init_args={"wrong": wrong})
         return mistakes.config("nothing", model, wrong, **{section: forgetful})
 

@@ -6,7 +6,7 @@ line of JSON for each message. No file of the launcher's machine is needed here.
     launcher                                 host
     --------                                 ----
                                         <-   MARK and who it is (`Hello`); what came before is not of ours
-    ["call", name, arguments]           ->   does what the method of `Host` with that name does
+    ["call", name, arguments]           ->   does what the method of `HostProcess` with that name does
                                         <-   ["reply", what it returned] or ["refused", why]
     ["stop"]                            ->   lets the workers save and stop
     ["end"]                             ->   ends with all workers
@@ -63,11 +63,11 @@ def main() -> NoReturn:
     """Serve one launcher, until it has gone."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what else is printed here must not get between the messages
-    Host(replies).serve()
+    HostProcess(replies).serve()
 
 
 @final
-class Host:
+class HostProcess:
     """Does what the launcher asks for: the methods `do_...`, which return values of JSON.
 
     What arrives of these at the launcher must have the type of the method's annotation.

@@ -23,7 +23,7 @@ from lanewise.engine.buffers.pack import (
     RESHAPED,
     BufferPack,
     Form,
-    Look,
+    PackLook,
     as_meta,
     forms_of,
     kind_of,
@@ -40,7 +40,7 @@ class _Lane:
 
     turn: LaneTurn
     num_samples: int
-    looks: dict[int, Look]
+    looks: dict[int, PackLook]
     """By the number of the pack; without unchanged packs, after `drop_unchanged`."""
     changes: Callable[[], Sequence[float]]
     """Waits for the lane's forward, and returns the change of each pack: 0, CHANGED or RESHAPED."""

@@ -35,7 +35,7 @@ Kind: TypeAlias = tuple[int, torch.dtype]
 """The number of elements of a pack, and their dtype."""
 
 
-class Look(NamedTuple):
+class PackLook(NamedTuple):
     """The buffers of a pack after the forward of a lane."""
 
     change: float | torch.Tensor
@@ -123,7 +123,7 @@ class BufferPack:
         if tensors:
             torch._foreach_copy_(tensors, self._starts)  # one call instead of many
 
-    def look(self) -> Look:
+    def look(self) -> PackLook:
         """Compare the buffers with the start of the step; return a copy too, unless surely none changed."""
         now = self._now()
         forms, tensors = forms_of(now), [one for one in now if one is not None]
@@ -131,9 +131,9 @@ class BufferPack:
         change: float | torch.Tensor = RESHAPED
         if forms == self.forms:
             if flat is None or self.start is None or (flat.is_cpu and torch.equal(flat, self.start)):
-                return Look(0.0, None, forms)
+                return PackLook(0.0, None, forms)
             change = CHANGED if flat.is_cpu else (flat != self.start).any()
-        return Look(change, flat.clone() if flat is not None and len(tensors) == 1 else flat, forms)
+        return PackLook(change, flat.clone() if flat is not None and len(tensors) == 1 else flat, forms)
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the views of a flat tensor that are the buffers."""
