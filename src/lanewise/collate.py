@@ -30,20 +30,13 @@ def collate(samples: Any) -> Any:
         ) from error
 
 
-def collated(function: Callable[[Any], Any], samples: Any) -> Any:
-    """Make a micro-batch of samples by a user's function.
-
-    Raises:
-        TaskError: if it returns None.
-    """
-    batch = function(samples)
-    if batch is None:
-        name = getattr(function, "__qualname__", "collate")
-        raise TaskError(
-            f"{name} must return a micro-batch: got None. Does it lack a return? Samples that cannot be used "
-            "are to be left out by the dataset, since the samples of a step are counted."
-        )
-    return batch
+def no_batch(function: Callable[[Any], Any]) -> TaskError:
+    """Return the error about a user's function that made None of samples."""
+    name = getattr(function, "__qualname__", "collate")
+    return TaskError(
+        f"{name} must return a micro-batch: got None. Does it lack a return? Samples that cannot be used "
+        "are to be left out by the dataset, since the samples of a step are counted."
+    )
 
 
 _REFUSALS = ("equal size", "default_collate: ")

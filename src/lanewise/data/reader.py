@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch.utils.data import Dataset, Subset
 
-from lanewise.collate import collated
+from lanewise.collate import no_batch
 from lanewise.data.file_dataset import FileDataset
 from lanewise.data.rows import Rows
 from lanewise.errors import note_place, shorten
@@ -105,7 +105,9 @@ class LaneReader(Dataset[LaneBatch]):
             # A file dataset may leave some out; others may return objects that stand for several samples.
             batch.num_samples = len(indices) if self._files is None else len(samples)
             if batch.num_samples:
-                batch.data = collated(self._collate, samples)
+                batch.data = self._collate(samples)
+                if batch.data is None:
+                    raise no_batch(self._collate)
             if not turn.positions:  # data of another lane, which don't count
                 batch.indices, batch.num_samples = (), 0
         except BaseException as error:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data._utils import worker
 
-from lanewise.collate import collated
+from lanewise.collate import no_batch
 from lanewise.data.lane_stream import OpenStream, Stream, as_lane_stream, shards_of
 from lanewise.data.reader import LaneBatch
 from lanewise.errors import DataError, note_place
@@ -226,7 +226,9 @@ class StreamReader(Dataset[LaneBatch]):
                 if not self._reads_alone:
                     place = epoch, number, lane
                     set_random_state(read_seed(self.seed, self.number, self.eval_dataset, *place))
-                batch.data = collated(self.collate, read.samples)
+                batch.data = self.collate(read.samples)
+                if batch.data is None:
+                    raise no_batch(self.collate)
         except BaseException as error:
             of = f"the eval dataset {self.eval_dataset}" if self.eval_dataset else "the stream"
             note_place(error, f"in lane {lane} of {of}, epoch {epoch + 1}")

@@ -172,7 +172,14 @@ class StepLosses:
             WorldError: likewise, if the totals are not of the lanes of the step.
         """
         totals, self.common_loss = self._wait(), None
-        known = [one for one in totals.common_losses if not math.isnan(one)]
+        if totals.common_losses:
+            self._require_agreement(totals.common_losses)
+        if self._metric_names:
+            totals.metrics = add_up(totals, self._metric_names)
+        return totals
+
+    def _require_agreement(self, told: Sequence[float]) -> None:
+        known = [one for one in told if not math.isnan(one)]
         tolerance = 0.0 if self._equality == "exact" else 1e-3
         if known and not math.isclose(min(known), max(known), rel_tol=tolerance):
             raise TaskError(
@@ -180,9 +187,6 @@ class StepLosses:
                 f"{known}. It must depend on nothing else: not on the rank, nor on random numbers of a "
                 "generator of its own, nor on what it kept of steps in which a process had no samples."
             )
-        if self._metric_names:
-            totals.metrics = add_up(totals, self._metric_names)
-        return totals
 
     def require_finite(self, totals: StepTotals, turn: LaneTurn) -> None:
         """Raise NonFiniteLossError if a lane's loss is not finite; name the lane and its samples.

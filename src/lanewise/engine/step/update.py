@@ -41,7 +41,11 @@ def choose_update(
 
     def update(batches: Iterator[LaneBatch]) -> StepGradient:
         gradient = compute_gradient(batches)
-        _step(optimizer)  # does nothing where there is no gradient
+        try:
+            optimizer.step()  # does nothing where there is no gradient
+        except Exception as error:
+            _explain(error, optimizer)
+            raise
         return gradient
 
     return update
@@ -71,30 +75,30 @@ def _update_with_closure(
         closure()
         if not found[0].allows_update:
             return found[0]
-    _step(optimizer, closure)
+    try:
+        optimizer.step(closure)  # type: ignore[arg-type]  # torch's says that it gives a float
+    except Exception as error:
+        _explain(error, optimizer, has_closure=True)
+        raise
     return found[0]
 
 
-def _step(optimizer: Optimizer, *closure: Callable[[], torch.Tensor]) -> None:
-    """Take a step, and say in words of the configuration what it lacks.
+def _explain(error: Exception, optimizer: Optimizer, *, has_closure: bool = False) -> None:
+    """Say in words of the configuration what an optimizer lacks, where its error tells.
 
     Raises:
         ConfigError: if the optimizer needs a closure, or cannot update sharded parameters.
     """
-    try:
-        optimizer.step(*closure)  # type: ignore[arg-type]  # torch's says that a closure gives a float
-    except LanewiseError:  # in a pass over the lanes
-        raise
-    except Exception as error:
-        name, said = type(optimizer).__name__, text_of(error)
-        if not closure and re.search("closure", said, re.IGNORECASE):
-            raise ConfigError(
-                f"optimizer.class_path: {name} needs a closure: {said}. Set optimizer.closure=true."
-            ) from error
-        if re.search("DTensor|sharding", said, re.IGNORECASE):
-            raise ConfigError(
-                f"optimizer.class_path: {name} cannot update parameters that are sharded by "
-                f"distributed.reducer fsdp: {said.splitlines()[0]}. Use another optimizer; or "
-                "distributed.reducer=ddp, where shard_optimizer=true shares out whole parameters."
-            ) from error
-        raise
+    if isinstance(error, LanewiseError):  # in a pass over the lanes
+        return
+    name, said = type(optimizer).__name__, text_of(error)
+    if not has_closure and re.search("closure", said, re.IGNORECASE):
+        raise ConfigError(
+            f"optimizer.class_path: {name} needs a closure: {said}. Set optimizer.closure=true."
+        ) from error
+    if re.search("DTensor|sharding", said, re.IGNORECASE):
+        raise ConfigError(
+            f"optimizer.class_path: {name} cannot update parameters that are sharded by "
+            f"distributed.reducer fsdp: {said.splitlines()[0]}. Use another optimizer; or "
+            "distributed.reducer=ddp, where shard_optimizer=true shares out whole parameters."
+        ) from error
