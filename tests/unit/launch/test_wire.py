@@ -10,7 +10,7 @@ from lanewise.launch.wire import HostError
 from lanewise.watch.failure import Failure
 from tests.unit.launch.scripted import Scripted, make_host, say_hello
 
-FAILURE = asdict(Failure.of(ValueError("boom"), rank=0))
+FAILURE = Failure.of(ValueError("boom"), rank=0)
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,10 @@ FAILURE = asdict(Failure.of(ValueError("boom"), rank=0))
         b'["ended", null]',
         b'["ended", null, "no base64"]',
         b'["ended", "boom", null]',
-        json.dumps(["ended", {**FAILURE, "exit_code": 0}, None]).encode(),
-        json.dumps(["ended", {**FAILURE, "exit_code": True}, None]).encode(),
-        json.dumps(["ended", {**FAILURE, "note": ["forward", "1", None]}, None]).encode(),
-        json.dumps(["ended", {**FAILURE, "more": 1}, None]).encode(),
+        json.dumps(["ended", {**asdict(FAILURE), "exit_code": 0}, None]).encode(),
+        json.dumps(["ended", {**asdict(FAILURE), "exit_code": True}, None]).encode(),
+        json.dumps(["ended", {**asdict(FAILURE), "note": ["forward", "1", None]}, None]).encode(),
+        json.dumps(["ended", {**asdict(FAILURE), "more": 1}, None]).encode(),
     ],
 )
 def test_what_is_no_message_ends_the_host_at_once_by_name(line):
@@ -88,7 +88,7 @@ def test_what_fits_is_passed_on():
         b'["beat"]',
         b'["out", 0, 2, "a line"]',
         b'["begun"]',
-        json.dumps(["ended", FAILURE, "AGI="]).encode(),
+        json.dumps(["ended", asdict(FAILURE), "AGI="]).encode(),
     ]
     wire = Scripted(b"Welcome!", say_hello(), *lines, answer=lambda _: b'["reply", ["eth0", ""]]')
     host, events = make_host(wire)
@@ -97,7 +97,7 @@ def test_what_fits_is_passed_on():
     assert [events.get(timeout=5)[1:] for _ in range(3)] == [
         ("out", [0, 2, "a line"]),
         ("begun", []),
-        ("ended", [Failure.of(ValueError("boom"), rank=0), b"\0b"]),
+        ("ended", [FAILURE, b"\0b"]),
     ]
     assert host.num_heard == 5
 
