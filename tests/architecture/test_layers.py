@@ -186,7 +186,7 @@ def test_the_source_keeps_to_the_table() -> None:
 
 
 FAKE_VIOLATIONS = {
-    "upward": ({"data.loader": "from lanewise.engine.step.train_step import step"}, "is not below data"),
+    "upward": ({"data.loader": "from lanewise.engine.step.step import step"}, "is not below data"),
     "sibling": ({"lanes.lane": "import lanewise.config.run"}, "is not below lanes"),
     "package from the root": ({"config.run": "from lanewise import engine"}, "is not below config"),
     "unknown target": ({"engine.step": "from lanewise.utils import x"}, "is not below engine"),

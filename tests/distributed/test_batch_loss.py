@@ -12,7 +12,7 @@ from lanewise.config import DistributedConfig, FSDPConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.model import build_model, build_task
-from lanewise.engine.step.lane import LaneRunner
+from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.errors import TaskError
 from lanewise.precision import Precision

@@ -198,13 +198,13 @@ def gradient_norms(world, config) -> tuple[list[int], list[dict[str, float]], li
     """Train; return the indices of the steps that computed these, and what lines say of them and of all."""
     set_determinism("exact", 1)
     engine = build_engine(config, world)
-    finish, gradients = engine.train_step.gradients.finish, []
+    finish, gradients = engine.step.pass_.finish, []
 
     def note(**needs: bool) -> Any:
         gradients.append(finish(**needs))
         return gradients[-1]
 
-    engine.train_step.gradients.finish = note
+    engine.step.pass_.finish = note
     computed, each, together = [], [], []
     for report in engine.steps():
         if gradients.pop().norms is not None:

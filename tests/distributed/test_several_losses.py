@@ -11,7 +11,7 @@ from lanewise.config import DistributedConfig, FSDPConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.model import build_model, build_task
-from lanewise.engine.step.lane import LaneRunner
+from lanewise.engine.step.lanes import LaneRunner
 from lanewise.precision import Precision
 from lanewise.testing import run_distributed
 from lanewise.verify.probed_run import evaluate_batch

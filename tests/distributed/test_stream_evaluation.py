@@ -21,7 +21,7 @@ from lanewise.engine.evaluation.evaluation import build_evaluator
 from lanewise.engine.evaluation.evaluator import Evaluator
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.model import build_model, build_task
-from lanewise.engine.step.lane import LaneRunner
+from lanewise.engine.step.lanes import LaneRunner
 from lanewise.lanes import Placement
 from lanewise.precision import Precision
 from lanewise.testing import run_distributed

@@ -25,8 +25,7 @@ from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.model import build_task
 from lanewise.engine.run.run import Run
-from lanewise.engine.step.logged_metrics import LogInterval
-from lanewise.engine.step.train_step import StepReport
+from lanewise.engine.step.metrics import LogInterval, StepReport
 from lanewise.jobs.job import Job
 from lanewise.watch.heartbeat import heartbeat
 from lanewise.world.shards import whole
@@ -176,17 +175,17 @@ class _MeasuredRun:
         One step is taken before time is measured: other worlds have used the caches since the last turn, and
         loader processes have read ahead.
         """
-        clock = self._run.clock
+        measured = self._run.phases
         end_of = self._run.loader.end_of
         *_, report = islice(self._steps, 1 + self._num_read_ahead)
-        clock.take()()
+        measured.take()()
         num_before, num_units, times = end_of(report.step).num_samples, 0.0, []
         begin = time.perf_counter()
         for report in islice(self._steps, num_steps):
             num_units += report.totals.weight
             if report.interval is not None:
                 times.append(report.interval.times)
-        times.append(clock.take())
+        times.append(measured.take())
         phases = Counter[str]()
         for read in times:
             phases.update(read().phases)  # waits for the device
@@ -211,7 +210,7 @@ def _steps_without_end(run: Run) -> Iterator[StepReport]:
     for report in engine.steps():
         yield report
         if report.step + 1 == run.last_step:
-            engine.train_step.training = replace(engine.training, scheduler=None)
+            engine.step.training = replace(engine.training, scheduler=None)
 
 
 def _take_peaks(devices: Sequence[torch.device], live: LiveStorage | None) -> Sequence[int]:

@@ -17,7 +17,7 @@ from lanewise.bench.row import STEADY, BenchRow
 from lanewise.bench.tune import ANOTHER_MODEL, Trial, to_paste
 from lanewise.config import RunConfig
 from lanewise.config.load import Override
-from lanewise.engine.step.clock import PHASES
+from lanewise.engine.step.phases import PHASES
 
 _NOISY = "*"
 

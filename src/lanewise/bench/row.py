@@ -9,7 +9,7 @@ from lanewise.bench.job import LEAST_ROUNDS, First, Turn
 from lanewise.bench.modes import Mode
 from lanewise.bench.rounds import MiddleHalf
 from lanewise.device.peak import peak_flops_per_second
-from lanewise.engine.step.clock import PHASES
+from lanewise.engine.step.phases import PHASES
 from lanewise.watch.heartbeat import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER
 
 STEADY = 0.05

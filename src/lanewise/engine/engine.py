@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import final
 
 from lanewise.callback import Callback, RunStart
 from lanewise.checkpoint.model_file import save_model
 from lanewise.config import RunConfig
+from lanewise.config.optimizer import needs_closure
 from lanewise.data import LaneBatch
 from lanewise.device.accelerator import device_name, has_streams
 from lanewise.device.peak import peak_flops_per_second
@@ -21,19 +21,20 @@ from lanewise.engine.run.build import build_run
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.saving import Saving
 from lanewise.engine.samples.epoch_reads import EpochReads
-from lanewise.engine.step.batch_loss import BatchGradients
-from lanewise.engine.step.gradient import LaneGradients
-from lanewise.engine.step.lane import to_device
-from lanewise.engine.step.logged_metrics import IntervalReport, StepMetrics
+from lanewise.engine.step.build import build_pass
+from lanewise.engine.step.closure import ClosureStep
+from lanewise.engine.step.lanes import OwnTerms, Terms
+from lanewise.engine.step.metrics import IntervalReport, StepMetrics, StepReport
 from lanewise.engine.step.several_losses import SeveralLosses
-from lanewise.engine.step.train_step import RunLanes, StepReport, TrainStep
+from lanewise.engine.step.shared import SharedLoss
+from lanewise.engine.step.step import Step
 from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.loggers import PhaseLog
 from lanewise.run_dir import RunDir
 from lanewise.task import Task
 from lanewise.transforms import CompilationLog
-from lanewise.watch.heartbeat import CALLBACK, DATA, EVALUATION, SAVE, heartbeat
+from lanewise.watch.heartbeat import CALLBACK, EVALUATION, SAVE, heartbeat
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -75,35 +76,37 @@ class Engine:
         self._reads = EpochReads(run.world, run.loader.reader.total_bytes)
         config, loss_scale = run.config, run.training.runner.precision.loss_scale
         self._compilations = None if config.compile is None else CompilationLog()
-        self._gradients = LaneGradients(
+        self._pass = build_pass(
             run.reducer,
             run.world,
-            run.clock,
+            run.phases,
             placement=run.placement,
             equality=config.distributed.equality,
             loss_scale=loss_scale,
             modules=[[replica] for replica in run.reducer.replicas],
-            vote=(lambda: (False, False, False)) if saving is None else saving.vote,
             metric_names=run.log_interval.metric_names,
             task=run.training.runner.task,
         )
-        runner, self._batch_gradients = run.training.runner, None
-        run_together: RunLanes | None = None
-        if runner.loss_method != "loss":
-            self._batch_gradients = BatchGradients(self._gradients, runner.seed)
-            run_together = partial(self._batch_gradients.run, TaskLoss(runner), runner.what)
-        elif runner.has_several_losses:
-            run_together = SeveralLosses(self._gradients, runner).run
-        self._moves_batches = run_together is None
-        self.train_step = TrainStep(
-            run.training,
-            self._gradients,
-            StepMetrics(
-                run.log_interval, run.clock, run.training.model, loss_scale, with_norms=config.log.gradients
-            ),
-            run_together,
-            config.train.max_grad_norm,
+        self._pass.is_logged = run.log_interval.ends_with
+        if saving is not None:
+            self._pass.vote = saving.vote
+        self._terms = self._choose_terms()
+        metrics = StepMetrics(
+            run.log_interval, run.phases, run.training.model, loss_scale, with_norms=config.log.gradients
         )
+        self.step = Step(self._pass, self._terms, run.training, metrics)
+        takes_closure = needs_closure(type(run.training.optimizer), is_asked=run.training.closure)
+        self.take_step = ClosureStep(self.step).run if takes_closure else self.step.run
+        """Takes a step, of which it gets the number and the batches of this process. Collective."""
+
+    def _choose_terms(self) -> Terms:
+        run, feed, runner = self.run, self._pass.feed, self.run.training.runner
+        if runner.loss_method != "loss":
+            equality = run.config.distributed.equality
+            return SharedLoss(feed, self._pass.losses, run.placement, equality, runner.seed, TaskLoss(runner))
+        if runner.has_several_losses:
+            return SeveralLosses(feed, run.placement, runner)
+        return OwnTerms(feed, runner)
 
     def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = (), run_id: str = "") -> dict[str, float]:
         """Train, and write the model to the run directory.
@@ -168,20 +171,17 @@ class Engine:
         Collective: every rank must take every step.
         """
         batches = self._reads.count(self.run.loader.batches(self.first_step, self.run.last_step))
-        if self._moves_batches:  # others move them when they run them
-            batches = to_device(batches, self.run.world.device)
         batches = self._record(batches)
         try:
             run, step = self.run, self.first_step
             last_step = math.inf if run.last_step is None else run.last_step
             while step < last_step and not (run.loader.is_over or self._ends_early):
-                heartbeat.note = (DATA, step, None)
-                report = self.train_step.run(batches)
+                report = self.take_step(step, batches)
                 if report.totals.upcoming is not None:
                     run.loader.note(report.totals.upcoming)
                 self.next_step = step = step + 1
                 yield report if report.interval is None else self._count_samples(report, report.interval)
-            self._gradients.check()
+            self._pass.buffers.check()
         finally:
             self.close()
 
@@ -202,8 +202,7 @@ class Engine:
     def close(self) -> None:
         """Stop the background work of the reducer."""
         self.reducer.close()
-        if self._batch_gradients is not None:
-            self._batch_gradients.close()
+        self._terms.close()
 
     @property
     def _ends_early(self) -> bool:
@@ -228,7 +227,7 @@ class Engine:
         except ConfigError as error:  # a name in `evaluate` is wrong: only now are a metric's values known
             if self._saving is None:
                 raise
-            self._gradients.check()
+            self._pass.buffers.check()
             self._saving.save(step, None, stops=False)
             self._saving.finish()
             raise ConfigError(f"{error} The run was saved: correct it, and go on with --resume.") from None
@@ -262,7 +261,7 @@ class Engine:
         if self._saving is None:
             return
         heartbeat.note = (SAVE, step, None)
-        self._gradients.check()
+        self._pass.buffers.check()
         is_evaluated = self.evaluation is None or not self.evaluation.is_due
         metric = None if self.evaluation is None else self.evaluation.last_value
         # After the last step only an evaluation can be left to do; without one the run is done, not stopped.

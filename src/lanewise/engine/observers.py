@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from lanewise.callback import Callback, RunStart
-from lanewise.engine.step.logged_metrics import IntervalReport
+from lanewise.engine.step.metrics import IntervalReport
 from lanewise.errors import noting
 
 

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lanewise.engine.step.train_step import StepReport
+from lanewise.engine.step.metrics import StepReport
 from lanewise.errors import StorageError
 from lanewise.run_file import replace_text, writing
 

@@ -43,7 +43,7 @@ class EvaluateJob(Job):
         from lanewise.device.determinism import fix_imported_compiler
         from lanewise.engine.evaluation.evaluation import build_evaluator
         from lanewise.engine.run.model import build_model, build_task, transform
-        from lanewise.engine.step.lane import LaneRunner
+        from lanewise.engine.step.lanes import LaneRunner
         from lanewise.errors import TaskError
         from lanewise.lanes import Placement
         from lanewise.precision import Precision

@@ -21,7 +21,7 @@ from lanewise.device.allocator import set_malloc
 from lanewise.engine.run.build import build_run_loader
 from lanewise.engine.run.model import build_model, build_task, transform
 from lanewise.engine.run.optimizer import build_optimizer
-from lanewise.engine.step.lane import LaneRunner, TaskLane
+from lanewise.engine.step.lanes import LaneRunner, TaskLane
 from lanewise.errors import ConfigError, LanewiseError, text_of
 from lanewise.lanes import Placement
 from lanewise.nested import copied, map_leaves, tensors_in

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
 from lanewise.device.live_storage import LiveStorage, key_of
-from lanewise.engine.step.lane import TaskLane
-from lanewise.engine.step.lane_loss import terms_of
+from lanewise.engine.step.lanes import TaskLane
+from lanewise.engine.step.terms import terms_of
 from lanewise.errors import TaskError
 from lanewise.nested import tensors_in
 from lanewise.plan.tape import Stretch, Tape, TapeMark

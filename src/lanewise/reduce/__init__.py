@@ -6,3 +6,4 @@ from lanewise.reduce.build import require_plain as require_plain
 from lanewise.reduce.reducer import LaneWork as LaneWork
 from lanewise.reduce.reducer import Reducer as Reducer
 from lanewise.reduce.reducer import evaluate_lanes as evaluate_lanes
+from lanewise.reduce.reducer import forget_gradients as forget_gradients

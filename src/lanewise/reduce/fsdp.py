@@ -160,29 +160,35 @@ class FSDPReducer:
                 turn = batch.turn._replace(positions=range(0), is_last=is_last)
                 yield replace(batch, turn=turn, indices=(), num_samples=0, data=copied(spare))
 
-    def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
-        """See `Reducer`. Collective: every rank must call this."""
-        (lane,) = lanes
-        losses: list[Any] = []
+    def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
+        """See `Reducer`."""
+        for lane in lanes:
+            losses: list[Any] = []
+            self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](
+                partial(self._forward, lane, losses)
+            )
+            yield lane, losses.pop()
 
-        def forward() -> torch.Tensor:
-            self._ran, self._outputs, self._is_in_forward = set(), [], True
-            losses.append(lane.loss(lane.forward(self.replicas[0], lane.data), lane.data))
-            self._is_in_forward = False
-            outputs, self._outputs = self._outputs, []
-            return connect(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
-
-        self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](forward)
-        return losses
-
-    def forwards(self, lanes: Sequence[LaneWork]) -> list[Any]:
-        """See `Reducer`. Collective: every rank must call this."""
-        (lane,) = lanes
+    def _forward(self, lane: LaneWork, losses: list[Any]) -> torch.Tensor:
+        """Append the loss of a lane, and return what connects the outputs of all blocks with its backward."""
         self._ran, self._outputs, self._is_in_forward = set(), [], True
+        losses.append(lane.loss(lane.forward(self.replicas[0], lane.data), lane.data))
+        self._is_in_forward = False
+        outputs, self._outputs = self._outputs, []
+        return connect(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
+
+    def forwards(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
+        """See `Reducer`."""
         model = self.replicas[0]
-        returned = self._call(model, lambda: lane.loss(lane.forward(model, lane.data), lane.data))
-        self._outputs, self._is_in_forward = [], False
-        return [returned]
+
+        def run(lane: LaneWork) -> Any:
+            return lane.loss(lane.forward(model, lane.data), lane.data)
+
+        for lane in lanes:
+            self._ran, self._outputs, self._is_in_forward = set(), [], True
+            returned = self._call(model, partial(run, lane))
+            self._outputs, self._is_in_forward = [], False
+            yield lane, returned
 
     @contextmanager
     def gathered(self, module: nn.Module) -> Iterator[None]:

@@ -52,12 +52,12 @@ Lane = TypeVar("Lane", bound=LaneWork)
 class Reducer(Protocol):
     """Sums the gradients of a step's lanes over all processes.
 
-    A round of lanes has one lane for each replica. In each round of a step the engine calls `losses`, and
-    then `backward` for each lane of the round, in lane order; at the end of the step it calls `finish`.
+    In a step the engine iterates over `losses`, and calls `backward` for each lane that this yields, in lane
+    order; at the end it calls `finish`. With several replicas, as many lanes run at once: a round.
     Communication happens in the backward of the last lane (`turn.is_last`), which it overlaps, and in
     `finish`. With one replica:
 
-        losses(lane 0)  backward(lane 0)  losses(lane 1)  backward(lane 1)         finish
+        losses: lane 0  backward(lane 0)  losses: lane 1  backward(lane 1)         finish
                                                           |- buckets travel ...... |
 
     The user's own loop does not call `losses`, but computes them itself.
@@ -93,12 +93,15 @@ class Reducer(Protocol):
         """
         ...
 
-    def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
-        """Compute the losses of a round of lanes, at most one for each replica; None for one without data."""
+    def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
+        """Yield each lane with its loss, computed when it is asked for; with None where it has no data.
+
+        Collective where forwards are: every rank must iterate to the end.
+        """
         ...
 
-    def forwards(self, lanes: Sequence[LaneWork]) -> list[Any]:
-        """Do what `losses` does for a round that gets no backward; no graph of it may be kept."""
+    def forwards(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
+        """Do what `losses` does for lanes that get no backward; no graph of theirs may be kept."""
         ...
 
     def gathered(self, module: nn.Module) -> AbstractContextManager[object]:
@@ -158,6 +161,12 @@ class Reducer(Protocol):
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return the trainable parameters."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def forget_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Set every `grad` to None."""
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def without_loss(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
@@ -237,15 +246,15 @@ class WholeModel(ABC):
         """See `Reducer`."""
         return batches
 
-    def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
+    def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
         """See `Reducer`."""
-        (model,), (lane,) = self.replicas, lanes
-        data = lane.data
-        if data is None and not lane.has_samples:
-            return [None]
-        return [lane.loss(lane.forward(model, data), data)]
+        (model,) = self.replicas
+        for lane in lanes:
+            data = lane.data
+            has_data = data is not None or lane.has_samples
+            yield lane, lane.loss(lane.forward(model, data), data) if has_data else None
 
-    def forwards(self, lanes: Sequence[LaneWork]) -> list[Any]:
+    def forwards(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
         """See `Reducer`."""
         return self.losses(lanes)
 

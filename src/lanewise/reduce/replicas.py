@@ -18,8 +18,9 @@ means.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, final
 
 import torch
@@ -30,7 +31,14 @@ from lanewise.device.accelerator import move, set_current_device
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.random_state import take_random_state
-from lanewise.reduce.reducer import LaneWork, WholeModel, divide_gradients, trained_parameters, without_loss
+from lanewise.reduce.reducer import (
+    Lane,
+    LaneWork,
+    WholeModel,
+    divide_gradients,
+    trained_parameters,
+    without_loss,
+)
 
 
 @final
@@ -69,8 +77,12 @@ class ReplicaReducer(WholeModel):
         if devices[0].type != "cpu" and len(set(devices)) == len(devices):
             self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="replica")
 
-    def losses(self, lanes: Sequence[LaneWork]) -> list[Any]:
+    def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
         """See `Reducer`."""
+        while in_round := list(islice(lanes, len(self.replicas))):
+            yield from zip(in_round, self._run_round(in_round), strict=True)
+
+    def _run_round(self, lanes: Sequence[LaneWork]) -> list[Any]:
         if self._is_stale:
             self._send_weights()
         if self._threads is None:

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.engine import Engine
-from lanewise.engine.step.lane import to_device
 from lanewise.verify.trace import run_steps
 from lanewise.world.encode import real_view
 from lanewise.world.shards import whole
@@ -38,13 +37,13 @@ def write_reference(folder: Path, engine: Engine, world: World, steps: Sequence[
     """Write the gradients of one process, their bounds, and its weights, to compare others with."""
     rewind = _from_here(engine)
     for step in _taken(engine, steps):
-        save_file(_gradients(engine, world, step), folder / f"gradients-{step}.safetensors")
+        save_file(_gradients(engine, step), folder / f"gradients-{step}.safetensors")
     rewind()
     trained = [parameter for parameter in engine.training.model.parameters() if parameter.requires_grad]
     # The hook gets the gradient of each lane before that is added to the gradients of earlier lanes.
     hooks = [parameter.register_hook(_absolute) for parameter in trained]
     for step in _taken(engine, steps):
-        save_file(_gradients(engine, world, step), folder / f"sums-{step}.safetensors")
+        save_file(_gradients(engine, step), folder / f"sums-{step}.safetensors")
     for hook in hooks:
         hook.remove()
     rewind()
@@ -64,7 +63,7 @@ def judge(folder: Path, engine: Engine, world: World, steps: Sequence[int], num_
     for step in _taken(engine, steps):
         reference = load_file(folder / f"gradients-{step}.safetensors")
         sums = load_file(folder / f"sums-{step}.safetensors")
-        for name, gradient in _gradients(engine, world, step).items():
+        for name, gradient in _gradients(engine, step).items():
             unit = torch.finfo(gradient.dtype).eps / 2
             if not gradient.numel() or num_lanes * unit >= 1:
                 continue  # so many lanes in so few bits have no bound
@@ -101,12 +100,11 @@ def _taken(engine: Engine, steps: Sequence[int]) -> Iterator[int]:
     return takewhile(lambda _: not engine.run.loader.is_over, steps)
 
 
-def _gradients(engine: Engine, world: World, step: int) -> dict[str, torch.Tensor]:
+def _gradients(engine: Engine, step: int) -> dict[str, torch.Tensor]:
     """Return the gradients of a step from the present weights, on the CPU; buffers do not change."""
     model = engine.training.model
     with kept_buffers([model]):
-        batches = to_device(engine.run.loader.batches(step, step + 1), world.device)
-        upcoming = engine.train_step.compute_gradient(batches).totals.upcoming
+        upcoming = engine.step.gradient(step, engine.run.loader.batches(step, step + 1)).totals.upcoming
     if upcoming is not None:
         engine.run.loader.note(upcoming)
     return _on_cpu((name, one.grad) for name, one in model.named_parameters() if one.grad is not None)

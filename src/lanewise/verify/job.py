@@ -15,7 +15,7 @@ from lanewise.data import digest
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
-from lanewise.engine.step.train_step import Training
+from lanewise.engine.step.update import Training
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
 from lanewise.jobs.job import Job
 from lanewise.verify.bound import CloseResult, judge, write_reference

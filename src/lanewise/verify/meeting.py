@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from lanewise.engine.step.lane import TaskLane
+from lanewise.engine.step.lanes import TaskLane
 from lanewise.random_state import set_random_state
 from lanewise.verify.probed_run import ProbedRun
 

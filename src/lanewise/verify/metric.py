@@ -13,7 +13,7 @@ import torch
 from lanewise.config import BatchConfig
 from lanewise.data import LaneReader
 from lanewise.engine.evaluation.eval_set import EvalSet
-from lanewise.engine.step.lane import TaskLane
+from lanewise.engine.step.lanes import TaskLane
 from lanewise.lanes import SequentialSchedule
 from lanewise.metrics import merge_metrics, named_values, take_states
 from lanewise.verify.probed_run import ProbedRun, chosen

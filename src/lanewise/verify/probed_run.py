@@ -20,8 +20,8 @@ from lanewise.engine.evaluation.evaluator import Evaluator
 from lanewise.engine.run.build import build_run_loader
 from lanewise.engine.run.model import build_model, build_task
 from lanewise.engine.samples.dataset import count_samples, eval_datasets_of
-from lanewise.engine.step.lane import LaneRunner, TaskLane
-from lanewise.engine.step.lane_loss import LaneLoss
+from lanewise.engine.step.lanes import LaneRunner, TaskLane
+from lanewise.engine.step.terms import LaneLoss
 from lanewise.lanes import LaneTurn, Placement, SequentialSchedule
 from lanewise.precision import Precision
 from lanewise.random_state import set_random_state

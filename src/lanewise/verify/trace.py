@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from lanewise.data import LaneBatch, LaneLoader, LaneSource, digest
 from lanewise.engine.engine import Engine
-from lanewise.engine.step.lane import to_device
 from lanewise.lanes import Schedule
 from lanewise.transforms import compare_runs
 from lanewise.world.shards import whole
@@ -157,9 +156,9 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
                 return
             trace = StepTrace(step)
             compare_runs(engine.reducer.replicas, is_on=True)  # a run does it in its first step
-            batches = to_device(engine.run.loader.batches(step, step + 1), world.device)
+            batches = engine.run.loader.batches(step, step + 1)
             noted: _Noted = {}
-            report = engine.train_step.run(_noting(batches, noted))
+            report = engine.take_step(step, _noting(batches, noted))
             if report.totals.upcoming is not None:
                 engine.run.loader.note(report.totals.upcoming)
             trace.loss = {lane.lane: lane.numbers for lane in report.totals.lanes}

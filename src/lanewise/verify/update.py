@@ -8,7 +8,7 @@ import torch
 
 from lanewise.config.optimizer import needs_closure
 from lanewise.data import digest
-from lanewise.engine.step.train_step import Training
+from lanewise.engine.step.update import Training
 from lanewise.random_state import set_random_state
 from lanewise.verify.hidden import changed, hidden_state, numbers_that_matter
 

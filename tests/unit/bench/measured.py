@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from lanewise.bench.job import First, Turn
 from lanewise.bench.modes import Mode
 from lanewise.bench.row import BenchRow
-from lanewise.engine.step.clock import PHASES
+from lanewise.engine.step.phases import PHASES
 
 COMPUTES = {"data": 0.02, "forward": 0.3, "backward": 0.6, "communication": 0.05, "optimizer": 0.03}
 """Seconds of the phases of a step that computes."""

@@ -6,7 +6,7 @@ from torch import nn
 
 from lanewise import Loss
 from lanewise.data import LaneBatch
-from lanewise.engine.step.lane import LaneRunner, TaskLane
+from lanewise.engine.step.lanes import LaneRunner, TaskLane
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.plan.record import count_flops, record_tape

@@ -74,20 +74,22 @@ class LaneBuffers:
         self._buffer_merge = BufferMerge(world, placement)
         # For each pack, its copies on all replicas.
         self._packs: list[tuple[BufferPack, ...]] | None = None
+        self._num_begun = 0
         self._lanes: list[_Lane] = []
         self._check: Callable[[], None] = lambda: None
 
-    def begin(self, replica: int = 0) -> None:
-        """Give a lane, on one of the replicas, the values at the start of the step."""
+    def begin(self) -> None:
+        """Give a lane, on the replica that is next, the values at the start of the step."""
         if self._packs is None:
             self._packs = self._find_packs()
         if not self._packs:
             return
-        if replica == 0 and not self._lanes:
+        if self._num_begun:
+            for packs in self._packs:
+                packs[self._num_begun % len(packs)].reset()
+        else:
             self._begin_step()
-            return
-        for packs in self._packs:
-            packs[replica].reset()
+        self._num_begun += 1
 
     def _find_packs(self) -> list[tuple[BufferPack, ...]]:
         return list(zip(*map(pack_buffers, self._modules), strict=True))
@@ -105,7 +107,7 @@ class LaneBuffers:
             for other in others:
                 other.follow(first)
 
-    def end(self, turn: LaneTurn, num_samples: int, replica: int = 0) -> None:
+    def end(self, turn: LaneTurn, num_samples: int) -> None:
         """Record the buffers after the forward of a lane with `num_samples` samples."""
         if not self._packs:
             return
@@ -115,7 +117,7 @@ class LaneBuffers:
         if not turn.positions or (len(turn.present) == 1 and self._is_one_device):
             self._lanes.append(_Lane(turn, num_samples, {}, lambda: ()))
             return
-        looks = [packs[replica].look() for packs in self._packs]
+        looks = [packs[len(self._lanes) % len(packs)].look() for packs in self._packs]
         kept = {
             number: look._replace(values=None if look.values is None else look.values.to(self._world.device))
             for number, look in enumerate(looks)
@@ -143,7 +145,7 @@ class LaneBuffers:
 
     def discard(self) -> None:
         """Discard the lanes' changes: put the buffers back to the start of the step."""
-        self._lanes = []
+        self._lanes, self._num_begun = [], 0
         for packs in self._packs or ():
             for pack in packs:
                 pack.reset()
@@ -160,7 +162,7 @@ class LaneBuffers:
         if not self._packs:
             return
         if len(self._lanes[0].turn.present) == 1 and self._is_one_device:
-            self._lanes = []
+            self._lanes, self._num_begun = [], 0
             return
         lanes = [lane for lane in self._lanes if lane.turn.positions]
         for lane in lanes:

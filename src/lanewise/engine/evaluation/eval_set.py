@@ -19,7 +19,7 @@ from lanewise.data import (
 from lanewise.device.accelerator import has_streams
 from lanewise.engine.samples.dataset import compare_datasets, count_samples
 from lanewise.engine.samples.stream import compare_streams
-from lanewise.engine.step.lane import to_device
+from lanewise.engine.step.lanes import to_device
 from lanewise.errors import DataError
 from lanewise.lanes import LaneTurn, Placement, SequentialSchedule
 from lanewise.world.world import World

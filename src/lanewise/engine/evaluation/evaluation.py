@@ -12,7 +12,7 @@ from lanewise.engine.evaluation.eval_set import build_eval_set
 from lanewise.engine.evaluation.evaluator import Evaluator
 from lanewise.engine.samples.dataset import eval_datasets_of
 from lanewise.engine.samples.stream import describe_stream
-from lanewise.engine.step.lane import LaneRunner
+from lanewise.engine.step.lanes import LaneRunner
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import Placement
 from lanewise.reduce import Reducer

@@ -14,10 +14,10 @@ from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.evaluation.eval_set import EvalSet
 from lanewise.engine.evaluation.losses import Pairs, as_tensors, merge_losses, note_losses
 from lanewise.engine.evaluation.prediction import Prediction, put_into, take_prediction
-from lanewise.engine.step.lane import LaneRunner, TaskLane
 from lanewise.engine.step.lane_error import named_lane
-from lanewise.engine.step.lane_loss import check_each
+from lanewise.engine.step.lanes import LaneRunner, TaskLane
 from lanewise.engine.step.outputs import LaneOutputs, gather_outputs
+from lanewise.engine.step.terms import check_each
 from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
 from lanewise.lanes import Placement, batch_loss_seed, metric_seed

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import torch
 
-from lanewise.engine.step.lane_loss import LaneLoss
 from lanewise.engine.step.loss_metrics import means_of_lanes, read_terms
+from lanewise.engine.step.terms import LaneLoss
 
 Pairs: TypeAlias = dict[str, list[tuple[float, float]]]
 """By name the sum and the weight of each micro-batch."""

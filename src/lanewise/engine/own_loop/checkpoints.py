@@ -62,9 +62,9 @@ class OwnCheckpoints:
     ) -> None:
         self._identity = identity
         self._datasets = datasets
-        models = list(prepared.gradients.values())
+        models = [one.losses for one in prepared.passes.values()]
         scales = {f"loss_scale_{number}": one.loss_scale for number, one in enumerate(models)}
-        losses = {f"losses_{number}": one.losses for number, one in enumerate(models)}
+        losses = {f"losses_{number}": one for number, one in enumerate(models)}
         self._state = RunState(
             {**objects, **scales, **losses, _STREAMS: streams},
             may_lack=(*losses, _STREAMS),

@@ -41,8 +41,8 @@ from lanewise.engine.samples.dataset import Collate, OrderChoice
 from lanewise.engine.samples.source import build_source
 from lanewise.engine.state.left_out import digests_left_out
 from lanewise.engine.state.resume_check import identify_exact
-from lanewise.engine.step.clock import StepClock
-from lanewise.engine.step.gradient import LaneGradients
+from lanewise.engine.step.build import build_pass
+from lanewise.engine.step.phases import Phases
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import OrderInputs, Placement, SampleOrder, evaluation_seed, model_seed
 from lanewise.metrics import LaneMetrics, check_metrics, load_merged
@@ -124,8 +124,7 @@ class Lanes:
         self._seed = seed
         self._distributed = distributed
         self._precision = Precision(precision, self.device.type)
-        self._clock = StepClock(self.device)
-        self._prepared = Prepared(seed, self.device, self._clock)
+        self._prepared = Prepared(seed, self._placement, equality, Phases(self.device))
         self._precision_name = precision
         self._datasets = OwnDatasets()
         self._streams = OwnStreams()
@@ -148,20 +147,20 @@ class Lanes:
                 compressed.
             WorldError: if the ranks built different models.
         """
-        if model in self._prepared.gradients:
+        if model in self._prepared.passes:
             raise TaskError("this model was prepared before. Call lanes.prepare(model) once.")
         distributed = replace(self._distributed, compression=compression)
         if mistakes := list(powersgd_meets_no_overflow(distributed, self._precision_name)):
             raise ConfigError(*mistakes)
         reducer = build_reducer(model, self._placement, self._world, distributed)
-        self._prepared.gradients[model] = LaneGradients(
+        self._prepared.passes[model] = build_pass(
             reducer,
             self._world,
-            self._clock,
+            self._prepared.phases,
             placement=self._placement,
             equality=self._distributed.equality,
             loss_scale=None if self._precision.loss_scale is None else LossScale(),
-            modules=[self._prepared.gradients],
+            modules=[self._prepared.passes],
         )
         self._prepared.digests[model] = digests_left_out(model)
         return model
@@ -248,7 +247,7 @@ class Lanes:
         named = {str(number): metric.to(self.device) for number, metric in enumerate(metrics)}
         check_metrics(named)
         of_lanes = LaneMetrics(named)
-        with evaluating(self._prepared.gradients), kept_random_state():
+        with evaluating(self._prepared.passes), kept_random_state():
             eval_set = build_eval_set(
                 type(dataset).__name__,
                 dataset,
@@ -329,9 +328,9 @@ class Lanes:
         self._is_closed = True
         atexit.unregister(self.close)
         self._prepared.close()
-        for gradients in self._prepared.gradients.values():
-            gradients.check()
-        self._prepared.gradients.clear()
-        self._prepared.batch_gradients.clear()
+        for pass_ in self._prepared.passes.values():
+            pass_.buffers.check()
+        self._prepared.passes.clear()
+        self._prepared.shared.clear()
         self._watch.close()
         self._world.close()

@@ -7,18 +7,19 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from lanewise.config import Equality
 from lanewise.data import LaneBatch, LaneLoader, LaneSource
-from lanewise.engine.step.batch_loss import BatchGradients
-from lanewise.engine.step.batches import StepBatches
-from lanewise.engine.step.clock import StepClock
-from lanewise.engine.step.gradient import LaneGradients, StepGradient
-from lanewise.engine.step.lane import LaneOfBatch, to_device
 from lanewise.engine.step.lane_error import named_lane
+from lanewise.engine.step.lanes import Lane, StepBatches
 from lanewise.engine.step.loss_metrics import means
+from lanewise.engine.step.metrics import Gradient
+from lanewise.engine.step.phases import Phases
+from lanewise.engine.step.shared import SharedLoss
+from lanewise.engine.step.step import Pass
 from lanewise.errors import TaskError
-from lanewise.lanes import lane_seed, update_seed
+from lanewise.lanes import Placement, lane_seed, update_seed
 from lanewise.random_state import set_random_state
-from lanewise.watch.heartbeat import DATA, OWN_CODE, heartbeat
+from lanewise.watch.heartbeat import OWN_CODE, heartbeat
 
 
 @dataclass(frozen=True)
@@ -27,22 +28,23 @@ class Prepared:
 
     seed: int
     """Seed of the run."""
-    device: torch.device
-    clock: StepClock
-    """The clock of all `gradients`."""
-    gradients: dict[nn.Module, LaneGradients] = field(default_factory=dict)
-    """For each model, the object that computes its gradients."""
-    batch_gradients: dict[nn.Module, BatchGradients] = field(default_factory=dict)
+    placement: Placement
+    equality: Equality
+    phases: Phases
+    """Of all `passes`."""
+    passes: dict[nn.Module, Pass] = field(default_factory=dict)
+    """For each model, what computes its gradients."""
+    shared: dict[nn.Module, SharedLoss] = field(default_factory=dict)
     """Likewise where `Step.batch_loss` is used."""
     digests: dict[nn.Module, Mapping[str, str]] = field(default_factory=dict)
     """For each model, what `digests_left_out` returned when it was prepared."""
 
     def close(self) -> None:
         """Stop the background work."""
-        for gradients in self.gradients.values():
-            gradients.reducer.close()
-        for batch_gradients in self.batch_gradients.values():
-            batch_gradients.close()
+        for pass_ in self.passes.values():
+            pass_.reducer.close()
+        for shared in self.shared.values():
+            shared.close()
 
 
 @final
@@ -100,8 +102,10 @@ class Step:
         self._batches = StepBatches(batches)
         self._prepared = prepared
         self._note = note
-        self._running: LaneGradients | None = None
-        self._gradient: StepGradient | None = None
+        self._running: Pass | None = None
+        self._open: LaneBatch | None = None
+        """The micro-batch that needs a `backward`."""
+        self._gradient: Gradient | None = None
         self._num_passes = 0
 
     @property
@@ -113,7 +117,7 @@ class Step:
         return self.batches(self._only_model("Iterate over step.batches(model)."))
 
     def _only_model(self, remedy: str) -> nn.Module:
-        models = list(self._prepared.gradients)
+        models = list(self._prepared.passes)
         if not models:
             raise TaskError("no model was prepared. Call lanes.prepare(model) before the first step.")
         if len(models) > 1:
@@ -139,15 +143,21 @@ class Step:
             TaskError: if the model was not prepared, or a micro-batch had no `backward`.
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        gradients, seed = self._begin(model), self._prepared.seed
-        for (batch,) in gradients.rounds(to_device(self._batches, self._prepared.device)):
-            turn = batch.turn
+        pass_, seed = self._begin(model), self._prepared.seed
+        for batch in pass_.feed.lanes(self._batches, lambda batch: batch):
+            turn, self._open = batch.turn, batch
             if batch.has_samples:
                 set_random_state(lane_seed(seed, turn.step, turn.lane, self._num_passes))
                 yield batch.data
             else:
-                gradients.backward([None])
-        self._end(gradients)
+                self.backward(None)
+            if self._open is not None:
+                raise TaskError(
+                    f"a lane of step {turn.step + 1} had no backward. Call step.backward(loss), which is not "
+                    "loss.backward(), once for each micro-batch; give a loss of weight 0 if there is nothing "
+                    "to learn from it."
+                )
+        self._end(pass_)
 
     def batch_loss(
         self,
@@ -176,37 +186,42 @@ class Step:
             NonFiniteLossError: if the loss is NaN or infinite.
         """
         model = model or self._only_model("Give the model to step.batch_loss.")
-        gradients, seed = self._begin(model), self._prepared.seed
-        if model not in self._prepared.batch_gradients:
-            self._prepared.batch_gradients[model] = BatchGradients(gradients, seed)
-        whole = _OwnLoss(forward, loss, seed, self._num_passes)
-        self._prepared.batch_gradients[model].run(whole, "the loss given to batch_loss", iter(self._batches))
-        self._end(gradients)
+        pass_, prepared = self._begin(model), self._prepared
+        own = _OwnLoss(forward, loss, prepared.seed, self._num_passes)
+        if model not in prepared.shared:
+            prepared.shared[model] = SharedLoss(
+                pass_.feed, pass_.losses, prepared.placement, prepared.equality, prepared.seed, own
+            )
+        shared = prepared.shared[model]
+        shared.loss = own
+        for lane, share in shared.of(iter(self._batches)):
+            pass_.backward(lane.batch, share, own.what)
+        self._end(pass_)
 
-    def _begin(self, model: nn.Module) -> LaneGradients:
+    def _begin(self, model: nn.Module) -> Pass:
         """Begin a pass over the micro-batches."""
-        gradients = self._prepared.gradients.get(model)
-        if gradients is None:
+        pass_ = self._prepared.passes.get(model)
+        if pass_ is None:
             raise TaskError("this model was not prepared. Call lanes.prepare(model) before the first step.")
         if self._running is not None:
             raise TaskError(
                 f"step {self.number + 1} was left before its micro-batches were done. "
                 "Iterate over each step to its end."
             )
-        self._running, self._gradient = gradients, None
-        self._prepared.clock.begin()
-        heartbeat.note = (DATA, self.number, None)
-        return gradients
+        self._running, self._gradient = pass_, None
+        pass_.phases.forget()
+        pass_.begin(self.number)
+        return pass_
 
-    def _end(self, gradients: LaneGradients) -> None:
+    def _end(self, pass_: Pass) -> None:
         """End a pass over the micro-batches. Collective."""
-        self._gradient = gradients.finish()
+        self._gradient = pass_.finish(needs_norm=True)
         upcoming = self._gradient.totals.upcoming
         if upcoming is not None and not self._num_passes:
             self._note(upcoming)
-        heartbeat.note = (OWN_CODE, self.number, None)
+        pass_.phases.begin(OWN_CODE, self.number)
         heartbeat.has_trained = True
-        set_random_state(update_seed(self._prepared.seed, self._gradient.turn.step, self._num_passes))
+        set_random_state(update_seed(self._prepared.seed, self.number, self._num_passes))
         self._num_passes += 1
         self._running = None
 
@@ -223,7 +238,13 @@ class Step:
         """
         if self._running is None:
             raise TaskError("backward was called outside of the loop over a step's micro-batches.")
-        self._running.backward([loss])
+        batch, self._open = self._open, None
+        if batch is None:
+            raise TaskError(
+                "backward was called twice for one micro-batch, or outside of the loop over them. "
+                "Add the losses of a micro-batch up, and call it once."
+            )
+        self._running.backward(batch, loss, "the loss given to backward")
 
     @property
     def loss(self) -> float:
@@ -250,7 +271,7 @@ class Step:
         assert norm is not None
         return norm
 
-    def _done(self) -> StepGradient:
+    def _done(self) -> Gradient:
         if self._gradient is None:
             raise TaskError(
                 "loss, weight, metrics and grad_norm are known when the loop over the step's micro-batches "
@@ -267,6 +288,7 @@ class _OwnLoss:
     loss: Callable[[Any], object]
     seed: int
     num_passes: int
+    what = "the loss given to batch_loss"
     by_rows = False
 
     def lane(self, batch: LaneBatch) -> "_OwnLane":
@@ -283,7 +305,7 @@ class _OwnLoss:
 
 
 @dataclass(slots=True)
-class _OwnLane(LaneOfBatch):
+class _OwnLane(Lane):
     """The forward of a micro-batch of an own loop; a `LaneWork`."""
 
     whole: _OwnLoss

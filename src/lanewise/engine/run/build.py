@@ -19,15 +19,14 @@ from lanewise.engine.samples.source import build_source
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.resume_check import identify, plain
 from lanewise.engine.state.run_state import RunState
-from lanewise.engine.step.clock import StepClock
-from lanewise.engine.step.lane import LaneRunner
-from lanewise.engine.step.logged_metrics import LogInterval
-from lanewise.engine.step.train_step import Training
+from lanewise.engine.step.lanes import LaneRunner
+from lanewise.engine.step.metrics import LogInterval
+from lanewise.engine.step.phases import Phases
+from lanewise.engine.step.update import Training
 from lanewise.lanes import Placement
 from lanewise.precision import Precision
 from lanewise.reduce import build_reducer
 from lanewise.task import Task
-from lanewise.watch.heartbeat import BACKWARD, COMMUNICATION
 from lanewise.world.shards import is_sharded
 from lanewise.world.world import World
 
@@ -60,9 +59,8 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
         warn_of_misspelt(lanes.task)
     model = transform(build_model(lanes.task, lanes.seed), config, world.device)
     average = build_average(model, config.train.ema_decay)
-    clock = StepClock(world.device)
-    on_bucket = partial(clock.lap, BACKWARD, begins=COMMUNICATION)
-    reducer = build_reducer(model, placement, world, config.distributed, on_bucket=on_bucket)
+    phases = Phases(world.device)
+    reducer = build_reducer(model, placement, world, config.distributed, on_bucket=phases.begin_sending)
     if average is not None:
         reducer.adopt(average.module)
     optimizer = build_optimizer(config, lanes.task, model)
@@ -74,7 +72,9 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     loader, dataset = build_run_loader(config, lanes.task, world, placement)
     last_step = _last_step(config, loader)
     scheduler, plateau = build_scheduler(config, optimizer, last_step)
-    training = Training(lanes, model, optimizer, scheduler, average, config.optimizer.closure)
+    training = Training(
+        lanes, model, optimizer, scheduler, average, config.optimizer.closure, config.train.max_grad_norm
+    )
     evaluator = build_evaluator(config, lanes, training.evaluated_model, world, placement, reducer)
     evaluation: Evaluation | None = None
     if evaluator is not None:
@@ -104,7 +104,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
         plateau=plateau,
         shards=shards,
         reducer=reducer,
-        clock=clock,
+        phases=phases,
         loader=loader,
         evaluation=evaluation,
         log_interval=log_interval,

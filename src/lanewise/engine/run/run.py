@@ -14,9 +14,9 @@ from lanewise.engine.run.scheduler import Plateau
 from lanewise.engine.run.summary import summarize
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.run_state import RunState
-from lanewise.engine.step.clock import StepClock
-from lanewise.engine.step.logged_metrics import LogInterval
-from lanewise.engine.step.train_step import Training
+from lanewise.engine.step.metrics import LogInterval
+from lanewise.engine.step.phases import Phases
+from lanewise.engine.step.update import Training
 from lanewise.lanes import Placement, lane_ranges
 from lanewise.reduce import Reducer
 from lanewise.world.world import World
@@ -39,7 +39,7 @@ class Run:
     """Which process updates which parameter; None: each process updates all of them."""
     reducer: Reducer
     """Holds the model, and sums its gradients."""
-    clock: StepClock
+    phases: Phases
     """Measures the phases of a step; the reducer calls it inside the backward."""
     loader: LaneSource
     """Yields the batches of this process's lanes."""

@@ -14,11 +14,13 @@ from lanewise.errors import LanewiseError, TaskError, note_place, text_of
 
 
 def note_lane(error: BaseException, batch: LaneBatch) -> None:
-    """Add a note to an error of the user's code: the lane in which it arose.
+    """Add a note to an error of the user's code, once: the lane in which it arose.
 
     Raises:
         TaskError: in place of an error of torch whose remedy is known, or of a SystemExit.
     """
+    if batch.place in getattr(error, "__notes__", ()):
+        return
     if explained := _explain(error, batch):
         explained.add_note(batch.place)
         raise explained from error

@@ -1,5 +1,6 @@
 """The losses of a step's lanes: scales them for the backward, exchanges them, refuses non-finite ones."""
 
+import logging
 import math
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,13 +10,16 @@ import torch
 
 from lanewise.config import Equality
 from lanewise.data import LaneBatch
-from lanewise.engine.step.lane_loss import LaneLoss, LaneShare
+from lanewise.device.accelerator import start_copy_to_host
 from lanewise.engine.step.loss_metrics import add_up, agree_on_names, known_terms, with_metrics
-from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals, Term
+from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals, Term, Votes
+from lanewise.engine.step.terms import LaneLoss, LaneShare
 from lanewise.errors import MOST_SHOWN, NonFiniteLossError, TaskError, shorten
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import LossScale
 from lanewise.world.world import World
+
+logger = logging.getLogger(__name__)
 
 
 @final
@@ -42,7 +46,7 @@ class StepLosses:
     ) -> None:
         self._world = world
         self._placement = placement
-        self._loss_scale = loss_scale
+        self.loss_scale = loss_scale
         self._equality = equality
         self.find_not_finite: Callable[[], list[int]] = list
         """Returns the lanes of this process with outputs that are not finite, where one loss is of all."""
@@ -78,13 +82,13 @@ class StepLosses:
             weight: about that of a lane; that of rank 0's first lane counts.
             is_of_all: whether it is that of all lanes instead, or 0 on a process that does not know it.
         """
-        if self._loss_scale is not None and not self._loss_scale.has_unit:
+        if self.loss_scale is not None and not self.loss_scale.has_unit:
             weights = self._world.all_gather_tree(weight)
             unit = max(weights) if is_of_all else self._placement.num_lanes * weights[0]
-            self._loss_scale.set_unit(unit)
+            self.loss_scale.set_unit(unit)
 
     def add(
-        self, batch: LaneBatch, loss: LaneLoss | LaneShare | None
+        self, batch: LaneBatch, loss: LaneLoss | LaneShare
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Take the loss of a lane.
 
@@ -92,7 +96,7 @@ class StepLosses:
 
         Args:
             batch: the batch of the lane.
-            loss: None where the lane has no samples.
+            loss: what it adds; nothing where its turn has no positions.
 
         Returns:
             The arguments `loss` and `factor` of `Reducer.backward`: the scalar and its factor.
@@ -101,9 +105,9 @@ class StepLosses:
             TaskError: if a metric has another name than those of the first step, or a weight that cannot be.
         """
         told = loss.told if isinstance(loss, LaneShare) else loss
-        if self._loss_scale is not None and not self._loss_scale.has_unit:
+        if self.loss_scale is not None and not self.loss_scale.has_unit:
             self.agree_on_unit(0.0 if told is None else told.weight)
-        if loss is None:
+        if not batch.turn.positions:
             return None, None
         self._samples[batch.turn.lane] = batch.indices
         term = Term(0.0, 0.0 if told is None else told.weight)
@@ -115,13 +119,22 @@ class StepLosses:
         self._rows.append(LaneRow(batch.turn.lane, (term,)))
         if loss.value is None:
             return None, None
-        scale = 1.0 if self._loss_scale is None else self._loss_scale.factor
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.factor
         return loss.value, loss.backward_factor(batch.turn, scale)
+
+    def fits(self, norm: torch.Tensor | None) -> bool:
+        """Tell whether the gradient is in the range of fp16, and adapt the loss scale. Waits for the norm."""
+        if self.loss_scale is None:
+            return True
+        assert norm is not None
+        is_finite = math.isfinite(start_copy_to_host(norm)())
+        self.loss_scale.update(is_finite=is_finite)
+        return is_finite
 
     @property
     def factor(self) -> float:
         """The factor by which all losses, and so all gradients, are multiplied."""
-        return 1.0 if self._loss_scale is None else self._loss_scale.factor
+        return 1.0 if self.loss_scale is None else self.loss_scale.factor
 
     def divisor(self, totals: StepTotals, turn: LaneTurn) -> float:
         """Return the divisor that turns the sums of gradients into means over the global batch.
@@ -134,7 +147,7 @@ class StepLosses:
     def start_exchange(
         self,
         turn: LaneTurn,
-        votes: tuple[bool, bool, bool],
+        votes: Votes,
         buffer_changes: Sequence[float] | torch.Tensor,
         computed_seconds: float | None = None,
         upcoming: Sequence[int] | None = None,
@@ -189,10 +202,12 @@ class StepLosses:
             )
 
     def require_finite(self, totals: StepTotals, turn: LaneTurn) -> None:
-        """Raise NonFiniteLossError if a lane's loss is not finite; name the lane and its samples.
+        """Raise NonFiniteLossError if a lane's loss is not finite; warn where the step has no weight.
 
         Collective where a loss is not finite, which all ranks know from the totals.
         """
+        if not totals.weight:
+            logger.warning("step %d: the global batch has weight 0, so nothing was updated", turn.step + 1)
         if math.isfinite(totals.loss_sum):
             return
         told = self._world.all_gather_tree((self._samples, self.find_not_finite()))

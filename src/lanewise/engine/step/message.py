@@ -5,13 +5,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from lanewise.device.accelerator import float64_device
 from lanewise.errors import WorldError, shorten
 from lanewise.world.world import World
+
+Votes: TypeAlias = tuple[bool, bool, bool]
+"""Whether a process wants to save after a step, to stop there, and to end the run."""
+NO_VOTES: Votes = (False, False, False)
 
 
 class Term(NamedTuple):

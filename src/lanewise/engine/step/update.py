@@ -1,89 +1,58 @@
-"""How an optimizer updates the model: with a computed gradient, or by a closure that computes it."""
+"""What trains a model: its optimizer with a schedule, clipping and an average."""
 
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import TypeAlias
+from dataclasses import dataclass
 
-import torch
+from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
-from lanewise.config.optimizer import needs_closure
-from lanewise.data import LaneBatch
-from lanewise.engine.step.batches import StepBatches
-from lanewise.engine.step.gradient import StepGradient
+from lanewise.checkpoint.model_file import grow_buffers
+from lanewise.engine.step.lanes import LaneRunner
 from lanewise.errors import ConfigError, LanewiseError, text_of
-
-Update: TypeAlias = Callable[[Iterator[LaneBatch]], StepGradient]
-"""A function that consumes the batches of a step, and returns the gradient of the first pass over its lanes.
-
-Collective: every rank must call it, with the batches of its own lanes.
-"""
+from lanewise.lanes import update_seed
+from lanewise.random_state import set_random_state
 
 
-def choose_update(
-    optimizer: Optimizer,
-    compute_gradient: Update,
-    seed_update: Callable[[int], None],
-    *,
-    closure: bool = False,
-) -> Update:
-    """Return the function that updates the model in a step.
+@dataclass(frozen=True)
+class Training:
+    """The model and what trains it."""
 
-    Args:
-        optimizer: the optimizer of the model.
-        compute_gradient: writes the gradient of a step to every `param.grad`, and seeds the update.
-        seed_update: seeds the part of an update that comes before the first call of the closure.
-        closure: whether the optimizer gets a closure besides the gradient.
-    """
-    if needs_closure(type(optimizer), is_asked=closure):
-        return partial(_update_with_closure, optimizer, compute_gradient, seed_update, closure)
+    runner: LaneRunner
+    model: nn.Module
+    """The user's module, on the device of this process."""
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    """Stepped once in each optimizer step."""
+    average: AveragedModel | None = None
+    """The exponential moving average of the weights, which is evaluated; None: the model is evaluated."""
+    closure: bool = False
+    """`optimizer.closure`: whether a step gets a closure besides the gradient."""
+    max_grad_norm: float | None = None
+    """The norm to which the gradient is clipped; None: it is not clipped."""
 
-    def update(batches: Iterator[LaneBatch]) -> StepGradient:
-        gradient = compute_gradient(batches)
-        try:
-            optimizer.step()  # does nothing where there is no gradient
-        except Exception as error:
-            _explain(error, optimizer)
-            raise
-        return gradient
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The module to evaluate, and to keep if it is the best."""
+        return self.model if self.average is None else self.average.module
 
-    return update
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the first parameter group."""
+        return float(self.optimizer.param_groups[0]["lr"])
 
+    def seed_update(self, step: int) -> None:
+        """Set the random state for everything after the lanes, the same on every process."""
+        set_random_state(update_seed(self.runner.seed, step))
 
-def _update_with_closure(
-    optimizer: Optimizer,
-    compute_gradient: Update,
-    seed_update: Callable[[int], None],
-    begins_with_gradient: bool,
-    batches: Iterator[LaneBatch],
-) -> StepGradient:
-    """Update with a closure, which LBFGS calls several times; each call makes a pass over the lanes.
-
-    All passes use the same samples and random numbers, so that a line search evaluates one function. SAM
-    finds the gradient before it calls the closure.
-    """
-    step_batches = StepBatches(batches)
-    seed_update(step_batches.first.turn.step)
-    found: list[StepGradient] = []
-
-    def closure() -> torch.Tensor:
-        found.append(compute_gradient(step_batches.copies()))
-        return torch.tensor(found[-1].totals.loss, dtype=torch.float64)
-
-    if begins_with_gradient:
-        closure()
-        if not found[0].allows_update:
-            return found[0]
-    try:
-        optimizer.step(closure)  # type: ignore[arg-type]  # torch's says that it gives a float
-    except Exception as error:
-        _explain(error, optimizer, has_closure=True)
-        raise
-    return found[0]
+    def update_average(self, average: AveragedModel) -> None:
+        """Add the weights to their average."""
+        grow_buffers(average.module, dict(self.model.named_buffers()))
+        average.update_parameters(self.model)
 
 
-def _explain(error: Exception, optimizer: Optimizer, *, has_closure: bool = False) -> None:
+def explain(error: Exception, optimizer: Optimizer, *, has_closure: bool = False) -> None:
     """Say in words of the configuration what an optimizer lacks, where its error tells.
 
     Raises:

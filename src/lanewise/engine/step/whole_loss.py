@@ -6,11 +6,10 @@ import torch
 from torch import nn
 
 from lanewise.data import LaneBatch, digest
-from lanewise.engine.step.lane import LaneRunner, TaskLane
+from lanewise.engine.step.lanes import Lane, LaneRunner
 from lanewise.engine.step.outputs import BatchOutputs
 from lanewise.errors import TaskError
 from lanewise.reachable import walk
-from lanewise.reduce import LaneWork
 
 _MOST_LOOKS = 4
 """How many of a process's first losses by rows are looked at."""
@@ -19,10 +18,12 @@ _MOST_LOOKS = 4
 class WholeLoss(Protocol):
     """A loss of all samples of a step."""
 
+    what: str
+    """Its name in an error message."""
     by_rows: bool
     """Whether it is computed for the samples of each lane in turn, against those of all lanes."""
 
-    def lane(self, batch: LaneBatch) -> LaneWork:
+    def lane(self, batch: LaneBatch) -> Lane:
         """Return a lane, whose forward is run."""
         ...
 
@@ -51,10 +52,11 @@ class TaskLoss:
 
     def __init__(self, runner: LaneRunner) -> None:
         self._runner = runner
+        self.what = runner.what
         self.by_rows = runner.loss_method == "row_loss"
         self._num_looks = _MOST_LOOKS if self.by_rows else 0
 
-    def lane(self, batch: LaneBatch) -> TaskLane:
+    def lane(self, batch: LaneBatch) -> Lane:
         """See `WholeLoss`."""
         return self._runner.lane(batch)
 
@@ -84,7 +86,7 @@ class TaskLoss:
             now = self._kept(model)
             if changed := [name for name, one in before.items() if now.get(name, one) != one]:
                 raise TaskError(
-                    f"{self._runner.what} changes {changed[0]}. Each process computes the rows of its own "
+                    f"{self.what} changes {changed[0]}. Each process computes the rows of its own "
                     "lanes alone, so that it would be another one on each. Keep it in batch_loss, which "
                     "every process computes of all samples."
                 )

@@ -23,7 +23,7 @@ from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.run.build import build_run
-from lanewise.engine.step.lane import LaneRunner
+from lanewise.engine.step.lanes import LaneRunner
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import Placement
 from lanewise.precision import Precision

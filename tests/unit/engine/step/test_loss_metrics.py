@@ -17,7 +17,6 @@ from lanewise.config import EvaluateConfig, RunConfig
 from lanewise.data import LaneBatch
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
-from lanewise.engine.step.lane_loss import LaneLoss
 from lanewise.engine.step.loss_metrics import (
     add_up,
     known_terms,
@@ -28,6 +27,7 @@ from lanewise.engine.step.loss_metrics import (
 )
 from lanewise.engine.step.losses import StepLosses
 from lanewise.engine.step.message import LaneRow, StepTotals, Term
+from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.run_dir import RunDir
@@ -123,7 +123,7 @@ def test_a_lane_whose_loss_weighs_nothing_still_reports():
             batch = LaneBatch(turn, (lane,), None, 1)
             metrics = {"a": (lane + 1.0, 2.0)} if lane == 0 else None
             given = Loss(torch.tensor(1.0, requires_grad=True), float(lane), metrics=metrics)
-            losses.add(batch, LaneLoss.of(batch, given, "the loss"))
+            losses.add(batch, LaneLoss.of(given, batch.num_samples, "the loss"))
         losses.start_exchange(turn, (False, False, False), [])
         totals = losses.finish()
         assert (totals.loss, totals.metrics) == (1.0, {"a": (1.0, 2.0)})

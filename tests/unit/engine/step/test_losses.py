@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lanewise.data import LaneBatch
-from lanewise.engine.step.lane_loss import LaneLoss
 from lanewise.engine.step.losses import StepLosses
+from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import NonFiniteLossError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.precision import LossScale

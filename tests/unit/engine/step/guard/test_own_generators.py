@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from lanewise.engine.step.own_generators import OwnGenerators
+from lanewise.engine.step.guard.own_generators import OwnGenerators
+from lanewise.engine.step.message import StepTotals
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.random_state import set_random_state
@@ -26,10 +27,10 @@ def run(looks, forward, backward=lambda: None, num_steps=4):
         for lane in range(2):
             set_random_state(100 * step + lane)
             forward()
-            looks.before_backward([turn(step, lane)], [None])
+            looks.after_forward(turn(step, lane), None)
             backward()
-            looks.after_backward([turn(step, lane)])
-        if looks.finish():
+            looks.after_backward(turn(step, lane))
+        if looks.finish(StepTotals([])):
             return step + 1
     raise AssertionError("it looks for ever")
 
@@ -71,12 +72,12 @@ def test_a_process_with_one_lane_in_a_step_finds_it_in_the_second():
     looks = OwnGenerators(nn.Linear(1, 1), task=task)
     looks.begin(turn(0, 3))
     task.noise.random()
-    looks.before_backward([turn(0, 3)], [None])
-    assert not looks.finish()
+    looks.after_forward(turn(0, 3), None)
+    assert not looks.finish(StepTotals([]))
     looks.begin(turn(1, 3))
     task.noise.random()
     with pytest.raises(TaskError, match="lane 3 in step 2"):
-        looks.before_backward([turn(1, 3)], [None])
+        looks.after_forward(turn(1, 3), None)
 
 
 def seeded(seed):

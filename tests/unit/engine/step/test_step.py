@@ -18,7 +18,7 @@ from lanewise import Loss, Task
 from lanewise.config import EvaluateConfig, OptimizerConfig, RunConfig, SchedulerConfig
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
-from lanewise.engine.step.train_step import StepReport
+from lanewise.engine.step.metrics import StepReport
 from lanewise.errors import ConfigError
 from lanewise.run_dir import RunDir
 from lanewise.testing import run_distributed

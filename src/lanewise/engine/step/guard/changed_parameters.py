@@ -1,6 +1,6 @@
 """Refuses a forward, loss or backward that changes parameters, or buffers which no process merges."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, final
 
 import torch
@@ -8,7 +8,9 @@ from torch import nn
 
 from lanewise.device.accelerator import start_copy_to_host
 from lanewise.device.tensor_bytes import checksum
-from lanewise.engine.step.look import Look
+from lanewise.engine.step.guard.look import Look
+from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.terms import LaneLoss, LaneShare
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.reduce import Reducer
@@ -74,6 +76,7 @@ class ChangedParameters(Look):
 
     def begin(self, turn: LaneTurn) -> None:
         """See `Look`. Collective where parameters are sharded."""
+        self._replica = -1
         if self._before is None:
             self._before = self._look()
             self._buffers = self._look_at_buffers()
@@ -86,37 +89,38 @@ class ChangedParameters(Look):
             self._first = self._first or trained
             self._is_updated = trained != self._first
 
-    def before_backward(self, in_round: Sequence[LaneTurn], losses: Sequence[torch.Tensor | None]) -> None:
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
         """See `Look`."""
-        self._require_unchanged(in_round, "forward or the loss")
+        self._replica = (self._replica + 1) % len(self._reducer.replicas)
+        self._require_unchanged(turn, "forward or the loss")
 
-    def after_backward(self, in_round: Sequence[LaneTurn]) -> None:
+    def after_backward(self, turn: LaneTurn) -> None:
         """See `Look`."""
-        self._require_unchanged(in_round, "backward")
+        self._require_unchanged(turn, "backward")
 
-    def finish(self) -> bool:
+    def finish(self, totals: StepTotals) -> bool:
         """See `Look`."""
         self._before = None
         return self._is_updated
 
-    def _require_unchanged(self, in_round: Sequence[LaneTurn], where: str) -> None:
+    def _require_unchanged(self, turn: LaneTurn, where: str) -> None:
         assert self._before is not None
+        first = turn.lane - self._replica  # of the round
         for name, before, now in zip(self._named, self._before, self._look(), strict=True):
             if now != before:
-                self._refuse(name, in_round[0], where)
-        for turn, replica in zip(in_round[1:], self._reducer.replicas[1:], strict=False):
+                self._refuse(name, turn._replace(lane=first), where)
+        for lane, replica in enumerate(self._reducer.replicas[1:], first + 1):
             copies = _checksums(replica.parameters())
             for name, before, of_copy in zip(self._named, self._before, copies, strict=False):
                 if of_copy != before.checksum:
-                    self._refuse(name, turn, where)
+                    self._refuse(name, turn._replace(lane=lane), where)
         for parameter, name in self._reducer.gathered_parameters().items():
             is_other = parameter._version != self._gathered.setdefault(parameter, parameter._version)
             is_there = parameter.untyped_storage().nbytes() and parameter.dtype == self._named[name].dtype
             if is_other or (is_there and _checksums([parameter]) != [self._whole[name]]):
-                self._refuse(name, in_round[0], where)
+                self._refuse(name, turn, where)
         for name, of_buffer in self._look_at_buffers().items():
             if of_buffer != self._buffers.get(name):
-                turn = in_round[0]
                 raise TaskError(
                     f"buffer {name} changed in the {where} of lane {turn.lane} in step {turn.step + 1}, and "
                     "is no part of the model. Each process runs some of the lanes only, so every number of "

@@ -1,7 +1,6 @@
 """Refuses code of a lane that draws from a generator of its own, which no lane seeds."""
 
 import random
-from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -9,7 +8,9 @@ import torch
 from torch import nn
 
 from lanewise.data import digest
-from lanewise.engine.step.look import Look
+from lanewise.engine.step.guard.look import Look
+from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.terms import LaneLoss, LaneShare
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.reachable import OR_MAKE_IT_ANEW, SEED_THEM, Generator, own_generators
@@ -30,7 +31,7 @@ class _State(NamedTuple):
 
 @final
 class OwnGenerators(Look):
-    """Looks at the generators of random numbers that model and task hold, around each round of lanes.
+    """Looks at the generators of random numbers that model and task hold, around each lane.
 
     Each process runs some lanes only, so what such a generator gives to a lane depends on the number of
     processes. One that code of the lane seeds before it draws is right: its state does not follow from the
@@ -56,15 +57,15 @@ class OwnGenerators(Look):
         if not self._before:
             self._before = self._states()
 
-    def before_backward(self, in_round: Sequence[LaneTurn], losses: Sequence[torch.Tensor | None]) -> None:
-        """Raise TaskError if forwards and losses of a round of lanes moved a generator on."""
-        self._require_unmoved(in_round[0], "forward or the loss")
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
+        """Raise TaskError if forward and loss of a lane moved a generator on."""
+        self._require_unmoved(turn, "forward or the loss")
 
-    def after_backward(self, in_round: Sequence[LaneTurn]) -> None:
-        """Raise TaskError if the backward of the round moved a generator on."""
-        self._require_unmoved(in_round[0], "backward")
+    def after_backward(self, turn: LaneTurn) -> None:
+        """Raise TaskError if the backward moved a generator on."""
+        self._require_unmoved(turn, "backward")
 
-    def finish(self) -> bool:
+    def finish(self, totals: StepTotals) -> bool:
         """End the step; return whether enough was seen."""
         self._before = {}
         self._num_steps += 1

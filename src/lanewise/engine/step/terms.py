@@ -1,4 +1,4 @@
-"""The loss of a lane, checked: what its backward begins with, and what the other processes are told."""
+"""What the user's loss may return, checked: terms, each a sum and a weight, and what they report."""
 
 import math
 from collections import Counter
@@ -9,9 +9,7 @@ from typing import final
 
 import torch
 
-from lanewise.data import LaneBatch
 from lanewise.device.accelerator import start_copy_to_host
-from lanewise.engine.step.lane_error import note_lane
 from lanewise.engine.step.loss_metrics import metric_terms
 from lanewise.engine.step.message import Term
 from lanewise.errors import TaskError
@@ -38,29 +36,20 @@ class LaneLoss:
     """What it reports besides."""
 
     @classmethod
-    def of(cls, batch: LaneBatch, returned: object, what: str) -> "LaneLoss":
+    def of(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
         """Make a `LaneLoss` of what the user's code returned.
 
         Args:
-            batch: the batch of the lane.
-            returned: what the user's code returned; ignored where the batch has no samples.
+            returned: what the user's code returned; ignored where there are no samples.
+            num_samples: whose loss it is.
             what: the name of the loss in an error message.
 
         Raises:
             TaskError: if the loss is not a scalar, its weight is negative or not finite, its metrics are not
                 what `Loss` says, or in training it has no gradient.
         """
-        if not batch.num_samples:
+        if not num_samples:
             return cls(None, 1.0, 0.0, is_sample_mean=False)
-        try:
-            return cls.of_samples(returned, batch.num_samples, what)
-        except BaseException as error:  # the weight may be the user's own object, whose conversion fails
-            note_lane(error, batch)
-            raise
-
-    @classmethod
-    def of_samples(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
-        """Make a `LaneLoss` of what the user's code returned for some samples; see `of`."""
         value, weight, is_sample_mean = returned, float(num_samples), True
         metrics: Mapping[str, Term] = {}
         if isinstance(returned, Loss):
@@ -150,14 +139,14 @@ def check_each(returned: object, num_samples: int, what: str) -> list[LaneLoss]:
         TaskError: if one cannot be trained on.
     """
     if terms := terms_of(returned):
-        checked = [LaneLoss.of_samples(one, num_samples, what) for one in terms]
+        checked = [LaneLoss.of(one, num_samples, what) for one in terms]
         names = Counter(name for one in checked for name in one.metrics)
         if twice := [name for name, count in names.items() if count > 1]:
             raise TaskError(
                 f"{what} reports the metric {twice[0]} with several of its terms. Give each its own name."
             )
         return checked
-    return [LaneLoss.of_samples(returned, num_samples, what)]
+    return [LaneLoss.of(returned, num_samples, what)]
 
 
 def add_terms(

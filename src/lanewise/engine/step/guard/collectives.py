@@ -6,6 +6,9 @@ from typing import final
 from torch import nn
 
 from lanewise.config import Equality
+from lanewise.engine.step.guard.look import Look
+from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.terms import LaneLoss, LaneShare
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.reduce import Reducer
@@ -24,7 +27,7 @@ _INSTEAD_OF_A_GATHER = (
 
 
 @final
-class CollectiveDetector:
+class CollectiveDetector(Look):
     """Detects collectives in a forward or a loss in the first step.
 
     A collective makes a lane's result depend on the lanes that run at the same time, and so on the number of
@@ -32,8 +35,6 @@ class CollectiveDetector:
     different numbers of lanes raises an error before its first forward, since some would wait forever.
     torch's SyncBatchNorm is recognised before the first step. Under fsdp every forward is a collective, and
     nothing is detected.
-
-    Call `before_forward` and `after_forward` in the first step only.
 
     Args:
         reducer: runs the forwards.
@@ -55,7 +56,7 @@ class CollectiveDetector:
         self._has_collectives = self._is_synchronised and equality == "close"
         self._remedy = _INSTEAD_OF_SYNC_BATCH_NORM if self._is_synchronised else _INSTEAD_OF_A_GATHER
 
-    def begin_step(self, turn: LaneTurn) -> None:
+    def require_even(self, turn: LaneTurn) -> None:
         """Raise TaskError if forwards communicate and the processes have different numbers of lanes."""
         if not self._has_collectives:
             return
@@ -68,16 +69,18 @@ class CollectiveDetector:
                 f"{self._remedy}"
             )
 
-    def before_forward(self) -> None:
+    def before_forward(self, turn: LaneTurn) -> None:
         """Begin to count collectives."""
         if self._is_counting:
             self._num_collectives = self._world.num_collectives()
 
-    def after_forward(self, turn: LaneTurn) -> None:
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
         """Warn, or raise TaskError, if the forward or the loss began a collective.
 
         The first lanes of all processes run at the same time, so every process finds it.
         """
+        if self._is_synchronised and loss is not None and loss.value is None:
+            self._refuse_missing_backward(turn)
         if not self._is_counting or self._world.num_collectives() == self._num_collectives:
             return
         if self._equality == "exact":
@@ -86,17 +89,21 @@ class CollectiveDetector:
                 f"on their number, which exact rules out. {self._remedy}"
             )
         self._has_collectives, self._is_counting = True, False
-        self.begin_step(turn)
+        self.require_even(turn)
         logger.warning(
             "the forward of a lane communicates with other processes: results depend on their number. %s",
             self._remedy,
         )
 
-    def refuse_missing_backward(self, turn: LaneTurn) -> None:
-        """Raise TaskError if the model has SyncBatchNorm: the others would wait for this lane's backward."""
-        if self._is_synchronised:
-            raise TaskError(
-                f"lane {turn.lane} has no samples in step {turn.step + 1}, or a loss of weight 0, and so no "
-                "backward, for which SyncBatchNorm would wait forever on the other processes. "
-                f"Give every micro-batch something to learn from. {self._remedy}"
-            )
+    def finish(self, totals: StepTotals) -> bool:
+        """See `Look`. With SyncBatchNorm every lane of every step needs a backward."""
+        self._is_counting = False
+        return not self._is_synchronised
+
+    def _refuse_missing_backward(self, turn: LaneTurn) -> None:
+        """Raise TaskError: the other processes would wait for this lane's backward."""
+        raise TaskError(
+            f"lane {turn.lane} has no samples in step {turn.step + 1}, or a loss of weight 0, and so no "
+            "backward, for which SyncBatchNorm would wait forever on the other processes. "
+            f"Give every micro-batch something to learn from. {self._remedy}"
+        )

@@ -1,4 +1,4 @@
-"""Splits the time of a step into phases, without waiting for the device."""
+"""What a process does now, for its heartbeat, and how long each phase of its steps takes."""
 
 import math
 import time
@@ -37,8 +37,10 @@ class StepTimes:
 
 
 @final
-class StepClock:
-    """Attributes the time since the last lap to a phase; on a device with streams this is the device's time.
+class Phases:
+    """Notes which phase of a step begins, and how long each takes, without waiting for the device.
+
+    On a device with streams this is the device's time.
 
     Args:
         device: where the model computes.
@@ -50,24 +52,32 @@ class StepClock:
         )
         self._computed: list[float] = []
         """The seconds of each step, but for its communication."""
-        self.begin()
+        self.forget()
 
-    def begin(self) -> None:
-        """Begin the next lap now, and forget the time before."""
+    def forget(self) -> None:
+        """Begin to measure now, and forget the time before."""
         self._times = StepTimes()
+        self._phase = ""
         self._laps: list[tuple[str, Moment]] = [("", self._now())]
+        """The end of each phase, with its name."""
 
-    def skip(self) -> None:
-        """Begin a step now: the time since the last lap belongs to no phase."""
-        if len(self._laps) > _MOST_LAPS:
+    def begin(self, phase: str, step: int, lane: int | None = None) -> None:
+        """Begin a phase, and end the one before; what is none of `PHASES` lies between two steps."""
+        if len(self._laps) > _MOST_LAPS and self._phase not in PHASES:
             self._add_up_completed()
-        self._laps.append(("", self._now()))
+        self._laps.append((self._phase, self._now()))
+        self._phase = phase
+        heartbeat.note = phase, step, lane
 
-    def lap(self, phase: str, begins: str) -> None:
-        """Attribute the time since the last lap to a phase, and note which one begins."""
-        self._laps.append((phase, self._now()))
+    def begin_sending(self) -> None:
+        """Note within a backward that gradients begin to travel: the rest of it waits for them, or computes.
+
+        Which of both is known with the next gradients, or with the end of the backward.
+        """
+        self._phase = BACKWARD
         _, step, lane = heartbeat.note
-        heartbeat.note = (begins, step, lane)
+        assert step is not None, "a backward is of a step"
+        self.begin(COMMUNICATION, step, lane)
 
     def take(self) -> Callable[[], StepTimes]:
         """Begin a new measurement after a step, and return the reader of the one that ends now.
@@ -78,7 +88,7 @@ class StepClock:
         """
         laps, times = self._laps, self._times
         self._computed.clear()
-        self.begin()
+        self.forget()
 
         def read() -> StepTimes:
             self._add_up(laps, times)
@@ -101,7 +111,7 @@ class StepClock:
         laps = self._laps
         for number in range(len(laps) - 1, 0, -1):
             phase, begin = laps[number]
-            if not phase and has_passed(begin):  # of a step; so those before have ended
+            if phase not in PHASES and has_passed(begin):  # of a step; so those before have ended
                 self._add_up(laps[: number + 1], self._times)
                 del laps[:number]
                 return
@@ -111,7 +121,7 @@ class StepClock:
         step = computed = 0.0
         phases = times.phases
         for (_, start), (phase, end) in pairwise([*laps, ("", 0.0)]):
-            if phase:
+            if phase in phases:
                 seconds = seconds_between(start, end)
                 phases[phase] += seconds
                 step += seconds

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from lanewise.engine.step.logged_metrics import LogInterval
 from lanewise.engine.step.message import LaneRow, StepTotals, Term
+from lanewise.engine.step.metrics import LogInterval
 
 
 def step_of(*lanes: tuple[float, float]) -> StepTotals:

@@ -1,13 +1,15 @@
 """Refuses a loss that depends on weights which are no part of the model, so that nobody would train them."""
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import final
 
 import torch
 from torch import nn
 
-from lanewise.engine.step.look import Look
+from lanewise.engine.step.guard.look import Look
+from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.terms import LaneLoss, LaneShare
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.reduce import Reducer
@@ -37,11 +39,10 @@ class ForeignLeaves(Look):
         self._num_steps = 0
         self._has_walked = False
 
-    def before_backward(self, in_round: Sequence[LaneTurn], losses: Sequence[torch.Tensor | None]) -> None:
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
         """See `Look`."""
-        for turn, loss in zip(in_round, losses, strict=True):
-            if loss is not None:
-                self.require_own(loss, f"the loss of lane {turn.lane} in step {turn.step + 1}")
+        if loss is not None and loss.value is not None:
+            self.require_own(loss.value, f"the loss of lane {turn.lane} in step {turn.step + 1}")
 
     def require_own(self, loss: torch.Tensor, what: str, given: Iterable[torch.Tensor] = ()) -> None:
         """Raise TaskError if a loss depends on a tensor that would get a gradient, and that nobody trains.
@@ -71,7 +72,7 @@ class ForeignLeaves(Look):
                 "the forward differentiates is made in the forward: inputs.detach().requires_grad_()."
             )
 
-    def finish(self) -> bool:
+    def finish(self, totals: StepTotals) -> bool:
         """See `Look`."""
         self._num_steps += self._has_walked
         return self._num_steps > bool(self._seen)

@@ -4,16 +4,16 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import nn
 
 from lanewise.device.accelerator import peak_bytes, start_copy_to_host
-from lanewise.engine.step.clock import StepClock, StepTimes
-from lanewise.engine.step.gradient import StepGradient
 from lanewise.engine.step.loss_metrics import means
 from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.phases import Phases, StepTimes
+from lanewise.lanes import LaneTurn
 from lanewise.precision import LossScale
 
 
@@ -197,14 +197,41 @@ class IntervalReport:
         }
 
 
+class Gradient(NamedTuple):
+    """What a pass over the lanes of a step found; the gradient itself is in every `param.grad`."""
+
+    turn: LaneTurn
+    """The last turn of this process in the step."""
+    totals: StepTotals
+    """Loss and weight."""
+    norm: torch.Tensor | None
+    """L2 norm of the gradient, a scalar on the device; None where nothing needs it."""
+    norms: torch.Tensor | None
+    """L2 norm of each parameter's gradient, [num_parameters], of which `norm` is made; None likewise."""
+    allows_update: bool
+    """Whether the weights may be updated: the step has weight, and fp16 did not overflow. If not, every
+    `grad` is None."""
+    is_logged: bool
+    """Whether the step is logged, so that it has the norms."""
+
+
+class StepReport(NamedTuple):
+    """The outcome of a step."""
+
+    step: int
+    totals: StepTotals
+    interval: IntervalReport | None
+    """The numbers of a line of metrics; None where the step is not logged."""
+
+
 @dataclass(frozen=True)
 class StepMetrics:
     """Adds up the steps of an interval, and makes its report after the last of them."""
 
     interval: LogInterval
     """The steps since the last line of metrics."""
-    clock: StepClock
-    """Measures the phases of each step."""
+    phases: Phases
+    """Measures those of each step."""
     model: nn.Module
     """The model whose gradients are reported."""
     loss_scale: LossScale | None
@@ -212,7 +239,7 @@ class StepMetrics:
     with_norms: bool
     """Whether to report the norm of each parameter's gradient."""
 
-    def report(self, gradient: StepGradient, learning_rate: float) -> IntervalReport | None:
+    def report(self, gradient: Gradient, learning_rate: float) -> IntervalReport | None:
         """Add a step. If it is logged, return the report of the interval and begin the next one."""
         self.interval.add(gradient.totals)
         if not gradient.is_logged:
@@ -227,7 +254,7 @@ class StepMetrics:
             grad_norm=start_copy_to_host(gradient.norm),
             gradient_norms=self._named_norms(gradient.norms if self.with_norms else None),
             skipped_steps=None if self.loss_scale is None else self.loss_scale.skipped_steps,
-            times=self.clock.take(),
+            times=self.phases.take(),
             computed_seconds=gradient.totals.computed_seconds,
         )
 

@@ -1,0 +1,70 @@
+"""Builds the pass over the lanes of a model."""
+
+from collections.abc import Callable, Collection, Sequence
+
+from torch import nn
+
+from lanewise.config import Equality
+from lanewise.engine.buffers.buffers import LaneBuffers
+from lanewise.engine.step.guard.changed_parameters import ChangedParameters, held_modules, held_parameters
+from lanewise.engine.step.guard.collectives import CollectiveDetector
+from lanewise.engine.step.guard.first_step import FirstStep
+from lanewise.engine.step.guard.foreign_gradients import ForeignGradients, TrainedParameters
+from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
+from lanewise.engine.step.guard.look import Look
+from lanewise.engine.step.guard.own_generators import OwnGenerators
+from lanewise.engine.step.guard.shared_backward import SharedBackward
+from lanewise.engine.step.lanes import LaneFeed
+from lanewise.engine.step.losses import StepLosses
+from lanewise.engine.step.phases import Phases
+from lanewise.engine.step.step import Pass
+from lanewise.lanes import LaneTurn, Placement
+from lanewise.precision import LossScale
+from lanewise.reduce import Reducer
+from lanewise.task import Task
+from lanewise.world.world import World
+
+
+def build_pass(  # noqa: PLR0913 - the parts of a run, as arguments
+    reducer: Reducer,
+    world: World,
+    phases: Phases,
+    *,
+    placement: Placement,
+    equality: Equality,
+    loss_scale: LossScale | None,
+    modules: Sequence[Collection[nn.Module]],
+    metric_names: Collection[str] = (),
+    task: Task | None = None,
+) -> Pass:
+    """Build it, with all that is looked at in the first steps.
+
+    Args:
+        reducer: has the model, and sums the gradients.
+        world: the processes.
+        phases: measures the phases of the step.
+        placement: which process carries which lanes.
+        equality: the grade that the run promises.
+        loss_scale: keeps fp16 gradients in range; None where losses are not scaled.
+        modules: for each replica, all modules whose forward runs in a lane; their buffers are merged. Modules
+            may be added until the first step.
+        metric_names: names of metrics that losses reported before the run was resumed.
+        task: of the run; its attributes are looked at in the first steps, as the model's are.
+    """
+    collectives = CollectiveDetector(reducer, world, placement, equality)
+    holders, held = ({}, {}) if task is None else ({"task": task}, held_parameters(task))
+    # Every process calls batch_loss once in each step, and may fill a table in it.
+    by_lanes = task is not None and task.loss_method() != "batch_loss"
+    looks: list[Look] = [
+        collectives,
+        ForeignGradients(reducer),
+        ChangedParameters(reducer, world, held, held_modules(task) if by_lanes else {}),
+        ForeignLeaves(reducer, modules[0], held),
+        OwnGenerators(reducer.replicas[0], **holders),
+        FirstStep(reducer, world),
+    ]
+    if len(reducer.replicas) > 1:
+        looks.append(SharedBackward(equality, len(reducer.replicas)))
+    rules: list[Callable[[LaneTurn], None]] = [TrainedParameters(reducer), collectives.require_even]
+    feed = LaneFeed(reducer, world, LaneBuffers(modules, world, placement), phases, rules, looks)
+    return Pass(feed, StepLosses(world, placement, loss_scale, metric_names, equality))

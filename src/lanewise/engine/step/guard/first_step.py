@@ -1,0 +1,71 @@
+"""Says what the first step shows: the unit of the loss's weights, and the parameters that no lane uses."""
+
+import logging
+from typing import final
+
+import torch
+
+from lanewise.engine.step.guard.look import Look
+from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.errors import TaskError
+from lanewise.lanes import LaneTurn
+from lanewise.reduce import Reducer
+from lanewise.transforms import compare_runs
+from lanewise.world.world import World
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class FirstStep(Look):
+    """Logs what the first step shows; until then checkpointed blocks compare their two runs.
+
+    Args:
+        reducer: holds the model.
+        world: the processes.
+    """
+
+    def __init__(self, reducer: Reducer, world: World) -> None:
+        self._reducer = reducer
+        self._world = world
+        self._unit: str | None = None
+        self._used: set[str] = set()
+        self._hooks = reducer.register_hooks(self._note_use)
+
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
+        """See `Look`."""
+        told = loss.told if isinstance(loss, LaneShare) else loss
+        if told is not None and self._unit is None:
+            self._unit = "its samples" if told.is_sample_mean else "the units that its Loss counts"
+
+    def finish(self, totals: StepTotals) -> bool:
+        """See `Look`. Collective."""
+        for hook in self._hooks:
+            hook.remove()
+        compare_runs(self._reducer.replicas, is_on=False)
+        used = set().union(*self._world.all_gather_tree(sorted(self._used)))
+        if self._world.rank:
+            return True
+        logger.info(
+            "loss and gradient of a step are means over %s; the first step has %s",
+            self._unit,
+            f"{totals.weight:,g}",
+        )
+        named = self._reducer.replicas[0].named_parameters()
+        if unused := [name for name, one in named if one.requires_grad and name not in used]:
+            logger.warning(
+                "no lane of the first step used these parameters, so their gradient is zero: %s",
+                ", ".join(unused),
+            )
+        return True
+
+    def _note_use(self, name: str, parameter: torch.Tensor) -> None:
+        if parameter.grad is None:  # the lane contributes nothing
+            return
+        if parameter.grad.layout != torch.strided:
+            raise TaskError(
+                f"parameter {name} has a sparse gradient, which cannot be added up over lanes. "
+                "Use a dense one, for example nn.Embedding(sparse=False)."
+            )
+        self._used.add(name)

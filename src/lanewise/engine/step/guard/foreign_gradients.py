@@ -1,0 +1,68 @@
+"""Refuses gradients that did not come from the backward of a lane, and a change of what is trained."""
+
+from typing import final
+
+from lanewise.engine.step.guard.look import Look
+from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.errors import TaskError
+from lanewise.lanes import LaneTurn
+from lanewise.reduce import Reducer
+from lanewise.reduce.reducer import trained_parameters
+
+
+@final
+class ForeignGradients(Look):
+    """Looks whether the forward or the loss of a lane called `backward`.
+
+    Args:
+        reducer: holds the model.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._names = [name for name, one in reducer.replicas[0].named_parameters() if one.requires_grad]
+        self._trained = [one for replica in reducer.replicas for one in trained_parameters(replica)]
+        self._left: list[int | None] = []
+
+    def begin(self, turn: LaneTurn) -> None:
+        """See `Look`. No parameter has a gradient yet."""
+        self._left = [None] * len(self._trained)
+
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
+        """See `Look`."""
+        for number, (now, left) in enumerate(zip(self._versions(), self._left, strict=True)):
+            if now != left:
+                raise TaskError(
+                    f"parameter {self._names[number % len(self._names)]} got a gradient before the backward "
+                    f"of lane {turn.lane} in step {turn.step + 1}: the forward or the loss calls backward(). "
+                    "Return the whole loss to lanewise, which calls backward; inside of a loss use "
+                    "torch.autograd.grad."
+                )
+
+    def after_backward(self, turn: LaneTurn) -> None:
+        """See `Look`."""
+        self._left = self._versions()
+
+    def _versions(self) -> list[int | None]:
+        return [None if one.grad is None else one.grad._version for one in self._trained]
+
+
+@final
+class TrainedParameters:
+    """The rule that the same parameters are trained in each step.
+
+    Args:
+        reducer: holds the model.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._all = [(name, one, one.requires_grad) for name, one in reducer.replicas[0].named_parameters()]
+
+    def __call__(self, turn: LaneTurn) -> None:
+        """Raise TaskError if others are trainable than at the start."""
+        for name, parameter, was_trainable in self._all:
+            if parameter.requires_grad != was_trainable:
+                raise TaskError(
+                    f"the trainable parameters changed before step {turn.step + 1}: requires_grad of {name} "
+                    f"was {was_trainable} at the start and is {parameter.requires_grad} now. "
+                    "Freeze parameters in build_model, and start a new run to train others."
+                )

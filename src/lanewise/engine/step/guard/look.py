@@ -1,0 +1,37 @@
+"""What is looked at in the first steps only, where the user's code may break what lanes rely on."""
+
+from typing import Protocol
+
+from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.lanes import LaneTurn
+
+
+class Look(Protocol):
+    """Something to look at until enough was seen; each method does nothing where a look has no use for it.
+
+    A pass over the lanes of a step calls `begin`, for each lane `before_forward`, `after_forward` and
+    `after_backward`, and at the end `finish`; only `begin` and `finish` may be collective. Replicas of the
+    model run their forwards at once, before the `after_forward` of the first of them, and their backwards in
+    that of the last one. A new look joins the list in `build.py`.
+    """
+
+    def begin(self, turn: LaneTurn) -> None:
+        """Begin a pass over the lanes of a step; a step may have several, with one `finish`."""
+        return
+
+    def before_forward(self, turn: LaneTurn) -> None:
+        """Look before the forward of a lane."""
+        return
+
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
+        """Look at what the forward and the loss of a lane did; it has none where it gets no backward."""
+        return
+
+    def after_backward(self, turn: LaneTurn) -> None:
+        """Look at what the backward of a lane did."""
+        return
+
+    def finish(self, totals: StepTotals) -> bool:
+        """End the step; return whether enough was seen."""
+        return True

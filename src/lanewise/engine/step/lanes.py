@@ -1,0 +1,316 @@
+"""The lanes of a step: their batches on the device, and forward and loss of a task under each lane's seed."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, TypeVar, final
+
+import torch
+from torch import nn
+
+from lanewise.data import LaneBatch
+from lanewise.device.accelerator import new_stream, on_stream
+from lanewise.engine.buffers.buffers import LaneBuffers
+from lanewise.engine.step.guard.look import Look
+from lanewise.engine.step.lane_error import named_lane, note_lane
+from lanewise.engine.step.phases import Phases
+from lanewise.engine.step.terms import LaneLoss, add_own_terms, check_each, terms_of
+from lanewise.lanes import LaneTurn, evaluation_seed, lane_seed
+from lanewise.nested import copied, map_leaves
+from lanewise.precision import Precision
+from lanewise.random_state import set_random_state
+from lanewise.reduce import LaneWork, Reducer
+from lanewise.task import Task
+from lanewise.watch.heartbeat import DATA, FORWARD
+from lanewise.world.world import World
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True)
+class LaneRunner:
+    """Runs the lanes of a task, each on any module and any number of times.
+
+    The result of a lane depends only on the weights and buffers of the module, on the fields of this class,
+    and on the lane's batch with its turn.
+    """
+
+    task: Task
+    precision: Precision
+    seed: int
+    """Seed of the run."""
+
+    @cached_property
+    def loss_method(self) -> str:
+        """Which of its methods is the task's loss: `loss`, or one that is of all lanes."""
+        return self.task.loss_method()
+
+    @property
+    def has_several_losses(self) -> bool:
+        """Whether the task's loss has several terms, each with a divisor of its own."""
+        return type(self.task).loss_weights is not Task.loss_weights
+
+    @property
+    def what(self) -> str:
+        """The name of the loss in an error message."""
+        return f"the {self.loss_method} of {type(self.task).__name__}"
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any, rows: slice) -> Any:
+        """Return the loss of some of the samples whose outputs are given, by the task's method for it."""
+        with self.precision.forward():
+            if self.loss_method == "row_loss":
+                return self.task.row_loss(model, outputs, inputs, rows)
+            return self.task.batch_loss(model, outputs, inputs)
+
+    def lane(self, batch: LaneBatch) -> "TaskLane":
+        """Return a lane of a training step."""
+        return TaskLane(self, batch, lane_seed(self.seed, batch.turn.step, batch.turn.lane))
+
+    def evaluation_lane(self, batch: LaneBatch) -> "TaskLane":
+        """Return a lane of an evaluation."""
+        return TaskLane(self, batch, evaluation_seed(self.seed, batch.turn.step, batch.turn.lane))
+
+
+class Lane(LaneWork, Protocol):
+    """A `LaneWork` that tells its batch."""
+
+    __slots__ = ()
+    batch: LaneBatch
+
+    @property
+    def turn(self) -> LaneTurn:
+        """See `LaneWork`."""
+        return self.batch.turn
+
+    @property
+    def data(self) -> Any:
+        """See `LaneWork`."""
+        return self.batch.data
+
+    @property
+    def has_samples(self) -> bool:
+        """See `LaneWork`."""
+        return self.batch.num_samples > 0
+
+
+@final
+@dataclass(slots=True)
+class TaskLane(Lane):
+    """The work of one lane of a task. Not frozen, like `LaneBatch`."""
+
+    runner: LaneRunner
+    batch: LaneBatch
+    seed: int
+    """Seed of the random numbers that forward and loss draw."""
+    model: nn.Module | None = None
+    """The module of the last forward."""
+
+    def forward(self, model: nn.Module, data: Any) -> Any:
+        """See `LaneWork`."""
+        set_random_state(self.seed)
+        self.model = model
+        try:
+            with self.runner.precision.forward():
+                return self.runner.task.forward(model, data)
+        except BaseException as error:
+            note_lane(error, self.batch)
+            raise
+
+    def loss(self, outputs: Any, data: Any) -> Any:
+        """See `LaneWork`. Where a loss is of all lanes, it is that of the lane as if it were alone."""
+        try:
+            if self.runner.loss_method != "loss":
+                assert self.model is not None
+                inputs, rows = self.runner.task.batch_loss_inputs(data), slice(0, self.batch.num_samples)
+                return self.runner.batch_loss(self.model, outputs, inputs, rows)
+            with self.runner.precision.forward():
+                return self.runner.task.loss(outputs, data)
+        except BaseException as error:
+            note_lane(error, self.batch)
+            raise
+
+    def check(self, returned: object) -> LaneLoss:
+        """Check what `loss` returned, and return it as a `LaneLoss`; several terms as if it were alone.
+
+        Raises:
+            TaskError: if it cannot be trained on.
+        """
+        with named_lane(self.batch):
+            if (terms := terms_of(returned)) and self.has_samples:
+                return add_own_terms(terms, self.batch.num_samples, self.runner.what)
+            return LaneLoss.of(returned, self.batch.num_samples, self.runner.what)
+
+    def check_each(self, returned: object) -> list[LaneLoss]:
+        """Check each term of what `loss` returned; one, where it is not several.
+
+        Raises:
+            TaskError: if it cannot be trained on.
+        """
+        with named_lane(self.batch):
+            return check_each(returned, self.batch.num_samples, self.runner.what)
+
+    def run(self, model: nn.Module) -> LaneLoss:
+        """Run the forward and the loss, and check the loss."""
+        return self.check(self.loss(self.forward(model, self.data), self.data))
+
+
+@final
+@dataclass(slots=True)
+class DerivedLane(Lane):
+    """A lane whose loss is something else than what its forward and loss return, made of it by `derive`."""
+
+    lane: Lane
+    batch: LaneBatch
+    derive: Callable[["DerivedLane", Any, Any], Any]
+    """Gets this lane, its outputs and its data."""
+    model: nn.Module | None = None
+    """The module of the last forward."""
+
+    def forward(self, model: nn.Module, data: Any) -> Any:
+        """See `LaneWork`."""
+        self.model = model
+        return self.lane.forward(model, data)
+
+    def loss(self, outputs: Any, data: Any) -> Any:
+        """See `LaneWork`."""
+        with named_lane(self.batch):
+            return self.derive(self, outputs, data)
+
+
+@final
+class StepBatches:
+    """Reads the batches of a step once, and yields them each time it is iterated over.
+
+    Args:
+        batches: the batches of this process; consumed for one step.
+    """
+
+    def __init__(self, batches: Iterator[LaneBatch]) -> None:
+        self._batches = batches
+        self._kept: list[LaneBatch] = []
+
+    @property
+    def turn(self) -> LaneTurn:
+        """The first turn of this process in the step."""
+        return next(iter(self)).turn
+
+    def __iter__(self) -> Iterator[LaneBatch]:
+        yield from self._kept
+        while not self._kept or not self._kept[-1].turn.is_last:
+            batch = next(self._batches)
+            self._kept.append(batch)
+            yield batch
+
+    def copies(self) -> Iterator[LaneBatch]:
+        """Yield copies, for a forward that may change its batch and is not the last one."""
+        for batch in self:
+            yield replace(batch, data=copied(batch.data))
+
+
+class Terms(Protocol):
+    """Runs the lanes of a step: each with a loss of its own, or with its share of one of several lanes."""
+
+    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[Lane, object]]:
+        """Yield each lane of a pass that has begun, with what its backward begins with.
+
+        Collective: every rank must iterate to the end.
+
+        Args:
+            batches: of this process, consumed for one step.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop the background work."""
+        return
+
+
+@final
+@dataclass
+class OwnTerms(Terms):
+    """Runs each lane's forward and its own loss."""
+
+    feed: "LaneFeed"
+    runner: LaneRunner
+
+    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[Lane, object]]:
+        """See `Terms`."""
+        return self.feed.reducer.losses(self.feed.lanes(batches, self.runner.lane))
+
+
+@final
+@dataclass
+class LaneFeed:
+    """Hands out the lanes of a step, each with its batch on the device and the buffers of the start."""
+
+    reducer: Reducer
+    world: World
+    buffers: LaneBuffers
+    phases: Phases
+    rules: Sequence[Callable[[LaneTurn], None]]
+    """What is required of each step, by its first turn on this process."""
+    looks: list[Look]
+    """What is still looked at; empty after the first steps."""
+
+    def lanes(self, batches: Iterable[LaneBatch], lane_of: Callable[[LaneBatch], T]) -> Iterator[T]:
+        """Yield the lanes of this process. Collective: every rank must iterate to the end.
+
+        Args:
+            batches: consumed for one step.
+            lane_of: makes a lane of its batch.
+
+        Raises:
+            TaskError: if the step breaks a rule.
+        """
+        is_first = True
+        for batch in self.reducer.pad(iter(to_device(batches, self.world.device))):
+            turn = batch.turn
+            self.phases.begin(FORWARD, turn.step, turn.lane)
+            if is_first:
+                for rule in self.rules:
+                    rule(turn)
+                for look in self.looks:
+                    look.begin(turn)
+                is_first = False
+            self.buffers.begin()
+            for look in self.looks:
+                look.before_forward(turn)
+            yield lane_of(batch)
+            if turn.is_last:
+                return
+            self.phases.begin(DATA, turn.step)
+
+    def drop(self, turn: LaneTurn) -> None:
+        """End a lane that gets no backward in this pass; the next pass has it again."""
+        for look in self.looks:
+            look.after_forward(turn, None)
+        self.buffers.discard()
+
+
+def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterable[LaneBatch]:
+    """Return batches whose tensors are on the device.
+
+    A device with streams copies the tensors from pinned memory on a separate stream, while it computes what
+    was enqueued before.
+    """
+    return batches if device.type == "cpu" else _moved(batches, device)
+
+
+def _moved(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:
+    copying = new_stream(device)
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf.to(device)
+        with on_stream(copying):
+            moved = leaf.to(device, non_blocking=copying is not None)
+        if copying is not None:
+            moved.record_stream(torch.accelerator.current_stream(device))
+        return moved
+
+    for batch in batches:
+        data = map_leaves(move, batch.data)
+        if copying is not None:
+            torch.accelerator.current_stream(device).wait_stream(copying)
+        yield replace(batch, data=data)

@@ -1,0 +1,333 @@
+"""The gradient of a loss that compares all samples of a step, as contrastive losses do.
+
+Each lane's forward runs twice (GradCache, Gao et al., 2021, arXiv 2101.06983). The first time its graph is
+dropped at once; the outputs of all lanes travel to every process, which computes the loss and the gradient of
+these outputs, all alike. The second time, under the same random numbers and from the same buffers, the lane's
+backward begins with its share of that gradient:
+
+    forward of each lane   outputs travel   loss and gradient   forward and backward of each lane
+    (no graph is kept)                      of all outputs      (the last one overlaps the reduction)
+
+So a process holds the activations of one lane, whatever the global batch, and every byte is the same on any
+number of processes. Where no process has more than one lane, the graphs of the first forward are kept, and
+there is no second one; but the first step has two, and compares them.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from lanewise.config import Equality
+from lanewise.data import LaneBatch
+from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
+from lanewise.engine.step.guard.second_forwards import SecondForwards
+from lanewise.engine.step.lanes import DerivedLane, Lane, LaneFeed, StepBatches, Terms
+from lanewise.engine.step.losses import StepLosses
+from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, as_real, gather_outputs, map_tensors
+from lanewise.engine.step.terms import LaneLoss, LaneShare, add_own_terms, terms_of
+from lanewise.engine.step.whole_loss import WholeLoss
+from lanewise.errors import TaskError
+from lanewise.lanes import LaneTurn, Placement, backward_seed, batch_loss_seed
+from lanewise.nested import tensors_in
+from lanewise.random_state import set_random_state
+from lanewise.reduce.all_reduce import open_all_reduce
+from lanewise.reduce.pending import new_tree_sum
+from lanewise.reduce.reducer import trained_parameters
+from lanewise.watch.heartbeat import COMMUNICATION, FORWARD
+
+_NO_SHARE = LaneShare(None, None)
+"""Of a lane without samples."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a lane's backward begins with."""
+
+    gradients: Sequence[torch.Tensor]
+    """Of each of the lane's outputs that has a graph."""
+    of_parameters: Mapping[int, torch.Tensor]
+    """Of parameters that the loss itself uses, by their number among the trained ones."""
+    told: LaneLoss | None
+    """See `LaneShare`."""
+
+    def seed(self, model: nn.Module, values: Any) -> LaneShare:
+        """Return a scalar whose backward gives these gradients to the lane's outputs and parameters.
+
+        Args:
+            model: the module on which the lane ran.
+            values: what the lane returned.
+        """
+        outputs = [one for one in tensors_in(values) if one.requires_grad]
+        parameters = trained_parameters(model) if self.of_parameters else []
+        tensors = [*outputs, *(parameters[number] for number in self.of_parameters)]
+        gradients = [*self.gradients, *self.of_parameters.values()]
+        gradients = [one.to(tensor.device) for one, tensor in zip(gradients, tensors, strict=True)]
+        value: torch.Tensor = _Begin.apply(gradients, *tensors)  # type: ignore[no-untyped-call]
+        return LaneShare(value, self.told)
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A loss, and its gradients."""
+
+    loss: LaneLoss
+    of_outputs: list[torch.Tensor]
+    of_parameters: dict[int, torch.Tensor]
+    """By the number of the parameter among the trained ones."""
+
+
+@final
+class _Begin(torch.autograd.Function):
+    """A scalar whose backward gives its inputs the gradients that it was made with."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.gradients = gradients
+        return torch.zeros((), device=tensors[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (None, *ctx.gradients)
+
+
+@final
+class SharedLoss(Terms):
+    """Runs the lanes of a step for a loss of all its samples. See the module.
+
+    It is computed alike on every process, or by rows each lane's where it is carried.
+
+    Collective: every rank must construct it.
+
+    Args:
+        feed: of the model.
+        losses: tells the loss to the other processes.
+        placement: which process carries which lanes.
+        equality: the grade that the run promises.
+        seed: of the run.
+        loss: of all samples of a step.
+    """
+
+    def __init__(
+        self,
+        feed: LaneFeed,
+        losses: StepLosses,
+        placement: Placement,
+        equality: Equality,
+        seed: int,
+        loss: WholeLoss,
+    ) -> None:
+        self.loss = loss
+        self._feed = feed
+        self._reducer, self._world, self._phases = feed.reducer, feed.world, feed.phases
+        self._losses = losses
+        self._placement = placement
+        self._equality: Equality = equality
+        self._seed = seed
+        self._second_forwards = SecondForwards(equality)
+        feed.looks.append(self._second_forwards)
+        self._all_reduce = None
+        if self._world.world_size > 1:
+            self._all_reduce = open_all_reduce(self._world, placement, equality)
+
+    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[Lane, object]]:
+        """See `Terms`."""
+        kept, feed = StepBatches(batches), self._feed
+        turn = kept.turn
+        twice = self._compares or self._runs_twice(turn)
+        shares: Mapping[int, Share] = {}
+        if twice:
+            before = self._first_pass(kept)
+            shares = self._share_out(before, turn)
+        lanes = feed.lanes(kept, partial(self._lane, self._values))
+        returned: Iterable[tuple[DerivedLane, Any]] = self._reducer.losses(lanes)
+        if not twice:
+            returned = list(returned)
+            shares = self._share_out(_outputs_of(returned), turn)
+        for lane, values in returned:
+            if self._compares:
+                self._second_forwards.compare(before, _outputs_of([(lane, values)]), turn)
+            share: LaneShare = _NO_SHARE
+            if lane.has_samples:
+                assert lane.model is not None
+                share = shares[lane.turn.lane].seed(lane.model, values)
+            # The loss drew since the forward, or on several lanes another forward did.
+            set_random_state(backward_seed(self._seed, turn.step, lane.turn.lane))
+            yield lane, share
+
+    def close(self) -> None:
+        """Stop the background work."""
+        if self._all_reduce is not None:
+            self._all_reduce.close()
+
+    @property
+    def _compares(self) -> bool:
+        return self._second_forwards in self._feed.looks
+
+    def _runs_twice(self, turn: LaneTurn) -> bool:
+        """Whether graphs are dropped: some process would keep several. The same on every rank."""
+        most = max(self._placement.counts(turn.present))
+        return self._reducer.forward_is_collective or most > len(self._reducer.replicas)
+
+    def _lane(self, derive: Callable[[DerivedLane, Any, Any], Any], batch: LaneBatch) -> DerivedLane:
+        return DerivedLane(self.loss.lane(batch), batch, derive)
+
+    def _values(self, _lane: Lane, outputs: Any, data: Any) -> Any:
+        """Return what the lane gives to the loss."""
+        return self.loss.values(outputs, data)
+
+    def _values_without_graph(self, _lane: Lane, outputs: Any, data: Any) -> Any:
+        return map_tensors(_without_graph, self.loss.values(outputs, data))
+
+    def _first_pass(self, kept: StepBatches) -> list[LaneOutputs]:
+        """Run each lane's forward, with gradients on, as the second one has them, and drop its graph."""
+        lanes = self._feed.lanes(kept.copies(), partial(self._lane, self._values_without_graph))
+        outputs: list[LaneOutputs] = []
+        for lane, values in self._reducer.forwards(lanes):
+            self._feed.drop(lane.turn)
+            outputs += _outputs_of([(lane, values)])
+        return outputs
+
+    def _share_out(self, local: Sequence[LaneOutputs], turn: LaneTurn) -> dict[int, Share]:
+        """Compute the loss of a step, and return the share of each of this process's lanes.
+
+        Collective: every rank must call this.
+
+        Args:
+            local: what this process's lanes returned; see `gather_outputs`.
+            turn: one of this process in the step.
+        """
+        self._phases.begin(COMMUNICATION, turn.step)
+        outputs = gather_outputs(local, turn.step, self._world, self._placement.most)
+        self._losses.find_not_finite = lambda: [
+            one.lane for one in local if not all(map(_is_finite, tensors_in(one.values)))
+        ]
+        self._phases.begin(FORWARD, turn.step)
+        with self._reducer.gathered(self._reducer.replicas[0]):
+            return self._share_rows(outputs, turn) if self.loss.by_rows else self._share_whole(outputs, turn)
+
+    def _share_whole(self, outputs: BatchOutputs, turn: LaneTurn) -> dict[int, Share]:
+        """Compute the loss on every process; the first lane tells it, and has the gradient of parameters."""
+        self._losses.common_loss, self._losses.common_name = math.nan, self.loss.what
+        if outputs.values is None:
+            self._losses.agree_on_unit(0.0, is_of_all=True)
+            return {}
+        set_random_state(batch_loss_seed(self._seed, turn.step))
+        computed = self._compute(outputs, slice(0, outputs.num_samples), turn)
+        if computed.loss.sum is not None:
+            self._losses.common_loss = computed.loss.sum.detach()
+        first = min(outputs.rows)
+        return {
+            lane: Share(
+                [one[rows] for one in computed.of_outputs],
+                computed.of_parameters if lane == first else {},
+                computed.loss if lane == first else None,
+            )
+            for lane, rows in outputs.rows.items()
+            if lane in self._placement.own
+        }
+
+    def _compute(self, outputs: BatchOutputs, rows: slice, turn: LaneTurn) -> _Computed:
+        """Compute the loss of some samples, and its gradients times the loss scale."""
+        model, loss, what = self._reducer.replicas[0], self.loss, self.loss.what
+        tensors, trained = outputs.with_gradients(), trained_parameters(model)
+        if not tensors:
+            raise TaskError(
+                f"{what}: the outputs of the lanes have no gradient, so nothing would be trained. Return "
+                "them from the forward without detach(), item() or torch.no_grad()."
+            )
+        num_collectives = self._world.num_collectives()
+        buffers = {name: one.clone() for name, one in model.named_buffers()} if self._compares else {}
+        returned, num_samples = loss.compute(model, outputs.values, rows), rows.stop - rows.start
+        if (terms := terms_of(returned)) and not loss.by_rows:
+            checked = add_own_terms(terms, num_samples, what)
+        else:
+            checked = LaneLoss.of(returned, num_samples, what)
+        if self._world.num_collectives() != num_collectives:
+            raise TaskError(
+                f"{what} communicates with other processes. It is given the samples of all lanes: gather "
+                "nothing in it."
+            )
+        for name, one in model.named_buffers():
+            if name in buffers and not torch.equal(one, buffers[name]):
+                raise TaskError(f"{what} changes the buffer {name}. Change buffers in the forward.")
+        for look in self._feed.looks:
+            if isinstance(look, ForeignLeaves) and checked.value is not None:
+                look.require_own(checked.value, what, tensors)
+        self._losses.agree_on_unit(checked.weight, is_of_all=not loss.by_rows)
+        if checked.value is None:
+            return _Computed(checked, [torch.zeros_like(one) for one in tensors], {})
+        factor = checked.backward_factor(turn, self._losses.factor)
+        made: Sequence[torch.Tensor | None] = torch.autograd.grad(
+            checked.value, [*tensors, *trained], factor, allow_unused=True
+        )
+        of_outputs = [
+            torch.zeros_like(one) if gradient is None else gradient
+            for one, gradient in zip(tensors, made[: len(tensors)], strict=True)
+        ]
+        used = {number: one for number, one in enumerate(made[len(tensors) :]) if one is not None}
+        return _Computed(checked, of_outputs, used)
+
+    def _share_rows(self, outputs: BatchOutputs, turn: LaneTurn) -> dict[int, Share]:
+        """Compute the loss of each lane's samples against those of all lanes. Collective.
+
+        The gradient of the outputs is added over the lanes, in the tree.
+        """
+        tree_sum = new_tree_sum(self._placement.num_lanes, turn.present)
+        computed: dict[int, tuple[LaneLoss, dict[int, torch.Tensor]]] = {}
+        flat = torch.zeros(outputs.num_gradients, dtype=outputs.gradient_dtype, device=self._world.device)
+        for lane in self._placement.own:
+            if lane not in turn.present:
+                continue
+            flat = torch.zeros_like(flat)
+            if lane in outputs.rows:
+                set_random_state(batch_loss_seed(self._seed, turn.step, lane))
+                made = self._compute(outputs, outputs.rows[lane], turn)
+                computed[lane] = made.loss, made.of_parameters
+                torch.cat([as_real(one).flatten().to(flat.dtype) for one in made.of_outputs], out=flat)
+            else:
+                self._losses.agree_on_unit(0.0)  # as a process that has no other lane does
+            tree_sum.push((lane, lane + 1), [flat])
+        sums = [one for _, (one,) in tree_sum.pending]
+        if self._all_reduce is None:
+            (flat,) = sums
+        else:
+            units = turn.present
+            if self._equality == "close":
+                sums, units = [sum(sums, torch.zeros_like(flat))], range(self._world.world_size)
+            self._phases.begin(COMMUNICATION, turn.step)
+            flat = self._all_reduce.start(sums, units, sums[-1] if sums else flat).wait()
+            self._phases.begin(FORWARD, turn.step)
+        of_outputs = outputs.split(flat) if computed else []
+        return {
+            lane: Share([one[outputs.rows[lane]] for one in of_outputs], of_parameters, checked)
+            for lane, (checked, of_parameters) in computed.items()
+        }
+
+
+def _outputs_of(returned: Iterable[tuple[Lane, Any]]) -> list[LaneOutputs]:
+    """Return what lanes returned; of one without samples what tells its form, if anything."""
+    return [
+        LaneOutputs(lane.turn.lane, lane.batch.num_samples, of_lane)
+        if lane.has_samples
+        else LaneOutputs(lane.turn.lane, 0, map_tensors(_without_samples, of_lane))
+        for lane, of_lane in returned
+        if of_lane is not None
+    ]
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
+def _without_samples(tensor: torch.Tensor) -> torch.Tensor:
+    return _without_graph(tensor)[:0] if tensor.dim() else tensor
+
+
+def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without its graph, which still tells whether it had one."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -1,0 +1,150 @@
+"""One optimizer step over all lanes, in the order in which things happen."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import nn
+
+from lanewise.data import LaneBatch
+from lanewise.engine.step.lane_error import note_lane
+from lanewise.engine.step.lanes import LaneFeed, Terms
+from lanewise.engine.step.losses import StepLosses
+from lanewise.engine.step.message import NO_VOTES, Votes
+from lanewise.engine.step.metrics import Gradient, StepMetrics, StepReport
+from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.engine.step.update import Training, explain
+from lanewise.reduce import forget_gradients
+from lanewise.watch.heartbeat import BACKWARD, CALLBACK, COMMUNICATION, DATA, OPTIMIZER, heartbeat
+
+
+@final
+@dataclass
+class Pass:
+    """A pass over the lanes of a step, after which every `param.grad` is the mean over the global batch.
+
+    Collective: every rank must call `begin`, then `backward` for each lane of `feed.lanes`, and `finish`.
+    """
+
+    feed: LaneFeed
+    losses: StepLosses
+    vote: Callable[[], Votes] = lambda: NO_VOTES
+    is_logged: Callable[[int, Sequence[int] | None], bool] = lambda *_: False
+    """Tells it of a step, by its number, and of a stream by what the next step has."""
+
+    def __post_init__(self) -> None:
+        self.reducer, self.buffers, self.phases = self.feed.reducer, self.feed.buffers, self.feed.phases
+
+    def begin(self, step: int) -> None:
+        """Begin the pass."""
+        self.phases.begin(DATA, step)
+        forget_gradients(self.reducer.parameters)
+        self.losses.begin()
+
+    def backward(self, batch: LaneBatch, loss: object, what: str) -> None:
+        """Add a lane whose forward and loss have run.
+
+        Args:
+            batch: of the lane.
+            loss: its loss, or its share of one of several lanes; ignored where it has no samples.
+            what: the name of the loss in an error message.
+
+        Raises:
+            TaskError: if the loss cannot be trained on.
+        """
+        turn = batch.turn
+        self.phases.begin(BACKWARD, turn.step, turn.lane)
+        try:
+            if not isinstance(loss, LaneLoss | LaneShare):
+                loss = LaneLoss.of(loss, batch.num_samples, what)
+            self.buffers.end(turn, batch.num_samples)
+            for look in self.feed.looks:
+                look.after_forward(turn, loss)
+            value, factor = self.losses.add(batch, loss)
+            if turn.is_last:  # the exchange overlaps this backward
+                seconds = self.phases.computed_seconds() if self.is_logged(turn.step, None) else None
+                self.losses.start_exchange(turn, self.vote(), self.buffers.changes(), seconds, batch.upcoming)
+                self._turn = turn
+            self.reducer.backward(turn, value, factor)
+        except BaseException as error:
+            note_lane(error, batch)
+            raise
+        for look in self.feed.looks:
+            look.after_backward(turn)
+
+    def finish(self, *, needs_norm: bool = True) -> Gradient:
+        """Divide by the global weight, and merge the buffers; no gradient is left where nothing may change.
+
+        Raises:
+            NonFiniteLossError: if the loss of some lane is NaN or infinite.
+        """
+        turn, norm, norms = self._turn, None, None
+        if self.feed.world.world_size > 1:
+            self.phases.begin(COMMUNICATION, turn.step)
+        totals = self.losses.finish()
+        is_logged = self.is_logged(turn.step, totals.upcoming)
+        self.reducer.finish(self.losses.divisor(totals, turn))
+        if needs_norm or is_logged or self.losses.loss_scale is not None:
+            norms = self.reducer.gradient_norms()
+            norm = torch.linalg.vector_norm(norms)
+        allows_update = totals.allow_update and self.losses.fits(norm)
+        if allows_update:
+            self.buffers.merge(totals.buffer_changes)
+        else:
+            self.buffers.discard()
+            forget_gradients(self.reducer.parameters)
+        self.phases.begin(OPTIMIZER, turn.step)
+        if self.feed.looks:
+            self.feed.looks = [look for look in self.feed.looks if not look.finish(totals)]
+        self.losses.require_finite(totals, turn)  # collective, so after everything else that is
+        return Gradient(turn, totals, norm, norms, allows_update, is_logged)
+
+
+@final
+@dataclass
+class Step:
+    """Takes steps. The weights do not change where the global weight is 0, or an fp16 gradient overflowed."""
+
+    pass_: Pass
+    terms: Terms
+    training: Training
+    metrics: StepMetrics
+
+    def run(self, step: int, batches: Iterator[LaneBatch]) -> StepReport:
+        """Take a step. Collective: every rank must call this, with the batches of its own lanes."""
+        gradient = self.gradient(step, batches)
+        try:
+            self.training.optimizer.step()  # does nothing where there is no gradient
+        except Exception as error:
+            explain(error, self.training.optimizer)
+            raise
+        return self.end(gradient)
+
+    def gradient(self, step: int, batches: Iterator[LaneBatch]) -> Gradient:
+        """Write the clipped gradient of a step to every `param.grad`, and seed its update. Collective."""
+        training = self.training
+        self.pass_.begin(step)
+        for lane, loss in self.terms.of(batches):  # forward and loss of each lane
+            self.pass_.backward(lane.batch, loss, training.runner.what)
+        gradient = self.pass_.finish(needs_norm=training.max_grad_norm is not None)
+        if training.max_grad_norm is not None:
+            assert gradient.norm is not None
+            nn.utils.clip_grads_with_norm_(training.model.parameters(), training.max_grad_norm, gradient.norm)
+        training.seed_update(step)
+        return gradient
+
+    def end(self, gradient: Gradient) -> StepReport:
+        """Step the scheduler and the average, and report the step."""
+        training, step = self.training, gradient.turn.step
+        learning_rate = training.learning_rate
+        if training.scheduler is not None:
+            # Processes that updated different parameters may have drawn different random numbers.
+            training.seed_update(step)
+            training.scheduler.step()
+        forget_gradients(self.pass_.reducer.parameters)
+        if training.average is not None and gradient.allows_update:
+            training.update_average(training.average)
+        self.pass_.phases.begin(CALLBACK, step)
+        heartbeat.has_trained = True
+        return StepReport(step, gradient.totals, self.metrics.report(gradient, learning_rate))
