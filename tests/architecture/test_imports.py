@@ -22,7 +22,7 @@ def test_a_loop_of_the_users_own_does_not_import_the_trainer():
     modules = imported_with("lanewise.engine.own_loop.lanes", "lanewise.task")
     assert {"lanewise.engine.step.build", "lanewise.reduce.compression", "lanewise.config.run"} <= modules
     assert not [name for name in modules if name.startswith("lanewise.engine.run")]
-    assert not {"lanewise.engine.engine", "lanewise.engine.step.step"} & modules
+    assert not {"lanewise.engine.engine", "lanewise.engine.step.closure"} & modules
     assert not [name for name in modules if "ddp_comm_hooks" in name]
 
 

@@ -40,10 +40,10 @@ ENGINE_OFFERS = {
             "run.build",
             "run.model",
             "run.resume",
-            "step.lane",
-            "step.lane_loss",
+            "step.lanes",
+            "step.terms",
             "step.lane_error",
-            "step.train_step",
+            "step.update",
         ),
     )
 }

@@ -430,7 +430,8 @@ PRIVATE = {
         lambda: torch.Tensor,
     ),
     "._version": Private(
-        "engine/buffers/pack.py engine/step/changed_parameters.py engine/step/parameters.py plan/measure.py "
+        "engine/buffers/pack.py engine/step/guard/changed_parameters.py "
+        "engine/step/guard/foreign_gradients.py plan/measure.py "
         "verify/probe.py",
         *VERSION,
         lambda: torch.Tensor,

@@ -168,6 +168,7 @@ class FSDPReducer:
                 partial(self._forward, lane, losses)
             )
             yield lane, losses.pop()
+            del lane  # before the next batch is read
 
     def _forward(self, lane: LaneWork, losses: list[Any]) -> torch.Tensor:
         """Append the loss of a lane, and return what connects the outputs of all blocks with its backward."""

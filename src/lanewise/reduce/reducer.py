@@ -253,6 +253,7 @@ class WholeModel(ABC):
             data = lane.data
             has_data = data is not None or lane.has_samples
             yield lane, lane.loss(lane.forward(model, data), data) if has_data else None
+            del lane, data  # before the next batch is read
 
     def forwards(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
         """See `Reducer`."""

@@ -81,6 +81,7 @@ class ReplicaReducer(WholeModel):
         """See `Reducer`."""
         while in_round := list(islice(lanes, len(self.replicas))):
             yield from zip(in_round, self._run_round(in_round), strict=True)
+            del in_round  # before the next batches are read
 
     def _run_round(self, lanes: Sequence[LaneWork]) -> list[Any]:
         if self._is_stale:

@@ -65,6 +65,8 @@ def build_pass(  # noqa: PLR0913 - the parts of a run, as arguments
     ]
     if len(reducer.replicas) > 1:
         looks.append(SharedBackward(equality, len(reducer.replicas)))
-    rules: list[Callable[[LaneTurn], None]] = [TrainedParameters(reducer), collectives.require_even]
+    rules: list[Callable[[LaneTurn], None]] = [TrainedParameters(reducer)]
+    if world.world_size > 1:
+        rules.append(collectives.require_even)
     feed = LaneFeed(reducer, world, LaneBuffers(modules, world, placement), phases, rules, looks)
     return Pass(feed, StepLosses(world, placement, loss_scale, metric_names, equality))

@@ -277,6 +277,7 @@ class LaneFeed:
             for look in self.looks:
                 look.before_forward(turn)
             yield lane_of(batch)
+            del batch  # before the next one is read
             if turn.is_last:
                 return
             self.phases.begin(DATA, turn.step)

@@ -95,8 +95,7 @@ class Pass:
             self.buffers.discard()
             forget_gradients(self.reducer.parameters)
         self.phases.begin(OPTIMIZER, turn.step)
-        if self.feed.looks:
-            self.feed.looks = [look for look in self.feed.looks if not look.finish(totals)]
+        self.feed.looks = [look for look in self.feed.looks if not look.finish(totals)]
         self.losses.require_finite(totals, turn)  # collective, so after everything else that is
         return Gradient(turn, totals, norm, norms, allows_update, is_logged)
 
@@ -123,10 +122,11 @@ class Step:
 
     def gradient(self, step: int, batches: Iterator[LaneBatch]) -> Gradient:
         """Write the clipped gradient of a step to every `param.grad`, and seed its update. Collective."""
-        training = self.training
+        training, what = self.training, self.training.runner.what
         self.pass_.begin(step)
         for lane, loss in self.terms.of(batches):  # forward and loss of each lane
-            self.pass_.backward(lane.batch, loss, training.runner.what)
+            self.pass_.backward(lane.batch, loss, what)
+            del lane, loss  # before the next batch is read
         gradient = self.pass_.finish(needs_norm=training.max_grad_norm is not None)
         if training.max_grad_norm is not None:
             assert gradient.norm is not None
