@@ -17,7 +17,7 @@ from torch import nn
 from lanewise.bench.connection import JsonConnection
 from lanewise.blocks import CONTAINERS
 from lanewise.config import EvaluateConfig
-from lanewise.data import StreamLoader, digest
+from lanewise.data import digest
 from lanewise.device.accelerator import device_name, peak_bytes
 from lanewise.device.free_memory import free_bytes
 from lanewise.device.live_storage import LiveStorage
@@ -204,8 +204,7 @@ class _MeasuredRun:
 def _steps_without_end(run: Run) -> Iterator[StepReport]:
     """Take the steps of a run, and go on after its last one, at the learning rate of the last one."""
     interval = LogInterval(run.config.log.every_steps, _ENDLESS)
-    if isinstance(run.loader, StreamLoader):
-        run.loader.num_epochs = None
+    run.loader.repeat()
     engine = Engine(replace(run, last_step=_ENDLESS, log_interval=interval))
     for report in engine.steps():
         yield report

@@ -13,7 +13,6 @@ from lanewise.data.lane_stream import draws_in_threads as draws_in_threads
 from lanewise.data.lane_stream import is_stream as is_stream
 from lanewise.data.lane_stream import shuffles_itself as shuffles_itself
 from lanewise.data.loader import LaneLoader as LaneLoader
-from lanewise.data.loader import read_turns as read_turns
 from lanewise.data.reader import LaneBatch as LaneBatch
 from lanewise.data.reader import LaneReader as LaneReader
 from lanewise.data.rows import Rows as Rows
@@ -29,6 +28,7 @@ from lanewise.data.stream import StreamReader as StreamReader
 from lanewise.data.stream_loader import StreamLoader as StreamLoader
 from lanewise.data.stream_pass import read_first as read_first
 from lanewise.data.stream_pass import read_to_end as read_to_end
+from lanewise.data.workers import read_turns as read_turns
 
 if TYPE_CHECKING:
     from lanewise.data.json_lines import JsonLinesDataset as JsonLinesDataset

@@ -1,6 +1,6 @@
 """Reads the samples of a lane's turn and collates them, under the random state of the turn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -122,6 +122,10 @@ class LaneReader(Dataset[LaneBatch]):
     def total_bytes(self) -> int | None:
         """Bytes of all samples; None where the dataset does not count them."""
         return None if self._files is None else self._files.total_bytes
+
+    def streams(self) -> Iterator[Any]:
+        """See `SourceReader`: it is none, as it has an index."""
+        return iter(())
 
     def read(self, epoch: int, indices: tuple[int, ...]) -> Sequence[Any]:
         """Return the samples at these dataset indices outside of any turn, each under its own random state.

@@ -1,9 +1,13 @@
 """What a loop needs of whatever gives each step its batches: an order of samples, or a stream."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lanewise.data.reader import LaneBatch
+from lanewise.lanes import Schedule
+
+if TYPE_CHECKING:
+    from lanewise.data.stream import StreamReader
 
 
 class StepEnd(NamedTuple):
@@ -19,12 +23,20 @@ class SourceReader(Protocol):
     """Reads the dataset of a source."""
 
     dataset: Any
+    seed: int
+    """Of the run."""
+    eval_dataset: str
+    """Name of the dataset if it is evaluated; empty in training."""
     number: tuple[int, int]
     """The dataset's number in a loop, and how often it was begun before; part of the random state."""
 
     @property
     def total_bytes(self) -> int | None:
         """Bytes of all samples; None where the dataset does not count them."""
+        ...
+
+    def streams(self) -> "Iterator[StreamReader]":
+        """Yield a reader of single samples for each stream that the dataset is, or is a mixture of."""
         ...
 
 
@@ -37,6 +49,16 @@ class LaneSource(Protocol):
         ...
 
     @property
+    def schedule(self) -> Schedule | None:
+        """How an epoch is cut into steps; None where only the data tells, as of a stream."""
+        ...
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What tells the samples and their order from others: a checkpoint of others is of another run."""
+        ...
+
+    @property
     def is_over(self) -> bool:
         """Whether all epochs of the run are over, where only the data tells when."""
         ...
@@ -44,6 +66,14 @@ class LaneSource(Protocol):
     @property
     def state(self) -> "SourceState | None":
         """What a checkpoint must hold of it; None where the number of the next step is enough."""
+        ...
+
+    def plan(self) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """Return by what an audit knows the samples of each step, and the tables that this needs, by name."""
+        ...
+
+    def repeat(self) -> None:
+        """Go on after the last epoch, without end."""
         ...
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[LaneBatch]:

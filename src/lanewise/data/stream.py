@@ -199,15 +199,23 @@ class StreamReader(Dataset[LaneBatch]):
         name = self.eval_dataset
         return StreamReader(self.dataset, self.collate, self.seed, self.cut, lanes, eval_dataset=name)
 
+    def of_samples(self, stream: Stream) -> "StreamReader":
+        """Return a reader of single samples of a stream, in all lanes of the run."""
+        num_lanes, name = self.cut.num_lanes, self.eval_dataset
+        cut = StreamCut(num_lanes, 1, 1)
+        return StreamReader(stream, list, self.seed, cut, range(num_lanes), eval_dataset=name)
+
+    def streams(self) -> Iterator["StreamReader"]:
+        """See `SourceReader`."""
+        return map(self.of_samples, _parts(self.dataset))
+
     def close(self) -> None:
         """Close what is open: the next micro-batch of a lane is that of the begin, or of `start`."""
         self._epoch, self._feeds, self._num_read = -1, {}, {}
 
-    def __getitem__(self, index: tuple[int, int] | None) -> LaneBatch:
-        """Read and collate the next micro-batch of a lane; nothing for the index None."""
-        epoch, lane = index or (-1, 0)
-        if index is None:
-            return LaneBatch(LaneTurn(epoch, 0, lane, range(0), (), is_last=False), (), None, 0)
+    def __getitem__(self, index: tuple[int, int]) -> LaneBatch:
+        """Read and collate the next micro-batch of a lane."""
+        epoch, lane = index
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as DataLoader workers do, so that `num_workers` changes no sample
         try:
@@ -257,6 +265,11 @@ class StreamReader(Dataset[LaneBatch]):
         """Return a function that opens what a lane is read from."""
         of_lane = (lane, self.cut.num_lanes) if self.is_lane_aware else (0, 1)
         return lambda: _checked(self._stream.iter_lane(epoch, *of_lane), self.dataset)
+
+
+def _parts(stream: Any) -> Iterator[Any]:
+    """Yield the streams of a mixture; of any other stream itself."""
+    return chain.from_iterable(map(_parts, stream.streams)) if hasattr(stream, "streams") else iter([stream])
 
 
 @contextmanager

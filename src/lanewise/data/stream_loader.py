@@ -1,17 +1,15 @@
 """Feeds the lanes of one process from a stream, whose lanes end at different times."""
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from typing import Any, final
 
-from lanewise.data.loader import read_turns
 from lanewise.data.reader import LaneBatch
 from lanewise.data.source import StepEnd
 from lanewise.data.stream import LaneStart, StreamReader
+from lanewise.data.stream_lanes import StreamLanes
 from lanewise.errors import CheckpointError, DataError
-from lanewise.lanes import LaneTurn, lane_ranges
+from lanewise.lanes import LaneTurn
 from lanewise.nested import copied
 
 logger = logging.getLogger(__name__)
@@ -29,9 +27,9 @@ class StreamLoader:
         reader: reads the micro-batches of lanes.
         exchange: returns what all processes give it, in the order of ranks. Collective.
         num_epochs: after which the run is over; None: never.
-        num_workers: processes that read ahead; 0 reads in this one. The batches are the same. A lane lives in
-            one of them, and a plain stream in a single one.
-        pin_memory: whether batches lie in page-locked memory, for a GPU.
+        first_sample: a digest of the first sample, for the identity.
+        num_workers: see `StreamLanes`.
+        pin_memory: see `StreamLanes`.
         drop_last: whether an epoch ends where some lane has no whole micro-batch.
         fills_empty: whether a process without samples in a step gets data, for a forward that does not count.
     """
@@ -42,6 +40,7 @@ class StreamLoader:
         exchange: Callable[[Any], Sequence[Any]],
         num_epochs: int | None = None,
         *,
+        first_sample: str = "",
         num_workers: int = 0,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -50,9 +49,15 @@ class StreamLoader:
         self.reader = reader
         self.lanes = reader.lanes
         self._exchange = exchange
-        self.num_epochs = num_epochs
-        """After which the run is over; None: never."""
-        self._num_workers = min(num_workers, len(self.lanes) if reader.is_lane_aware else 1)
+        self._num_epochs = num_epochs
+        self.identity = {
+            "stream": "lane-aware" if reader.is_lane_aware else "plain",
+            "first_sample": first_sample,
+            "window_steps": reader.cut.window_steps,
+            "drop_last": drop_last,
+        }
+        """See `LaneSource`."""
+        self._num_workers = num_workers
         self._pin_memory = pin_memory
         self._drop_last = drop_last
         self._fills_empty = fills_empty
@@ -62,9 +67,10 @@ class StreamLoader:
         """Samples of each lane in the next step; None where it begins an epoch."""
         self._resumed: LaneStart | None = None
         """Where to go on, until the lanes are open."""
-        self._queues: dict[int, deque[LaneBatch]] = {}
-        self._ended: set[int] = set()
-        self._read: Iterator[LaneBatch] | None = None
+        self._opened = StreamLanes(self.reader, self._num_workers, pin_memory=self._pin_memory)
+
+    schedule = None
+    """See `LaneSource`: nobody knows how long the stream is."""
 
     @property
     def state(self) -> "StreamLoader":
@@ -74,7 +80,16 @@ class StreamLoader:
     @property
     def is_over(self) -> bool:
         """See `LaneSource`."""
-        return self._epoch == self.num_epochs
+        return self._epoch == self._num_epochs
+
+    def plan(self) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """See `LaneSource`: of a stream it is only how it is cut."""
+        stream = {"stream": self.identity["stream"]}
+        return {**stream, **self.reader.cut._asdict(), "drop_last": self._drop_last}, {}
+
+    def repeat(self) -> None:
+        """See `LaneSource`."""
+        self._num_epochs = None
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[LaneBatch]:
         """See `LaneSource`. Collective at the begin of an epoch.
@@ -91,6 +106,7 @@ class StreamLoader:
             if self._upcoming is None or self._resumed is not None:
                 self._begin()
             assert self._upcoming is not None
+            lanes = self._opened
             present = tuple(lane for lane, number in enumerate(self._upcoming) if number)
             own = [lane for lane in self.lanes if self._upcoming[lane]]
             if not own:
@@ -98,12 +114,10 @@ class StreamLoader:
                 data = self._spare_data(present[0]) if self._fills_empty else None
                 yield LaneBatch(turn, (), data, 0, upcoming=[0] * len(self.lanes))
             for lane in own:
-                self._fill(lane, 2)
-                batch = self._queues[lane].popleft()
-                is_last = lane == own[-1]
+                batch, is_last = lanes.take(lane), lane == own[-1]
                 batch.turn = batch.turn._replace(step=self._step, present=present, is_last=is_last)
                 if is_last:
-                    batch.upcoming = list(map(self._num_upcoming, self.lanes))
+                    batch.upcoming = list(map(lanes.num_next, self.lanes))
                 if self._fills_empty and self._spare is None:
                     self._spare = copied(batch.data)  # before a forward changes it
                 yield batch
@@ -123,7 +137,7 @@ class StreamLoader:
 
     def ends_run(self, upcoming: Sequence[int]) -> bool:
         """See `LaneSource`."""
-        return self._epoch + 1 == self.num_epochs and self.ends_epoch(upcoming)
+        return self._epoch + 1 == self._num_epochs and self.ends_epoch(upcoming)
 
     def end_of(self, step: int) -> StepEnd:
         """See `LaneSource`."""
@@ -139,8 +153,7 @@ class StreamLoader:
         if self._resumed is not None:
             states = {str(lane): state for lane, state in self._resumed.states.items()}
         elif self._upcoming is not None:
-            own = {str(lane): queue[0].state for lane, queue in self._queues.items() if queue}
-            of_ranks = self._exchange({lane: state for lane, state in own.items() if state is not None})
+            of_ranks = self._exchange({str(lane): state for lane, state in self._opened.states().items()})
             states = {lane: state for of_rank in of_ranks for lane, state in of_rank.items()}
             if not self.reader.is_lane_aware:  # all are of the one stream
                 states = dict(list(states.items())[:1])
@@ -171,13 +184,13 @@ class StreamLoader:
                 "goes on only with the same. Use the checkpoint's sizes of batch and data.shuffle_buffer."
             )
         num_epochs = int(state["epoch"]) + (state["upcoming"] is not None)  # begun ones
-        if self.num_epochs is not None and num_epochs > self.num_epochs:
+        if self._num_epochs is not None and num_epochs > self._num_epochs:
             raise CheckpointError(
-                f"the checkpoint is in epoch {num_epochs} of the stream, and this run has {self.num_epochs}. "
-                "Raise train.epochs, or use another train.run_dir."
+                f"the checkpoint is in epoch {num_epochs} of the stream, and this run has "
+                f"{self._num_epochs}. Raise train.epochs, or use another train.run_dir."
             )
-        self._read = None
         self.reader.close()
+        self._opened = StreamLanes(self.reader, self._num_workers, pin_memory=self._pin_memory)
         self._epoch, self._first_step = int(state["epoch"]), int(state["first_step"])
         self._num_samples = int(state["num_samples"])
         self._step = self._first_step + int(state["num_steps"])
@@ -194,14 +207,13 @@ class StreamLoader:
     def _begin(self) -> None:
         """Open the lanes, and find out which of them have samples. Collective."""
         resumed, self._resumed = self._resumed, None
-        self._queues, self._ended = {lane: deque() for lane in self.lanes}, set()
+        ended: list[int] = []
         if resumed is not None:
             assert self._upcoming is not None
-            self._ended = {lane for lane in self.lanes if not self._upcoming[lane]}
+            ended = [lane for lane in self.lanes if not self._upcoming[lane]]
             self._tell_skipped(resumed)
-        for lane in self.lanes:
-            self._fill(lane, 1)
-        of_ranks = self._exchange([self._num_upcoming(lane) for lane in self.lanes])
+        self._opened.open(self._epoch, ended)
+        of_ranks = self._exchange(list(map(self._opened.num_next, self.lanes)))
         found = [number for of_rank in of_ranks for number in of_rank]
         if resumed is not None and found != self._upcoming:
             raise DataError(
@@ -234,42 +246,3 @@ class StreamLoader:
         if self._spare is None:
             self._spare = self.reader.anew(range(lane, lane + 1))[self._epoch, lane].data
         return self._spare
-
-    def _num_upcoming(self, lane: int) -> int:
-        queue = self._queues[lane]
-        return queue[0].num_samples if queue else 0
-
-    def _fill(self, lane: int, number: int) -> None:
-        """Have as many micro-batches of a lane ready, unless it ends before."""
-        while len(self._queues[lane]) < number and lane not in self._ended:
-            batch = self._next(lane)
-            if batch.turn.epoch != self._epoch:
-                continue  # was asked for when nobody knew that the epoch had ended
-            if batch.num_samples:
-                self._queues[batch.turn.lane].append(batch)
-            if batch.num_samples < self.reader.cut.micro_batch_size:
-                self._ended.add(batch.turn.lane)
-
-    def _next(self, lane: int) -> LaneBatch:
-        """Read the next micro-batch of a lane; from workers that of any lane, as they come."""
-        if not self._num_workers and not self._pin_memory:
-            return self.reader[self._epoch, lane]
-        if self._read is None:
-            self._read = read_turns(
-                self.reader, self._requests(), self._num_workers, pin_memory=self._pin_memory
-            )
-        return next(self._read)
-
-    def _requests(self) -> Iterator[tuple[int, int] | None]:
-        """Ask each worker for the micro-batches of its own lanes, in rounds.
-
-        A DataLoader asks its workers in turn; one without a lane that goes on is asked for nothing.
-        """
-        first, shares = self.lanes.start, lane_ranges(len(self.lanes), max(1, self._num_workers))
-        while True:
-            of_workers = [
-                [first + lane for lane in share if first + lane not in self._ended] for share in shares
-            ]
-            for in_round in list(zip_longest(*of_workers)) or [(None,) * len(shares)]:
-                for lane in in_round:
-                    yield None if lane is None else (self._epoch, lane)

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -192,24 +192,9 @@ class TrainJob(Job):
 
     def _audit(self, run: "Run", first_step: int) -> "AuditLog":
         """Begin the audit, or go on with it."""
-        from lanewise.data import LaneLoader, StreamLoader
         from lanewise.loggers import AuditLog
 
-        loader, tables = run.loader, dict[str, Any]()
-        if isinstance(loader, LaneLoader):
-            order, tables = loader.order, loader.order.inputs.used
-            plan = {
-                **asdict(order.inputs.schedule),
-                "order": run.identity["dataset"]["order"],
-                "repeats": order.repeats,
-            }
-        else:
-            assert isinstance(loader, StreamLoader)
-            plan = {
-                "stream": run.identity["dataset"]["stream"],
-                **loader.reader.cut._asdict(),
-                "drop_last": self.config.data.drop_last,
-            }
+        plan, tables = run.loader.plan()
         plan["seed"] = self.config.train.seed
         world = run.world
         return AuditLog(self.run_dir.audit, world.rank, world.world_size, first_step, plan, tables)

@@ -52,7 +52,7 @@ def largest_batch(config: RunConfig) -> LaneBatch:
     alone = replace(config, data=replace(config.data, num_workers=0))
     world = LocalWorld(_CPU)
     placement = Placement.of(config.batch.num_lanes, world)
-    loader, _ = build_run_loader(alone, build_task(alone), world, placement)
+    loader = build_run_loader(alone, build_task(alone), world, placement)
     num_steps = -(-_NUM_BATCHES // config.batch.num_lanes)
     batches = islice(_noted(loader, loader.batches(0, num_steps)), _NUM_BATCHES)
     return max(batches, key=lambda batch: sum(one.nbytes for one in tensors_in(batch.data)))

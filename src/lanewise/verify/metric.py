@@ -12,7 +12,7 @@ import torch
 
 from lanewise.config import BatchConfig
 from lanewise.data import LaneReader
-from lanewise.engine.evaluation.eval_set import EvalSet
+from lanewise.engine.evaluation.eval_set import IndexedSet
 from lanewise.engine.step.lanes import TaskLane
 from lanewise.lanes import SequentialSchedule
 from lanewise.metrics import merge_metrics, named_values, take_states
@@ -63,7 +63,7 @@ def _unmerged(probed: ProbedRun, reader: LaneReader, schedule: SequentialSchedul
     """Compare one copy that sees all samples with two of unequal parts, and with one for each part."""
     whole, first, rest = (_metrics(probed) for _ in range(3))
     each: list[Mapping[str, Metric]] = []
-    eval_set = EvalSet(reader.eval_dataset, reader, schedule)
+    eval_set = IndexedSet(reader.eval_dataset, reader, schedule)
     batches = eval_set.batches(range(1), probed.device, num_workers=0)
     for number, batch in enumerate(batches):
         each.append(_metrics(probed))

@@ -12,14 +12,14 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from lanewise.config import BatchConfig, OrderConfig, RunConfig
-from lanewise.data import LaneBatch, LaneLoader, LaneReader, Rows, digest, is_stream
+from lanewise.data import LaneBatch, LaneReader, Rows, digest, is_stream
 from lanewise.device.accelerator import move
 from lanewise.engine.buffers.pack import kept_buffers
-from lanewise.engine.evaluation.eval_set import EvalSet
+from lanewise.engine.evaluation.eval_set import IndexedSet
 from lanewise.engine.evaluation.evaluator import Evaluator
-from lanewise.engine.run.build import build_run_loader
+from lanewise.engine.run.build import choose_order, order_tables
 from lanewise.engine.run.model import build_model, build_task
-from lanewise.engine.samples.dataset import count_samples, eval_datasets_of
+from lanewise.engine.samples.dataset import build_loader, count_samples, eval_datasets_of
 from lanewise.engine.step.lanes import LaneRunner, TaskLane
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.lanes import LaneTurn, Placement, SequentialSchedule
@@ -63,8 +63,15 @@ class ProbedRun:
         alone = LocalWorld(device)  # other ranks' datasets are compared later, by what was read
         placement = Placement.of(config.batch.num_lanes, alone)
         dataset = self.dataset if self.of_stream is None else self.of_stream
-        loader, _ = build_run_loader(config, self.task, alone, placement, dataset)
-        assert isinstance(loader, LaneLoader)
+        loader = build_loader(
+            LaneReader(dataset, self.task.collate, self.seed),
+            config.batch,
+            config.data,
+            alone,
+            placement,
+            order=choose_order(config),
+            tables=order_tables(self.task, dataset),
+        )
         self._schedule = schedule = loader.schedule
         self.num_samples = schedule.num_samples
         max_steps, epochs = config.train.max_steps, config.train.epochs if self.of_stream is None else 1
@@ -185,7 +192,7 @@ def evaluate_batch(
     *,
     has_metrics: bool = True,
 ) -> dict[str, float]:
-    """Evaluate at most a global batch of each dataset; see `Evaluator` and `EvalSet`.
+    """Evaluate at most a global batch of each dataset; see `Evaluator` and `IndexedSet`.
 
     Collective: every rank must call this.
     """
@@ -195,6 +202,6 @@ def evaluate_batch(
         num_samples = min(count_samples(dataset), batch.global_batch_size)
         schedule = SequentialSchedule(num_samples, batch.num_lanes, batch.samples_per_lane)
         reader = LaneReader(dataset, lanes.task.collate, lanes.seed, eval_dataset=name)
-        sets.append(EvalSet(name, reader, schedule, has_metrics))
+        sets.append(IndexedSet(name, reader, schedule, has_metrics))
     placement = Placement.of(batch.num_lanes, world)
     return Evaluator(lanes, model, sets, world, placement, reducer=reducer).run() if sets else {}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from lanewise.data import LaneBatch, LaneLoader, LaneSource, digest
+from lanewise.data import LaneBatch, LaneSource, digest
 from lanewise.engine.engine import Engine
 from lanewise.lanes import Schedule
 from lanewise.transforms import compare_runs
@@ -115,7 +115,7 @@ def choose_steps(schedule: Schedule, num_steps: int, last_step: int) -> list[int
 
 def steps_of(loader: LaneSource, num_steps: int, last_step: int | None) -> list[int]:
     """Return the steps of a run that verify takes; of a stream the first ones, which may be fewer."""
-    if isinstance(loader, LaneLoader):
+    if loader.schedule is not None:
         assert last_step is not None
         return choose_steps(loader.schedule, num_steps, last_step)
     return list(range(num_steps if last_step is None else min(num_steps, last_step)))

@@ -107,7 +107,7 @@ class OneByOne(StreamReader):  # type: ignore[misc]  # a test's own
 
     lock = threading.Lock()
 
-    def __getitem__(self, index: tuple[int, int] | None) -> LaneBatch:
+    def __getitem__(self, index: tuple[int, int]) -> LaneBatch:
         with self.lock:
             return super().__getitem__(index)
 

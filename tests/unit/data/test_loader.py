@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from lanewise.data import loader
+from lanewise.data import workers
 from lanewise.data.loader import LaneLoader
 from lanewise.data.reader import LaneReader
 from lanewise.errors import DataError, noting
@@ -299,7 +299,7 @@ def test_a_connection_that_breaks_because_a_worker_is_killed_is_not_the_error():
         raise ConnectionResetError
 
     with pytest.raises(RuntimeError, match=f"{worker}.* is killed by signal"):
-        list(loader._until_told(breaks()))
+        list(workers._until_told(breaks()))
 
 
 TRAINER = """

@@ -109,7 +109,7 @@ def test_the_largest_of_the_first_batches_is_taken():
 def batches_of(config: Any) -> Any:
     world = LocalWorld(torch.device("cpu"))
     placement = Placement.of(config.batch.num_lanes, world)
-    loader, _ = build_run_loader(config, build_task(config), world, placement)
+    loader = build_run_loader(config, build_task(config), world, placement)
     return list(loader.batches(0, 4))
 
 

@@ -2,23 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 
-from lanewise.data import (
-    LaneBatch,
-    LaneReader,
-    StreamCut,
-    StreamReader,
-    is_stream,
-    read_first,
-    read_to_end,
-    read_turns,
-)
+from lanewise.data import LaneBatch, LaneReader, StreamCut, StreamReader, is_stream, read_first, read_to_end
+from lanewise.data.workers import deal, read_turns, worker_shares
 from lanewise.device.accelerator import has_streams
 from lanewise.engine.samples.dataset import compare_datasets, count_samples
-from lanewise.engine.samples.stream import compare_streams
+from lanewise.engine.samples.stream import compare_streams, describe_stream
 from lanewise.engine.step.lanes import to_device
 from lanewise.errors import DataError
 from lanewise.lanes import LaneTurn, Placement, SequentialSchedule
@@ -27,64 +19,101 @@ from lanewise.world.world import World
 
 @final
 @dataclass(frozen=True)
-class EvalSet:
-    """A named dataset to evaluate on, each sample once."""
+class IndexedSet:
+    """A named dataset with an index to evaluate on, each sample once."""
 
     name: str
-    reader: LaneReader | StreamReader
-    schedule: SequentialSchedule | None
-    """How a dataset with an index is cut into one range for each lane; None for a stream."""
+    reader: LaneReader
+    schedule: SequentialSchedule
+    """How it is cut into one range for each lane."""
     has_metrics: bool = True
-    """Whether the task's metrics accept the batches of this set; if not, only the loss is evaluated."""
+    """Whether the task's metrics accept its batches; if not, only the loss is evaluated."""
 
     def place(self, turn: LaneTurn) -> tuple[int, int]:
         """Return what micro-batches are sorted by to have the samples in the order of the dataset."""
-        is_dealt = isinstance(self.reader, StreamReader) and not self.reader.is_lane_aware
-        return (turn.step, turn.lane) if is_dealt else (turn.lane, turn.step)
+        return turn.lane, turn.step
 
     def num_batches(self, lanes: range) -> int | None:
         """Return how many micro-batches lanes have; None where nobody knows, as of a stream."""
-        if self.schedule is None:
-            return None
         return sum(1 for turn in self.schedule.turns(lanes) if turn.positions)
+
+    def num_samples(self, lanes: range) -> int | None:
+        """Return how many samples lanes have; None where nobody knows, as of a stream."""
+        return sum(len(turn.positions) for turn in self.schedule.turns(lanes))
+
+    def describe(self, num_workers: int, world: World, placement: Placement) -> None:
+        """Log what it costs to read a stream, or if loader workers are idle."""
 
     def batches(
         self, lanes: range, device: torch.device, *, num_workers: int, fills_empty: bool = False
     ) -> Iterator[LaneBatch]:
         """Yield the micro-batches of this process's lanes, `turn.is_last` with the last one of each lane.
 
-        Where they have no samples, that is one empty micro-batch; of a stream only if `fills_empty` is set.
+        Lane comes after lane; of a stream, and of a dataset in blocks, each loader worker has lanes of its
+        own, so that as many lanes come at a time. Lanes without samples have one empty micro-batch, of a
+        stream only if `fills_empty` is set.
 
         Args:
             lanes: the lanes of this process.
             device: the device to which batches are moved.
-            num_workers: number of loader processes. For a dataset in blocks and a plain stream at most one is
-                used, since each of several would read everything.
+            num_workers: number of loader processes.
             fills_empty: whether an empty micro-batch gets the first data of another lane, for a forward that
                 does not count.
         """
-        pin_memory = has_streams(device)
-        if self.schedule is None:
-            batches = self._read_stream(lanes, num_workers, pin_memory=pin_memory, fills_empty=fills_empty)
-        else:
-            if hasattr(self.reader.dataset, "block_sizes"):
-                num_workers = min(num_workers, 1)
-            spare = next(self.schedule.turns(range(1))).positions if fills_empty else ()
-            turns = ((turn, tuple(turn.positions or spare)) for turn in self.schedule.turns(lanes))
-            batches = read_turns(self.reader, turns, num_workers, pin_memory=pin_memory)
-        yield from to_device(batches, device)
+        spare = next(self.schedule.turns(range(1))).positions if fills_empty else ()
+        shares = [lanes]
+        if hasattr(self.reader.dataset, "block_sizes"):
+            shares = worker_shares(lanes, num_workers)
+            num_workers = min(num_workers, len(shares))
 
-    def _read_stream(
-        self, lanes: range, num_workers: int, *, pin_memory: bool, fills_empty: bool
+        def requests(share: range) -> Iterator[tuple[LaneTurn, tuple[int, ...]]]:
+            for turn in self.schedule.turns(share):
+                if turn.positions or turn.lane == lanes.start:  # the one without samples is of the process
+                    yield turn, tuple(turn.positions or spare)
+
+        dealt = deal(map(requests, shares))
+        return to_device(read_turns(self.reader, dealt, num_workers, pin_memory=has_streams(device)), device)
+
+
+@final
+@dataclass(frozen=True)
+class StreamSet:
+    """A named stream to evaluate on, each sample once."""
+
+    name: str
+    reader: StreamReader
+    has_metrics = True
+
+    def place(self, turn: LaneTurn) -> tuple[int, int]:
+        """See `IndexedSet`."""
+        return (turn.lane, turn.step) if self.reader.is_lane_aware else (turn.step, turn.lane)
+
+    def num_batches(self, lanes: range) -> int | None:
+        """See `IndexedSet`."""
+        return None
+
+    num_samples = num_batches
+
+    def describe(self, num_workers: int, world: World, placement: Placement) -> None:
+        """See `IndexedSet`."""
+        describe_stream(self.reader, num_workers, world, placement)
+
+    def batches(
+        self, lanes: range, device: torch.device, *, num_workers: int, fills_empty: bool = False
     ) -> Iterator[LaneBatch]:
-        assert isinstance(self.reader, StreamReader)
+        """See `IndexedSet`."""
         batch = None
-        for batch in read_to_end(self.reader, num_workers, pin_memory=pin_memory):
+        read = read_to_end(self.reader, num_workers, pin_memory=has_streams(device))
+        for batch in to_device(read, device):
             yield batch
         if batch is None and fills_empty:
-            first = read_first(self.reader)
-            turn = LaneTurn(0, 0, lanes.start, range(0), (), is_last=True)
-            yield replace(first, turn=turn, indices=(), num_samples=0)
+            first = replace(read_first(self.reader), indices=(), num_samples=0)
+            first.turn = LaneTurn(0, 0, lanes.start, range(0), (), is_last=True)
+            yield from to_device([first], device)
+
+
+EvalSet: TypeAlias = IndexedSet | StreamSet
+"""What can be evaluated on."""
 
 
 def build_eval_set(
@@ -116,10 +145,10 @@ def build_eval_set(
         cut = StreamCut.of(placement.num_lanes, samples_per_lane, 0)
         stream = StreamReader(dataset, collate, seed, cut, placement.own, eval_dataset=name)
         compare_streams(stream, world)
-        return EvalSet(name, stream, None)
+        return StreamSet(name, stream)
     num_samples = count_samples(dataset)
     if not num_samples:
         raise DataError(f"the eval dataset {name} is empty. Check its path, or leave it out.")
     reader = LaneReader(dataset, collate, seed, eval_dataset=name)
     compare_datasets(reader, num_samples, world)
-    return EvalSet(name, reader, SequentialSchedule(num_samples, placement.num_lanes, samples_per_lane))
+    return IndexedSet(name, reader, SequentialSchedule(num_samples, placement.num_lanes, samples_per_lane))

@@ -7,11 +7,10 @@ from typing import Any, final
 from torch import nn
 
 from lanewise.config import EarlyStoppingConfig, EvaluateConfig, RunConfig
-from lanewise.data import StepEnd, StreamReader
+from lanewise.data import StepEnd
 from lanewise.engine.evaluation.eval_set import build_eval_set
 from lanewise.engine.evaluation.evaluator import Evaluator
 from lanewise.engine.samples.dataset import eval_datasets_of
-from lanewise.engine.samples.stream import describe_stream
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import Placement
@@ -253,8 +252,7 @@ def build_evaluator(
             world=world,
             placement=placement,
         )
-        if isinstance(one.reader, StreamReader) and world.rank == 0:
-            describe_stream(one.reader, config.data.num_workers, world, placement)
+        one.describe(config.data.num_workers, world, placement)
         sets.append(one)
     if not sets:
         mistakes = [

@@ -179,13 +179,15 @@ class Evaluator:
                     chosen = self.lanes.task.predict(outputs, lane.data)
                     prediction = take_prediction(chosen, lane.batch.num_samples)
                 local[eval_set.place(lane.turn)] = prediction
-        if eval_set.schedule is not None:
-            due = sum(len(turn.positions) for turn in eval_set.schedule.turns(self.placement.own))
-            if num_lost := due - sum(one.num_samples for one in local.values()):
-                raise DataError(
-                    f"{num_lost} of {due} samples of the eval dataset {name} cannot be read, and a "
-                    "prediction is for every sample. Mend the files."
-                )
+        due, num_read = (
+            eval_set.num_samples(self.placement.own),
+            sum(one.num_samples for one in local.values()),
+        )
+        if due is not None and num_read < due:
+            raise DataError(
+                f"{due - num_read} of {due} samples of the eval dataset {name} cannot be read, and a "
+                "prediction is for every sample. Mend the files."
+            )
         sent = [(place, one.num_samples, one.form, plain(one.values)) for place, one in local.items()]
         gathered = self.world.gather_tree(sent)
         if gathered is None:

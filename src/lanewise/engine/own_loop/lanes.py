@@ -27,7 +27,6 @@ from lanewise.config import (
     pin_environment,
     powersgd_meets_no_overflow,
 )
-from lanewise.data import StreamLoader
 from lanewise.data.lane_stream import Stream
 from lanewise.device.determinism import set_determinism
 from lanewise.engine.buffers.pack import evaluating
@@ -209,7 +208,7 @@ class Lanes:
         given = {"sample_lengths": sample_lengths, "sample_weights": sample_weights}
         tables = {name: partial(np.asarray, table) for name, table in given.items() if table is not None}
         inputs = dataset, collate, self._seed, self._batch
-        loader, identity = build_source(
+        loader = build_source(
             *inputs,
             DataConfig(num_workers=num_workers, shuffle_buffer=shuffle_buffer, drop_last=drop_last),
             self._world,
@@ -218,9 +217,9 @@ class Lanes:
             tables=tables,
             fills_empty=True,  # for `Step.batch_loss`
         )
-        loader.reader.number = self._datasets.begin(identity, first_step, data_changes=data_changes)
-        if isinstance(loader, StreamLoader):
-            self._streams.add(loader)
+        loader.reader.number = self._datasets.begin(loader.identity, first_step, data_changes=data_changes)
+        if loader.state is not None:
+            self._streams.add(loader.state)
         return Steps(loader, self._prepared, first_step)
 
     def evaluate(

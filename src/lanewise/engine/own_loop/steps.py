@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lanewise.config import Equality
-from lanewise.data import LaneBatch, LaneLoader, LaneSource
+from lanewise.data import LaneBatch, LaneSource
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lanes import Lane, StepBatches
 from lanewise.engine.step.loss_metrics import means
@@ -67,7 +67,7 @@ class Steps:
 
     def __len__(self) -> int:
         """Count the steps of an epoch; raise TypeError for a stream, where nobody knows."""
-        if not isinstance(self._loader, LaneLoader):
+        if self._loader.schedule is None:
             raise TypeError("a stream does not tell how many steps an epoch has")
         return self._loader.schedule.steps_per_epoch
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, final
 
-from lanewise.data import StreamLoader
+from lanewise.data.source import SourceState
 
 
 @final
@@ -15,19 +15,19 @@ class OwnStreams:
     """
 
     def __init__(self) -> None:
-        self._loaders: list[StreamLoader] = []
+        self._states: list[SourceState] = []
         self._restored: Mapping[str, Any] = {}
 
-    def add(self, loader: StreamLoader) -> None:
+    def add(self, of_stream: SourceState) -> None:
         """Add a stream, which goes on where a restored checkpoint was."""
-        state = self._restored.get(str(len(self._loaders)))
+        state = self._restored.get(str(len(self._states)))
         if state is not None:
-            loader.load_state_dict(state)
-        self._loaders.append(loader)
+            of_stream.load_state_dict(state)
+        self._states.append(of_stream)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all streams. Collective: every rank must call this."""
-        states = {str(number): loader.state_dict() for number, loader in enumerate(self._loaders)}
+        states = {str(number): one.state_dict() for number, one in enumerate(self._states)}
         return {**self._restored, **states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -37,6 +37,6 @@ class OwnStreams:
             ValueError: if a stream was cut into other lanes.
         """
         self._restored = dict(state)
-        for number, loader in enumerate(self._loaders):
+        for number, one in enumerate(self._states):
             if str(number) in state:
-                loader.load_state_dict(state[str(number)])
+                one.load_state_dict(state[str(number)])

@@ -7,14 +7,14 @@ from typing import Any
 from lanewise.callback import Callback
 from lanewise.config import RunConfig
 from lanewise.config.classes import build
-from lanewise.data import LaneLoader, LaneSource
+from lanewise.data import LaneSource
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.run.model import build_average, build_model, build_task, transform, warn_of_misspelt
 from lanewise.engine.run.optimizer import build_optimizer, refuse_draws
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import build_scheduler
 from lanewise.engine.samples.apart import require_apart
-from lanewise.engine.samples.dataset import OrderChoice
+from lanewise.engine.samples.dataset import OrderChoice, Tables
 from lanewise.engine.samples.source import build_source
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.resume_check import identify, plain
@@ -69,7 +69,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
         shards = OptimizerShards(optimizer, model, world)
     if shards is not None or any(map(is_sharded, model.parameters())):
         refuse_draws(optimizer)
-    loader, dataset = build_run_loader(config, lanes.task, world, placement)
+    loader = build_run_loader(config, lanes.task, world, placement)
     last_step = _last_step(config, loader)
     scheduler, plateau = build_scheduler(config, optimizer, last_step)
     training = Training(
@@ -109,7 +109,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
         evaluation=evaluation,
         log_interval=log_interval,
         last_step=last_step,
-        identity=identify(config, dataset, world, last_step),
+        identity=identify(config, loader.identity, world, last_step),
         state=state,
     )
     if world.rank == 0:
@@ -126,9 +126,7 @@ def build_callbacks(config: RunConfig) -> list[Callback]:
     return [build(f"callbacks.{number}", section) for number, section in enumerate(config.callbacks)]
 
 
-def build_run_loader(
-    config: RunConfig, task: Task, world: World, placement: Placement, dataset: Any = None
-) -> tuple[LaneSource, dict[str, Any]]:
+def build_run_loader(config: RunConfig, task: Task, world: World, placement: Placement) -> LaneSource:
     """Build the loader of a run's training dataset on this process; see `build_source`.
 
     Collective: every rank must call this, with the same configuration.
@@ -138,10 +136,8 @@ def build_run_loader(
         task: the user's task.
         world: the processes.
         placement: which process carries which lanes.
-        dataset: the training dataset; None: it is built by the task.
     """
-    dataset = task.train_dataset() if dataset is None else dataset
-    section = config.data.order_class
+    dataset = task.train_dataset()
     return build_source(
         dataset,
         task.collate,
@@ -150,14 +146,25 @@ def build_run_loader(
         config.data,
         world,
         placement,
-        order=None if section is None else OrderChoice(partial(build, "data.order", section), plain(section)),
-        tables={
-            "sample_lengths": lambda: task.sample_lengths(dataset),
-            "sample_weights": lambda: task.sample_weights(dataset),
-        },
+        order=choose_order(config),
+        tables=order_tables(task, dataset),
         num_epochs=config.train.epochs,
         fills_empty=config.distributed.reducer == "fsdp" or task.loss_method() == "batch_loss",
     )
+
+
+def choose_order(config: RunConfig) -> OrderChoice | None:
+    """Choose the order of the training samples; None where the configuration leaves it to the dataset."""
+    section = config.data.order_class
+    return None if section is None else OrderChoice(partial(build, "data.order", section), plain(section))
+
+
+def order_tables(task: Task, dataset: Any) -> Tables:
+    """Return functions by name that return the tables which an order may need."""
+    return {
+        "sample_lengths": lambda: task.sample_lengths(dataset),
+        "sample_weights": lambda: task.sample_weights(dataset),
+    }
 
 
 def _last_step(config: RunConfig, loader: LaneSource) -> int | None:
@@ -166,6 +173,6 @@ def _last_step(config: RunConfig, loader: LaneSource) -> int | None:
     None where that is the end of a stream's epochs, which nobody knows.
     """
     limits = [] if config.train.max_steps is None else [config.train.max_steps]
-    if config.train.epochs is not None and isinstance(loader, LaneLoader):
+    if config.train.epochs is not None and loader.schedule is not None:
         limits.append(config.train.epochs * loader.schedule.steps_per_epoch)
     return min(limits, default=None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lanewise.config import RunConfig
-from lanewise.data import LaneLoader, LaneSource
+from lanewise.data import LaneSource
 from lanewise.engine.evaluation.evaluation import Evaluation
 from lanewise.engine.run.optimizer import evaluation_weights
 from lanewise.engine.run.scheduler import Plateau
@@ -74,8 +74,7 @@ class Run:
         processes = "1 process" if world.world_size == 1 else f"{world.world_size} processes"
         distributed = self.config.distributed
         num_samples, steps = "a stream", "until it ends" if self.last_step is None else f"{self.last_step:,}"
-        if isinstance(self.loader, LaneLoader):
-            schedule = self.loader.schedule
+        if (schedule := self.loader.schedule) is not None:
             num_samples = f"{schedule.num_samples:,}"
             steps = f"{schedule.steps_per_epoch:,} in an epoch, {steps} in all"
         if parts := summarize(self.training.model):

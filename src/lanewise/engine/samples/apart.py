@@ -1,13 +1,14 @@
 """Finds what training and evaluation share and must not: samples of a split, or the position of a stream."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Subset
 
-from lanewise.data import LaneReader, StreamCut, StreamReader, digest, read_first
+from lanewise.data import LaneReader, StreamReader, digest, read_first
 from lanewise.data.source import SourceReader
 from lanewise.errors import DataError, TaskError, noting
 
@@ -22,15 +23,12 @@ def require_apart(training: SourceReader, evaluated: Sequence[SourceReader]) -> 
         DataError: if two Subsets of equal data were split in two ways, so that samples are in both.
         TaskError: if a stream that is read for two of the datasets keeps its position in itself.
     """
-    streams = []
-    for one in (training, *evaluated):
-        if isinstance(one, StreamReader):
-            streams += [(stream, one) for stream in _parts(one.dataset)]
-        elif one is not training and isinstance(one, LaneReader) and isinstance(training, LaneReader):
-            _require_other_samples(training, one)
+    for one in evaluated:
+        _require_other_samples(training, one)
     seen = set()
-    for stream, reader in streams:
-        if id(stream) in seen and _keeps_its_position(stream, reader):
+    for reader in chain.from_iterable(one.streams() for one in (training, *evaluated)):
+        stream = reader.dataset
+        if id(stream) in seen and _keeps_its_position(reader):
             name = type(stream).__name__
             raise TaskError(
                 f"a {name} is read for two datasets, or twice in one, and keeps its position in itself: "
@@ -40,26 +38,15 @@ def require_apart(training: SourceReader, evaluated: Sequence[SourceReader]) -> 
         seen.add(id(stream))
 
 
-def _parts(stream: Any) -> Iterator[Any]:
-    """Yield the streams of a mixture; of any other stream itself."""
-    if not hasattr(stream, "streams"):
-        yield stream
-        return
-    for part in stream.streams:
-        yield from _parts(part)
-
-
-def _keeps_its_position(stream: Any, reader: StreamReader) -> bool:
+def _keeps_its_position(reader: StreamReader) -> bool:
     """Tell whether a stream that is opened a second time moves what is read of its first opening."""
-    num_lanes = reader.cut.num_lanes
-    small = StreamReader(stream, list, reader.seed, StreamCut(num_lanes, 1, 1), range(num_lanes))
-    index = (0, read_first(small).turn.lane)
-    first, second = small.anew(small.lanes), small.anew(small.lanes)
+    index = (0, read_first(reader).turn.lane)
+    first, second = reader.anew(reader.lanes), reader.anew(reader.lanes)
     read = [one[index] for one in (first, first, second, first, second, second)]
     return digest(read[3].data, read[3].state) != digest(read[5].data, read[5].state)
 
 
-def _require_other_samples(training: LaneReader, evaluated: LaneReader) -> None:
+def _require_other_samples(training: SourceReader, evaluated: SourceReader) -> None:
     """Raise DataError if both read Subsets of equal data, and some of their indices are equal.
 
     A Subset of the other one is what somebody means to evaluate on, or to train on. So is a part of what is

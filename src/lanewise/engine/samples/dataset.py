@@ -78,7 +78,7 @@ def build_loader(
     order: OrderChoice | None = None,
     tables: Tables = MappingProxyType({}),
     fills_empty: bool = False,
-) -> tuple[LaneLoader, dict[str, Any]]:
+) -> LaneLoader:
     """Build the loader that reads the samples of this process's lanes. Collective: every rank must call this.
 
     Args:
@@ -90,9 +90,6 @@ def build_loader(
         order: the order of the samples; None: the default order for the dataset.
         tables: functions that return the tables which an order may need, by name; see `OrderInputs`.
         fills_empty: see `LaneLoader`.
-
-    Returns:
-        The loader, and the identity of the run's samples and their order.
 
     Raises:
         ConfigError: if an argument of the order is out of its range.
@@ -110,18 +107,19 @@ def build_loader(
             f"{batch.global_batch_size}" + (" and drop_last is set." if num_samples else ". Check its path.")
         )
     inputs = OrderInputs(schedule, reader.seed, {"block_sizes": _require_block_sizes(dataset), **tables})
-    loader = LaneLoader(
+    samples = choice.make(inputs)
+    found = compare_datasets(reader, num_samples, world, inputs.used)
+    if world.rank == 0:
+        _describe(dataset, samples, data.num_workers, placement)
+    return LaneLoader(
         reader,
-        choice.make(inputs),
+        samples,
         placement.own,
+        identity={**found._asdict(), "order": choice.spec, "drop_last": data.drop_last},
         num_workers=data.num_workers,
         pin_memory=has_streams(world.device),
         fills_empty=fills_empty,
     )
-    found = compare_datasets(reader, num_samples, world, inputs.used)
-    if world.rank == 0:
-        _describe(dataset, loader.order, data.num_workers, placement)
-    return loader, {**found._asdict(), "order": choice.spec, "drop_last": data.drop_last}
 
 
 def _describe(dataset: Any, order: SampleOrder, num_workers: int, placement: Placement) -> None:

@@ -4,15 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 from lanewise.config import BatchConfig, DataConfig
-from lanewise.data import LaneReader, LaneSource, StreamCut, StreamReader, is_stream
+from lanewise.data import LaneReader, LaneSource, StreamCut, StreamLoader, StreamReader, is_stream
+from lanewise.device.accelerator import has_streams
 from lanewise.engine.samples.dataset import OrderChoice, Tables, build_loader
-from lanewise.engine.samples.stream import build_stream_loader
+from lanewise.engine.samples.stream import compare_streams, describe_stream
 from lanewise.errors import ConfigError
 from lanewise.lanes import Placement
 from lanewise.world.world import World
 
 CONTENT = ("samples_digest", "tables_digest", "first_sample")
-"""What the identity that `build_source` returns has of the samples themselves."""
+"""What the identity of a source has of the samples themselves."""
 
 
 def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
@@ -28,7 +29,7 @@ def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
     tables: Tables,
     num_epochs: int | None = None,
     fills_empty: bool = False,
-) -> tuple[LaneSource, dict[str, Any]]:
+) -> LaneSource:
     """Build the loader of this process's lanes. Collective: every rank must call this.
 
     Args:
@@ -44,12 +45,9 @@ def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
         num_epochs: of the run; None: it ends after a number of steps.
         fills_empty: see `LaneLoader` and `StreamLoader`.
 
-    Returns:
-        The loader, and the identity of the run's samples and their order.
-
     Raises:
         ConfigError: if an argument of the order is out of its range, or a key is for the other kind.
-        DataError: if the dataset is too small for one step, or differs between ranks.
+        DataError: if the dataset is too small for one step, or differs between ranks; see `compare_streams`.
         TaskError: if the dataset is neither, or can be read only once.
     """
     name = type(dataset).__name__
@@ -61,9 +59,18 @@ def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
                 "lanes.steps, shuffles them in windows."
             )
         cut = StreamCut.of(placement.num_lanes, batch.samples_per_lane, data.shuffle_buffer)
-        stream = StreamReader(dataset, collate, seed, cut, placement.own)
-        return build_stream_loader(
-            stream, data, world, placement, num_epochs=num_epochs, fills_empty=fills_empty
+        of_stream = StreamReader(dataset, collate, seed, cut, placement.own)
+        first_sample = compare_streams(of_stream, world)
+        describe_stream(of_stream, data.num_workers, world, placement)
+        return StreamLoader(
+            of_stream,
+            world.all_gather_tree,
+            num_epochs,
+            first_sample=first_sample,
+            num_workers=data.num_workers,
+            pin_memory=has_streams(world.device),
+            drop_last=data.drop_last,
+            fills_empty=fills_empty,
         )
     if data.shuffle_buffer:
         raise ConfigError(

@@ -1,72 +1,21 @@
-"""Builds the loader of a process's lanes of a stream, after comparing its first sample between ranks."""
+"""Compares the first sample of a stream between ranks, and tells what reading it costs."""
 
 import logging
-from typing import Any
 
-from lanewise.config import DataConfig
 from lanewise.data import (
     MixedStream,
-    StreamCut,
-    StreamLoader,
     StreamReader,
     digest,
     draws_in_threads,
     read_first,
     shuffles_itself,
 )
-from lanewise.device.accelerator import has_streams
 from lanewise.errors import DataError, noting
 from lanewise.lanes import Placement
 from lanewise.world.encode import TensorTable, encode
 from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
-
-
-def build_stream_loader(
-    reader: StreamReader,
-    data: DataConfig,
-    world: World,
-    placement: Placement,
-    *,
-    num_epochs: int | None = None,
-    fills_empty: bool = False,
-) -> tuple[StreamLoader, dict[str, Any]]:
-    """Build the loader that reads this process's lanes of a stream. Collective: every rank must call this.
-
-    Args:
-        reader: reads the stream, which is the same on every rank.
-        data: loading, and whether to leave out steps that some lane cannot fill.
-        world: the processes.
-        placement: which process carries which lanes.
-        num_epochs: of the run; None: it ends after a number of steps.
-        fills_empty: see `StreamLoader`.
-
-    Returns:
-        The loader, and the identity of the run's samples and their order.
-
-    Raises:
-        DataError: if the stream differs between ranks.
-    """
-    found = compare_streams(reader, world)
-    if world.rank == 0:
-        describe_stream(reader, data.num_workers, world, placement)
-    loader = StreamLoader(
-        reader,
-        world.all_gather_tree,
-        num_epochs,
-        num_workers=data.num_workers,
-        pin_memory=has_streams(world.device),
-        drop_last=data.drop_last,
-        fills_empty=fills_empty,
-    )
-    kind = "lane-aware" if reader.is_lane_aware else "plain"
-    return loader, {
-        "stream": kind,
-        "first_sample": found,
-        "window_steps": reader.cut.window_steps,
-        "drop_last": data.drop_last,
-    }
 
 
 def compare_streams(reader: StreamReader, world: World) -> str:
@@ -80,21 +29,20 @@ def compare_streams(reader: StreamReader, world: World) -> str:
             of the stream draw random numbers.
         CheckpointError: if a checkpoint cannot hold the state of a stream to train on.
     """
-    name, num_lanes = reader.eval_dataset, reader.cut.num_lanes
+    name = reader.eval_dataset
     of = f"eval dataset {name}" if name else "the training dataset"
     with noting(lambda: f"when the first sample of {of} was read, to compare the processes"):
-        cut = StreamCut(num_lanes, 1, 1)
         if draws_in_threads(reader.dataset):
             raise DataError(
                 f"{of} draws random numbers in threads of Hugging Face's datasets, as in a function of .map "
                 "before .shuffle(buffer_size=...) or interleave_datasets: which sample gets which number is "
                 "up to chance. Call .map after these, or leave .shuffle out and set data.shuffle_buffer."
             )
-        small = StreamReader(reader.dataset, list, reader.seed, cut, range(num_lanes), eval_dataset=name)
+        small = reader.of_samples(reader.dataset)
         first = read_first(small)
         own = [first.turn.lane, digest(first.data)]
         if first.num_samples:
-            index, opened = (0, first.turn.lane), small.anew(range(num_lanes))
+            index, opened = (0, first.turn.lane), small.anew(small.lanes)
             if digest(opened[index].data) != own[1]:
                 raise DataError(
                     f"{of} begins with another sample when it is opened a second time. Each call of __iter__ "
@@ -117,7 +65,9 @@ def compare_streams(reader: StreamReader, world: World) -> str:
 
 
 def describe_stream(reader: StreamReader, num_workers: int, world: World, placement: Placement) -> None:
-    """Log what a plain stream or a shuffle buffer of its own costs, or if loader workers are idle."""
+    """Log on rank 0 what a plain stream or its own shuffle buffer costs, or if loader workers are idle."""
+    if world.rank:
+        return
     dataset, name = reader.dataset, reader.eval_dataset
     of = f"the eval dataset {name}" if name else "the training dataset"
     if shuffles_itself(dataset):
