@@ -92,5 +92,6 @@ class _Asked:
     def __iter__(self) -> Iterator[tuple[int, int] | None]:
         while True:
             going = ([lane for lane in share if lane not in self.ended] for share in self.shares)
-            for lane in deal([lanes[: self.at_once] or [None] for lanes in going]):
+            of_workers: list[Sequence[int | None]] = [lanes[: self.at_once] or [None] for lanes in going]
+            for lane in deal(of_workers):
                 yield None if lane is None else (self.epoch, lane)

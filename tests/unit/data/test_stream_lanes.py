@@ -32,6 +32,7 @@ def test_a_lane_is_one_micro_batch_ahead_of_what_was_taken():
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_new_epoch_leaves_out_what_was_read_ahead_and_lanes_that_have_ended(num_workers):
     lanes = open_lanes(LengthsWithState(9, 9, 9), 3, num_workers)
+    assert lanes.num_next(1) == 2
     assert lanes.take(1).data[0][:2] == (0, 1)
     lanes.open(1, ended=[2])
     assert [lanes.num_next(lane) for lane in range(3)] == [2, 2, 0]
@@ -54,7 +55,7 @@ def test_a_lane_lives_in_one_worker_and_a_plain_stream_in_a_single_one(stream, n
 def test_workers_end_as_soon_as_nobody_refers_to_the_lanes():
     before = {*multiprocessing.active_children()}
     lanes = open_lanes(LengthsWithState(40, 40), 2, 2)
-    lanes.take(lanes.num_next(1) - 1)
+    assert lanes.num_next(1) == 2
     assert len({*multiprocessing.active_children()} - before) == 2
     del lanes
     assert {*multiprocessing.active_children()} <= before

@@ -1,6 +1,6 @@
 """A dataset to evaluate on, of either kind, and how a process reads the micro-batches of its lanes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
@@ -61,7 +61,7 @@ class IndexedSet:
                 does not count.
         """
         spare = next(self.schedule.turns(range(1))).positions if fills_empty else ()
-        shares = [lanes]
+        shares: Sequence[range] = [lanes]
         if hasattr(self.reader.dataset, "block_sizes"):
             shares = worker_shares(lanes, num_workers)
             num_workers = min(num_workers, len(shares))

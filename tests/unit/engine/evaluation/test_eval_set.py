@@ -36,13 +36,14 @@ def batches_of(num_samples: int, lanes: range, num_workers: int, *, fills_empty:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_of_a_dataset_in_blocks_each_lane_is_read_by_one_worker(num_workers, world_size):
     for lanes in lane_ranges(4, world_size):
-        here = batches_of(11, lanes, 0)
-        assert [turn.lane for turn in (one.turn for one in here)] == sorted(one.turn.lane for one in here)
+        here = [(one.turn, one.indices) for one in batches_of(11, lanes, 0)]
+        assert here == sorted(here, key=lambda one: (one[0].lane, one[0].step))
         readers = defaultdict(set)
         found = batches_of(11, lanes, num_workers)
         for batch in found:
             readers[batch.turn.lane] |= {pid for _, pid in batch.data}
-        assert sorted((one.turn, one.indices) for one in found) == [(one.turn, one.indices) for one in here]
+        found.sort(key=lambda one: (one.turn.lane, one.turn.step))
+        assert [(one.turn, one.indices) for one in found] == here
         assert all(len(workers) == 1 for workers in readers.values())
         assert len(set().union(*readers.values()) - {os.getpid()}) == min(num_workers, len(lanes))
 
