@@ -30,13 +30,22 @@ def test_a_lane_is_one_micro_batch_ahead_of_what_was_taken():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_new_epoch_leaves_out_what_was_read_ahead_and_lanes_that_have_ended(num_workers):
+def test_a_new_epoch_leaves_out_what_was_read_ahead(num_workers):
     lanes = open_lanes(LengthsWithState(9, 9, 9), 3, num_workers)
     assert lanes.num_next(1) == 2
     assert lanes.take(1).data[0][:2] == (0, 1)
-    lanes.open(1, ended=[2])
-    assert [lanes.num_next(lane) for lane in range(3)] == [2, 2, 0]
-    assert [lanes.take(lane).data[0][:3] for lane in range(2)] == [(1, 0, 0), (1, 1, 0)]
+    lanes.open(1)
+    assert [lanes.num_next(lane) for lane in range(3)] == [2, 2, 2]
+    assert [lanes.take(lane).data[0][:3] for lane in range(3)] == [(1, lane, 0) for lane in range(3)]
+
+
+def test_a_lane_that_had_ended_where_a_run_goes_on_is_not_read():
+    stream = LengthsWithState(9, 9)
+    lanes = open_lanes(stream, 2)
+    lanes.open(0, ended=[1])
+    assert [lanes.num_next(lane) for lane in range(2)] == [2, 0]
+    lanes.take(0)
+    assert len(stream.cursors) == 1
 
 
 @pytest.mark.parametrize(
