@@ -264,7 +264,7 @@ class LaneFeed:
             TaskError: if the step breaks a rule.
         """
         is_first = True
-        for batch in self.reducer.pad(iter(to_device(batches, self.world.device))):
+        for batch in self.reducer.pad(to_device(batches, self.world.device)):
             turn = batch.turn
             self.phases.begin(FORWARD, turn.step, turn.lane)
             if is_first:
@@ -289,13 +289,13 @@ class LaneFeed:
         self.buffers.discard()
 
 
-def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterable[LaneBatch]:
+def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:
     """Return batches whose tensors are on the device.
 
     A device with streams copies the tensors from pinned memory on a separate stream, while it computes what
     was enqueued before.
     """
-    return batches if device.type == "cpu" else _moved(batches, device)
+    return iter(batches) if device.type == "cpu" else _moved(batches, device)
 
 
 def _moved(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:
