@@ -42,13 +42,27 @@ from tests.script import run_script
 
 OWN_LOOP = Path(__file__).with_name("own_batch_loss.py")
 CASES = [(Contrastive, {"loss": name}) for name in LOSSES] + [(ByRows, {"loss": "clip"})]
-SOME_SLOW = [
-    pytest.param(*case, marks=pytest.mark.slow if case[1]["loss"] in ("info_nce", "dice", "triplet") else ())
-    for case in CASES
-]
 
 
-@pytest.mark.parametrize(("task", "arguments"), SOME_SLOW, ids=str)
+def of_cases(*slow: str) -> list[object]:
+    """Give the cases, of which those of a batch_loss by these names are slow."""
+    is_slow = [task is Contrastive and arguments["loss"] in slow for task, arguments in CASES]
+    return [
+        pytest.param(*case, marks=pytest.mark.slow if slow else ())
+        for case, slow in zip(CASES, is_slow, strict=True)
+    ]
+
+
+def with_either_task(layouts, fast=(Contrastive, ByRows)):
+    """Give each layout with both tasks, of which `make test` runs one: these in turns."""
+    return [
+        pytest.param(*layout, task, marks=() if task is fast[number % 2] else pytest.mark.slow)
+        for number, layout in enumerate(layouts)
+        for task in (Contrastive, ByRows)
+    ]
+
+
+@pytest.mark.parametrize(("task", "arguments"), of_cases("info_nce", "dice", "triplet", "clip"), ids=str)
 def test_bytes_do_not_depend_on_the_number_of_processes(task, arguments):
     config = configure(task, **arguments)
     (alone,) = run_distributed(train, 1, config)
@@ -80,7 +94,7 @@ def by_hand(world, config):
     return seen
 
 
-@pytest.mark.parametrize(("task", "arguments"), CASES, ids=str)
+@pytest.mark.parametrize(("task", "arguments"), of_cases("info_nce", "clip"), ids=str)
 def test_gradients_are_those_of_one_graph_over_the_whole_batch(task, arguments):
     config = configure(task, **arguments, double=True, optimizer="torch.optim.SGD", lr=0.05)
     (expected,) = run_distributed(by_hand, 1, config)
@@ -140,28 +154,35 @@ LAYOUTS = [
     ("data_parallel", 2, "float32"),
     ("balanced_data_parallel", 3, "bf16"),
     ("fsdp", 3, "bf16"),
-    pytest.param("ddp", 2, "bf16", marks=pytest.mark.slow),
-    pytest.param("fsdp", 2, "float32", marks=pytest.mark.slow),
+]
+SLOW_LAYOUTS = [
+    pytest.param(*layout, task, marks=pytest.mark.slow)
+    for layout in (("ddp", 2, "bf16"), ("fsdp", 2, "float32"))
+    for task in (Contrastive, ByRows)
 ]
 
 
-@pytest.mark.parametrize("task", [Contrastive, ByRows])
-@pytest.mark.parametrize(("reducer", "num_devices", "precision"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("reducer", "num_devices", "precision", "task"), [*with_either_task(LAYOUTS), *SLOW_LAYOUTS]
+)
 def test_each_reducer_leaves_the_bytes_of_one_device(reducer, num_devices, precision, task):
     arguments = {"task": task, "precision": precision, "loss": "clip", "norm": reducer != "fsdp"}
     alone = run(configured("single", 1, **arguments))
     assert run(configured(reducer, num_devices, **arguments)) == alone
 
 
-@pytest.mark.parametrize("reducer", ["ddp", "data_parallel", "balanced_data_parallel", "fsdp"])
-@pytest.mark.parametrize("task", [Contrastive, ByRows])
+@pytest.mark.parametrize(
+    ("reducer", "task"),
+    with_either_task(
+        [("ddp",), ("data_parallel",), ("balanced_data_parallel",), ("fsdp",)], (ByRows, Contrastive)
+    ),
+)
 def test_with_one_lane_for_each_device_graphs_are_kept_with_the_same_bytes(reducer, task):
     arguments = {"task": task, "loss": "clip", "num_lanes": 3, "norm": reducer != "fsdp"}
     assert run(configured(reducer, 3, **arguments)) == run(configured("single", 1, **arguments))
 
 
-@pytest.mark.parametrize("task", [Contrastive, ByRows])
-@pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("reducer", "task"), with_either_task([("ddp",), ("fsdp",)]))
 def test_close_is_near(reducer, task):
     _, expected = run(configured("single", 1, task=task, loss="clip", norm=False))
     _, losses = run(configured(reducer, 3, task=task, loss="clip", norm=False, equality="close"))

@@ -7,7 +7,7 @@ import pytest
 from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
 from tests.distributed.contrastive import ByRows, Contrastive, Keeps, nt_xent
 from tests.distributed.tasks import configure
-from tests.distributed.test_batch_loss import configured, run
+from tests.distributed.test_batch_loss import configured, run, with_either_task
 from tests.distributed.test_reducers import train_part
 from tests.distributed.test_several_losses import TwoLosses, Unknown
 from tests.distributed.test_verify import verify
@@ -24,8 +24,10 @@ def test_it_goes_on_under_other_reducers_from_the_middle_of_an_epoch(tmp_path, t
     assert found == whole
 
 
-@pytest.mark.parametrize(("reducer", "num_devices"), [("single", 1), ("ddp", 3), ("fsdp", 2)])
-@pytest.mark.parametrize("task", [Contrastive, ByRows])
+@pytest.mark.parametrize(
+    ("reducer", "num_devices", "task"),
+    with_either_task([("single", 1), ("ddp", 3), ("fsdp", 2)], (ByRows, Contrastive)),
+)
 def test_activation_checkpointing_changes_no_byte(task, reducer, num_devices):
     section = ActivationCheckpointingConfig(blocks=("Linear",))
     arguments = {"task": task, "loss": "clip", "norm": False}
