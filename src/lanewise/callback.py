@@ -6,6 +6,9 @@ from pathlib import Path
 
 from lanewise.config import RunConfig
 
+TAKEN_NAMES = frozenset({"loss", "weight", "grad_norm", "learning_rate", "skipped_steps"})
+"""What the trainer reports of each step itself, so that no metric of a loss may have such a name."""
+
 
 @dataclass(frozen=True)
 class RunStart:

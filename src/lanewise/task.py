@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
-TAKEN_NAMES = frozenset({"loss", "weight", "grad_norm", "learning_rate", "skipped_steps"})
-"""What the trainer reports of each step itself, so that no metric of a loss may have such a name."""
-
-
 @dataclass(frozen=True)
 class Loss:
     """The loss of one micro-batch, as a sum and the weight by which it counts.

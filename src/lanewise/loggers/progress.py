@@ -7,8 +7,7 @@ from typing import final
 from rich import progress
 from rich.console import Console, RenderableType
 
-from lanewise.callback import Callback, RunStart
-from lanewise.task import TAKEN_NAMES
+from lanewise.callback import TAKEN_NAMES, Callback, RunStart
 from lanewise.watch.heartbeat import EVALUATION, SAVE, heartbeat
 
 _SECONDS_BETWEEN_LINES = 10.0

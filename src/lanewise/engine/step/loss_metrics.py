@@ -6,9 +6,9 @@ from numbers import Real
 
 import torch
 
+from lanewise.callback import TAKEN_NAMES
 from lanewise.engine.step.message import LaneRow, StepTotals, Term, sum_or_nan
 from lanewise.errors import TaskError
-from lanewise.task import TAKEN_NAMES
 from lanewise.world.world import World
 
 _ABSENT = Term(0.0, 0.0)
