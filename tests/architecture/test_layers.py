@@ -12,7 +12,7 @@ ROWS = (
     {"errors", "die_with_parent"},
     {"collate", "config", "lanes", "nested", "run_file"},
     {"device"},
-    {"blocks", "world", "task", "callback", "run_dir", "run_record"},
+    {"world", "task", "callback", "run_dir", "run_record"},
     {"precision", "metrics", "nn", "random_state", "reachable", "watch"},
     {"data", "reduce", "checkpoint"},
     {"loggers", "trackers", "transforms"},

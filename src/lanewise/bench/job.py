@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from lanewise.bench.connection import JsonConnection
-from lanewise.blocks import CONTAINERS
 from lanewise.config import EvaluateConfig
 from lanewise.data import digest
 from lanewise.device.accelerator import device_name, peak_bytes
@@ -27,6 +26,7 @@ from lanewise.engine.run.model import build_task
 from lanewise.engine.run.run import Run
 from lanewise.engine.step.metrics import LogInterval, StepReport
 from lanewise.jobs.job import Job
+from lanewise.reduce.blocks import CONTAINERS
 from lanewise.watch.heartbeat import heartbeat
 from lanewise.world.shards import whole
 from lanewise.world.world import World

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lanewise.blocks import repeated_blocks
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch, LaneSource
 from lanewise.device.allocator import set_malloc
@@ -32,6 +31,7 @@ from lanewise.plan.record import count_flops, record_tape, run_lane
 from lanewise.plan.update import measure_update
 from lanewise.precision import Precision
 from lanewise.reduce import find_blocks
+from lanewise.reduce.blocks import repeated_blocks
 from lanewise.task import Task
 from lanewise.transforms import compare_runs
 from lanewise.world.world import LocalWorld

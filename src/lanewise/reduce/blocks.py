@@ -1,16 +1,62 @@
-"""Finds the parts of a model that the reducer fsdp gathers one at a time."""
+"""Finds the blocks of a model, which are gathered, checkpointed or compiled one at a time.
 
-from collections.abc import Sequence
+What fsdp cannot gather block by block is refused here too.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 
-from lanewise.blocks import named_blocks, repeated_blocks
-from lanewise.errors import TaskError
+from lanewise.config.check import suggest
+from lanewise.errors import ConfigError, TaskError
+
+CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+"""Classes that only hold modules, and compute nothing by themselves."""
+
+
+def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return, by name, the modules that a model repeats, such as the layers of a transformer.
+
+    They are the modules with child modules whose class comes several times in one list or sequence; of those
+    inside each other, the outermost.
+    """
+    return dict(_repeated(model, ""))
+
+
+def named_blocks(model: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
+    """Return, by name, the modules of a model that the user names.
+
+    Args:
+        model: the user's module, which is not a block itself.
+        patterns: names of classes, or of modules as `named_modules` has them; `*` stands for any text.
+        key: of the configuration, for errors.
+
+    Raises:
+        ConfigError: if nothing has such a name.
+    """
+    modules = {name: module for name, module in model.named_modules() if name}
+    found: dict[str, nn.Module] = {}
+    for pattern in patterns:
+        matching = {
+            name: module
+            for name, module in modules.items()
+            if fnmatchcase(type(module).__name__, pattern) or fnmatchcase(name, pattern)
+        }
+        if not matching:
+            classes = sorted({type(module).__name__ for module in modules.values()})
+            raise ConfigError(
+                f"{key} names {pattern}, and the model has no module of that class or name in it. "
+                f"{suggest(pattern, classes)}"
+            )
+        found |= matching
+    return {name: module for name, module in modules.items() if name in found}
 
 
 def find_blocks(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """Find the blocks of a model; a block inside another one comes first.
+    """Find the blocks that fsdp gathers one at a time; a block inside another one comes first.
 
     Args:
         model: the user's module.
@@ -35,6 +81,17 @@ def require_no_batch_norm(model: nn.Module, dtype: str) -> None:
                 f"{name} is a {type(module).__name__}, whose weights cannot be gathered in {dtype}: its "
                 "statistics are float32. Use distributed.fsdp.param_dtype=float32."
             )
+
+
+def _repeated(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    is_list = isinstance(module, nn.ModuleList | nn.Sequential)  # a forward may use one entry of a dict
+    num_of_class = Counter(type(child) for child in module.children())
+    for name, child in module.named_children():
+        has_parts = any(True for _ in child.children()) and type(child) not in CONTAINERS
+        if is_list and has_parts and num_of_class[type(child)] > 1:
+            yield prefix + name, child
+        else:
+            yield from _repeated(child, f"{prefix}{name}.")
 
 
 def _require_no_shared_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> None:

@@ -5,8 +5,8 @@ from typing import Literal
 
 from torch import nn
 
-from lanewise.blocks import named_blocks, repeated_blocks
 from lanewise.errors import ConfigError, TaskError
+from lanewise.reduce.blocks import named_blocks, repeated_blocks
 from lanewise.transforms.checkpointed import Checkpointed
 
 _KEY = "memory.activation_checkpointing.blocks"

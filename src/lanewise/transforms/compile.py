@@ -7,9 +7,9 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from lanewise.blocks import repeated_blocks
 from lanewise.config import CompileConfig
 from lanewise.errors import ConfigError, TaskError
+from lanewise.reduce.blocks import repeated_blocks
 
 logger = logging.getLogger(__name__)
 

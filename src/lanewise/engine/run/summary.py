@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from lanewise.blocks import CONTAINERS
+from lanewise.reduce.blocks import CONTAINERS
 
 _MOST_PARTS = 20
 
