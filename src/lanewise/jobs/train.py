@@ -24,7 +24,7 @@ from lanewise.run_record import RunEnd, RunRecord
 if TYPE_CHECKING:
     from lanewise.callback import Callback
     from lanewise.engine.run.run import Run
-    from lanewise.loggers import AuditLog
+    from lanewise.loggers.audit import AuditLog
     from lanewise.task import Task
     from lanewise.world.world import World
 
@@ -192,7 +192,7 @@ class TrainJob(Job):
 
     def _audit(self, run: "Run", first_step: int) -> "AuditLog":
         """Begin the audit, or go on with it."""
-        from lanewise.loggers import AuditLog
+        from lanewise.loggers.audit import AuditLog
 
         plan, tables = run.loader.plan()
         plan["seed"] = self.config.train.seed

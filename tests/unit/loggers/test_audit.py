@@ -9,7 +9,7 @@ import torch
 from lanewise.data import LaneBatch
 from lanewise.errors import StorageError
 from lanewise.lanes import Schedule
-from lanewise.loggers import AuditLog
+from lanewise.loggers.audit import AuditLog
 
 
 def batches(num_steps: int) -> Iterator[LaneBatch]:

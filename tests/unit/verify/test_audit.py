@@ -19,7 +19,7 @@ from lanewise.lanes import (
     WeightedOrder,
     lane_ranges,
 )
-from lanewise.loggers import AuditLog
+from lanewise.loggers.audit import AuditLog
 from lanewise.verify.audit import Audit
 
 SCHEDULE = Schedule(num_samples=22, global_batch_size=8, micro_batch_size=2)

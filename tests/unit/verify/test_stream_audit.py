@@ -11,7 +11,7 @@ import torch
 from lanewise.data import LaneBatch, StreamCut, StreamLoader, StreamReader
 from lanewise.errors import CheckpointError
 from lanewise.lanes import lane_ranges
-from lanewise.loggers import AuditLog
+from lanewise.loggers.audit import AuditLog
 from lanewise.verify.audit import Audit, AuditReport
 
 NUM_LANES, SIZE = 4, 2
