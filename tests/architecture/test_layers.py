@@ -8,21 +8,6 @@ from typing import NamedTuple
 import pytest
 
 SRC = Path(__file__).parents[2] / "src"
-ROWS = (
-    {"errors", "die_with_parent"},
-    {"collate", "config", "lanes", "nested", "run_file"},
-    {"device"},
-    {"world", "task", "callback", "run_dir", "run_record"},
-    {"precision", "metrics", "nn", "random_state", "reachable", "watch"},
-    {"data", "reduce", "checkpoint"},
-    {"loggers", "trackers", "transforms"},
-    {"engine"},
-    {"jobs"},
-    {"verify", "plan", "doctor", "report"},
-    {"bench"},
-    {"cli", "testing"},
-    {"__main__"},  # starts cli, and is a row of its own for that reason only
-)
 ROOMS_OF_ENGINE = (
     {"buffers", "samples", "state"},
     {"step"},
@@ -31,6 +16,21 @@ ROOMS_OF_ENGINE = (
     {"observers", "profiler"},
     {"engine"},
     {"micro_batch"},
+)
+ROWS = (
+    {"errors", "die_with_parent"},
+    {"collate", "config", "lanes", "nested", "run_file"},
+    {"device"},
+    {"world", "task", "callback", "run_dir", "run_record"},
+    {"precision", "metrics", "nn", "random_state", "reachable", "watch"},
+    {"data", "reduce", "checkpoint"},
+    {"loggers", "trackers", "transforms"},
+    *({f"engine.{room}" for room in rooms} for rooms in ROOMS_OF_ENGINE),
+    {"jobs"},
+    {"verify", "plan", "doctor", "report"},
+    {"bench"},
+    {"cli", "testing"},
+    {"__main__"},  # starts cli, and is a row of its own for that reason only
 )
 ENGINE_OFFERS = {
     f"lanewise.engine.{module}"
@@ -48,7 +48,9 @@ ENGINE_OFFERS = {
     )
 }
 """What verify may use of engine: it compares runs that are built and taken as the trainer does."""
-ROW_OF = {package: row for row, packages in enumerate(ROWS) for package in packages}
+ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
+WINGS = {room.partition(".")[0] for room in ROW_OF if "." in room}
+"""Packages that hold rooms and nothing else: what they offer is imported from its room."""
 LAUNCH_MAY_IMPORT = {"errors", "config", "die_with_parent", "watch"}
 MAY_IMPORT_LAUNCH = {"jobs", "verify", "bench", "plan", "doctor", "testing", "cli"}
 FORBIDDEN = {("data", "world"): "data is told which lanes to serve and never sees a rank"}
@@ -66,9 +68,10 @@ class Import(NamedTuple):
     base: str  # what stands after "import", or between "from" and "import"
 
 
-def package_of(module: str) -> str:
-    """'lanewise.config.load' -> 'config'; the package lanewise itself -> ''."""
-    return module.partition(".")[2].partition(".")[0]
+def room_of(module: str) -> str:
+    """'lanewise.engine.step.lane' -> 'engine.step'; the package lanewise itself -> ''."""
+    wing, *rest = module.split(".")[1:3] or [""]
+    return ".".join([wing, *rest]) if wing in WINGS else wing
 
 
 def read_sources(root: Path) -> dict[str, str]:
@@ -84,8 +87,9 @@ def imports_of(source: str, modules: Mapping[str, str]) -> Iterator[Import]:
             base = "." * node.level + (node.module or "")
             for alias in node.names:
                 inner = f"{base}.{alias.name}"
-                is_module = inner in modules or (base == "lanewise" and alias.name in {*ROW_OF, "launch"})
-                yield Import(inner if is_module else base, node.lineno, when, base)
+                is_package = base == "lanewise" and alias.name in {"launch", *WINGS, *ROW_OF}
+                is_inner = inner in modules or is_package
+                yield Import(inner if is_inner else base, node.lineno, when, base)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield from walk_all(ast.iter_child_nodes(node), "late")
         elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING") and when == "run":
@@ -107,7 +111,7 @@ def is_of(name: str, package: str) -> bool:
 
 def wrong_direction(module: str, imported: Import) -> str | None:
     """Why this import of our own code is against the table, or None."""
-    own, target = package_of(module), package_of(imported.target)
+    own, target = room_of(module), room_of(imported.target)
     if imported.when == "late" and own not in MAY_IMPORT_LATE:
         return "is late; only what starts things imports our own code late"
     if own == "":
@@ -115,8 +119,8 @@ def wrong_direction(module: str, imported: Import) -> str | None:
     if target == "":
         return None if own == "cli" else "is the package that re-exports; name the module itself"
     if own == target:
-        return wrong_room(module, imported.target) if own == "engine" else None
-    if own == "verify" and target == "engine" and imported.base not in ENGINE_OFFERS:
+        return None
+    if own == "verify" and is_of(target, "engine") and imported.base not in ENGINE_OFFERS:
         return "is inside of engine; verify takes what ENGINE_OFFERS names"
     if own == "launch":
         allowed = target in LAUNCH_MAY_IMPORT
@@ -125,15 +129,6 @@ def wrong_direction(module: str, imported: Import) -> str | None:
     else:
         allowed = ROW_OF.get(target, len(ROWS)) < ROW_OF.get(own, -1)
     return FORBIDDEN.get((own, target)) if allowed else f"is not below {own}"
-
-
-def wrong_room(module: str, target: str) -> str | None:
-    """Why a module of engine may not import another one, or None."""
-    row_of = {room: row for row, rooms in enumerate(ROOMS_OF_ENGINE) for room in rooms}
-    own, other = ((*name.split("."), "engine")[2] for name in (module, target))
-    if own == other or row_of.get(other, len(row_of)) < row_of.get(own, -1):
-        return None
-    return f"is not below engine.{own}"
 
 
 def find_path(start: str, edges: Mapping[str, list[str]], goals: set[str]) -> list[str] | None:
@@ -155,7 +150,7 @@ def violations(modules: Mapping[str, str]) -> list[str]:
     found: list[str] = []
     imports = {module: list(imports_of(source, modules)) for module, source in modules.items()}
     for module, own_imports in imports.items():
-        if package_of(module) not in {"", "launch", *ROW_OF}:
+        if room_of(module) not in {"", "launch", *WINGS, *ROW_OF}:
             found.append(f"{module}: has no row in the table")
         for imported in own_imports:
             place = f"{module}:{imported.line}: {imported.target}"
@@ -166,13 +161,13 @@ def violations(modules: Mapping[str, str]) -> list[str]:
             elif is_of(imported.target, "torch"):
                 if module in NO_TORCH_EVER:
                     found.append(f"{place}: this module imports nothing of torch")
-                elif package_of(module) in NO_TORCH_AT_IMPORT - {"jobs"} and imported.when == "typing":
+                elif room_of(module) in NO_TORCH_AT_IMPORT - {"jobs"} and imported.when == "typing":
                     found.append(f"{place}: torch is imported inside functions only")
     running = {m: [i.target for i in found_in if i.when == "run"] for m, found_in in imports.items()}
     static = {m: [i.target for i in found_in if i.when != "late"] for m, found_in in imports.items()}
     torch_names = {t for targets in running.values() for t in targets if is_of(t, "torch")}
     for module in modules:
-        if package_of(module) in NO_TORCH_AT_IMPORT and (path := find_path(module, running, torch_names)):
+        if room_of(module) in NO_TORCH_AT_IMPORT and (path := find_path(module, running, torch_names)):
             found.append(f"loads torch: {' -> '.join(path)}")
         if path := find_path(module, static, {module}):
             found.append(f"import cycle: {' -> '.join(path)}")
@@ -202,15 +197,17 @@ FAKE_VIOLATIONS = {
         {"verify.trace": "from lanewise.engine.step.losses import x", "engine.step.losses": ""},
         "verify takes what ENGINE_OFFERS names",
     ),
-    "engine and launch": ({"engine.fit": "import lanewise.launch"}, "is not below engine"),
+    "engine and launch": ({"engine.engine": "import lanewise.launch"}, "is not below engine"),
     "a room above": (
         {"engine.step.update": "from lanewise.engine.run.run import Run", "engine.run.run": ""},
         "is not below engine.step",
     ),
-    "an unknown room": ({"engine.attic.x": "import lanewise.engine.step"}, "is not below engine.attic"),
+    "an unknown room": ({"engine.attic.x": "x = 1"}, "has no row in the table"),
+    "into a wing itself": ({"engine": "from lanewise.engine.step.lane import x"}, "is not below engine"),
+    "from a wing itself": ({"cli.train": "from lanewise.engine import x", "engine": ""}, "is not below cli"),
     "relative": ({"lanes.lane": "from .layout import x"}, "is relative"),
     "late in a method": (
-        {"engine.fit": "class A:\n    def f(self):\n        from lanewise.data import d"},
+        {"engine.engine": "class A:\n    def f(self):\n        from lanewise.data import d"},
         "is late",
     ),
     "eager root": ({"": "from lanewise.errors import LanewiseError", "errors": ""}, "loads with lanewise"),
@@ -226,8 +223,8 @@ FAKE_VIOLATIONS = {
         "inside functions only",
     ),
     "torch by way of another": (
-        {"cli.train": "from lanewise.engine import fit", "engine.fit": "import torch"},
-        "loads torch: lanewise.cli.train -> lanewise.engine.fit -> torch",
+        {"cli.train": "from lanewise.engine import engine", "engine.engine": "import torch"},
+        "loads torch: lanewise.cli.train -> lanewise.engine.engine -> torch",
     ),
     "torch late in classes": ({"config.classes": "def f():\n    import torch"}, "nothing of torch"),
     "cycle": (
@@ -244,12 +241,15 @@ FAKE_VIOLATIONS = {
     ),
 }
 FAKE_SOUND = {
-    "downward": {"engine.fit": "from lanewise.data.loader import x\nimport lanewise.errors\nimport torch"},
+    "downward": {"engine.engine": "from lanewise.data.loader import x\nimport lanewise.errors\nimport torch"},
     "inside a package": {"lanes": "from lanewise.lanes.a import A", "lanes.a": "import numpy"},
     "lazy root": {
         "": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lanewise.task import Task"
     },
-    "late cli": {"cli.train": "def run():\n    from lanewise.engine import fit\n    import torch"},
+    "late cli": {
+        "cli.train": "def run():\n    from lanewise.engine import engine\n    import torch",
+        "engine.engine": "",
+    },
     "main": {
         "__main__": "from lanewise.cli.main import main",
         "cli.main": "from lanewise import __version__",
