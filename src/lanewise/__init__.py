@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lanewise.callback import Callback, RunStart
     from lanewise.engine.own_loop.lanes import Lanes
-    from lanewise.jobs.api import evaluate, load, predict, train
+    from lanewise.jobs.api import TrainResult, evaluate, load, predict, train
     from lanewise.task import Loss, Task
     from lanewise.transforms.activation_checkpointing import checkpoint_activations
     from lanewise.world.machine import local_rank_zero_first
@@ -17,6 +17,7 @@ __all__ = [
     "Loss",
     "RunStart",
     "Task",
+    "TrainResult",
     "checkpoint_activations",
     "evaluate",
     "load",
@@ -31,6 +32,7 @@ _MODULES = {
     "Loss": "lanewise.task",
     "RunStart": "lanewise.callback",
     "Task": "lanewise.task",
+    "TrainResult": "lanewise.jobs.api",
     "checkpoint_activations": "lanewise.transforms.activation_checkpointing",
     "evaluate": "lanewise.jobs.api",
     "load": "lanewise.jobs.api",
