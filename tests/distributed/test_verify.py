@@ -74,7 +74,8 @@ STARTED = (
 )
 """What `make test` starts processes for: one for each way of finding that needs several, and one other.
 
-All but three are found in tests/unit/verify/test_probe.py without starting one; `make test-all` starts all.
+All but three are found in tests/unit/verify/test_probe.py without starting one;
+`make test-all` starts all.
 """
 
 

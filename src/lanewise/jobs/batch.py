@@ -1,4 +1,4 @@
-"""`python -m lanewise.jobs.batch FILE`: runs a job on the nodes of the batch job that was submitted for it.
+"""`python -m lanewise.jobs.batch FILE`: runs a job on the nodes of its batch job.
 
 It does what the command would do inside of the allocation. Slurm starts it again when the job was put back
 into the queue: by Slurm itself, which wanted the nodes for another job, or by this module, when the run was

@@ -217,7 +217,7 @@ def launch(job: Job, launcher: Launcher, *, signals_to_end: Sequence[Signals] = 
 
 
 def _write_job(job: Job, given: object, *, is_remote: bool) -> bytes:
-    """Write what `lanewise.jobs.rank.work` and `lanewise.jobs.batch` read: a job, or what has it inside."""
+    """Write what `jobs.rank.work` and `jobs.batch` read: a job, or what has it inside."""
     try:
         pickled = cloudpickle.dumps(given)
     except Exception as error:

@@ -34,6 +34,5 @@ class LocalLauncher(Launcher):
 
     def describe(self) -> str:
         """See `Launcher`."""
-        return (
-            f"{sys.executable} -m lanewise.jobs FILE  # {count_processes(self.num_processes)} on this machine"
-        )
+        processes = count_processes(self.num_processes)
+        return f"{sys.executable} -m lanewise.jobs FILE  # {processes} on this machine"
