@@ -207,11 +207,10 @@ def test_buffers_that_have_grown_are_averaged_saved_and_gone_on_with(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("compression", ["bf16", "powersgd"])
-def test_compressed_gradients_go_on_with_another_number_of_processes(tmp_path, compression, world_size):
+def test_compressed_gradients_go_on_with_another_number_of_processes(tmp_path, world_size):
     """On one process nothing travels, so nothing is compressed."""
     config = configure(Points, num_lanes=NUM_LANES, steps=4, equality="close")
-    distributed = dataclasses.replace(config.distributed, compression=compression)
+    distributed = dataclasses.replace(config.distributed, compression="bf16")
     config = dataclasses.replace(config, distributed=distributed)
     (straight, _, _), *_ = run_distributed(go_on, 2, config, str(tmp_path / "straight"), 4)
     run_distributed(go_on, 2, config, str(tmp_path / "stopped"), 2)

@@ -32,5 +32,4 @@ from lanewise.config.run import Mode as Mode
 from lanewise.config.run import PrecisionName as PrecisionName
 from lanewise.config.run import RunConfig as RunConfig
 from lanewise.config.run import TrainConfig as TrainConfig
-from lanewise.config.run import powersgd_meets_no_overflow as powersgd_meets_no_overflow
 from lanewise.config.scheduler import SchedulerConfig as SchedulerConfig

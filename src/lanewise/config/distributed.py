@@ -17,7 +17,7 @@ from lanewise.config.hosts import (
 
 ReducerName = Literal["ddp", "fsdp", "single", "data_parallel", "balanced_data_parallel"]
 Equality = Literal["close", "exact"]
-CompressionName = Literal["bf16", "fp16", "powersgd"]
+CompressionName = Literal["bf16", "fp16"]
 Backend = Literal["auto", "gloo", "nccl"]
 Devices = Annotated[int, at_least(1)] | tuple[Annotated[int, at_least(0)] | str, ...]
 
@@ -215,8 +215,8 @@ class DistributedConfig(Section):
     """Whether the reducer ddp shares the optimizer's state out among the processes: each updates some of the
     parameters, and sends them to the others."""
     compression: CompressionName | None = None
-    """How the reducer ddp sends gradients in close: rounded to bf16 or fp16, or by PowerSGD as matrices of
-    rank 1, beginning 1,000 steps after each start; the result is approximate. Unset: as they are."""
+    """How the reducer ddp sends gradients in close: rounded to bf16 or fp16; the result is approximate.
+    Unset: as they are."""
     sync_batch_norm: bool = False
     """Whether BatchNorm normalises over the lanes that processes run at once, as torch's SyncBatchNorm does.
     It depends on the layout, and needs the reducer ddp in close, accelerators, and data.drop_last."""

@@ -275,15 +275,6 @@ def _inputs_are_offloaded_from_accelerators(
         )
 
 
-def powersgd_meets_no_overflow(distributed: DistributedConfig, precision: PrecisionName) -> Iterator[str]:
-    """Say that PowerSGD would keep an overflow of fp16 in its memory for good."""
-    if distributed.compression == "powersgd" and precision == "fp16":
-        yield (
-            "distributed.compression powersgd remembers what it left out, and so an overflow of fp16 for "
-            "ever: got precision fp16. Use precision=bf16, or distributed.compression=fp16."
-        )
-
-
 def _processes_run_equally_many_lanes(
     batch: BatchConfig, data: DataConfig, distributed: DistributedConfig
 ) -> Iterator[str]:
@@ -311,7 +302,6 @@ class RunConfig(Section):
         _weights_travel_as_they_are_used,
         _whole_models_have_no_blocks,
         _inputs_are_offloaded_from_accelerators,
-        powersgd_meets_no_overflow,
         _processes_run_equally_many_lanes,
     )
 

@@ -19,13 +19,9 @@ from lanewise.world.world import World
 logger = logging.getLogger(__name__)
 
 _Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
-"""A hook of torch: from its state and a bucket to a future of the mean over processes, in the bucket's
-buffer."""
+"""A hook of torch: from its state, here None, and a bucket to a future of the mean over processes, in the
+bucket's buffer."""
 
-_NUM_WHOLE_STEPS = 1000
-"""Number of steps before PowerSGD begins, as in torch: it is harmful while gradients change fast."""
-_SMALLEST_NORM = 1e-8
-"""PowerSGD adds this to norms by which it divides, since the gradient of an unused parameter is zero."""
 _LARGEST_EXPONENT = 15
 """The largest exponent of numbers that are cast to fp16, whose range ends below 2^16."""
 
@@ -47,37 +43,20 @@ class CompressedAllReduce:
 
     def __init__(self, model: nn.Module, world: World, compression: CompressionName) -> None:
         # A late import: it is slow, and few programs need it.
-        from torch.distributed.algorithms.ddp_comm_hooks import (  # noqa: PLC0415
-            default_hooks,
-            powerSGD_hook,
-        )
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415
 
-        _require_compressible(model, compression)
+        _require_compressible(model)
         self._world_size = world.world_size
-        self._state: powerSGD_hook.PowerSGDState | None = None
-        self._hook: _Hook = default_hooks.bf16_compress_hook
         self._is_scaled = compression == "fp16"
+        self._hook: _Hook = default_hooks.bf16_compress_hook
         if self._is_scaled:
             self._hook = default_hooks.fp16_compress_hook
         self._factors: dict[int, torch.Tensor] = {}
-        # PowerSGD begins collectives in callbacks: on gloo two buckets at once would deadlock.
-        self._takes_turns = compression == "powersgd" and dist.get_backend() == "gloo"
-        if compression == "powersgd":
-            self._hook = powerSGD_hook.powerSGD_hook
-            self._state = powerSGD_hook.PowerSGDState(
-                None, start_powerSGD_iter=_NUM_WHOLE_STEPS, orthogonalization_epsilon=_SMALLEST_NORM
-            )
         if world.rank == 0:
             logger.info(
                 "gradients travel compressed (%s): results are approximate, and depend on the layout",
                 compression,
             )
-            if compression == "powersgd":
-                logger.info(
-                    "PowerSGD begins after %d steps from here; its error feedback starts from zero, as no "
-                    "checkpoint holds it",
-                    _NUM_WHOLE_STEPS,
-                )
 
     def start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Begin to sum a bucket of gradients.
@@ -91,9 +70,7 @@ class CompressedAllReduce:
             bucket.buffer().mul_(scale)
             # Kept until the next step's bucket: a GPU may still need it after the callback has returned.
             factor = self._factors[bucket.index()] = self._world_size / scale
-        future = self._hook(self._state, bucket)
-        if self._takes_turns:
-            future.wait()
+        future = self._hook(None, bucket)
         summed: torch.futures.Future[torch.Tensor] = future.then(lambda mean: mean.value().mul_(factor))
         return summed
 
@@ -111,7 +88,7 @@ def _scale_for_fp16(flat: torch.Tensor) -> torch.Tensor:
     return torch.exp2(exponent.clamp(-100, 100))
 
 
-def _require_compressible(model: nn.Module, compression: CompressionName) -> None:
+def _require_compressible(model: nn.Module) -> None:
     """Raise TaskError if torch's hooks do not support a parameter."""
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -121,9 +98,4 @@ def _require_compressible(model: nn.Module, compression: CompressionName) -> Non
             raise TaskError(
                 f"parameter {name} {what}, which distributed.compression does not support. "
                 "Leave out the compression, or the parameter."
-            )
-        if compression == "powersgd" and not parameter.dim():
-            raise TaskError(
-                f"parameter {name} is a scalar, which distributed.compression powersgd does not support. "
-                "Give it the shape (1,), or use compression=bf16."
             )

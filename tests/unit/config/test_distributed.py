@@ -159,7 +159,7 @@ def test_the_optimizer_is_shared_out_under_ddp(reducer, remedy):
     DistributedConfig(equality="exact", shard_optimizer=True)
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp16", "powersgd"])
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_gradients_travel_compressed_under_ddp_in_close(name):
     (mistake,) = mistakes_of(lambda: DistributedConfig(compression=name, reducer="fsdp"))
     assert mistake.endswith(f"got {name} and fsdp. Use distributed.reducer=ddp, or leave compression out.")

@@ -233,14 +233,6 @@ def test_defaults():
     )
 
 
-def test_powersgd_would_keep_an_overflow():
-    powersgd = DistributedConfig(compression="powersgd")
-    (mistake,) = mistakes_of(lambda: run_config(distributed=powersgd, precision="fp16"))
-    assert mistake.endswith("got precision fp16. Use precision=bf16, or distributed.compression=fp16.")
-    run_config(distributed=powersgd, precision="bf16")
-    run_config(distributed=DistributedConfig(compression="fp16"), precision="fp16")
-
-
 @pytest.mark.parametrize(
     ("num_devices", "drop_last", "remedy"),
     [

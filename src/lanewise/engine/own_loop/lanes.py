@@ -25,7 +25,6 @@ from lanewise.config import (
     Equality,
     PrecisionName,
     pin_environment,
-    powersgd_meets_no_overflow,
 )
 from lanewise.data.lane_stream import Stream
 from lanewise.device.determinism import set_determinism
@@ -42,7 +41,7 @@ from lanewise.engine.state.left_out import digests_left_out
 from lanewise.engine.state.resume_check import identify_exact
 from lanewise.engine.step.build import build_pass
 from lanewise.engine.step.phases import Phases
-from lanewise.errors import ConfigError, DataError, TaskError
+from lanewise.errors import DataError, TaskError
 from lanewise.lanes import OrderInputs, Placement, SampleOrder, evaluation_seed, model_seed
 from lanewise.metrics import LaneMetrics, check_metrics, load_merged
 from lanewise.precision import LossScale, Precision
@@ -137,11 +136,10 @@ class Lanes:
 
         Args:
             model: a module that is equal on every rank.
-            compression: how its gradients travel in `close`: `bf16`, `fp16` or `powersgd`; None: they are not
-                compressed.
+            compression: how its gradients travel in `close`: `bf16` or `fp16`; None: they are not compressed.
 
         Raises:
-            ConfigError: if the grade or the precision rules the compression out.
+            ConfigError: if the grade rules the compression out.
             TaskError: if the model was prepared before, has no trainable parameter, or has one that cannot be
                 compressed.
             WorldError: if the ranks built different models.
@@ -149,8 +147,6 @@ class Lanes:
         if model in self._prepared.passes:
             raise TaskError("this model was prepared before. Call lanes.prepare(model) once.")
         distributed = replace(self._distributed, compression=compression)
-        if mistakes := list(powersgd_meets_no_overflow(distributed, self._precision_name)):
-            raise ConfigError(*mistakes)
         reducer = build_reducer(model, self._placement, self._world, distributed)
         self._prepared.passes[model] = build_pass(
             reducer,

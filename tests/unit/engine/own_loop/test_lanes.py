@@ -644,7 +644,7 @@ def refuse_compression(world, compression, options):
 
 @pytest.mark.parametrize(
     ("compression", "options", "said"),
-    [("bf16", {}, "cannot be exact"), ("powersgd", {"equality": "close", "precision": "fp16"}, "overflow")],
+    [("bf16", {}, "cannot be exact"), ("bf8", {"equality": "close"}, "must be one of bf16, fp16")],
 )
 def test_what_rules_compression_out(compression, options, said):
     assert said in run_distributed(refuse_compression, 1, compression, options)[0]
