@@ -188,7 +188,7 @@ FAKE_TENSORS = (
 )
 DISPATCH = (
     "sees every operator; torch documents it by this name, in its notes on extending torch",
-    "ImportError in every run, as `micro_batch_size: auto` counts memory with it",
+    "ImportError in `plan`, `bench` and `verify` alone",
 )
 TABLES = (
     "a module's tables by name, in which buffers can be looked up and replaced at once",
@@ -345,7 +345,7 @@ PRIVATE = {
     "._cdata": Private(
         "device/live_storage.py",
         "tells one storage from another; storages of fake tensors all have the data pointer 0",
-        "AttributeError in plan and `micro_batch_size: auto`",
+        "AttributeError in `lanewise plan` alone, which counts memory with it",
         lambda: torch.UntypedStorage(0),
     ),
     "._compiled_call_impl": Private(
@@ -471,7 +471,7 @@ PRIVATE = {
         "AttributeError in the report of a stall",
     ),
     "sys._getframe": Private(
-        "jobs/exit.py",
+        "jobs/refused_exit.py",
         "looks up the stack without reading files, which inspect.stack does; CPython documents it",
         "AttributeError: another python than CPython may lack it",
     ),

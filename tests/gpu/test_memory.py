@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lanewise.config import ActivationCheckpointingConfig, BatchConfig, CompileConfig, MemoryConfig
-from lanewise.engine.micro_batch import find_micro_batch_size
-from lanewise.errors import ConfigError
+from lanewise.plan.micro_batch import MemoryJob, largest_that_fits
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import train
 from tests.distributed.test_activation_checkpointing import Checkpointed, config_for
@@ -36,15 +35,8 @@ def test_compiled_blocks_leave_the_same_bytes_in_two_processes():
     assert run_distributed(train, 2, config, device="cuda:0") == [alone] * 2
 
 
-def find(world, config):
-    try:
-        return find_micro_batch_size(config, world, Checkpointed(num_samples=43), fits=None)  # a CPU's
-    except ConfigError as error:
-        return str(error)
-
-
-def test_the_largest_micro_batch_is_found_and_is_the_same_on_two_processes():
-    config = replace(checkpointed(), batch=BatchConfig(global_batch_size=24, micro_batch_size="auto"))
-    assert run_distributed(find, 1, config, device="cuda:0") == [24]
-    said = "auto is 24 here on any number of devices"
-    assert all(said in one for one in run_distributed(find, 2, config, device="cuda:0"))
+def test_the_largest_micro_batch_is_found():
+    config = replace(checkpointed(), batch=BatchConfig(global_batch_size=24, micro_batch_size=1))
+    (memory,) = run_distributed(MemoryJob(config, Checkpointed(num_samples=43)).run, 1, device="cuda:0")
+    assert memory.device_type == "cuda"
+    assert largest_that_fits(config, memory, has_room=None) == 24  # that is of a CPU

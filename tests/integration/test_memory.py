@@ -28,35 +28,25 @@ def test_it_trains_under_that_limit_with_checkpointing(tmp_path, devices):
     train(config(tmp_path), option, f"--distributed.devices={devices}").require_success()
 
 
-def batch_of(run_dir):
-    return yaml.safe_load((run_dir / "config.yaml").read_text())["batch"]
-
-
-def test_a_micro_batch_that_was_found_stays_when_the_run_goes_on(tmp_path):
-    path = write_config(tmp_path, batch={"global_batch_size": 8, "micro_batch_size": "auto"})
-    done = train(path, "--distributed.devices=2")
-    assert done.code == 2
-    assert "for 2 devices, each of which needs one. Write batch.micro_batch_size=4" in done.stderr
-    train(path, "--train.epochs=1").require_success()
-    assert batch_of(tmp_path / "run") == {"global_batch_size": 8, "micro_batch_size": 8}
-    done = train(path, "--resume", "--train.epochs=2").require_success()
-    assert "auto is" not in done.stdout + done.stderr
-    assert batch_of(tmp_path / "run") == {"global_batch_size": 8, "micro_batch_size": 8}
-
-
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_is_found_fits_where_the_process_has_a_limit_of_its_own(tmp_path, devices):
+def test_what_is_found_fits_where_the_process_has_a_limit_of_its_own(tmp_path):
     """Tensors alone would have room for all: it was found, and out of memory in the first step."""
     batch = {"global_batch_size": 32, "micro_batch_size": "auto"}
     train_section = {"max_steps": 2, "run_dir": str(tmp_path / "run")}
-    distributed = {"devices": devices}
-    path = write_config(tmp_path, "tasks.Greedy", batch=batch, train=train_section, distributed=distributed)
-    train(path).require_success()
-    assert batch_of(tmp_path / "run")["micro_batch_size"] == 8
+    path = write_config(tmp_path, "tasks.Greedy", batch=batch, train=train_section)
+    done = lanewise("plan", path, "--largest-micro-batch").require_success()
+    assert "a step with micro-batches of 8 takes about" in done.stdout
+    *_, lanes, line = done.stdout.splitlines()
+    assert lanes == "For 4 lanes, and so at most as many devices:"
+    assert yaml.safe_load(line) == {"batch": {"global_batch_size": 32, "micro_batch_size": 8}}
+    train(path, "--batch.micro_batch_size=8").require_success()
 
 
-def test_verify_refuses_what_another_machine_may_find_otherwise(tmp_path):
+def test_a_configuration_with_auto_is_an_error_that_names_the_command(tmp_path):
     path = write_config(tmp_path, batch={"global_batch_size": 8, "micro_batch_size": "auto"})
-    done = lanewise("verify", path)
+    done = train(path)
     assert done.code == 2
-    assert "verify needs the number that batch.micro_batch_size stands for: got auto" in done.stderr
+    (error,) = done.errors
+    assert error.endswith(
+        'batch.micro_batch_size must be a whole number at least 1: got "auto". '
+        "Write the number that `lanewise plan CONFIG --largest-micro-batch` prints."
+    )

@@ -58,7 +58,6 @@ def bench(
     """
     begin = time.monotonic()
     config = configure([])
-    config.batch.require_number("bench")
     add_search_path(config.search_path)
     check_classes(config)
     is_here = config.distributed.launcher == "local"

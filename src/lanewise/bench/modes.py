@@ -93,6 +93,6 @@ def shares_of(config: RunConfig, num_devices: int) -> Iterator[RunConfig]:
     if device_type == "auto":
         device_type = accelerator_type() or "cpu"
     for number, lanes in enumerate(lane_ranges(config.batch.num_lanes, num_devices)):
-        batch = replace(config.batch, global_batch_size=len(lanes) * config.batch.samples_per_lane)
+        batch = replace(config.batch, global_batch_size=len(lanes) * config.batch.micro_batch_size)
         devices = 1 if device_type == "cpu" else (f"{device_type}:{number}",)
         yield replace(config, batch=batch, distributed=replace(config.distributed, devices=devices))

@@ -41,7 +41,12 @@ _TFLOPS = amount("--tflops", "what a device reaches in training, in 10^12 operat
 _TIME_LANE = flag(
     "--time-lane", "instead of --tflops: takes the time of a lane and of an update on this machine's CPU"
 )
+_LARGEST = flag(
+    "--largest-micro-batch",
+    "instead of a table: measures on a device of this machine, and prints the largest micro-batch that fits",
+)
 _PARTS = flag("--parts", "says for each row what its memory is made of, whether it fits and what limits it")
+_OF_TABLE = (_DEVICES, _MEMORY, _LINK, _TFLOPS, _TIME_LANE, _PARTS)
 
 
 def plan(arguments: Arguments) -> int:
@@ -51,7 +56,12 @@ def plan(arguments: Arguments) -> int:
     if arguments[_TFLOPS] is not None and arguments[_TIME_LANE]:
         raise ConfigError("--tflops and --time-lane both give the time of a lane: leave one of them out.")
     # The numbers of devices are those of --devices.
-    config = load_config(arguments[CONFIG], [*arguments.overrides, Override("distributed.devices", "null")])
+    replaced = [Override("distributed.devices", "null")]
+    if arguments[_LARGEST]:
+        if others := [one.name for one in (*_OF_TABLE, JSON) if one in arguments.values]:
+            raise ConfigError(f"--largest-micro-batch prints no table: leave {', '.join(others)} out.")
+        replaced.append(Override("batch.micro_batch_size", "1"))
+    config = load_config(arguments[CONFIG], [*arguments.overrides, *replaced])
     file = Path(expand_user(arguments[CONFIG]))
     untrusted: tuple[str, ...] = ()
     if not arguments[TRUST] and file == RunDir(file.parent).config and RunDir(file.parent).held():
@@ -59,6 +69,14 @@ def plan(arguments: Arguments) -> int:
 
     with showing_progress() as show:
         show(f"importing {config.task.class_path}")
+        if arguments[_LARGEST]:
+            from lanewise.plan.micro_batch import find_micro_batch
+
+            size, memory = find_micro_batch(config, untrusted)
+            batch = replace(config.batch, micro_batch_size=size)
+            print(f"{memory.describe(size)}.\nFor {batch.num_lanes:,} lanes, and so at most as many devices:")
+            print(f"batch: {{global_batch_size: {batch.global_batch_size}, micro_batch_size: {size}}}")
+            return 0
         from lanewise.plan.plan import plan as run
         from lanewise.plan.row import Machine
 
@@ -81,10 +99,10 @@ COMMAND = Command(
     text="""\
 Says before a training what it needs under every reducer, with and without activation checkpointing: memory
 of a device, what it sends in a step, and how long a step takes. One lane is measured, on tensors without
-memory where the task lets it; the rest are formulas, for any number of devices. Nothing is written to
-run_dir.""",
+memory where the task lets it; the rest are formulas, for any number of devices. With --largest-micro-batch,
+steps are taken on one device instead. Nothing is written to run_dir.""",
     run=plan,
     operands=(CONFIG,),
-    options=(_DEVICES, _MEMORY, _LINK, _TFLOPS, _TIME_LANE, _PARTS, TRUST, JSON),
+    options=(*_OF_TABLE, _LARGEST, TRUST, JSON),
     has_overrides=True,
 )

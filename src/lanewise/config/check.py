@@ -53,6 +53,9 @@ class Section:
     MOVED: ClassVar[Mapping[str, str]] = {}
     """Keys that the section had in earlier versions, and the dotted keys that took their place."""
 
+    GONE: ClassVar[Mapping[str, tuple[object, str]]] = {}
+    """By key a value that it could have in earlier versions, and what to do instead."""
+
     TEXT_KEY: ClassVar[str] = ""
     """A text given in place of the section is the value of this key; empty: a text is a mistake."""
 
@@ -188,8 +191,12 @@ def _read_fields(
     for field in fields(cls):
         field_key = f"{key}.{field.name}" if key else field.name
         if field.name in tree:
+            hint, value = hints[field.name], tree[field.name]
+            gone, remedy = cls.GONE.get(field.name, (MISSING, ""))
             with collecting(mistakes):
-                values[field.name] = _read_value(hints[field.name], tree[field.name], field_key)
+                if value == gone:
+                    raise ConfigError(f"{field_key} must be {_needed(hint)}: got {show(value)}. {remedy}")
+                values[field.name] = _read_value(hint, value, field_key)
         elif field.default_factory is not MISSING:
             values[field.name] = field.default_factory()
         elif field.default is not MISSING:

@@ -12,7 +12,6 @@ from lanewise.config.data import DataConfig
 from lanewise.config.distributed import DistributedConfig
 from lanewise.config.memory import CompileConfig, MemoryConfig
 from lanewise.config.scheduler import SchedulerConfig
-from lanewise.errors import ConfigError
 
 PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
 Mode = Literal["max", "min"]
@@ -23,11 +22,7 @@ MAY_DIFFER = ("lanes", "dataset", "seed", "num_steps", "max_grad_norm", "ema_dec
 """What the user may allow to differ from the checkpoint on resume; nothing else may differ."""
 
 
-def _global_batch_is_whole_micro_batches(
-    global_batch_size: int, micro_batch_size: int | Literal["auto"]
-) -> Iterator[str]:
-    if micro_batch_size == "auto":
-        return
+def _global_batch_is_whole_micro_batches(global_batch_size: int, micro_batch_size: int) -> Iterator[str]:
     if rest := global_batch_size % micro_batch_size:
         multiples = {global_batch_size - rest, global_batch_size - rest + micro_batch_size} - {0}
         nearest_first = sorted(multiples, key=lambda size: abs(size - global_batch_size))
@@ -42,17 +37,23 @@ class BatchConfig(Section):
     """How many samples a step and a lane see; together they fix the number of lanes."""
 
     RULES = (_global_batch_is_whole_micro_batches,)
+    GONE: ClassVar = {
+        "micro_batch_size": (
+            "auto",
+            "Write the number that `lanewise plan CONFIG --largest-micro-batch` prints.",
+        )
+    }
 
     global_batch_size: Annotated[int, at_least(1)]
     """Samples of one optimizer step, over all lanes."""
-    micro_batch_size: Annotated[int, at_least(1)] | Literal["auto"]
-    """Samples of one lane's forward; auto: the largest that fits, measured when the run begins. The model
-    depends on it, so that another machine may train another one: the run's config.yaml has the number."""
+    micro_batch_size: Annotated[int, at_least(1)]
+    """Samples of one lane's forward, on which the model depends. `lanewise plan CONFIG --largest-micro-batch`
+    finds the largest that fits."""
 
     @property
     def num_lanes(self) -> int:
-        """The number of lanes of the run, on any number of devices; the largest possible one in `auto`."""
-        return self.global_batch_size // (1 if self.micro_batch_size == "auto" else self.micro_batch_size)
+        """The number of lanes of the run, on any number of devices."""
+        return self.global_batch_size // self.micro_batch_size
 
     def describe_lanes(self) -> str:
         """Say how many lanes there are, and why."""
@@ -60,20 +61,6 @@ class BatchConfig(Section):
             f"{self.num_lanes} lanes (batch.global_batch_size {self.global_batch_size} / "
             f"batch.micro_batch_size {self.micro_batch_size})"
         )
-
-    @property
-    def samples_per_lane(self) -> int:
-        """`micro_batch_size` as a number, which a job has found before it divides the batch into lanes."""
-        assert self.micro_batch_size != "auto", "found before anything is built"
-        return self.micro_batch_size
-
-    def require_number(self, command: str) -> None:
-        """Raise ConfigError for `auto`, where another number than the run's would be found."""
-        if self.micro_batch_size == "auto":
-            raise ConfigError(
-                f"{command} needs the number that batch.micro_batch_size stands for: got auto, for which "
-                "another machine may find another number. Give that of the run's config.yaml, or another one."
-            )
 
 
 def _some_end_is_given(epochs: int | None, max_steps: int | None) -> Iterator[str]:

@@ -1,22 +1,17 @@
 """Training, from the command line or from Python."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from lanewise.config import RunConfig
-from lanewise.config.load import dump_config, load_config
-from lanewise.errors import LaunchError, PreemptedError, StorageError
+from lanewise.config.load import dump_config
+from lanewise.errors import PreemptedError, StorageError
 from lanewise.jobs.job import Job
 from lanewise.jobs.run_dir_pattern import find_or_make, is_pattern
 from lanewise.jobs.signals import training, wants_stop
-from lanewise.jobs.start import launch
-from lanewise.launch import LocalLauncher
 from lanewise.run_dir import RunDir
 from lanewise.run_file import replace_text
 from lanewise.run_record import RunEnd, RunRecord
@@ -25,7 +20,6 @@ if TYPE_CHECKING:
     from lanewise.callback import Callback
     from lanewise.engine.run.run import Run
     from lanewise.loggers.audit import AuditLog
-    from lanewise.task import Task
     from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -125,9 +119,6 @@ class TrainJob(Job):
         from lanewise.jobs.provenance import describe_start
         from lanewise.loggers import build_loggers
 
-        if self.config.batch.micro_batch_size == "auto":
-            batch = replace(self.config.batch, micro_batch_size=self._micro_batch_size(world))
-            return replace(self, config=replace(self.config, batch=batch)).run(world)
         run = build_run(self.config, world, self.task)
         folder = CheckpointFolder(self.run_dir.checkpoints)
         goes_on = self.is_resumed or world.is_restarted
@@ -177,19 +168,6 @@ class TrainJob(Job):
             "best_value": best_value,
         }
 
-    def _micro_batch_size(self, world: "World") -> int:
-        """Return what `auto` stands for: what it stood for when the run began. Collective."""
-        from lanewise.engine.micro_batch import find_micro_batch_size
-
-        of_run: object = None
-        goes_on = self.is_resumed or world.is_restarted
-        if world.rank == 0 and goes_on and self.run_dir.config.exists():
-            of_run = load_config(str(self.run_dir.config)).batch.micro_batch_size
-        of_run = world.broadcast_tree(of_run)
-        if isinstance(of_run, int):
-            return of_run
-        return find_micro_batch_size(self.config, world, self.task, partial(_has_room, task=self.task))
-
     def _audit(self, run: "Run", first_step: int) -> "AuditLog":
         """Begin the audit, or go on with it."""
         from lanewise.loggers.audit import AuditLog
@@ -198,30 +176,3 @@ class TrainJob(Job):
         plan["seed"] = self.config.train.seed
         world = run.world
         return AuditLog(self.run_dir.audit, world.rank, world.world_size, first_step, plan, tables)
-
-
-@final
-@dataclass(frozen=True)
-class TrialJob(Job):
-    """Takes the steps of its configuration; the result is whether there was memory for them."""
-
-    def run(self, world: "World") -> bool:
-        """See `Job`."""
-        from lanewise.engine.engine import build_engine
-        from lanewise.engine.step.lane_error import is_out_of_memory
-
-        try:
-            for _ in build_engine(self.config, world, self.task).steps():
-                pass
-        except Exception as error:  # noqa: BLE001 - the run itself will raise it, unless it is about memory
-            return not is_out_of_memory(error)
-        return True
-
-
-def _has_room(config: RunConfig, task: "Task | None") -> bool:
-    """Tell whether a process of its own, which may be killed, has the memory for a run on one device."""
-    with Path(os.devnull).open("r+b") as nowhere:
-        try:
-            return bool(launch(TrialJob(config, task), LocalLauncher(1, (nowhere.fileno(),) * 3)))
-        except LaunchError:
-            return False

@@ -38,7 +38,7 @@ READ_AT_START = (
 PRELOAD = (
     "torch",
     "torch._dynamo",  # which every optimizer imports, and which takes as long as torch itself
-    "lanewise.engine.micro_batch",
+    "lanewise.engine.engine",
     "lanewise.engine.run.resume",
 )
 """What every worker needs."""

@@ -52,7 +52,6 @@ def plan(
         DataError: if the dataset is empty.
         TaskError: if the lane cannot be trained.
     """
-    config.batch.require_number("plan")
     add_search_path(config.search_path)
     check_classes(config, untrusted=untrusted)
     device_type = config.distributed.device_type
@@ -60,11 +59,7 @@ def plan(
         device_type = accelerator_type() or "cpu"
     show("reading the first batches")
     batch = largest_batch(config)
-    if (method := build_task(config).loss_method()) != "loss":
-        raise ConfigError(
-            f"plan counts lanes, and not a loss of all samples of a step: got a task with {method}. "
-            "memory/peak_gib of a run with --train.max_steps 2 shows what a step takes."
-        )
+    require_losses_of_lanes(config)
     show("measuring a lane")
     variants = [_with_checkpointing(config, None)]
     measurements = [measure(variants[0], batch, device_type)]
@@ -89,7 +84,7 @@ def plan(
                 Row(
                     setting,
                     is_checkpointed=variant is not variants[0],
-                    global_batch_size=setting.num_lanes * config.batch.samples_per_lane,
+                    global_batch_size=setting.num_lanes * config.batch.micro_batch_size,
                     memory=memory,
                     fragmentation_bytes=int(unused * memory.num_bytes),
                     traffic=traffic_of(measured, setting),
@@ -100,6 +95,15 @@ def plan(
             )
     rows.sort(key=lambda row: row.setting.num_devices)
     return Plan(config, device_type, batch, measurements, rows)
+
+
+def require_losses_of_lanes(config: RunConfig) -> None:
+    """Raise ConfigError if the loss of the task is of all samples of a step."""
+    if (method := build_task(config).loss_method()) != "loss":
+        raise ConfigError(
+            f"plan counts lanes, and not a loss of all samples of a step: got a task with {method}. "
+            "memory/peak_gib of a run with --train.max_steps 2 shows what a step takes."
+        )
 
 
 def _with_checkpointing(config: RunConfig, section: ActivationCheckpointingConfig | None) -> RunConfig:

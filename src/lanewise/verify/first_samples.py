@@ -26,7 +26,7 @@ class FirstSamples(Dataset[Any]):
         self, stream: Any, seed: int, batch: BatchConfig, num_steps: int = 1, *, eval_dataset: str = ""
     ) -> None:
         lanes = range(batch.num_lanes)
-        cut = StreamCut.of(batch.num_lanes, batch.samples_per_lane, 0)
+        cut = StreamCut.of(batch.num_lanes, batch.micro_batch_size, 0)
         reader = StreamReader(stream, list, seed, cut, lanes, eval_dataset=eval_dataset)
         steps = [[reader[0, lane].data or [] for lane in lanes] for _ in range(num_steps)]
         self._samples: list[Any] = [sample for step in steps for samples in step for sample in samples]

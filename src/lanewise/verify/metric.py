@@ -52,9 +52,9 @@ def probe_metrics(probed: ProbedRun, batch: BatchConfig) -> MetricProbe:
     for name, dataset in probed.eval_datasets.items():
         num_samples = min(len(dataset), batch.global_batch_size)  # type: ignore[arg-type]
         reader = LaneReader(dataset, probed.task.collate, probed.seed, eval_dataset=name)
-        schedule = SequentialSchedule(num_samples, 1, min(batch.samples_per_lane, max(1, num_samples // 3)))
+        schedule = SequentialSchedule(num_samples, 1, min(batch.micro_batch_size, max(1, num_samples // 3)))
         found.unmerged |= _unmerged(probed, reader, schedule)
-        if batch.samples_per_lane > 1:
+        if batch.micro_batch_size > 1:
             _compare_cuts(probed, reader, min(num_samples, _NUM_SAMPLES), found)
     return found
 

@@ -200,7 +200,7 @@ def evaluate_batch(
     for name, given in datasets.items():
         dataset = readable(given, lanes.seed, batch, name)
         num_samples = min(count_samples(dataset), batch.global_batch_size)
-        schedule = SequentialSchedule(num_samples, batch.num_lanes, batch.samples_per_lane)
+        schedule = SequentialSchedule(num_samples, batch.num_lanes, batch.micro_batch_size)
         reader = LaneReader(dataset, lanes.task.collate, lanes.seed, eval_dataset=name)
         sets.append(IndexedSet(name, reader, schedule, has_metrics))
     placement = Placement.of(batch.num_lanes, world)

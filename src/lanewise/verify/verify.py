@@ -43,7 +43,6 @@ def verify(
     """
     if resumes and num_steps < 2:
         raise ConfigError(f"--resume stops half-way and needs at least two steps: got --steps {num_steps}.")
-    config.batch.require_number("verify")
     fsdp = config.distributed.fsdp
     if config.distributed.reducer == "fsdp" and fsdp.param_dtype != "float32":
         raise ConfigError(

@@ -32,7 +32,7 @@ def config(tmp_path) -> str:
         (["--distributed.launcher", "kubernetes"], "distributed.kubernetes.image"),
         (
             ["--batch.micro_batch_size", "auto"],
-            "bench needs the number that batch.micro_batch_size stands for",
+            "Write the number that `lanewise plan CONFIG --largest-micro-batch` prints.",
         ),
     ],
 )

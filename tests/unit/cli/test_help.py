@@ -86,7 +86,7 @@ not.
     "lines",
     [
         "task (required): The user's Task.\n  --task.class_path  text; required\n",
-        "  --batch.micro_batch_size  whole number, at least 1 or auto; required\n      Samples of one lane",
+        "  --batch.micro_batch_size  whole number, at least 1; required\n      Samples of one lane",
         "  --precision  float32, tf32, bf16, fp16; default: float32\n",
         "  --train.epochs  whole number, at least 1; default: unset\n",
         "\ndata.order: Order of an epoch's samples; unset: blocked for a dataset in blocks, else shuffled.\n",

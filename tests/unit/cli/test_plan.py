@@ -59,7 +59,11 @@ def test_the_exit_code_is_1_where_nothing_fits(config, capsys):
         (["--tflops", "1", "--time-lane"], "leave one of them out"),
         (
             ["--batch.micro_batch_size", "auto"],
-            "plan needs the number that batch.micro_batch_size stands for",
+            "Write the number that `lanewise plan CONFIG --largest-micro-batch` prints.",
+        ),
+        (
+            ["--largest-micro-batch", "--parts", "--devices", "2"],
+            "--largest-micro-batch prints no table: leave --devices, --parts out.",
         ),
         (["--batch.micro_batch_size", "3"], "batch.global_batch_size must be a multiple"),
     ],

@@ -41,12 +41,11 @@ def test_the_number_of_lanes_is_derived():
     assert BatchConfig(global_batch_size=256, micro_batch_size=32).num_lanes == 8
 
 
-def test_a_missing_micro_batch_may_be_a_number_or_auto():
+def test_a_missing_micro_batch_is_named():
     with pytest.raises(ConfigError) as caught:
         read_section(BatchConfig, {"global_batch_size": 256})
     assert str(caught.value) == (
-        "micro_batch_size is missing: need a whole number at least 1 or one of auto. "
-        "Add the key micro_batch_size."
+        "micro_batch_size is missing: need a whole number at least 1. Add the key micro_batch_size."
     )
 
 

@@ -63,7 +63,7 @@ def test_an_example_fulfils_it(file):
     [
         ({}, False),
         ({"batch": {"global_batch_size": 0, "micro_batch_size": 1}}, False),
-        ({"batch": {"global_batch_size": 8, "micro_batch_size": "auto"}}, True),
+        ({"batch": {"global_batch_size": 8, "micro_batch_size": "auto"}}, False),
         ({"memory": {"activation_checkpointing": "auto"}}, True),
         ({"compile": "everything"}, False),
         ({"train": {"run_dir": "x", "epoch": 3}}, False),

@@ -248,7 +248,7 @@ def build_evaluator(
             dataset,
             lanes.task.collate,
             lanes.seed,
-            samples_per_lane=config.batch.samples_per_lane,
+            samples_per_lane=config.batch.micro_batch_size,
             world=world,
             placement=placement,
         )

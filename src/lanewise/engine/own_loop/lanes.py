@@ -102,7 +102,6 @@ class Lanes:
         stall_seconds: float | None = 300.0,
     ) -> None:
         self._batch = BatchConfig(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size)
-        self._batch.require_number("Lanes")
         distributed = DistributedConfig(
             equality=equality,
             device_type=device_type,
@@ -248,7 +247,7 @@ class Lanes:
                 dataset,
                 collate,
                 self._seed,
-                samples_per_lane=self._batch.samples_per_lane,
+                samples_per_lane=self._batch.micro_batch_size,
                 world=self._world,
                 placement=self._placement,
             )

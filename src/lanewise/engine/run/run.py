@@ -89,7 +89,7 @@ class Run:
             num_samples,
             f"{self.config.batch.global_batch_size:,}",
             f"{self.placement.num_lanes:,}",
-            self.config.batch.samples_per_lane,
+            self.config.batch.micro_batch_size,
             steps,
             processes if num_replicas == 1 else f"{num_replicas} devices in {processes}",
             world.device.type,

@@ -100,7 +100,7 @@ def build_loader(
     dataset: Any = reader.dataset
     num_samples = count_samples(dataset)
     choice = order or OrderChoice.default(dataset)
-    schedule = Schedule(num_samples, batch.global_batch_size, batch.samples_per_lane, data.drop_last)
+    schedule = Schedule(num_samples, batch.global_batch_size, batch.micro_batch_size, data.drop_last)
     if not schedule.steps_per_epoch:
         raise DataError(
             f"the training dataset is too small for one step: it has {num_samples} samples, a step takes "

@@ -58,7 +58,7 @@ def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
                 "stream, whose samples come as they come. shuffle_buffer, a key of data and an argument of "
                 "lanes.steps, shuffles them in windows."
             )
-        cut = StreamCut.of(placement.num_lanes, batch.samples_per_lane, data.shuffle_buffer)
+        cut = StreamCut.of(placement.num_lanes, batch.micro_batch_size, data.shuffle_buffer)
         of_stream = StreamReader(dataset, collate, seed, cut, placement.own)
         first_sample = compare_streams(of_stream, world)
         describe_stream(of_stream, data.num_workers, world, placement)

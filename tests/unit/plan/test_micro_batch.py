@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 
 from lanewise import Task
 from lanewise.config import BatchConfig
-from lanewise.engine import micro_batch
 from lanewise.errors import ConfigError
+from lanewise.plan import micro_batch
 from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import configure
 
@@ -37,17 +37,16 @@ class Wide(Task):
         return outputs.mean()
 
 
-def find(
-    monkeypatch, free_bytes, *, fits=lambda _trial: True, world=None, threads=1, task=Wide, **distributed
-) -> int:
-    monkeypatch.setattr(
-        micro_batch, "free_bytes", free_bytes if callable(free_bytes) else lambda *_: free_bytes
-    )
-    batch = BatchConfig(global_batch_size=120, micro_batch_size="auto")
+def find(monkeypatch, free, *, has_room=lambda _trial: True, threads=1, task=Wide) -> int:
+    monkeypatch.setattr(micro_batch, "free_bytes", free if callable(free) else lambda *_: free)
     config = configure(task, equality="close", steps=7)
-    distributed = replace(config.distributed, threads=threads, **distributed)
-    config = replace(config, batch=batch, distributed=distributed)
-    return micro_batch.find_micro_batch_size(config, world or LocalWorld(CPU), None, fits)
+    config = replace(
+        config,
+        batch=BatchConfig(global_batch_size=120, micro_batch_size=1),
+        distributed=replace(config.distributed, threads=threads),
+    )
+    memory = micro_batch.MemoryJob(config).run(LocalWorld(CPU))
+    return micro_batch.largest_that_fits(config, memory, has_room)
 
 
 def test_it_divides_the_global_batch_and_fits_with_a_margin(monkeypatch):
@@ -92,19 +91,7 @@ def test_a_stream_gives_the_size_that_its_samples_would_give_with_an_index(monke
     assert find(monkeypatch, 16 * 2**20, task=task) == find(monkeypatch, 16 * 2**20)
 
 
-class Several(LocalWorld):
-    """As if other processes did what this one does."""
-
-    def __init__(self, world_size: int) -> None:
-        super().__init__(CPU)
-        self.world_size = world_size
-
-    def all_gather_tree(self, value: object) -> list[object]:
-        return [value] * self.world_size
-
-
-def test_it_does_not_depend_on_the_number_of_devices(monkeypatch):
-    """It was 12 on one process, and 6 on two of the same machine."""
+def test_the_free_memory_is_that_of_a_process_for_each_of_its_cores(monkeypatch):
     asked = []
 
     def free_bytes(_device: torch.device, num_processes: int) -> int:
@@ -112,44 +99,30 @@ def test_it_does_not_depend_on_the_number_of_devices(monkeypatch):
         return 2**24
 
     monkeypatch.setattr(micro_batch.os, "cpu_count", lambda: 8)
-    alone = find(monkeypatch, free_bytes, threads=2)
-    assert alone < 60
-    assert find(monkeypatch, free_bytes, threads=2, world=Several(2)) == alone
-    assert find(monkeypatch, free_bytes, threads=2, reducer="data_parallel", devices=2) == alone
-    assert asked == [4, 4, 4]  # as many as there are cores for
-
-
-def test_fewer_lanes_than_devices_are_an_error_that_says_what_to_write(monkeypatch):
-    remedy = r"got 1 lane .* 120 for 9 devices, .* Write batch.micro_batch_size=12, .* at least 1080"
-    with pytest.raises(ConfigError, match=remedy):
-        find(monkeypatch, 2**30, world=Several(9))
-    with pytest.raises(ConfigError, match=r"for 2 devices, .*micro_batch_size=60"):
-        find(monkeypatch, 2**30, reducer="balanced_data_parallel", devices=2)
+    assert find(monkeypatch, free_bytes, threads=2) < 60
+    assert asked == [4]
 
 
 def test_the_next_smaller_divisor_is_tried_where_a_process_did_not_get_through(monkeypatch):
     tried = []
 
-    def fits(trial):
+    def has_room(trial):
         tried.append((trial.batch.global_batch_size, trial.batch.micro_batch_size))
         return trial.batch.micro_batch_size <= 40
 
-    assert find(monkeypatch, 2**30, fits=fits) == 40
+    assert find(monkeypatch, 2**30, has_room=has_room) == 40
     assert tried == [(120, 120), (120, 60), (120, 40)]
-    with pytest.raises(ConfigError, match="finds no size that fits"):
-        find(monkeypatch, 2**30, fits=lambda _trial: False)
+    with pytest.raises(ConfigError, match="no micro-batch fits"):
+        find(monkeypatch, 2**30, has_room=lambda _trial: False)
 
 
-def test_what_was_found_is_said_with_the_line_to_write(monkeypatch, caplog):
+def test_nothing_that_fits_and_nobody_that_tells_are_errors(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    size = find(monkeypatch, 2**30)
-    assert f"auto is {size} here" in caplog.text
-    assert f"batch: {{global_batch_size: 120, micro_batch_size: {size}}}" in caplog.text
-    assert "in an epoch" not in caplog.text  # of the trials
-
-
-def test_nothing_that_fits_and_nobody_that_tells_are_errors(monkeypatch):
-    with pytest.raises(ConfigError, match=r"finds no size that fits.*activation_checkpointing"):
+    remedy = (
+        r"no micro-batch fits: .* takes about .* of the type cpu, .* of which 50% .*activation_checkpointing"
+    )
+    with pytest.raises(ConfigError, match=remedy):
         find(monkeypatch, 2**10)
-    with pytest.raises(ConfigError, match=r"which is unknown here: got device type cpu. Give a number"):
+    with pytest.raises(ConfigError, match=r"which is unknown here: got device type cpu."):
         find(monkeypatch, None)
+    assert "in an epoch" not in caplog.text  # of the trials
