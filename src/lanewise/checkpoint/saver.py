@@ -95,10 +95,6 @@ class Saver:
         )
         self._thread.start()
 
-    def is_writing(self) -> bool:
-        """Tell whether the last save is still being written."""
-        return self._thread is not None and self._thread.is_alive()
-
     def check(self) -> None:
         """Raise what made a save fail, if one did: a StorageError."""
         if self._error is not None:
