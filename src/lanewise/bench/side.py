@@ -10,8 +10,8 @@ from typing import Any, final
 from lanewise.bench.connection import JsonConnection, listen
 from lanewise.bench.job import LEAST_STEPS, BenchJob, First, Turn, steps_of_turn
 from lanewise.errors import LanewiseError, LaunchError
-from lanewise.jobs.exit import refusing_exit
 from lanewise.jobs.hosts import places_of
+from lanewise.jobs.refused_exit import refusing_exit
 from lanewise.jobs.start import launch
 from lanewise.launch import LocalLauncher
 from lanewise.launch.fork_server import end_servers

@@ -5,13 +5,13 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from lanewise.config import DistributedConfig, pinned_variables
-from lanewise.config.hosts import SSHConfig, read_hosts
+from lanewise.config.hosts import LauncherName, SSHConfig, read_hosts
 from lanewise.config.load import dump_config
 from lanewise.errors import ConfigError
 from lanewise.jobs.job import Job
@@ -28,6 +28,8 @@ from lanewise.launch.ssh import SSHLauncher
 from lanewise.world.environment import Environment
 
 J = TypeVar("J", bound=Job)
+Hosts: TypeAlias = Sequence[tuple[str, int]]
+"""The name of each host, if it is known, and its number of processes."""
 
 
 def places_of(distributed: DistributedConfig) -> Iterator[Environment]:
@@ -45,24 +47,42 @@ def places_of(distributed: DistributedConfig) -> Iterator[Environment]:
 
 def launcher_of(job: Job) -> Launcher:
     """Return the launcher of a job whose classes have been imported here."""
+    return _LAUNCHERS[job.config.distributed.launcher](job, list(_hosts_of(job.config.distributed)))
+
+
+def _local(_job: Job, hosts: Hosts) -> Launcher:
+    return LocalLauncher(hosts[0][1])
+
+
+def _ssh(job: Job, hosts: Hosts) -> Launcher:
+    return SSHLauncher(hosts, job.config.distributed.ssh.python or sys.executable, _project(job))
+
+
+def _slurm(job: Job, hosts: Hosts) -> Launcher:
+    num_starts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    return SlurmLauncher(hosts, _project(job), num_starts)
+
+
+def _ray(job: Job, hosts: Hosts) -> Launcher:
     distributed = job.config.distributed
-    hosts = list(_hosts_of(distributed))
-    if distributed.launcher == "local":
-        return LocalLauncher(hosts[0][1])
-    if distributed.launcher == "kubernetes":
-        program = job.program(CONFIG_FILE)
-        return KubernetesLauncher(manifest(job.config, program, dump_config(job.config)))
-    if distributed.launcher == "slurm":
-        num_starts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        return SlurmLauncher(hosts, _project(job), num_starts)
-    if distributed.launcher == "ray":
-        types = {name.partition(":")[0] for name in distributed.device_names} or {distributed.device_type}
-        takes_gpus = None if types == {"auto"} else types == {"cuda"}
-        num_nodes, num_processes = len(hosts), hosts[0][1]
-        num_gpus, num_cores = distributed.num_devices or 1, _num_cores(job)
-        return RayLauncher(num_nodes, num_processes, num_cores, num_gpus, takes_gpus, _project(job))
-    python = distributed.ssh.python or sys.executable
-    return SSHLauncher(hosts, python, _project(job))
+    types = {name.partition(":")[0] for name in distributed.device_names} or {distributed.device_type}
+    takes_gpus = None if types == {"auto"} else types == {"cuda"}
+    num_nodes, num_processes = len(hosts), hosts[0][1]
+    num_gpus, num_cores = distributed.num_devices or 1, _num_cores(job)
+    return RayLauncher(num_nodes, num_processes, num_cores, num_gpus, takes_gpus, _project(job))
+
+
+def _kubernetes(job: Job, _hosts: Hosts) -> Launcher:
+    return KubernetesLauncher(manifest(job.config, job.program(CONFIG_FILE), dump_config(job.config)))
+
+
+_LAUNCHERS: Mapping[LauncherName, Callable[[Job, Hosts], Launcher]] = {
+    "local": _local,
+    "ssh": _ssh,
+    "slurm": _slurm,
+    "ray": _ray,
+    "kubernetes": _kubernetes,
+}
 
 
 def remote_launcher_of(job: Job) -> RemoteLauncher:
@@ -182,7 +202,7 @@ def _project(job: Job) -> Project:
     config = job.config
     distributed = config.distributed
     search_path = config.search_path or str(Path.cwd())
-    ssh = _ssh(distributed)
+    ssh = _ssh_options(distributed)
     given = ssh.variables
     if unset := [name for name, value in given.items() if value is None and name not in os.environ]:
         raise ConfigError(
@@ -202,14 +222,14 @@ def _project(job: Job) -> Project:
     )
 
 
-def _ssh(distributed: DistributedConfig) -> SSHConfig:
+def _ssh_options(distributed: DistributedConfig) -> SSHConfig:
     """Return what the launcher ssh uses on each host; with another launcher nothing is special there."""
     return distributed.ssh if distributed.launcher == "ssh" else SSHConfig()
 
 
 def _path_there(path: str, distributed: DistributedConfig) -> str:
     """Return what a path is on the hosts: the same below their working directory, or as it is."""
-    folder = _ssh(distributed).folder
+    folder = _ssh_options(distributed).folder
     here = Path.cwd().resolve()
     if folder is None or not Path(path).is_relative_to(here):
         return path

@@ -12,8 +12,8 @@ from lanewise.config import pin_environment
 from lanewise.config.class_path import add_search_path
 from lanewise.die_with_parent import die_with_parent, name_process
 from lanewise.errors import LanewiseError, PreemptedError, WorldError
-from lanewise.jobs.exit import refusing_exit
 from lanewise.jobs.job import Job
+from lanewise.jobs.refused_exit import refusing_exit
 from lanewise.launch import JobFiles
 from lanewise.launch.scratch import folder_until_exit, keep_sockets_in, remove_all
 from lanewise.run_record import RunEnd, end_begun
@@ -38,7 +38,7 @@ def join_prepared_world(job: Job, environment: Environment) -> Any:
 
     watch = Watch(Meeting(environment, distributed.start_seconds), at_end=tidy_up_at_end)
     try:
-        watch.begin(stall_seconds=distributed.stall_seconds, start_seconds=distributed.start_seconds)
+        watch.begin(distributed)
         add_search_path(job.config.search_path)
         with refusing_exit(watch):  # it imports the user's modules
             job.check(environment)
@@ -143,7 +143,7 @@ def work(file: Path) -> None:
         keep_sockets_in(file.parent)
         job = pickle.loads(written["job"])  # noqa: S301 - likewise
         distributed = job.config.distributed
-        watch.begin(stall_seconds=distributed.stall_seconds, start_seconds=distributed.start_seconds)
+        watch.begin(distributed)
         if is_remote:  # the launcher has looked neither at these devices nor at the run directory
             job.check_devices(environment)
         watch.meet()

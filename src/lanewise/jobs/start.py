@@ -14,7 +14,6 @@ from lanewise.config import Equality, pin_environment, pinned_variables
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
 from lanewise.jobs import signals
-from lanewise.jobs.exit import refusing_exit
 from lanewise.jobs.hosts import (
     batch_job_of,
     is_submitted,
@@ -26,6 +25,7 @@ from lanewise.jobs.hosts import (
 from lanewise.jobs.job import Job
 from lanewise.jobs.outcome import Outcome
 from lanewise.jobs.rank import join_prepared_world, read_sent_result, run_in_world, tidy_up_at_end
+from lanewise.jobs.refused_exit import refusing_exit
 from lanewise.launch import JobFiles, Launcher, Workers, fork_server
 from lanewise.launch.remote import RemoteLauncher
 from lanewise.launch.sbatch import BatchJob
@@ -83,7 +83,7 @@ def _start_here(job: Job, *, is_fresh: bool) -> Any:
         from lanewise.watch.watch import Watch
 
         watch = Watch(at_end=tidy_up_at_end)
-        watch.begin(stall_seconds=distributed.stall_seconds, start_seconds=distributed.start_seconds)
+        watch.begin(distributed)
         try:
             with job.claim():
                 return run_in_world(job, environment, folder_until_exit(), watch)

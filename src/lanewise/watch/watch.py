@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import NoReturn, final
 
+from lanewise.config import DistributedConfig
 from lanewise.die_with_parent import end_session
 from lanewise.errors import LanewiseError
 from lanewise.watch.channel import Beat, Channel, silent
@@ -68,15 +69,13 @@ class Watch:
         self._halfway: dict[int, Beat] | None = None
         """What all ranks said when half of the time in which this one may make no progress had passed."""
 
-    def begin(self, *, stall_seconds: float | None, start_seconds: float | None) -> None:
-        """Begin to look, in a thread.
-
-        Args:
-            stall_seconds: how long the run may make no progress; None: for ever.
-            start_seconds: the same before the first step has ended.
-        """
+    def begin(self, distributed: DistributedConfig) -> None:
+        """Begin to look, in a thread, and allow as long without progress as the configuration says."""
         heartbeat.note, heartbeat.has_trained = (START, None, None), False  # not those of a run before
-        self._limits = {"stall_seconds": stall_seconds, "start_seconds": start_seconds}
+        self._limits = {
+            "stall_seconds": distributed.stall_seconds,
+            "start_seconds": distributed.start_seconds,
+        }
         if self._channel is not None and (over := self._channel.over()):
             self._end(over)  # a further start would come to the same end
         self._look()

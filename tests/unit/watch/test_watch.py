@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from lanewise.config import DistributedConfig
 from lanewise.watch import watch as module
 from lanewise.watch.heartbeat import CALLBACK, DATA, DONE, OWN_CODE, Heartbeat
 from lanewise.watch.process import ENDED, process_table, state_of
@@ -57,7 +58,7 @@ def wait_for(condition, seconds=5.0):
 
 
 def test_a_process_without_progress_ends_with_its_phase_and_its_stack(watch, beating):
-    watch.begin(stall_seconds=0.1, start_seconds=None)
+    watch.begin(DistributedConfig(stall_seconds=0.1, start_seconds=None))
     beating.note = ("forward", 17, 3)
     beating.has_trained = True
     assert wait_for(lambda: watch.ended)
@@ -67,13 +68,13 @@ def test_a_process_without_progress_ends_with_its_phase_and_its_stack(watch, bea
 
 
 def test_before_the_end_of_the_first_step_the_other_limit_holds(watch, beating):
-    watch.begin(stall_seconds=None, start_seconds=0.1)
+    watch.begin(DistributedConfig(stall_seconds=None, start_seconds=0.1))
     assert wait_for(lambda: watch.ended)
     assert "distributed.start_seconds=0.1" in watch.ended[0].text
 
 
 def test_a_note_that_says_the_same_again_and_a_saved_file_are_progress(watch, beating):
-    watch.begin(stall_seconds=0.2, start_seconds=None)
+    watch.begin(DistributedConfig(stall_seconds=0.2, start_seconds=None))
     beating.has_trained = True
     for number in itertools.count():
         if number % 2:
@@ -88,28 +89,28 @@ def test_a_note_that_says_the_same_again_and_a_saved_file_are_progress(watch, be
 
 @pytest.mark.parametrize("phase", [OWN_CODE, DONE])
 def test_what_runs_between_the_steps_of_an_own_loop_may_take_any_time(watch, beating, phase):
-    watch.begin(stall_seconds=0.1, start_seconds=0.1)
+    watch.begin(DistributedConfig(stall_seconds=0.1, start_seconds=0.1))
     beating.note = (phase, 17, None)
     assert not wait_for(lambda: watch.ended, 0.5)
 
 
 @pytest.mark.parametrize("phase", [DATA, CALLBACK])
 def test_without_limits_a_phase_may_take_any_time(watch, beating, phase):
-    watch.begin(stall_seconds=None, start_seconds=None)
+    watch.begin(DistributedConfig(stall_seconds=None, start_seconds=None))
     beating.note = (phase, 17, None)
     assert not wait_for(lambda: watch.ended, 0.5)
 
 
 def test_a_second_run_of_a_process_begins_anew(watch, beating):
     beating.note, beating.has_trained = ("done", 99, None), True
-    watch.begin(stall_seconds=None, start_seconds=None)
+    watch.begin(DistributedConfig(stall_seconds=None, start_seconds=None))
     assert beating.note == ("start", None, None)
     assert not beating.has_trained
 
 
 def test_time_in_a_debugger_is_not_counted(watch, beating, monkeypatch):
     monkeypatch.setattr(module, "is_debugged", lambda: True)
-    watch.begin(stall_seconds=0.05, start_seconds=0.05)
+    watch.begin(DistributedConfig(stall_seconds=0.05, start_seconds=0.05))
     assert not wait_for(lambda: watch.ended, 0.5)
 
 

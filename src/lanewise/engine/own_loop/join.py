@@ -40,7 +40,7 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
     if environment.master_address:
         die_with_parent(os.getppid())
         watch = Watch(Meeting(environment, distributed.start_seconds))
-        watch.begin(stall_seconds=distributed.stall_seconds, start_seconds=distributed.start_seconds)
+        watch.begin(distributed)
         sys.excepthook = watch.show_and_end
         watch.meet()
     elif sys.excepthook is sys.__excepthook__:

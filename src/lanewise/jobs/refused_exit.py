@@ -1,4 +1,4 @@
-"""Which ways to exit the user's code does not have while a job runs."""
+"""Refuses the ways to exit that the user's code does not have while a job runs: sys.exit and os._exit(0)."""
 
 import os
 import sys
