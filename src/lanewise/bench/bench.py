@@ -15,7 +15,7 @@ from lanewise.bench.report import BenchReport
 from lanewise.bench.row import BenchRow
 from lanewise.bench.side import Side
 from lanewise.bench.tune import tune
-from lanewise.config import Equality, ReducerName, RunConfig
+from lanewise.config import REDUCERS, Equality, ReducerName, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes
 from lanewise.errors import ConfigError, LanewiseError, text_of
@@ -77,8 +77,12 @@ def bench(
             measure_on_hosts(rows, configure, begin + seconds, show)
         if report.trials is not None and report.fastest is not None:
             mode = report.fastest.mode
-            # fsdp gives the modules of a model other classes.
-            built = (row.firsts[0] for row in rows.values() if row.firsts and row.mode.reducer != "fsdp")
+            # A reducer that shards gives the modules of a model other classes.
+            built = (
+                row.firsts[0]
+                for row in rows.values()
+                if row.firsts and not REDUCERS[row.mode.reducer].shards_weights
+            )
             block_classes = next((first.block_classes for first in built), ())
             trials = tune(
                 report.fastest,

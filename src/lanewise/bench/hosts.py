@@ -8,14 +8,12 @@ from lanewise.bench.job import BenchJob, First, Turn
 from lanewise.bench.measure import Show
 from lanewise.bench.modes import GRADES, Configure, Mode, overrides_of
 from lanewise.bench.row import BenchRow
-from lanewise.config import ReducerName, RunConfig
+from lanewise.config import REDUCERS, ReducerName, RunConfig
 from lanewise.config.hosts import read_hosts
 from lanewise.errors import ConfigError, LanewiseError, text_of
 from lanewise.jobs.hosts import is_submitted, job_there, launcher_of, places_of
 from lanewise.jobs.start import check_for_hosts, launch
 from lanewise.launch.remote import RemoteLauncher
-
-_OF_HOSTS = ("ddp", "fsdp")
 
 
 def modes_on_hosts(reducers: Sequence[ReducerName], config: RunConfig) -> list[Mode]:
@@ -32,7 +30,7 @@ def modes_on_hosts(reducers: Sequence[ReducerName], config: RunConfig) -> list[M
         )
     (place, *_) = places_of(distributed)
     alone = ["single"] if distributed.launcher == "ssh" and "single" in reducers else []
-    several = [reducer for reducer in reducers if reducer in _OF_HOSTS]
+    several = [reducer for reducer in reducers if REDUCERS[reducer].runs_on == "processes"]
     modes = [Mode("single", 1, equality) for equality in GRADES for _ in alone]
     return modes + [Mode(reducer, place.world_size, equality) for reducer in several for equality in GRADES]
 
@@ -44,7 +42,7 @@ def measure_on_hosts(rows: Mapping[Mode, BenchRow], configure: Configure, end: f
         seconds = (end - time.monotonic()) / (len(rows) - number)
         try:
             config = configure(list(overrides_of(mode, configure([]).distributed)))
-            if mode.reducer == "single":
+            if REDUCERS[mode.reducer].runs_on == "device":
                 config = _on_first_host(config)
             job = BenchJob(config, seconds=seconds)
             check_for_hosts(job)

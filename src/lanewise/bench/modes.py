@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from lanewise.config import DistributedConfig, Equality, ReducerName, RunConfig
+from lanewise.config import REDUCERS, DistributedConfig, Equality, ReducerName, RunConfig
 from lanewise.config.load import Override
 from lanewise.device.choice import accelerator_type
 from lanewise.errors import ConfigError
@@ -25,7 +25,7 @@ class Mode(NamedTuple):
     @property
     def is_ceiling(self) -> bool:
         """Whether each device trains its share of every step by itself, and never talks to the others."""
-        return self.reducer == "single" and self.num_devices > 1
+        return REDUCERS[self.reducer].runs_on == "device" and self.num_devices > 1
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ def modes_here(reducers: Sequence[ReducerName], devices: Sequence[int], config: 
         for num_devices in dict.fromkeys(devices)
         for reducer in reducers
         for equality in GRADES
-        if (reducer == "single") == (num_devices == 1)
+        if REDUCERS[reducer].is_for(num_devices)
     ]
     if not modes:
         raise ConfigError(
@@ -73,11 +73,11 @@ def overrides_of(mode: Mode, distributed: DistributedConfig) -> Iterator[Overrid
 
 def left_out(mode: Mode, distributed: DistributedConfig) -> list[str]:
     """Return the keys of the section `distributed` that are set and that the mode cannot have."""
-    is_ddp = mode.reducer == "ddp"
+    has_options = REDUCERS[mode.reducer].has_options
     cannot_have = {
-        "shard_optimizer": not is_ddp,
-        "compression": not is_ddp or mode.equality == "exact",
-        "sync_batch_norm": not is_ddp or mode.equality == "exact",
+        "shard_optimizer": not has_options,
+        "compression": not has_options or mode.equality == "exact",
+        "sync_batch_norm": not has_options or mode.equality == "exact",
     }
     return [key for key, cannot in cannot_have.items() if cannot and getattr(distributed, key)]
 

@@ -78,7 +78,7 @@ def _changes(config: RunConfig, block_classes: Sequence[str]) -> Iterator[Overri
     checkpointing = config.memory.activation_checkpointing
     if checkpointing is not None or block_classes:
         yield Override("memory.activation_checkpointing", "auto" if checkpointing is None else "null")
-    if config.distributed.reducer == "fsdp":
+    if config.distributed.kind.shards_weights:
         for name in block_classes:
             if config.distributed.fsdp.blocks != (name,):
                 yield Override("distributed.fsdp.blocks", f"[{name}]")

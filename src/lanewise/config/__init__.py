@@ -14,12 +14,14 @@ from lanewise.config.distributed import CompressionName as CompressionName
 from lanewise.config.distributed import DistributedConfig as DistributedConfig
 from lanewise.config.distributed import Equality as Equality
 from lanewise.config.distributed import FSDPConfig as FSDPConfig
-from lanewise.config.distributed import ReducerName as ReducerName
 from lanewise.config.memory import ActivationCheckpointingConfig as ActivationCheckpointingConfig
 from lanewise.config.memory import CompileConfig as CompileConfig
 from lanewise.config.memory import MemoryConfig as MemoryConfig
 from lanewise.config.pins import pin_environment as pin_environment
 from lanewise.config.pins import pinned_variables as pinned_variables
+from lanewise.config.reducer import REDUCERS as REDUCERS
+from lanewise.config.reducer import ReducerKind as ReducerKind
+from lanewise.config.reducer import ReducerName as ReducerName
 from lanewise.config.run import MAY_DIFFER as MAY_DIFFER
 from lanewise.config.run import BatchConfig as BatchConfig
 from lanewise.config.run import CheckpointConfig as CheckpointConfig

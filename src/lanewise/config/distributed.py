@@ -14,8 +14,8 @@ from lanewise.config.hosts import (
     SSHConfig,
     mistakes_of_hosts,
 )
+from lanewise.config.reducer import REDUCERS, ReducerKind, ReducerName
 
-ReducerName = Literal["ddp", "fsdp", "single", "data_parallel", "balanced_data_parallel"]
 Equality = Literal["close", "exact"]
 CompressionName = Literal["bf16", "fp16"]
 Backend = Literal["auto", "gloo", "nccl"]
@@ -267,9 +267,14 @@ class DistributedConfig(Section):
         return None if self.devices is None else _count(self.devices)
 
     @property
+    def kind(self) -> ReducerKind:
+        """What the reducer says of itself."""
+        return REDUCERS[self.reducer]
+
+    @property
     def is_one_process(self) -> bool:
         """Whether one process drives all devices."""
-        return self.reducer in ("data_parallel", "balanced_data_parallel")
+        return self.kind.runs_on == "process"
 
     @property
     def num_processes(self) -> int | None:

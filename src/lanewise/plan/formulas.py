@@ -14,11 +14,11 @@ from lanewise.plan.sharded import moments_of_fsdp
 
 def peak_memory(measured: Measured, setting: Setting) -> Memory:
     """Return what is in use at the largest moment of a step, in the process that needs most."""
-    num_parts, is_on_host = setting.num_shards, setting.reducer == "fsdp" and measured.offloads
+    num_parts, is_on_host = setting.num_shards, setting.kind.shards_weights and measured.offloads
     update = measured.update(*updated_parts(measured, setting))
     parameters = sum(weight.shard_bytes(num_parts) for weight in measured.weights)
-    is_one_process = setting.reducer in ("data_parallel", "balanced_data_parallel")
-    num_replicas = setting.num_devices if is_one_process and measured.shares_memory else 1
+    is_one_memory = setting.kind.runs_on == "process" and measured.shares_memory
+    num_replicas = setting.num_devices if is_one_memory else 1
     is_alone = setting.num_lanes_each == setting.num_devices == 1  # nothing is merged
     num_kept = 0 if is_alone else 1 + setting.num_lanes_each
     throughout = Memory(
@@ -105,7 +105,7 @@ def _moments_of_replicas(measured: Measured, setting: Setting, throughout: Memor
             yield replace(throughout, gradients=accumulated + size, activations=waiting + again.lane_bytes)
         yield replace(throughout, gradients=accumulated + size + pending)
     else:
-        num_gathered = num_others if setting.reducer == "data_parallel" else 0
+        num_gathered = num_others if setting.kind.gathers_outputs else 0
         gathered = num_gathered * (tape.output_bytes + tape.loss_bytes)
         peak, gradients = (again, size) if adds_lanes else (first, pending + first.added_bytes)
         yield replace(throughout, gradients=gradients, activations=gathered + peak.lane_bytes)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
-from lanewise.config import Equality, ReducerName
+from lanewise.config import REDUCERS, Equality, ReducerKind, ReducerName
 from lanewise.plan.model import Weight
 from lanewise.plan.tape import Tape, TapeMark
 from lanewise.plan.update import Cut, Update
@@ -20,6 +20,11 @@ class Setting:
     num_lanes: int
 
     @property
+    def kind(self) -> ReducerKind:
+        """What the reducer says of itself."""
+        return REDUCERS[self.reducer]
+
+    @property
     def num_lanes_each(self) -> int:
         """The most lanes of any device."""
         return -(-self.num_lanes // self.num_devices)
@@ -27,7 +32,7 @@ class Setting:
     @property
     def num_shards(self) -> int:
         """Into how many parts parameters, gradients and the optimizer's state are cut."""
-        return self.num_devices if self.reducer == "fsdp" else 1
+        return self.num_devices if self.kind.shards_weights else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +112,6 @@ Moments: TypeAlias = Iterator[Memory]
 
 def updated_parts(measured: Measured, setting: Setting) -> tuple[int, Cut]:
     """Return among how many processes the update is shared out, and how."""
-    if setting.reducer == "ddp" and measured.shards_optimizer:
+    if setting.kind.has_options and measured.shards_optimizer:
         return setting.num_devices, "whole"
     return setting.num_shards, "rows"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from lanewise.config import ActivationCheckpointingConfig, ReducerName, RunConfig
+from lanewise.config import REDUCERS, ActivationCheckpointingConfig, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes
 from lanewise.device.choice import accelerator_type
@@ -16,9 +16,6 @@ from lanewise.plan.result import Plan
 from lanewise.plan.row import FRAGMENTATION, Machine, Row
 from lanewise.plan.traffic import traffic_of
 
-_ALONE: tuple[ReducerName, ...] = ("single",)
-_OF_ONE_PROCESS: tuple[ReducerName, ...] = ("data_parallel", "balanced_data_parallel")
-_OF_SEVERAL: tuple[ReducerName, ...] = ("ddp", "fsdp")
 _MOST_DEVICES_OF_A_MACHINE = 16
 """As many as one process may drive: no common machine has more accelerators."""
 
@@ -76,7 +73,7 @@ def plan(
             show("timing lanes")
             seconds = time_lane(variant, batch)
         for setting in _settings(config.batch.num_lanes, devices):
-            if setting.reducer == "fsdp" and measured.why_no_fsdp:
+            if setting.kind.shards_weights and measured.why_no_fsdp:
                 continue
             memory = peak_memory(measured, setting)
             num_parts, _ = updated_parts(measured, setting)
@@ -121,6 +118,7 @@ def _with_checkpointing(config: RunConfig, section: ActivationCheckpointingConfi
 def _settings(num_lanes: int, devices: Sequence[int]) -> Iterator[Setting]:
     """Yield every reducer on every number of devices, with more lanes where there are fewer than devices."""
     for count in devices:
-        of_one_process = _OF_ONE_PROCESS if count <= _MOST_DEVICES_OF_A_MACHINE else ()
-        for reducer in _ALONE if count == 1 else (*of_one_process, *_OF_SEVERAL):
-            yield Setting(reducer=reducer, num_devices=count, num_lanes=max(num_lanes, count))
+        for reducer, kind in REDUCERS.items():
+            is_too_many = kind.runs_on == "process" and count > _MOST_DEVICES_OF_A_MACHINE
+            if kind.is_for(count) and not is_too_many:
+                yield Setting(reducer=reducer, num_devices=count, num_lanes=max(num_lanes, count))

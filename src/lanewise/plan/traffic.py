@@ -38,11 +38,11 @@ def traffic_of(measured: Measured, setting: Setting) -> Traffic:
     if num_devices == 1:
         return Traffic(0, 0, 0)
     is_exact, size = measured.equality == "exact", measured.gradient_bytes
-    if setting.reducer in ("data_parallel", "balanced_data_parallel"):
+    if setting.kind.runs_on == "process":
         tape, num_others = measured.tape, num_lanes - setting.num_lanes_each
         num_gradients = num_others if is_exact else num_devices - 1
         # The outputs travel to the first device, and their gradients back.
-        batches = tape.batch_bytes + 2 * tape.output_bytes * (setting.reducer == "data_parallel")
+        batches = tape.batch_bytes + 2 * tape.output_bytes * setting.kind.gathers_outputs
         weights = (num_devices - 1) * sum(weight.num_bytes for weight in measured.weights)
         return Traffic(0, 0, weights + num_gradients * size + num_others * batches)
     part = (num_devices - 1) / num_devices
@@ -52,7 +52,7 @@ def traffic_of(measured: Measured, setting: Setting) -> Traffic:
         + 8 * measured.num_buffers
         + 2 * measured.changed_buffer_bytes * num_sums  # as float64
     )
-    if setting.reducer == "ddp":
+    if not setting.kind.shards_weights:
         if measured.shards_optimizer:
             between += part * measured.gradient_bytes  # updated parameters, each from one process to all
         return Traffic(0, part * size * (1 + (num_sums if is_exact else 1)), between)

@@ -44,7 +44,7 @@ def verify(
     if resumes and num_steps < 2:
         raise ConfigError(f"--resume stops half-way and needs at least two steps: got --steps {num_steps}.")
     fsdp = config.distributed.fsdp
-    if config.distributed.reducer == "fsdp" and fsdp.param_dtype != "float32":
+    if config.distributed.kind.shards_weights and fsdp.param_dtype != "float32":
         raise ConfigError(
             "verify compares with one process, which has its weights in float32: got "
             f"distributed.fsdp.param_dtype {fsdp.param_dtype}. Verify with param_dtype=float32."
@@ -152,7 +152,7 @@ def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
         backend="auto",
     )
     optimizer = config.optimizer
-    if config.distributed.reducer == "fsdp":  # whose exact knows no fused ones
+    if config.distributed.kind.shards_weights:  # whose exact knows no fused ones
         arguments = {key: value for key, value in optimizer.init_args.items() if key != "fused"}
         optimizer = replace(optimizer, init_args=arguments)
     return replace(config, distributed=distributed, optimizer=optimizer)

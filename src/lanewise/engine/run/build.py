@@ -149,7 +149,7 @@ def build_run_loader(config: RunConfig, task: Task, world: World, placement: Pla
         order=choose_order(config),
         tables=order_tables(task, dataset),
         num_epochs=config.train.epochs,
-        fills_empty=config.distributed.reducer == "fsdp" or task.loss_method() == "batch_loss",
+        fills_empty=config.distributed.kind.shards_weights or task.loss_method() == "batch_loss",
     )
 
 
