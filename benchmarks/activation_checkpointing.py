@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lanewise import checkpoint_activations
-from lanewise.device.live_storage import LiveStorage
-from lanewise.transforms import compare_runs
+from lanewise.engine.transforms import compare_runs
+from lanewise.processes.device.live_storage import LiveStorage
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "char_gpt"))
 from char_gpt import GPT, GPTConfig

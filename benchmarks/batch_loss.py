@@ -38,8 +38,8 @@ from torch.utils.data import Dataset
 from lanewise import Task
 from lanewise.config import RunConfig
 from lanewise.config.check import read_section
-from lanewise.device.live_storage import LiveStorage
 from lanewise.engine.engine import build_engine
+from lanewise.processes.device.live_storage import LiveStorage
 from lanewise.testing import run_distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "contrastive"))

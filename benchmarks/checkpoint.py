@@ -22,11 +22,11 @@ from sides import installed
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import Manifest
-from lanewise.checkpoint.saver import Saver
 from lanewise.engine.state.run_state import take_optimizer
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.world import LocalWorld
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.checkpoint.saver import Saver
 
 Way = Callable[[], object]
 WIDTH, NUM_LAYERS = 3162, 10

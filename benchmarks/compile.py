@@ -19,7 +19,7 @@ from section import publish, ratios, spread, table
 from torch.nn import functional as F
 
 from lanewise.config import CompileConfig
-from lanewise.transforms import compile_forwards
+from lanewise.engine.transforms import compile_forwards
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "char_gpt"))
 from char_gpt import GPT, GPTConfig

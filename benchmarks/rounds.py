@@ -19,7 +19,7 @@ from typing import IO, Any, TypeVar
 from sides import installed
 from workload import Workload
 
-import lanewise.bench.rounds
+import lanewise.commands.bench.rounds
 
 K = TypeVar("K", bound=Hashable)
 PROGRAM = Path(__file__).with_name("sides.py")
@@ -59,7 +59,7 @@ def take_turns(
         for processes in running.values():
             processes.wait()
         turns = {name: processes.take_turn for name, processes in running.items()}
-        _, *rounds = islice(lanewise.bench.rounds.take_turns(turns), num_rounds + 1)
+        _, *rounds = islice(lanewise.commands.bench.rounds.take_turns(turns), num_rounds + 1)
         losses = {name: processes.take_last_turn() for name, processes in running.items()}
     require_equal_work(present, losses)
     return {name: [seconds[name] / steps_per_turn for seconds in rounds] for name in present}

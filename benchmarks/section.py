@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from lanewise.bench.machine import describe_machine
-from lanewise.bench.rounds import MiddleHalf
+from lanewise.commands.bench.machine import describe_machine
+from lanewise.commands.bench.rounds import MiddleHalf
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 LIBRARIES = ("torch", "lightning", "pytorch-ignite", "accelerate", "transformers", "pyarrow", "datasets")

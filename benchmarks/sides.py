@@ -86,11 +86,11 @@ def lanewise_steps(work: Workload) -> nn.Module:
     """The steps of `lanewise train`, in the same kind of process, without loggers and checkpoints."""
     from task import Work
 
+    from lanewise.commands.jobs.job import Job
+    from lanewise.commands.jobs.start import start
     from lanewise.config import RunConfig
     from lanewise.config.check import read_section
     from lanewise.engine.engine import build_engine
-    from lanewise.jobs.job import Job
-    from lanewise.jobs.start import start
 
     class Steps(Job):
         def run(self, world: Any) -> nn.Module:

@@ -20,11 +20,11 @@ import torch
 from section import publish, ratios, spread, table
 from torch.utils.data import DataLoader, IterableDataset
 
-from lanewise.collate import collate
 from lanewise.data import StreamCut, StreamLoader, StreamReader
+from lanewise.data.collate import collate
 from lanewise.lanes import lane_ranges
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 
 NUM_SAMPLES, NUM_SHARDS, NUM_LANES, BATCH_SIZE = 16_000, 8, 8, 32
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 
 
 def run_script(script: Path, *arguments: object, cwd: Path, num_processes: int = 1) -> str:

@@ -13,8 +13,8 @@ _MODULES = (
     "lanewise.testing",
     "lanewise.cli.train",
     "lanewise.config.classes",
-    "lanewise.loggers",
-    "lanewise.verify.verify",
+    "lanewise.runs.loggers",
+    "lanewise.commands.verify.verify",
     "tensorboard.compat.proto.event_pb2",
     "torchmetrics.classification",  # three seconds, since it imports transformers and matplotlib
     "torchmetrics.retrieval",

@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lanewise.callback import Callback, RunStart
+    from lanewise.commands.jobs.api import TrainResult, evaluate, load, predict, train
     from lanewise.engine.own_loop.lanes import Lanes
-    from lanewise.jobs.api import TrainResult, evaluate, load, predict, train
+    from lanewise.engine.transforms.activation_checkpointing import checkpoint_activations
+    from lanewise.processes.world.machine import local_rank_zero_first
+    from lanewise.runs.callback import Callback, RunStart
     from lanewise.task import Loss, Task
-    from lanewise.transforms.activation_checkpointing import checkpoint_activations
-    from lanewise.world.machine import local_rank_zero_first
 
 __all__ = [
     "Callback",
@@ -27,18 +27,18 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Callback": "lanewise.callback",
+    "Callback": "lanewise.runs.callback",
     "Lanes": "lanewise.engine.own_loop.lanes",
     "Loss": "lanewise.task",
-    "RunStart": "lanewise.callback",
+    "RunStart": "lanewise.runs.callback",
     "Task": "lanewise.task",
-    "TrainResult": "lanewise.jobs.api",
-    "checkpoint_activations": "lanewise.transforms.activation_checkpointing",
-    "evaluate": "lanewise.jobs.api",
-    "load": "lanewise.jobs.api",
-    "local_rank_zero_first": "lanewise.world.machine",
-    "predict": "lanewise.jobs.api",
-    "train": "lanewise.jobs.api",
+    "TrainResult": "lanewise.commands.jobs.api",
+    "checkpoint_activations": "lanewise.engine.transforms.activation_checkpointing",
+    "evaluate": "lanewise.commands.jobs.api",
+    "load": "lanewise.commands.jobs.api",
+    "local_rank_zero_first": "lanewise.processes.world.machine",
+    "predict": "lanewise.commands.jobs.api",
+    "train": "lanewise.commands.jobs.api",
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from lanewise.collate import collate
+from lanewise.data.collate import collate
 from lanewise.errors import TaskError
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ TYPES = re.compile(r"(?<![a-z])(?:cuda|xpu|mps|mtia|hpu)(?![a-z])", re.IGNORECAS
 ALLOWED = {
     "config/distributed.py": ("examples in errors", {"cuda": 3, "mps": 1}),
     "config/optimizer.py": ("where fused optimizers are the default", {"cuda": 1}),
-    "jobs/hosts.py": ("which devices Ray reserves, as it counts GPUs", {"cuda": 1}),
+    "commands/jobs/hosts.py": ("which devices Ray reserves, as it counts GPUs", {"cuda": 1}),
     "launch/kubernetes.py": ("the cluster's name for Nvidia's GPUs, and how to ask for them", {"cuda": 4}),
-    "device/determinism.py": ("tf32 is a format of CUDA's matrix products", {"cuda": 2}),
-    "device/accelerator.py": ("what a type lacks", {"mps": 1}),
+    "processes/device/determinism.py": ("tf32 is a format of CUDA's matrix products", {"cuda": 2}),
+    "processes/device/accelerator.py": ("what a type lacks", {"mps": 1}),
 }
 """Of each module: why, and how often which name occurs in it."""
 
@@ -45,7 +45,7 @@ def test_types_are_named_where_they_are_allowed_only() -> None:
     found = {
         str(path.relative_to(SRC)): names_in(path.read_text(encoding="utf-8")) for path in SRC.rglob("*.py")
     }
-    assert "world/world.py" in found
+    assert "processes/world/world.py" in found
     allowed = {path: counts for path, (_, counts) in ALLOWED.items() if counts}
     assert {path: counts for path, counts in found.items() if counts} == allowed
 

@@ -28,8 +28,10 @@ def test_a_loop_of_the_users_own_does_not_import_the_trainer():
 
 def test_what_lists_checkpoints_or_refuses_a_used_run_dir_needs_no_torch():
     """It took 2.6 and 3.3 s, of which torch was nearly all."""
-    modules = imported_with("lanewise.checkpoint.folder", "lanewise.jobs.train", "lanewise.cli.checkpoints")
-    assert {"lanewise.run_dir", "lanewise.checkpoint.manifest"} <= modules
+    modules = imported_with(
+        "lanewise.runs.checkpoint.folder", "lanewise.commands.jobs.train", "lanewise.cli.checkpoints"
+    )
+    assert {"lanewise.runs.dir", "lanewise.runs.checkpoint.manifest"} <= modules
     assert not [name for name in modules if name.partition(".")[0] == "torch"]
 
 

@@ -26,7 +26,7 @@ from torch import nn
 SRC = Path(__file__).parents[2] / "src" / "lanewise"
 OWN = {"_init_arguments", "_numbers", "_require_types"}
 """Private names of our own that are used of another object than `self`: of a class in the same file, and the
-arguments that a `Task` notes for jobs/api.py."""
+arguments that a `Task` notes for commands/jobs/api.py."""
 DOCUMENTED = {"_asdict", "_fields", "_replace", "_exit"}
 """Public in spite of the underscore: the methods of named tuples, and `os._exit`."""
 IN_TEXT = re.compile(r"\b(?:torch|numpy)(?:\.\w+)*\._[a-z]\w*(?:\.\w+)*", re.IGNORECASE)
@@ -228,17 +228,17 @@ PRIVATE = {
     ),
     # torch, by whole names
     "torch._C._autograd._top_saved_tensors_default_hooks": Private(
-        "transforms/checkpointed.py",
+        "engine/transforms/checkpointed.py",
         "gives the hooks that torch.utils.checkpoint has set, which the errors of a block are added to",
         "AttributeError in the first forward with activation checkpointing",
     ),
     "torch._C._distributed_c10d._dump_fr_trace_json": Private(
-        "watch/collectives.py",
+        "processes/watch/collectives.py",
         "gives torch's record of collectives, whose public form is a file of pickles",
         "no line in the report of a stall that compares the ranks' collectives",
     ),
     "torch._C._current_autograd_node": Private(
-        "verify/operators.py",
+        "commands/verify/operators.py",
         "says which backward an operator belongs to",
         "AttributeError in `lanewise verify` when it searches the operator; the reports would lack the place",
     ),
@@ -247,30 +247,30 @@ PRIVATE = {
     ),
     "torch._C._will_engine_execute_node": Private("reduce/ddp.py", *DDP),
     "torch._compile._disable_dynamo": Private(
-        "transforms/checkpointed.py",
+        "engine/transforms/checkpointed.py",
         "is torch.compiler.disable, whose first call takes seconds as it imports the compiler",
         "ImportError in every run; torch.compiler.disable does the same",
     ),
     "torch._dynamo": Private(
-        "device/determinism.py launch/fork_server.py",
+        "processes/device/determinism.py launch/fork_server.py",
         "is imported once for all workers, as every optimizer imports it",
         "ImportError when workers start; without the line each takes seconds longer",
     ),
-    "torch._dynamo.config": Private("device/determinism.py", *DYNAMO),
-    "torch._dynamo.config.accumulated_recompile_limit": Private("device/determinism.py", *DYNAMO),
-    "torch._dynamo.config.automatic_dynamic_shapes": Private("device/determinism.py", *DYNAMO),
-    "torch._dynamo.config.fail_on_recompile_limit_hit": Private("device/determinism.py", *DYNAMO),
+    "torch._dynamo.config": Private("processes/device/determinism.py", *DYNAMO),
+    "torch._dynamo.config.accumulated_recompile_limit": Private("processes/device/determinism.py", *DYNAMO),
+    "torch._dynamo.config.automatic_dynamic_shapes": Private("processes/device/determinism.py", *DYNAMO),
+    "torch._dynamo.config.fail_on_recompile_limit_hit": Private("processes/device/determinism.py", *DYNAMO),
     "torch._dynamo.config.recompile_limit": Private(
-        "device/determinism.py engine/step/lane_error.py", *DYNAMO
+        "processes/device/determinism.py engine/step/lane_error.py", *DYNAMO
     ),
     "torch._dynamo.exc.FailOnRecompileLimitHit": Private("engine/step/lane_error.py", *MESSAGE),
     "torch._dynamo.utils.counters": Private(
-        "transforms/compile.py",
+        "engine/transforms/compile.py",
         "counts graph breaks by their reason",
         "ImportError with compile; graph breaks would not be logged",
     ),
     "torch._dynamo.utils.get_compilation_metrics": Private(
-        "transforms/compile.py",
+        "engine/transforms/compile.py",
         "says what was compiled again, and why",
         "ImportError with compile; recompilations would not be logged",
     ),
@@ -278,51 +278,63 @@ PRIVATE = {
     "torch._foreach_copy_": Private("engine/buffers/pack.py", *FOREACH),
     "torch._foreach_div_": Private("reduce/reducer.py", *FOREACH),
     "torch._foreach_norm": Private("reduce/fsdp.py reduce/reducer.py", *FOREACH),
-    "torch._inductor.config": Private("transforms/compile.py", *DYNAMO),
-    "torch._inductor.config.fallback_random": Private("transforms/compile.py", *DYNAMO),
-    "torch._subclasses.fake_tensor.FakeTensor": Private("plan/real_sizes.py", *FAKE_TENSORS),
-    "torch._subclasses.fake_tensor.FakeTensorMode": Private("plan/measure.py plan/update.py", *FAKE_TENSORS),
-    "torch._subclasses.fake_tensor.unset_fake_temporarily": Private("plan/real_sizes.py", *FAKE_TENSORS),
+    "torch._inductor.config": Private("engine/transforms/compile.py", *DYNAMO),
+    "torch._inductor.config.fallback_random": Private("engine/transforms/compile.py", *DYNAMO),
+    "torch._subclasses.fake_tensor.FakeTensor": Private("commands/plan/real_sizes.py", *FAKE_TENSORS),
+    "torch._subclasses.fake_tensor.FakeTensorMode": Private(
+        "commands/plan/measure.py commands/plan/update.py", *FAKE_TENSORS
+    ),
+    "torch._subclasses.fake_tensor.unset_fake_temporarily": Private(
+        "commands/plan/real_sizes.py", *FAKE_TENSORS
+    ),
     "torch.autograd.graph._engine_run_backward": Private(
         "reduce/reducer.py",
         "runs a backward without the checks of Tensor.backward, which take long beside those of small models",
         "Tensor.backward is called instead",
     ),
     "torch.distributed._broadcast_coalesced": Private(
-        "world/world.py",
+        "processes/world/world.py",
         "sends tensors as DDP does; dist.broadcast mistakes a sliced tensor for a contiguous one",
         "AttributeError at the start of ddp; a broadcast of a contiguous copy of each tensor does the same",
     ),
     "torch.distributed.distributed_c10d._get_default_store": Private(
-        "world/machine.py",
+        "processes/world/machine.py",
         "gives the store at which the processes have met",
         "AttributeError in local_rank_zero_first alone",
     ),
     "torch.distributed.distributed_c10d._world.pg_map": Private(
-        "world/world.py",
+        "processes/world/world.py",
         "lists the process groups, whose collectives are counted",
         "AttributeError; verify could not tell that ranks call different numbers of collectives",
     ),
     "torch.nn.modules.batchnorm._BatchNorm": Private(
-        "reduce/blocks.py transforms/sync_batch_norm.py",
+        "reduce/blocks.py engine/transforms/sync_batch_norm.py",
         "is the base of BatchNorm of all dimensions; torch's own convert_sync_batchnorm asks for it",
         "AttributeError; the classes of one, two and three dimensions can be named one by one",
     ),
     "torch.nn.modules.batchnorm._NormBase": Private(
-        "plan/measure.py",
+        "commands/plan/measure.py",
         "is the base of all modules that keep statistics: their kernels write these without a new version",
         "AttributeError in `lanewise plan` alone; the classes can be named one by one",
     ),
     "torch.utils._python_dispatch.TorchDispatchMode": Private(
-        "device/live_storage.py plan/real_sizes.py verify/operators.py", *DISPATCH
+        "processes/device/live_storage.py commands/plan/real_sizes.py commands/verify/operators.py", *DISPATCH
     ),
-    "torch.utils._pytree.TreeSpec": Private("transforms/checkpointed.py verify/meeting.py", *PYTREE),
+    "torch.utils._pytree.TreeSpec": Private(
+        "engine/transforms/checkpointed.py commands/verify/meeting.py", *PYTREE
+    ),
     "torch.utils._pytree.keystr": Private("engine/step/lane_error.py", *PYTREE),
-    "torch.utils._pytree.tree_flatten": Private("transforms/checkpointed.py verify/meeting.py", *PYTREE),
+    "torch.utils._pytree.tree_flatten": Private(
+        "engine/transforms/checkpointed.py commands/verify/meeting.py", *PYTREE
+    ),
     "torch.utils._pytree.tree_flatten_with_path": Private("engine/step/lane_error.py", *PYTREE),
-    "torch.utils._pytree.tree_leaves": Private("device/live_storage.py plan/real_sizes.py", *PYTREE),
-    "torch.utils._pytree.tree_map_only": Private("plan/real_sizes.py", *PYTREE),
-    "torch.utils._pytree.tree_unflatten": Private("transforms/checkpointed.py verify/meeting.py", *PYTREE),
+    "torch.utils._pytree.tree_leaves": Private(
+        "processes/device/live_storage.py commands/plan/real_sizes.py", *PYTREE
+    ),
+    "torch.utils._pytree.tree_map_only": Private("commands/plan/real_sizes.py", *PYTREE),
+    "torch.utils._pytree.tree_unflatten": Private(
+        "engine/transforms/checkpointed.py commands/verify/meeting.py", *PYTREE
+    ),
     "torch.utils.data._utils.worker": Private(
         "data/stream.py",
         "has the worker info, which is hidden from a stream while it is read",
@@ -338,18 +350,19 @@ PRIVATE = {
         lambda: torch.Tensor,
     ),
     "._buffers": Private(
-        "checkpoint/model_file.py engine/buffers/pack.py engine/state/left_out.py transforms/checkpointed.py",
+        "runs/checkpoint/model_file.py engine/buffers/pack.py engine/state/left_out.py "
+        "engine/transforms/checkpointed.py",
         *TABLES,
         nn.Module,
     ),
     "._cdata": Private(
-        "device/live_storage.py",
+        "processes/device/live_storage.py",
         "tells one storage from another; storages of fake tensors all have the data pointer 0",
         "AttributeError in `lanewise plan` alone, which counts memory with it",
         lambda: torch.UntypedStorage(0),
     ),
     "._compiled_call_impl": Private(
-        "transforms/activation_checkpointing.py",
+        "engine/transforms/activation_checkpointing.py",
         "tells a module that Module.compile has compiled",
         "AttributeError with activation checkpointing",
         nn.Module,
@@ -363,19 +376,19 @@ PRIVATE = {
         "reduce/fsdp_group.py", *FSDP, lambda: resolve("torch.distributed.fsdp.FSDPModule")
     ),
     "._get_sequence_number_for_group": Private(
-        "world/world.py",
+        "processes/world/world.py",
         "counts the collectives of a process group",
         "AttributeError; verify could not tell that ranks call different numbers of collectives",
         lambda: dist.ProcessGroup,
     ),
     "._indices": Private(
-        "transforms/checkpointed.py",
+        "engine/transforms/checkpointed.py",
         "the public method wants a sparse tensor coalesced, which is another one",
         "AttributeError for a checkpointed block that takes a sparse tensor",
         lambda: torch.Tensor,
     ),
     "._is_in_bad_fork": Private(
-        "device/accelerator.py",
+        "processes/device/accelerator.py",
         "torch.manual_seed asks it before it seeds mps, which has no is_initialized",
         "AttributeError on mps",
         lambda: torch.mps,
@@ -386,14 +399,14 @@ PRIVATE = {
         "AttributeError when such a tensor is compared",
         lambda: torch.Tensor,
     ),
-    "._modules": Private("reachable.py", *TABLES, nn.Module),
+    "._modules": Private("engine/reachable.py", *TABLES, nn.Module),
     "._orig_mod": Private(
-        "transforms/activation_checkpointing.py",
+        "engine/transforms/activation_checkpointing.py",
         "tells what torch.compile has made of a module; torch's documentation has the name in state dicts",
         "no error says that the blocks of a compiled module cannot be checkpointed",
         lambda: resolve("torch._dynamo.eval_frame.OptimizedModule"),
     ),
-    "._parameters": Private("transforms/checkpointed.py", *TABLES, nn.Module),
+    "._parameters": Private("engine/transforms/checkpointed.py", *TABLES, nn.Module),
     "._post_accumulate_grad_hooks": Private(
         "reduce/build.py",
         "as _backward_hooks",
@@ -412,7 +425,7 @@ PRIVATE = {
         lambda: resolve("torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState"),
     ),
     "._schema": Private(
-        "verify/operators.py",
+        "commands/verify/operators.py",
         "tells whether an operator changes its arguments",
         "AttributeError in `lanewise verify` when it searches the operator",
         lambda: torch.ops.aten.add.Tensor,
@@ -424,15 +437,15 @@ PRIVATE = {
         lambda: resolve("torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam"),
     ),
     "._values": Private(
-        "transforms/checkpointed.py",
+        "engine/transforms/checkpointed.py",
         "as _indices",
         "AttributeError for a checkpointed block that takes a sparse tensor",
         lambda: torch.Tensor,
     ),
     "._version": Private(
         "engine/buffers/pack.py engine/step/guard/changed_parameters.py "
-        "engine/step/guard/foreign_gradients.py plan/measure.py "
-        "verify/probe.py",
+        "engine/step/guard/foreign_gradients.py commands/plan/measure.py "
+        "commands/verify/probe.py",
         *VERSION,
         lambda: torch.Tensor,
     ),
@@ -460,18 +473,18 @@ PRIVATE = {
         "AttributeError when a worker ends; what programs register with atexit would not run",
     ),
     "ctypes.CDLL": Private(
-        "config/pins.py device/allocator.py die_with_parent.py",
+        "config/pins.py processes/device/allocator.py processes/die_with_parent.py",
         "python has no mallopt and no prctl, and torch no way to ask MKL for its mode",
         "memory is kept as glibc likes, and MKL is taken to be pinned; every Linux has prctl",
         lambda: ctypes,
     ),
     "sys._current_frames": Private(
-        "watch/process.py",
+        "processes/watch/process.py",
         "gives the stack of another thread; python documents it under this name",
         "AttributeError in the report of a stall",
     ),
     "sys._getframe": Private(
-        "jobs/refused_exit.py",
+        "commands/jobs/refused_exit.py",
         "looks up the stack without reading files, which inspect.stack does; CPython documents it",
         "AttributeError: another python than CPython may lack it",
     ),
@@ -536,7 +549,7 @@ def test_the_system_has_what_ctypes_calls() -> None:
         ("import os\nos._exit(0)\nrow._replace(a=1)", set()),
         ("class A:\n    _b = 1\n    def f(self):\n        return self._b", set()),
         ("class A:\n    def f(self):\n        self._b = 1\n        return self._b", set()),
-        ("from lanewise.world import _x\n_x.y", set()),
+        ("from lanewise.processes.world import _x\n_x.y", set()),
         ("import argparse\nclass A(argparse.Action):\n    def _ours(self): ...", set()),
         ("class A:\n    def f(self):\n        return self._of_another_module", set()),
         ("x = __name__\ny = x.__class__", set()),

@@ -9,12 +9,16 @@ import pytest
 from tests.architecture.test_layers import SRC, read_sources
 
 OWN_FILES = {
-    "lanewise.jobs.batch": "the job, in a file that only its submitter can write",
-    "lanewise.jobs.rank": "the job, in the private folder of the parent: its own, or what its launcher sent",
-    "lanewise.jobs.start": "the result of its own worker on this machine, in its private folder",
+    "lanewise.commands.jobs.batch": "the job, in a file that only its submitter can write",
+    "lanewise.commands.jobs.rank": (
+        "the job, in the private folder of the parent: its own, or what its launcher sent"
+    ),
+    "lanewise.commands.jobs.start": "the result of its own worker on this machine, in its private folder",
     "lanewise.testing.distributed": "results of its own processes, in its private folder",
     "lanewise.testing.worker": "the call from the parent, in its private folder",
-    "lanewise.verify.job": "results of the ranks of one machine, in the private folder of their parent",
+    "lanewise.commands.verify.job": (
+        "results of the ranks of one machine, in the private folder of their parent"
+    ),
 }
 """The modules that unpickle, and whose files these are. Nothing is unpickled that came through a socket."""
 

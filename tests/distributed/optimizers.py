@@ -3,7 +3,7 @@
 import torch
 from torch.optim import SGD
 
-from lanewise.world.shards import is_sharded
+from lanewise.processes.world.shards import is_sharded
 
 
 class Sharpness(SGD):

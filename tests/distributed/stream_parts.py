@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from lanewise.config import RunConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.distributed.tasks import configure, state_bytes
 
 

@@ -19,10 +19,10 @@ from lanewise.config import (
     RunConfig,
     TrainConfig,
 )
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
-from lanewise.world.shards import whole
-from lanewise.world.world import World
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.shards import whole
+from lanewise.processes.world.world import World
 
 VOCABULARY = 31
 

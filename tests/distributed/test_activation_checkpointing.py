@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from lanewise.commands.verify.trace import run_steps
 from lanewise.config import (
     ActivationCheckpointingConfig,
     DistributedConfig,
@@ -18,9 +19,8 @@ from lanewise.config import (
 )
 from lanewise.engine.engine import build_engine
 from lanewise.errors import TaskError, describe
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.verify.trace import run_steps
-from lanewise.world.world import World
 from tests.distributed.tasks import VOCABULARY, configure, train
 from tests.distributed.test_fsdp import Deeper
 

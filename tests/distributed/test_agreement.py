@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from lanewise.processes.world.agreement import require_equal_machines
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.world.agreement import require_equal_machines
-from lanewise.world.world import World
 
 
 def compare(world: World, lacking: int | None) -> Any:

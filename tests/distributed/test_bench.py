@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from lanewise.bench.job import NUM_FIRST_STEPS, BenchJob, First, Turn, _digest
+from lanewise.commands.bench.job import NUM_FIRST_STEPS, BenchJob, First, Turn, _digest
 from lanewise.config import DataConfig, RunConfig, SchedulerConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.distributed.tasks import Smooth, configure
 from tests.distributed.test_stream_verify import Lanes, Learns, Plain
 

@@ -13,17 +13,17 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
-from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import Manifest
-from lanewise.checkpoint.model_file import load_model, save_model
-from lanewise.checkpoint.saver import Saver
 from lanewise.config import EvaluateConfig, RunConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.model import build_model
 from lanewise.engine.run.resume import resume_run
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.checkpoint.model_file import load_model, save_model
+from lanewise.runs.checkpoint.saver import Saver
+from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, state_bytes, train
 from tests.unit.engine.own_loop.test_lanes import make_lanes

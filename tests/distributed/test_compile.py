@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig, RunConfig
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.distributed.tasks import train
 from tests.distributed.test_activation_checkpointing import config_for
 

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Loss, Task
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
 from lanewise.lanes import FeistelShuffle
+from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, train
 

@@ -17,10 +17,10 @@ from torch.utils.data import Dataset
 
 import lanewise
 from lanewise import Task
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.distributed.tasks import configure
 
 OWN_FILES = str(Path(lanewise.__file__).parent)

@@ -19,12 +19,12 @@ from torchmetrics import Metric
 
 from lanewise import Callback, Task
 from lanewise.config import DataConfig, EvaluateConfig, OptimizerConfig, RunConfig, SchedulerConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
 from lanewise.errors import DataError
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import World
+from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.distributed.tasks import configure, state_bytes
 
 NUM_SAMPLES, NUM_LANES, STEPS, LATE_STEP = 48, 6, 4, 2

@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Callback, Loss, Task
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
+from lanewise.engine.precision import LossScale
 from lanewise.lanes import FeistelShuffle
-from lanewise.precision import LossScale
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, train
 

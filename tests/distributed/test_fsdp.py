@@ -12,13 +12,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 from lanewise import Loss
-from lanewise.checkpoint.model_file import save_model
 from lanewise.config import DistributedConfig, FSDPConfig, RunConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.shards import is_sharded
+from lanewise.processes.world.world import World
+from lanewise.runs.checkpoint.model_file import save_model
 from lanewise.testing import run_distributed
-from lanewise.world.shards import is_sharded
-from lanewise.world.world import World
 from tests.distributed.tasks import VOCABULARY, Language, Sentences, configure, state_bytes, train
 
 SLOW = pytest.mark.slow

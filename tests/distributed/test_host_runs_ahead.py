@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lanewise import Loss
 from lanewise.engine.engine import build_engine
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.world import LocalWorld
 from tests.distributed.tasks import Language, configure
 
 READ = "start_copy_to_host"
@@ -53,7 +53,7 @@ class Reads:
         self.num_reads = 0
 
     def __call__(self, tensor: torch.Tensor) -> Any:
-        """See `lanewise.device.accelerator`."""
+        """See `lanewise.processes.device.accelerator`."""
         self.num_reads += 1
         made_up = torch.zeros if tensor.dtype == torch.bool else torch.ones
         there = made_up(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from lanewise import Loss
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
+from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, gradients, train
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lanewise.config import DistributedConfig
-from lanewise.device.determinism import set_determinism
+from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed import kinds
 from tests.distributed.tasks import configure, state_bytes, train

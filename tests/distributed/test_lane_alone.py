@@ -9,10 +9,10 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
 from lanewise.config import PrecisionName, RunConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import LocalWorld, World
 from lanewise.testing import run_distributed
-from lanewise.world.world import LocalWorld, World
 from tests.distributed.tasks import configure
 
 NUM_LANES = 6

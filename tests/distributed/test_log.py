@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.config import CheckpointConfig, DistributedConfig, EveryConfig, LogConfig, RunConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.saving import Saving
-from lanewise.loggers.jsonl import JsonlLogger
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.dir import RunDir
+from lanewise.runs.loggers.jsonl import JsonlLogger
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, TinyTransformer, configure
 

@@ -14,9 +14,9 @@ from torch.utils.data import Dataset
 
 from lanewise import Loss
 from lanewise.config import CheckpointConfig, DistributedConfig, EveryConfig, RunConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, Sentences, configure
 from tests.distributed.test_log import fit, lines_of

@@ -16,8 +16,8 @@ from torchmetrics import MeanMetric, Metric
 from lanewise.config import DataConfig, DistributedConfig
 from lanewise.data import FileDataset
 from lanewise.engine.engine import build_engine
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.distributed.tasks import Language, Sentences, configure
 from tests.distributed.tasks import train as train_task
 from tests.unit.engine.own_loop.test_lanes import make_lanes, state_of

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from lanewise.commands.jobs.train import TrainJob
 from lanewise.config import CompileConfig, DistributedConfig
-from lanewise.device.determinism import set_determinism
-from lanewise.jobs.train import TrainJob
+from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed.strangers import Images
 from tests.distributed.tasks import Language, Sentences, configure

@@ -15,8 +15,8 @@ from lanewise.config import DataConfig, RunConfig
 from lanewise.engine.engine import build_engine
 from lanewise.errors import TaskError
 from lanewise.lanes import BucketedOrder, LaneTurn, OrderInputs, SampleOrder
+from lanewise.processes.world.world import LocalWorld, World
 from lanewise.testing import run_distributed
-from lanewise.world.world import LocalWorld, World
 from tests.distributed.tasks import Language, Sentences, configure, train
 from tests.unit.engine.own_loop.test_lanes import make_lanes, state_of
 

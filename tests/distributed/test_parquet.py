@@ -20,8 +20,8 @@ from lanewise import Loss, Task
 from lanewise.config import DataConfig, DistributedConfig, PrecisionName, RunConfig
 from lanewise.data import ParquetDataset, pad
 from lanewise.engine.engine import build_engine
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.distributed.tasks import configure, train
 from tests.distributed.test_verify import verify
 

@@ -11,19 +11,19 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from lanewise import Task
+from lanewise.commands.plan.formulas import peak_memory
+from lanewise.commands.plan.measure import largest_batch, measure
+from lanewise.commands.plan.memory import Setting
 from lanewise.config import EvaluateConfig, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.load import Override, load_config
 from lanewise.data import LaneBatch
-from lanewise.device.live_storage import LiveStorage
 from lanewise.engine.engine import build_engine
 from lanewise.engine.run.model import build_task
-from lanewise.nested import copied
-from lanewise.plan.formulas import peak_memory
-from lanewise.plan.measure import largest_batch, measure
-from lanewise.plan.memory import Setting
+from lanewise.processes.device.live_storage import LiveStorage
+from lanewise.processes.device.nested import copied
+from lanewise.processes.world.world import LocalWorld, World
 from lanewise.testing import run_distributed
-from lanewise.world.world import LocalWorld, World
 from tests.distributed.tasks import configure
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import Manifest
-from lanewise.checkpoint.saver import Saver
 from lanewise.config import DistributedConfig, FSDPConfig, RunConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.checkpoint.saver import Saver
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, TinyTransformer, configure, state_bytes, train
 

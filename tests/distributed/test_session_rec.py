@@ -9,8 +9,8 @@ import pytest
 
 from lanewise.config import DataConfig, DistributedConfig, OrderConfig, RunConfig
 from lanewise.engine.engine import build_engine
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.distributed.tasks import configure, train
 from tests.distributed.test_verify import module, start, verify
 

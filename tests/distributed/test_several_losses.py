@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from lanewise import Loss
+from lanewise.commands.verify.probed_run import evaluate_batch
 from lanewise.config import DistributedConfig, FSDPConfig
-from lanewise.device.determinism import set_determinism
+from lanewise.engine.precision import Precision
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.model import build_model, build_task
 from lanewise.engine.step.lanes import LaneRunner
-from lanewise.precision import Precision
+from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
-from lanewise.verify.probed_run import evaluate_batch
 from tests.distributed.tasks import Language, Smooth, configure, gradients, train
 
 

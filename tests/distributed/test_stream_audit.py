@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from lanewise.commands.jobs.train import TrainJob
+from lanewise.commands.verify.audit import Audit
 from lanewise.config import EveryConfig, RunConfig
-from lanewise.device.determinism import set_determinism
-from lanewise.jobs.train import TrainJob
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import World
+from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
-from lanewise.verify.audit import Audit
-from lanewise.world.world import World
 from tests.distributed.test_stream_verify import Lanes, Plain, config
 
 

@@ -14,18 +14,18 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
 from lanewise import Loss, Task
-from lanewise.collate import collate
 from lanewise.config import DataConfig, DistributedConfig, RunConfig
-from lanewise.device.determinism import set_determinism
+from lanewise.data.collate import collate
 from lanewise.engine.evaluation.evaluation import build_evaluator
 from lanewise.engine.evaluation.evaluator import Evaluator
+from lanewise.engine.precision import Precision
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.model import build_model, build_task
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.lanes import Placement
-from lanewise.precision import Precision
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.distributed.tasks import configure
 from tests.unit.engine.own_loop.test_lanes import make_lanes
 

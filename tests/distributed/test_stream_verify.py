@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.utils.data import IterableDataset
 
 from lanewise import Task
+from lanewise.commands.verify import verify as module
 from lanewise.config import DataConfig, RunConfig
-from lanewise.verify import verify as module
 from tests.distributed.tasks import configure
 from tests.distributed.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
 

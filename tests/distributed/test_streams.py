@@ -10,18 +10,18 @@ import torch
 
 import lanewise
 from lanewise import Loss
-from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.config import RunConfig, SchedulerConfig
 from lanewise.config.data import OrderConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.saving import Saving
 from lanewise.errors import CheckpointError, ConfigError, DataError
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import LocalWorld, World
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
-from lanewise.world.world import LocalWorld, World
 from tests.distributed.streams import KINDS, Lanes, LanesWithState, Streaming
 from tests.distributed.tasks import state_bytes
 from tests.distributed.test_reducers import EACH_REDUCER, IN_PROCESS, configured, run, train_part

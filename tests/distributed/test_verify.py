@@ -17,15 +17,15 @@ from torch.utils.data import Dataset
 
 from lanewise import Task
 from lanewise.cli.main import main
+from lanewise.commands.jobs import start as jobs
+from lanewise.commands.verify import verify as module
+from lanewise.commands.verify.job import VerifyJob
+from lanewise.commands.verify.report import VerifyReport
 from lanewise.config import DataConfig, OptimizerConfig, RunConfig, SchedulerConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.errors import ConfigError
-from lanewise.jobs import start as jobs
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.verify import verify as module
-from lanewise.verify.job import VerifyJob
-from lanewise.verify.report import VerifyReport
-from lanewise.world.world import World
 from tests.distributed import mistakes, strangers
 from tests.distributed.mistakes import CAUSES, GENERATOR, MODELS, NAMES, one_of_each_twin
 from tests.distributed.tasks import Language, configure
@@ -37,12 +37,12 @@ def run_job(world: World, job: VerifyJob) -> Any:
     set_determinism("exact", threads=1)
     multiprocessing.set_start_method(
         "fork", force=True
-    )  # for loader workers, as in a process of `jobs.start`
+    )  # for loader workers, as in a process of `commands.jobs.start`
     return job.run(world)
 
 
 def start(job: VerifyJob, *, is_fresh: bool) -> Any:
-    """Start processes in a fraction of the time that `jobs.start` needs, from the server that has torch."""
+    """Start processes faster than `commands.jobs.start` does, from the server that has torch."""
     assert is_fresh
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONHASHSEED", raising=False)  # the repeat's would need a server of its own
@@ -74,7 +74,7 @@ STARTED = (
 )
 """What `make test` starts processes for: one for each way of finding that needs several, and one other.
 
-All but three are found in tests/unit/verify/test_probe.py without starting one;
+All but three are found in tests/unit/commands/verify/test_probe.py without starting one;
 `make test-all` starts all.
 """
 

@@ -11,6 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, default_collate
 
 from lanewise import Task
+from lanewise.commands.verify import verify as module
+from lanewise.commands.verify.job import VerifyJob
 from lanewise.config import (
     BatchConfig,
     ClassConfig,
@@ -20,10 +22,8 @@ from lanewise.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from lanewise.device.determinism import set_determinism
-from lanewise.verify import verify as module
-from lanewise.verify.job import VerifyJob
-from lanewise.world.world import LocalWorld
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import LocalWorld
 
 PLACES = ("forward", "loss", "backward", "collate", "dataset", "optimizer", "scheduler")
 STATES = ("attribute", "buffer", "parameter", "generator")

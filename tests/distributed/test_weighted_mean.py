@@ -18,7 +18,7 @@ MICRO_BATCH_SIZE = 4
 def full_batch_gradient(num_samples: int, global_batch_size: int) -> dict[str, torch.Tensor]:
     """One forward over the whole first global batch, without lanewise; the weights are those of a run."""
     from lanewise.engine.engine import build_engine
-    from lanewise.world.world import LocalWorld
+    from lanewise.processes.world.world import LocalWorld
 
     config = configure(Smooth, num_lanes=1, micro_batch_size=global_batch_size, num_samples=num_samples)
     model = build_engine(config, LocalWorld(torch.device("cpu"))).training.model

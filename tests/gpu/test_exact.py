@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from lanewise import Loss
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
+from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, train
 from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from lanewise.commands.plan.micro_batch import MemoryJob, largest_that_fits
 from lanewise.config import ActivationCheckpointingConfig, BatchConfig, CompileConfig, MemoryConfig
-from lanewise.plan.micro_batch import MemoryJob, largest_that_fits
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import train
 from tests.distributed.test_activation_checkpointing import Checkpointed, config_for

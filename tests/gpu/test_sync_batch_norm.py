@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.transforms.test_sync_batch_norm import (
+from tests.unit.engine.transforms.test_sync_batch_norm import (
     check_lanes_in_turn,
     check_lanes_that_are_normalised_together,
 )

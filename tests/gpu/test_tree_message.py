@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lanewise.processes.world.world import GroupWorld
 from lanewise.testing import run_distributed
-from lanewise.world.world import GroupWorld
 
 pytestmark = pytest.mark.gpu
 

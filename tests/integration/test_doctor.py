@@ -23,7 +23,7 @@ DROP_CALLS = (
     "add chain inet g in { type filter hook input priority 0; }; "
     "add rule inet g in tcp dport 1024-65535 tcp flags syn / syn,ack drop"
 )
-NO_MEASUREMENT = "import sys; sys.modules['lanewise.doctor.measure'] = None"
+NO_MEASUREMENT = "import sys; sys.modules['lanewise.commands.doctor.measure'] = None"
 LATE_CLOCK = """
 import time
 now = time.time

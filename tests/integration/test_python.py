@@ -180,7 +180,7 @@ def test_predictions_are_in_dataset_order_on_any_number_of_processes(finished, m
     assert all(output.shape == (1,) for output in lanewise_model)
     shared = lanewise.predict(finished, "held_out", devices=3)
     assert all(map(torch.equal, shared, lanewise_model))
-    from lanewise.checkpoint.model_file import load_model
+    from lanewise.runs.checkpoint.model_file import load_model
 
     load_model(model, finished / "model.safetensors")
     with torch.no_grad():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from lanewise.world.environment import _first_host
+from lanewise.processes.world.environment import _first_host
 from tests.integration.command import ROOT, train, write_config
 from tests.integration.failing import SECONDS_TO_END, STALL_SECONDS, under_slurm, write_faulty
 from tests.integration.slurm import running_slurm, why_not

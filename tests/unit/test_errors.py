@@ -28,7 +28,7 @@ from lanewise.errors import (
     traceback_of,
     wrapped,
 )
-from lanewise.nested import map_leaves
+from lanewise.processes.device.nested import map_leaves
 
 CLASSES = {
     name: value

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lanewise.cli.arguments import Argument, Arguments, Command, read_path
 from lanewise.errors import wrapped
-from lanewise.run_dir import RunDir
+from lanewise.runs.dir import RunDir
 
 _RUN = Argument("RUN", "the run_dir of a run that was trained with --audit", read=read_path)
 _OTHER = Argument[Path | None]("OTHER_RUN", "another one, to compare with", read=read_path, default=None)
@@ -15,7 +15,7 @@ _MAX_LINES = 10
 
 def audit(arguments: Arguments) -> int:
     """Check a run, and compare it with another; the exit code is 1 if something is not as planned."""
-    from lanewise.verify.audit import Audit
+    from lanewise.commands.verify.audit import Audit
 
     run, name = Audit(RunDir(arguments[_RUN]).audit), arguments[_OTHER]
     other = None if name is None else Audit(RunDir(name).audit)

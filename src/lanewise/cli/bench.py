@@ -13,8 +13,8 @@ from lanewise.config import ReducerName, RunConfig
 from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
 from lanewise.launch.scratch import temporary_folder
-from lanewise.run_file import read_json, reason
-from lanewise.world.environment import Environment
+from lanewise.processes.world.environment import Environment
+from lanewise.runs.file import read_json, reason
 
 _REDUCERS_THERE_ARE: tuple[ReducerName, ...] = get_args(ReducerName)
 _INTERRUPTED = 130
@@ -65,15 +65,15 @@ def bench(arguments: Arguments) -> int:
     with temporary_folder() as folder, showing_progress() as show:
         config = configure([])
         show(f"importing {config.task.class_path}")
-        from lanewise.bench import MODULES
-        from lanewise.jobs.start import prepare_workers
+        from lanewise.commands.bench import MODULES
+        from lanewise.commands.jobs.start import prepare_workers
 
         for equality in ("exact", "close"):  # while this process imports as well
             prepare_workers(config.distributed.threads, equality, *MODULES)
 
-        from lanewise.bench.bench import bench as run
-        from lanewise.bench.compare import compare, require_comparable
-        from lanewise.device.choice import count_accelerators
+        from lanewise.commands.bench.bench import bench as run
+        from lanewise.commands.bench.compare import compare, require_comparable
+        from lanewise.processes.device.choice import count_accelerators
 
         if before is not None:
             require_comparable(before, config)

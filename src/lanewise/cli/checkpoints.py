@@ -5,7 +5,7 @@ import sys
 from lanewise.cli.arguments import Argument, Arguments, Command, read_path
 from lanewise.cli.result import print_table
 from lanewise.errors import CheckpointError, wrapped
-from lanewise.run_dir import RunDir
+from lanewise.runs.dir import RunDir
 
 _RUN = Argument("RUN", "the run_dir of a run", read=read_path)
 
@@ -14,7 +14,7 @@ def checkpoints(arguments: Arguments) -> int:
     """List and verify the checkpoints of a run; the exit code is 1 if one is bad."""
     from rich.table import Column, Table
 
-    from lanewise.checkpoint.folder import CheckpointFolder
+    from lanewise.runs.checkpoint.folder import CheckpointFolder
 
     folder = CheckpointFolder(RunDir(arguments[_RUN]).checkpoints)
     found = list(folder.read())

@@ -7,7 +7,7 @@ from lanewise.cli.plan import amount
 from lanewise.cli.result import JSON, show_result, showing_progress
 from lanewise.config.load import load_config
 from lanewise.errors import ConfigError
-from lanewise.world.environment import Environment
+from lanewise.processes.world.environment import Environment
 
 _CONFIG = Argument[str | None](
     "CONFIG", "the configuration whose hosts are looked at; left out: this machine alone", default=None
@@ -28,7 +28,7 @@ def doctor(arguments: Arguments) -> int:
 
     with showing_progress() as show:
         show(f"importing {config.task.class_path if config else 'torch'}")
-        from lanewise.doctor.doctor import doctor as run
+        from lanewise.commands.doctor.doctor import doctor as run
 
         report = run(config, f"lanewise plan {file or 'CONFIG'}", arguments[_EXPECTED], show)
     show_result(report, file or "this machine", arguments[JSON])

@@ -8,7 +8,7 @@ from typing import Any
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_path
 from lanewise.cli.result import JSON
-from lanewise.run_file import replace_text
+from lanewise.runs.file import replace_text
 
 RUN_OR_MODEL = Argument(
     "RUN_OR_MODEL",
@@ -30,8 +30,8 @@ DRY_RUN = flag("--dry-run", "prints what would be started or submitted, and does
 
 def evaluate(arguments: Arguments) -> int:
     """Evaluate a trained model and print every value."""
-    from lanewise.jobs.evaluate import evaluate_job
-    from lanewise.jobs.start import run_command
+    from lanewise.commands.jobs.evaluate import evaluate_job
+    from lanewise.commands.jobs.start import run_command
 
     job = evaluate_job(
         arguments[RUN_OR_MODEL], arguments.overrides, trust=arguments[TRUST], weights=arguments[WEIGHTS]

@@ -4,7 +4,7 @@ import os
 
 from lanewise.cli.arguments import Argument, Arguments, Command, read_path
 from lanewise.errors import CheckpointError, ConfigError
-from lanewise.run_dir import RunDir
+from lanewise.runs.dir import RunDir
 
 _SOURCE = Argument(
     "RUN_OR_CHECKPOINT",
@@ -18,9 +18,9 @@ def export(arguments: Arguments) -> int:
     """Write the weights of a checkpoint."""
     import torch
 
-    from lanewise.checkpoint.folder import CheckpointFolder, read_good
-    from lanewise.checkpoint.model_file import save_tensors
-    from lanewise.checkpoint.saver import load_state
+    from lanewise.runs.checkpoint.folder import CheckpointFolder, read_good
+    from lanewise.runs.checkpoint.model_file import save_tensors
+    from lanewise.runs.checkpoint.saver import load_state
 
     source, output = arguments[_SOURCE], arguments[_OUTPUT]
     if output.suffix != ".safetensors":

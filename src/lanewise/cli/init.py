@@ -9,7 +9,7 @@ from lanewise.cli.arguments import Argument, Arguments, Command, read_path
 from lanewise.cli.schema import write_schema
 from lanewise.config.schema import EDITOR_LINE, SCHEMA_FILE
 from lanewise.errors import ConfigError
-from lanewise.run_file import writing
+from lanewise.runs.file import writing
 
 NAMES = ("char_gpt", "mnist", "contrastive", "session_rec", "question_answering")
 _NEEDS = {

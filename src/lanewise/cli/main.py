@@ -117,7 +117,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return error.exit_code
     except LanewiseError as error:
         if name in _JOIN:
-            from lanewise.jobs.rank import fail_in_prepared_world
+            from lanewise.commands.jobs.rank import fail_in_prepared_world
 
             fail_in_prepared_world(error)
         for mistake in mistakes_of(error):

@@ -13,8 +13,8 @@ from lanewise.config.check import expand_user
 from lanewise.config.load import Override, load_config
 from lanewise.config.trust import distrust
 from lanewise.errors import ConfigError
-from lanewise.run_dir import RunDir
-from lanewise.world.environment import Environment
+from lanewise.processes.world.environment import Environment
+from lanewise.runs.dir import RunDir
 
 
 def amount(name: str, meaning: str, value_name: str, unit: float = 1.0) -> Argument[float | None]:
@@ -70,15 +70,15 @@ def plan(arguments: Arguments) -> int:
     with showing_progress() as show:
         show(f"importing {config.task.class_path}")
         if arguments[_LARGEST]:
-            from lanewise.plan.micro_batch import find_micro_batch
+            from lanewise.commands.plan.micro_batch import find_micro_batch
 
             size, memory = find_micro_batch(config, untrusted)
             batch = replace(config.batch, micro_batch_size=size)
             print(f"{memory.describe(size)}.\nFor {batch.num_lanes:,} lanes, and so at most as many devices:")
             print(f"batch: {{global_batch_size: {batch.global_batch_size}, micro_batch_size: {size}}}")
             return 0
-        from lanewise.plan.plan import plan as run
-        from lanewise.plan.row import Machine
+        from lanewise.commands.plan.plan import plan as run
+        from lanewise.commands.plan.row import Machine
 
         report = run(
             config,

@@ -10,7 +10,7 @@ from typing import Any
 from lanewise.cli.arguments import Argument, Arguments, Command, read_path
 from lanewise.cli.evaluate import DRY_RUN, RUN_OR_MODEL, TRUST, WEIGHTS
 from lanewise.errors import ConfigError, TaskError
-from lanewise.run_file import replacing
+from lanewise.runs.file import replacing
 
 _OUTPUT = Argument("--output", "what to write, a file that ends in .jsonl or .safetensors", "FILE", read_path)
 _DATASET = Argument[str | None](
@@ -28,8 +28,8 @@ def predict(arguments: Arguments) -> int:
             f"--output {output} is in no folder that is there. Make {output.absolute().parent}."
         )
 
-    from lanewise.jobs.evaluate import evaluate_job
-    from lanewise.jobs.start import run_command
+    from lanewise.commands.jobs.evaluate import evaluate_job
+    from lanewise.commands.jobs.start import run_command
 
     job = evaluate_job(
         arguments[RUN_OR_MODEL],
@@ -57,7 +57,7 @@ class _Shown:
 
 def write(predictions: Sequence[Any], path: Path) -> None:
     """Write predictions to a file, in the form that its name's ending says."""
-    from lanewise.nested import plain
+    from lanewise.processes.device.nested import plain
 
     _WRITERS[path.suffix](list(map(plain, predictions)), path)
 
@@ -84,7 +84,7 @@ def _to_json(value: Any) -> Any:
 def _write_tensors(predictions: Sequence[Any], path: Path) -> None:
     import torch
 
-    from lanewise.checkpoint.model_file import save_tensors
+    from lanewise.runs.checkpoint.model_file import save_tensors
 
     of_samples = [dict(_named_tensors(prediction)) for prediction in predictions]
     stacked = {}

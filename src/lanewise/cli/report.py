@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_path
 from lanewise.errors import ConfigError, RunDirError
-from lanewise.run_file import replace_text
+from lanewise.runs.file import replace_text
 
 _RUNS = Argument[Path]("RUN", "the run_dir of a run", read=read_path, is_repeated=True)
 _OUT = Argument[Path]("--out", "the page; report.html if left out", "FILE", read_path, Path("report.html"))
@@ -23,7 +23,7 @@ def report(arguments: Arguments) -> int:
             f"report needs {' and '.join(_NEEDED)}, which are not installed. "
             "Install them: pip install 'lanewise[report]'."
         )
-    from lanewise.report.status import find_runs
+    from lanewise.runs.report.status import find_runs
 
     folders = arguments.all_of(_RUNS)
     for folder in folders:
@@ -40,8 +40,8 @@ def report(arguments: Arguments) -> int:
 
 def _write(folders: Sequence[Path], out: Path) -> bool:
     """Write the page; return whether one of the runs goes on."""
-    from lanewise.report.page import write_page
-    from lanewise.report.run_data import read_run
+    from lanewise.runs.report.page import write_page
+    from lanewise.runs.report.run_data import read_run
 
     begin = time.monotonic()
     runs = [read_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]

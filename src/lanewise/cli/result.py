@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lanewise.cli.arguments import Argument, read_path
 from lanewise.errors import wrapped
-from lanewise.run_file import writing
+from lanewise.runs.file import writing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

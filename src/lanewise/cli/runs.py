@@ -16,8 +16,8 @@ _FOLDER = Argument[Path](
 
 def runs(arguments: Arguments) -> int:
     """Show how the runs of a folder stand."""
-    from lanewise.report.runs import Runs
-    from lanewise.report.status import find_runs, read_status
+    from lanewise.runs.report.runs import Runs
+    from lanewise.runs.report.status import find_runs, read_status
 
     folder = arguments[_FOLDER]
     found = [read_status(path) for path in find_runs(folder)]

@@ -44,8 +44,8 @@ def train(arguments: Arguments) -> int:
         print(dump_config(config), end="")
         return 0
 
-    from lanewise.jobs.start import run_command
-    from lanewise.jobs.train import TrainJob
+    from lanewise.commands.jobs.start import run_command
+    from lanewise.commands.jobs.train import TrainJob
 
     job = TrainJob(
         config,

@@ -7,7 +7,7 @@ from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_coun
 from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
 from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
-from lanewise.world.environment import Environment
+from lanewise.processes.world.environment import Environment
 
 _DEVICES = Argument[Sequence[int]](
     "--devices", "numbers of processes to compare with one; 1,2 if left out", "A,B", read_counts, (1, 2)
@@ -31,13 +31,13 @@ def verify(arguments: Arguments) -> int:
 
     with showing_progress() as show:
         show(f"importing {config.task.class_path}")
-        from lanewise.jobs.start import prepare_workers
-        from lanewise.verify import MODULES
+        from lanewise.commands.jobs.start import prepare_workers
+        from lanewise.commands.verify import MODULES
 
         # While this process imports as well.
         prepare_workers(config.distributed.threads, "exact", *MODULES)
 
-        from lanewise.verify.verify import verify as run
+        from lanewise.commands.verify.verify import verify as run
 
         report = run(
             config,

@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from lanewise.device.tensor_bytes import tensor_bytes
+from lanewise.processes.device.tensor_bytes import tensor_bytes
 
 logger = logging.getLogger(__name__)
 

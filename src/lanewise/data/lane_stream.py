@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 from torch.utils.data import DataLoader, IterableDataset
 
 from lanewise.errors import DataError, TaskError
-from lanewise.random_state import generator_states, kept_random_state, set_random_state
+from lanewise.processes.device.random_state import generator_states, kept_random_state, set_random_state
 
 
 @runtime_checkable

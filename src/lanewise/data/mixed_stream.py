@@ -13,7 +13,7 @@ import numpy as np
 from lanewise.data.lane_stream import OpenStream, Stream, as_lane_stream, shards_of
 from lanewise.errors import ConfigError, DataError
 from lanewise.lanes.orders.permutation import uniform, words
-from lanewise.random_state import kept_random_state, set_random_state
+from lanewise.processes.device.random_state import kept_random_state, set_random_state
 
 WhenOneEnds: TypeAlias = Literal["go_on", "repeat", "end_epoch"]
 _END: Final = object()

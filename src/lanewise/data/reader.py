@@ -7,13 +7,13 @@ from typing import Any, final
 import torch
 from torch.utils.data import Dataset, Subset
 
-from lanewise.collate import no_batch
+from lanewise.data.collate import no_batch
 from lanewise.data.file_dataset import FileDataset
 from lanewise.data.rows import Rows
 from lanewise.errors import note_place, shorten
 from lanewise.lanes import LaneTurn, read_seed, sample_seed
-from lanewise.nested import map_leaves
-from lanewise.random_state import set_random_state
+from lanewise.processes.device.nested import map_leaves
+from lanewise.processes.device.random_state import set_random_state
 
 
 @dataclass(slots=True)

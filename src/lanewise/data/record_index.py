@@ -22,7 +22,7 @@ from lanewise.data.file_content import DamagedContentError
 from lanewise.data.file_dataset import OnError
 from lanewise.data.record_scan import ENTRY, Entries, Offsets, scan_file
 from lanewise.errors import DataError, StorageError
-from lanewise.run_file import open_log, open_regular, replacing
+from lanewise.runs.file import open_log, open_regular, replacing
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from lanewise.data.stream import LaneStart, StreamReader
 from lanewise.data.stream_lanes import StreamLanes
 from lanewise.errors import CheckpointError, DataError
 from lanewise.lanes import LaneTurn
-from lanewise.nested import copied
+from lanewise.processes.device.nested import copied
 
 logger = logging.getLogger(__name__)
 

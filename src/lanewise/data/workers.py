@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lanewise.data.reader import LaneBatch
-from lanewise.die_with_parent import die_with_parent, name_child
 from lanewise.errors import DataError, text_of
 from lanewise.lanes import lane_ranges
+from lanewise.processes.die_with_parent import die_with_parent, name_child
 
 T = TypeVar("T")
 _SECONDS_TO_BE_TOLD = 0.5

@@ -8,13 +8,9 @@ from contextlib import closing
 from dataclasses import replace
 from typing import final
 
-from lanewise.callback import Callback, RunStart
-from lanewise.checkpoint.model_file import save_model
 from lanewise.config import RunConfig
 from lanewise.config.optimizer import needs_closure
 from lanewise.data import LaneBatch
-from lanewise.device.accelerator import device_name, has_streams
-from lanewise.device.peak import peak_flops_per_second
 from lanewise.engine.observers import Observers
 from lanewise.engine.profiler import StepProfiler
 from lanewise.engine.run.build import build_run
@@ -29,13 +25,17 @@ from lanewise.engine.step.several_losses import SeveralLosses
 from lanewise.engine.step.shared import SharedLoss
 from lanewise.engine.step.step import Step
 from lanewise.engine.step.whole_loss import TaskLoss
+from lanewise.engine.transforms import CompilationLog
 from lanewise.errors import ConfigError, PreemptedError, noting
-from lanewise.loggers import PhaseLog
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.accelerator import device_name, has_streams
+from lanewise.processes.device.peak import peak_flops_per_second
+from lanewise.processes.watch.heartbeat import CALLBACK, EVALUATION, SAVE, heartbeat
+from lanewise.processes.world.world import World
+from lanewise.runs.callback import Callback, RunStart
+from lanewise.runs.checkpoint.model_file import save_model
+from lanewise.runs.dir import RunDir
+from lanewise.runs.loggers import PhaseLog
 from lanewise.task import Task
-from lanewise.transforms import CompilationLog
-from lanewise.watch.heartbeat import CALLBACK, EVALUATION, SAVE, heartbeat
-from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from lanewise.callback import Callback, RunStart
 from lanewise.engine.step.metrics import IntervalReport
 from lanewise.errors import noting
+from lanewise.runs.callback import Callback, RunStart
 
 
 @dataclass(frozen=True)

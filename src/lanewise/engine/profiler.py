@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lanewise.engine.step.metrics import StepReport
 from lanewise.errors import StorageError
-from lanewise.run_file import replace_text, writing
+from lanewise.runs.file import replace_text, writing
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, final
 from lanewise.launch.fork_server import SECONDS_BETWEEN_LOOKS, Fork, fork_server
 
 if TYPE_CHECKING:
-    from lanewise.watch.channel import Beat, Channel
-    from lanewise.watch.failure import Failure
-    from lanewise.watch.store import TimedStore
+    from lanewise.processes.watch.channel import Beat, Channel
+    from lanewise.processes.watch.failure import Failure
+    from lanewise.processes.watch.store import TimedStore
 
 LOCALHOST = "127.0.0.1"
 _SECONDS_TO_FAIL = 0.1
@@ -85,7 +85,7 @@ def open_store(address: str) -> "tuple[TimedStore, int]":
     """Open the store at which the workers meet, as at that of torchrun's agent; return it and its port."""
     import torch.distributed as dist
 
-    from lanewise.watch.store import TimedStore
+    from lanewise.processes.watch.store import TimedStore
 
     listener = socket.create_server((address, 0))  # torch's own would listen on every address
     port = listener.getsockname()[1]
@@ -100,7 +100,7 @@ def join_store(address: str, port: int) -> "TimedStore":
 
     import torch.distributed as dist
 
-    from lanewise.watch.store import TimedStore
+    from lanewise.processes.watch.store import TimedStore
 
     timeout = timedelta(seconds=_SECONDS_TO_JOIN)
     store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -130,10 +130,10 @@ def run_workers(
     Returns:
         The first failure of the world, if a worker of this host fails.
     """
-    from lanewise.watch.channel import Channel
-    from lanewise.watch.failure import ERROR_FILE_VARIABLE
-    from lanewise.watch.stall import Silence
-    from lanewise.watch.watch import LAUNCHER_SHOWS_VARIABLE
+    from lanewise.processes.watch.channel import Channel
+    from lanewise.processes.watch.failure import ERROR_FILE_VARIABLE
+    from lanewise.processes.watch.stall import Silence
+    from lanewise.processes.watch.watch import LAUNCHER_SHOWS_VARIABLE
 
     server = fork_server(workers.variables)
     channel = Channel(store, place.world_size)
@@ -199,9 +199,9 @@ def _first_failure(channel: "Channel", codes: Mapping[int, int | None], files: J
         codes: the exit codes of the workers of this host, by rank.
         files: of this host.
     """
-    from lanewise.watch.channel import SILENCE, STORE_LOST
-    from lanewise.watch.failure import Failure, recorded_failure
-    from lanewise.watch.store import StoreLostError
+    from lanewise.processes.watch.channel import SILENCE, STORE_LOST
+    from lanewise.processes.watch.failure import Failure, recorded_failure
+    from lanewise.processes.watch.store import StoreLostError
 
     recorded = {rank: failure for rank in codes if (failure := recorded_failure(files.error(rank)))}
     try:
@@ -225,7 +225,7 @@ def _failure_of(rank: int, code: int, beat: "Beat | None") -> "Failure":
         code: its exit code.
         beat: what it did last.
     """
-    from lanewise.watch.channel import failure_of
+    from lanewise.processes.watch.channel import failure_of
 
     last = "" if beat is None else f" {beat.last}".rstrip()
     if code < 0:

@@ -16,10 +16,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import final
 
-from lanewise.die_with_parent import end_session
 from lanewise.errors import LaunchError
 from lanewise.launch import serve
-from lanewise.watch.process import ENDED, STOPPED, process_table, state_of
+from lanewise.processes.die_with_parent import end_session
+from lanewise.processes.watch.process import ENDED, STOPPED, process_table, state_of
 
 READ_AT_START = (
     "PYTHON",

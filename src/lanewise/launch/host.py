@@ -38,13 +38,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, final
 
-from lanewise.die_with_parent import name_process
 from lanewise.errors import LanewiseError, text_of
 from lanewise.launch.agent import JobFiles, Place, Streams, Workers, join_store, open_store, run_workers
 from lanewise.launch.fork_server import end_servers, fork_server
 from lanewise.launch.hello import Port, call, resolves, say_hello
 from lanewise.launch.launcher import count_processes
 from lanewise.launch.scratch import folder_until_exit, remove_all
+from lanewise.processes.die_with_parent import name_process
 
 MARK = "lanewise host: "
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -192,7 +192,7 @@ class HostProcess:
 
     def _run(self, workers: Workers, place: Place, files: JobFiles, port: int) -> None:
         """Run the workers, and tell how they ended."""
-        from lanewise.watch.failure import Failure
+        from lanewise.processes.watch.failure import Failure
 
         name_process(f"lanewise: host {place.node}, {count_processes(place.num_processes)}")
         try:

@@ -12,7 +12,7 @@ from lanewise.errors import LaunchError
 from lanewise.launch.agent import JobFiles, Workers
 
 if TYPE_CHECKING:
-    from lanewise.watch.failure import Failure
+    from lanewise.processes.watch.failure import Failure
 
 
 class Launcher(ABC):

@@ -8,7 +8,7 @@ from lanewise.launch.agent import LOCALHOST, JobFiles, Place, Streams, Workers, 
 from lanewise.launch.launcher import Launcher, count_processes, run_again
 
 if TYPE_CHECKING:
-    from lanewise.watch.failure import Failure
+    from lanewise.processes.watch.failure import Failure
 
 
 @final
@@ -35,4 +35,4 @@ class LocalLauncher(Launcher):
     def describe(self) -> str:
         """See `Launcher`."""
         processes = count_processes(self.num_processes)
-        return f"{sys.executable} -m lanewise.jobs FILE  # {processes} on this machine"
+        return f"{sys.executable} -m lanewise.commands.jobs FILE  # {processes} on this machine"

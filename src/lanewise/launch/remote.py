@@ -19,7 +19,7 @@ from lanewise.launch.launcher import Launcher, count_processes, run_again
 from lanewise.launch.wire import STDERR, Event, HostError, RemoteHost, Wire
 
 if TYPE_CHECKING:
-    from lanewise.watch.failure import Failure
+    from lanewise.processes.watch.failure import Failure
 
 _ERASE = "\r\033[K"
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -171,8 +171,8 @@ class _Run:
 
     def wait(self) -> "Failure | None":
         """Return when all hosts have done their part, or with the failure of one."""
-        from lanewise.watch.channel import SILENCE, STORE_LOST
-        from lanewise.watch.failure import LOST_HOST
+        from lanewise.processes.watch.channel import SILENCE, STORE_LOST
+        from lanewise.processes.watch.failure import LOST_HOST
 
         deadline = math.inf
         while len(self._ended) < len(self._hosts) and time.monotonic() < deadline:
@@ -223,8 +223,8 @@ class _Run:
 
 def _lost(host: RemoteHost, why: str) -> "Failure":
     """Describe a host that is lost."""
-    from lanewise.watch.channel import failure_of
-    from lanewise.watch.failure import LOST_HOST
+    from lanewise.processes.watch.channel import failure_of
+    from lanewise.processes.watch.failure import LOST_HOST
 
     text = f"host {host.name}: {why.rstrip('.')}."
     return replace(failure_of(host.first_rank, None, LOST_HOST, text), host=host.name)

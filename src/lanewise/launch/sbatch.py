@@ -76,7 +76,7 @@ class BatchJob:
             )
         lines = [f"#SBATCH {shlex.quote(option)}" for option in options]
         # -P: what lies in the user's folder must not take the place of a module.
-        program = shlex.join([sys.executable, "-P", "-m", "lanewise.jobs.batch", str(self.file)])
+        program = shlex.join([sys.executable, "-P", "-m", "lanewise.commands.jobs.batch", str(self.file)])
         return "\n".join(["#!/bin/sh", *lines, f"exec {program}", ""])
 
     def command(self, *options: str) -> list[str]:

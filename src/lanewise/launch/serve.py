@@ -33,7 +33,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, final
 
-from lanewise.die_with_parent import die_with_parent, end_session
+from lanewise.processes.die_with_parent import die_with_parent, end_session
 
 RUN, IMPORT, END = b"run", b"import", b"end"
 NUMBER = struct.Struct("!i")

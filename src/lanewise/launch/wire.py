@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, Never, final, get_type_hints
 from lanewise.errors import LaunchError
 from lanewise.launch.hello import Hello
 from lanewise.launch.host import MARK, SECONDS_BETWEEN_BEATS, HostProcess
-from lanewise.watch.told import as_type, read_told
+from lanewise.processes.watch.told import as_type, read_told
 
 _SECONDS_TO_CONNECT = 60.0
 _SECONDS_TO_ANSWER = 30.0
@@ -267,7 +267,7 @@ class RemoteHost:
 
     def _types(self) -> dict[str, list[Any]]:
         """Return the types of the values of each message that the host may send."""
-        from lanewise.watch.failure import Failure
+        from lanewise.processes.watch.failure import Failure
 
         ranks = range(self.first_rank, self.first_rank + self.num_processes)
         return {

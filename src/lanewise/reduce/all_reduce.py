@@ -7,9 +7,9 @@ import torch.distributed as dist
 
 from lanewise.config import Equality
 from lanewise.lanes import Placement, Present
+from lanewise.processes.world.world import World
 from lanewise.reduce.shared_all_reduce import SharedAllReduce
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
-from lanewise.world.world import World
 
 
 class AllReduce(Protocol):

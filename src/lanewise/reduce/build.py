@@ -8,16 +8,16 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lanewise.config import DistributedConfig
-from lanewise.device.choice import choose_devices
-from lanewise.device.tensor_bytes import tensor_bytes
 from lanewise.errors import ConfigError, TaskError, WorldError
 from lanewise.lanes import Placement
+from lanewise.processes.device.choice import choose_devices
+from lanewise.processes.device.tensor_bytes import tensor_bytes
+from lanewise.processes.world.world import World
 from lanewise.reduce.ddp import DDPReducer
 from lanewise.reduce.fsdp import FSDPReducer
 from lanewise.reduce.reducer import Reducer
 from lanewise.reduce.replicas import ReplicaReducer
 from lanewise.reduce.single import SingleReducer
-from lanewise.world.world import World
 
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 """Names of classes, of torch or of others who name theirs alike."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from lanewise.config import CompressionName
 from lanewise.errors import TaskError
-from lanewise.world.world import World
+from lanewise.processes.world.world import World
 
 logger = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lanewise.config import CompressionName, Equality
 from lanewise.lanes import LaneTurn, Node, Placement
+from lanewise.processes.world.world import World
 from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.compression import CompressedAllReduce
 from lanewise.reduce.pending import is_dense, new_tree_sum
 from lanewise.reduce.reducer import WholeModel, divide_gradients, run_backward, without_loss
-from lanewise.world.world import World
 
 
 @final

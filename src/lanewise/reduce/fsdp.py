@@ -27,7 +27,9 @@ from torch.utils.hooks import RemovableHandle
 from lanewise.config import Equality, FSDPConfig
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import LaneTurn, Placement
-from lanewise.nested import copied, tensors_in
+from lanewise.processes.device.nested import copied, tensors_in
+from lanewise.processes.world.shards import is_sharded, whole
+from lanewise.processes.world.world import World
 from lanewise.reduce.blocks import find_blocks, require_no_batch_norm
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.connect import connect
@@ -35,8 +37,6 @@ from lanewise.reduce.fsdp_group import gather_before_backward, param_group_of, s
 from lanewise.reduce.passes import passes, with_data
 from lanewise.reduce.reducer import Lane, LaneWork, T, divide_gradients, run_backward, trained_parameters
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
-from lanewise.world.shards import is_sharded, whole
-from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 

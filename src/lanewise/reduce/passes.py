@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from lanewise.errors import DataError
+from lanewise.processes.world.world import World
 from lanewise.reduce.reducer import Lane
-from lanewise.world.world import World
 
 
 def passes(lanes: Iterator[Lane], num_lanes: int | None, world: World) -> Iterator[Lane | None]:

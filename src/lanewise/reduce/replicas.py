@@ -27,10 +27,10 @@ import torch
 from torch import nn
 
 from lanewise.config import Equality
-from lanewise.device.accelerator import move, set_current_device
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
-from lanewise.random_state import take_random_state
+from lanewise.processes.device.accelerator import move, set_current_device
+from lanewise.processes.device.random_state import take_random_state
 from lanewise.reduce.reducer import (
     Lane,
     LaneWork,

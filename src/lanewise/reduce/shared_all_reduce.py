@@ -13,8 +13,8 @@ from typing import final
 import torch
 
 from lanewise.lanes import Node, Placement, Present
+from lanewise.processes.world.shared_memory import SharedMemory
 from lanewise.reduce.pending import new_tree_sum
-from lanewise.world.shared_memory import SharedMemory
 
 _SMALL_BYTES = 2**14
 """The largest piece that every process adds as a whole."""

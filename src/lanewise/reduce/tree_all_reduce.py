@@ -29,11 +29,11 @@ from typing import final
 import torch
 import torch.distributed as dist
 
-from lanewise.device.accelerator import new_stream, on_stream
 from lanewise.lanes import Placement, Present
+from lanewise.processes.device.accelerator import new_stream, on_stream
+from lanewise.processes.world.tree_message import all_gather_single
+from lanewise.processes.world.world import World
 from lanewise.reduce.pending import new_tree_sum
-from lanewise.world.tree_message import all_gather_single
-from lanewise.world.world import World
 
 
 @final

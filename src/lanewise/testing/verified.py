@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lanewise.commands.verify.verify import verify
 from lanewise.config.load import Override, load_config
-from lanewise.verify.verify import verify
 
 
 def require_verified(

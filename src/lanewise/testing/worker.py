@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lanewise.world.shared_memory import share_memory
-from lanewise.world.world import GroupWorld, LocalWorld, World
+from lanewise.processes.world.shared_memory import share_memory
+from lanewise.processes.world.world import GroupWorld, LocalWorld, World
 
 
 def work(folder: Path, rank: int) -> None:

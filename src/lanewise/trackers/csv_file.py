@@ -3,8 +3,8 @@
 import csv
 from typing import ClassVar, final
 
-from lanewise.callback import RunStart
-from lanewise.run_file import replacing
+from lanewise.runs.callback import RunStart
+from lanewise.runs.file import replacing
 from lanewise.trackers.tracker import End, Line, Tracker
 
 

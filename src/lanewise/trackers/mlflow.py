@@ -3,8 +3,8 @@
 import json
 from typing import Any, ClassVar, final
 
-from lanewise.callback import RunStart
-from lanewise.run_dir import RunDir
+from lanewise.runs.callback import RunStart
+from lanewise.runs.dir import RunDir
 from lanewise.trackers.tracker import End, Line, Tracker, flat_config, name_of
 
 _RUN_ID = "lanewise.run_id"

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lanewise.callback import Callback, RunStart
 from lanewise.errors import ConfigError, PreemptedError, text_of
-from lanewise.run_dir import RunDir
+from lanewise.runs.callback import Callback, RunStart
+from lanewise.runs.dir import RunDir
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any, ClassVar, final
 
-from lanewise.callback import RunStart
+from lanewise.runs.callback import RunStart
 from lanewise.trackers.tracker import End, Line, Tracker, name_of
 
 _LINE = "lanewise/line"

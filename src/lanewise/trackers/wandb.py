@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from lanewise.callback import RunStart
+from lanewise.runs.callback import RunStart
 from lanewise.trackers.tracker import End, Line, Tracker, name_of
 
 _LAST_LINE = "lanewise-last-line"

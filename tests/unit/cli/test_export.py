@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import Manifest
-from lanewise.checkpoint.saver import Saver
 from lanewise.cli.main import main
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.world import LocalWorld
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.checkpoint.saver import Saver
 
 
 def test_what_is_no_run_is_named(tmp_path, capsys):

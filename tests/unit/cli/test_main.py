@@ -89,9 +89,9 @@ def test_an_interrupted_training_says_from_where_to_go_on(tmp_path, monkeypatch,
             (checkpoints / f"step-{step:06d}").mkdir(parents=True)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lanewise.jobs.start.run_in_world", save_and_interrupt)
+    monkeypatch.setattr("lanewise.commands.jobs.start.run_in_world", save_and_interrupt)
     monkeypatch.setattr(
-        "lanewise.jobs.signals.watch_until_exit", lambda: None
+        "lanewise.commands.jobs.signals.watch_until_exit", lambda: None
     )  # the signals are the tests' own
     assert main(["train", str(write_config(tmp_path))]) == 130
     assert capsys.readouterr().err == f"interrupted: {said.format(checkpoints)}\n"

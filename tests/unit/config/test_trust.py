@@ -87,6 +87,7 @@ def in_holder(value: object) -> dict[str, object]:
             {"class_path": "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler"},
         ),
         ("untyped", {"class_path": "torch.nn.modules.module.OrderedDict"}),
+        ("untyped", {"class_path": "lanewise.data.audit.AuditLog"}),  # writes into a folder
     ],
 )
 def test_what_no_type_asks_for_is_refused(name, value, tmp_path, monkeypatch):

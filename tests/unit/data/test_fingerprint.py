@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from lanewise.data.fingerprint import Fingerprint, fingerprint
 from lanewise.data.reader import LaneReader
 from lanewise.errors import TaskError
-from lanewise.random_state import set_random_state
+from lanewise.processes.device.random_state import set_random_state
 
 
 class Recording(Dataset):

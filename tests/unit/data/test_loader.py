@@ -304,7 +304,7 @@ def test_a_connection_that_breaks_because_a_worker_is_killed_is_not_the_error():
 
 TRAINER = """
 import os, signal, sys, time
-from lanewise.die_with_parent import name_process
+from lanewise.processes.die_with_parent import name_process
 from lanewise.data import LaneLoader, LaneReader
 from lanewise.errors import DataError, noting
 from lanewise.lanes import OrderInputs, Schedule, ShuffledOrder

@@ -19,9 +19,9 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 import lanewise.data
-from lanewise.collate import collate
 from lanewise.data import LaneReader, ParquetDataset
 from lanewise.data.byte_file import ByteStream, unreadable
+from lanewise.data.collate import collate
 from lanewise.errors import DataError
 from lanewise.lanes import LaneTurn
 

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset
 from lanewise.data.reader import LaneReader, map_leaves
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
-from lanewise.random_state import kept_random_state, set_random_state
+from lanewise.processes.device.random_state import kept_random_state, set_random_state
 
 
 def draw() -> tuple[float, float, float]:

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from lanewise.collate import collate
 from lanewise.data import Ragged, Rows
+from lanewise.data.collate import collate
 from lanewise.data.digest import digest
 from lanewise.errors import DataError
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from lanewise.data import Packed, Padded, Ragged, pack, pad
 from lanewise.errors import DataError
-from lanewise.nested import map_leaves
+from lanewise.processes.device.nested import map_leaves
 from lanewise.task import Loss
 
 LISTS = st.lists(st.lists(st.integers(-5, 5), max_size=6), max_size=6)

@@ -22,9 +22,9 @@ from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.observers import Observers
 from lanewise.engine.run.build import build_callbacks, build_run
 from lanewise.errors import ConfigError, NonFiniteLossError
-from lanewise.run_dir import RunDir
+from lanewise.processes.world.world import LocalWorld
+from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
-from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import configure
 
 

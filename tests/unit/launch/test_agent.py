@@ -6,10 +6,10 @@ import pytest
 
 from lanewise.launch import JobFiles
 from lanewise.launch.agent import _first_failure
-from lanewise.watch.channel import SILENCE, failure_of
-from lanewise.watch.failure import ERROR_FILE_VARIABLE, Failure, record_failure
-from lanewise.watch.store import StoreLostError
-from tests.unit.watch.store import make_beat, make_channels
+from lanewise.processes.watch.channel import SILENCE, failure_of
+from lanewise.processes.watch.failure import ERROR_FILE_VARIABLE, Failure, record_failure
+from lanewise.processes.watch.store import StoreLostError
+from tests.unit.processes.watch.store import make_beat, make_channels
 
 RESET = Failure.of(RuntimeError("Connection reset by peer"), rank=1)
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from lanewise.commands.jobs.hosts import launcher_of
+from lanewise.commands.jobs.train import TrainJob
 from lanewise.config import DataConfig, DistributedConfig
-from lanewise.jobs.hosts import launcher_of
-from lanewise.jobs.train import TrainJob
 from tests.distributed.tasks import Smooth, configure
 
 

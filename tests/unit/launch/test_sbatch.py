@@ -55,7 +55,7 @@ def test_the_script_asks_for_what_the_run_needs_and_last_for_what_the_user_says(
         "#SBATCH --cpus-per-task=2",
     ]
     assert program.startswith("exec ")
-    assert program.endswith(f" -P -m lanewise.jobs.batch {tmp_path}/run/slurm/1.job")
+    assert program.endswith(f" -P -m lanewise.commands.jobs.batch {tmp_path}/run/slurm/1.job")
 
 
 def test_a_percent_sign_in_a_path_is_none_of_slurms(tmp_path):

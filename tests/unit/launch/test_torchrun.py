@@ -8,7 +8,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from lanewise.errors import RunDirError
 from lanewise.launch.torchrun import main
-from lanewise.watch.failure import Failure, record_failure
+from lanewise.processes.watch.failure import Failure, record_failure
 
 
 def ends_with(monkeypatch, error=None):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from lanewise.launch.wire import HostError
-from lanewise.watch.failure import Failure
+from lanewise.processes.watch.failure import Failure
 from tests.unit.launch.scripted import Scripted, make_host, say_hello
 
 FAILURE = Failure.of(ValueError("boom"), rank=0)

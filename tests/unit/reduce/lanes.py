@@ -7,8 +7,8 @@ from torch import nn
 
 from lanewise.config import CompressionName, DistributedConfig
 from lanewise.lanes import LaneTurn, Placement, Present, lane_ranges
+from lanewise.processes.world.world import World
 from lanewise.reduce import build_reducer
-from lanewise.world.world import World
 
 LaneValue = Callable[[int, int], torch.Tensor | None]
 """From (lane, size) to the gradient of a parameter of that size; None where the lane does not use it."""

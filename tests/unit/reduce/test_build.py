@@ -7,8 +7,8 @@ from torch import nn
 from lanewise.config import DistributedConfig
 from lanewise.errors import TaskError
 from lanewise.lanes import Placement
+from lanewise.processes.world.world import LocalWorld
 from lanewise.reduce import build_reducer
-from lanewise.world.world import LocalWorld
 
 ALONE = LocalWorld(torch.device("cpu"))
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from lanewise.config import DistributedConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import build_engine
 from lanewise.errors import TaskError
 from lanewise.lanes import Placement, Schedule, lane_ranges
+from lanewise.processes.device.determinism import set_determinism
 from lanewise.reduce import build_reducer, compression
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, state_bytes

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from lanewise.config import DistributedConfig
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement, Schedule, lane_ranges
+from lanewise.processes.world.shards import is_sharded, whole
 from lanewise.reduce import Reducer, build_reducer
 from lanewise.testing import run_distributed
-from lanewise.world.shards import is_sharded, whole
 from tests.unit.reduce.test_ddp import bytes_sent
 
 WIDTH, NUM_BLOCKS, NUM_LANES = 256, 6, 4

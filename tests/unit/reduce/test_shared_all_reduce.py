@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from lanewise.lanes import Placement, Present, lane_ranges
+from lanewise.processes.world.world import World
 from lanewise.reduce.shared_all_reduce import SharedAllReduce
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.unit.reduce.lane_sums import tree_of
 
 SMALL, LARGE = [1, 2, 1001], [5003, 1_100_000]

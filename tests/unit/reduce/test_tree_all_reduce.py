@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lanewise.lanes import Placement, Present, lane_ranges
+from lanewise.processes.world.world import World
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.unit.reduce.lane_sums import lane_values, tree_of
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lanewise.processes.world.world import GroupWorld, LocalWorld, World
 from lanewise.testing.distributed import run_distributed
-from lanewise.world.world import GroupWorld, LocalWorld, World
 from tests.listening import addresses
 
 

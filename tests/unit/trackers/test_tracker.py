@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lanewise.callback import RunStart
 from lanewise.errors import ConfigError, PreemptedError
+from lanewise.runs.callback import RunStart
 from lanewise.trackers import CSV, WandB
 from lanewise.trackers import tracker as module
 from lanewise.trackers.tracker import End, Line, Tracker

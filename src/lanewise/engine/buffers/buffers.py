@@ -17,7 +17,6 @@ from typing import final
 import torch
 from torch import nn
 
-from lanewise.device.accelerator import float64_device, start_copy_to_host
 from lanewise.engine.buffers.merge import BufferMerge, is_averaged
 from lanewise.engine.buffers.pack import (
     RESHAPED,
@@ -31,7 +30,8 @@ from lanewise.engine.buffers.pack import (
 )
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
-from lanewise.world.world import World
+from lanewise.processes.device.accelerator import float64_device, start_copy_to_host
+from lanewise.processes.world.world import World
 
 
 @dataclass

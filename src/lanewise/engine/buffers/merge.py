@@ -5,11 +5,11 @@ from typing import TypeAlias, final
 
 import torch
 
-from lanewise.device.accelerator import float64_device
 from lanewise.engine.buffers.pack import Kind
 from lanewise.lanes import Placement, Present, TreeSum
+from lanewise.processes.device.accelerator import float64_device
+from lanewise.processes.world.world import World
 from lanewise.reduce.pending import add_into_right
-from lanewise.world.world import World
 
 _TreeSum: TypeAlias = TreeSum[list[torch.Tensor]]
 

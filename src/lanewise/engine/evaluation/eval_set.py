@@ -8,13 +8,13 @@ import torch
 
 from lanewise.data import LaneBatch, LaneReader, StreamCut, StreamReader, is_stream, read_first, read_to_end
 from lanewise.data.workers import deal, read_turns, worker_shares
-from lanewise.device.accelerator import has_streams
 from lanewise.engine.samples.dataset import compare_datasets, count_samples
 from lanewise.engine.samples.stream import compare_streams, describe_stream
 from lanewise.engine.step.lanes import to_device
 from lanewise.errors import DataError
 from lanewise.lanes import LaneTurn, Placement, SequentialSchedule
-from lanewise.world.world import World
+from lanewise.processes.device.accelerator import has_streams
+from lanewise.processes.world.world import World
 
 
 @final

@@ -14,8 +14,8 @@ from lanewise.engine.samples.dataset import eval_datasets_of
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import Placement
+from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
-from lanewise.world.world import World
 
 _TAKEN = ("train", "perf", "data", "memory")
 """The groups of what training logs."""

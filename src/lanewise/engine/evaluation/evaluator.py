@@ -22,12 +22,12 @@ from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
 from lanewise.lanes import Placement, batch_loss_seed, metric_seed
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
-from lanewise.nested import plain
-from lanewise.random_state import set_random_state
+from lanewise.processes.device.nested import plain
+from lanewise.processes.device.random_state import set_random_state
+from lanewise.processes.watch.heartbeat import EVALUATION, heartbeat
+from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer, evaluate_lanes
 from lanewise.task import Task
-from lanewise.watch.heartbeat import EVALUATION, heartbeat
-from lanewise.world.world import World
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from lanewise.errors import TaskError
-from lanewise.nested import map_leaves, plain, structure, tensors_in
-from lanewise.world.encode import TensorTable, encode
+from lanewise.processes.device.nested import map_leaves, plain, structure, tensors_in
+from lanewise.processes.world.encode import TensorTable, encode
 
 
 class Prediction(NamedTuple):

@@ -9,19 +9,19 @@ from typing import Any, final
 
 from torch.optim import Optimizer
 
-from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import Manifest
-from lanewise.checkpoint.saver import Saver
 from lanewise.data import digest
-from lanewise.device.tensor_bytes import checksum
 from lanewise.engine.own_loop.datasets import OwnDatasets
 from lanewise.engine.own_loop.steps import Prepared
 from lanewise.engine.own_loop.streams import OwnStreams
 from lanewise.engine.state.restore import find_newest, restore
 from lanewise.engine.state.run_state import LEFT_OUT, RunState
 from lanewise.errors import CheckpointError
-from lanewise.world.encode import TensorTable, encode
-from lanewise.world.world import World
+from lanewise.processes.device.tensor_bytes import checksum
+from lanewise.processes.world.encode import TensorTable, encode
+from lanewise.processes.world.world import World
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.checkpoint.saver import Saver
 
 logger = logging.getLogger(__name__)
 

@@ -5,15 +5,15 @@ import sys
 from types import TracebackType
 
 from lanewise.config import DistributedConfig
-from lanewise.device.choice import choose_backend, choose_devices
-from lanewise.die_with_parent import die_with_parent
 from lanewise.errors import LanewiseError, describe
-from lanewise.watch.heartbeat import OWN_CODE, heartbeat
-from lanewise.watch.meeting import Meeting
-from lanewise.watch.watch import Watch
-from lanewise.world.agreement import require_equal_machines
-from lanewise.world.environment import Environment
-from lanewise.world.world import World, join_world
+from lanewise.processes.device.choice import choose_backend, choose_devices
+from lanewise.processes.die_with_parent import die_with_parent
+from lanewise.processes.watch.heartbeat import OWN_CODE, heartbeat
+from lanewise.processes.watch.meeting import Meeting
+from lanewise.processes.watch.watch import Watch
+from lanewise.processes.world.agreement import require_equal_machines
+from lanewise.processes.world.environment import Environment
+from lanewise.processes.world.world import World, join_world
 
 
 def join(environment: Environment, distributed: DistributedConfig) -> tuple[World, Watch]:

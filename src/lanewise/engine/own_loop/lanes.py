@@ -14,8 +14,6 @@ import numpy as np
 from torch import nn
 from torch.utils.data import Dataset
 
-from lanewise.checkpoint.model_file import save_model
-from lanewise.collate import collate as default_collate
 from lanewise.config import (
     Backend,
     BatchConfig,
@@ -26,8 +24,8 @@ from lanewise.config import (
     PrecisionName,
     pin_environment,
 )
+from lanewise.data.collate import collate as default_collate
 from lanewise.data.lane_stream import Stream
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.evaluation.eval_set import build_eval_set
 from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
@@ -35,6 +33,7 @@ from lanewise.engine.own_loop.datasets import OwnDatasets
 from lanewise.engine.own_loop.join import join
 from lanewise.engine.own_loop.steps import Prepared, Steps
 from lanewise.engine.own_loop.streams import OwnStreams
+from lanewise.engine.precision import LossScale, Precision
 from lanewise.engine.samples.dataset import Collate, OrderChoice
 from lanewise.engine.samples.source import build_source
 from lanewise.engine.state.left_out import digests_left_out
@@ -44,11 +43,12 @@ from lanewise.engine.step.phases import Phases
 from lanewise.errors import DataError, TaskError
 from lanewise.lanes import OrderInputs, Placement, SampleOrder, evaluation_seed, model_seed
 from lanewise.metrics import LaneMetrics, check_metrics, load_merged
-from lanewise.precision import LossScale, Precision
-from lanewise.random_state import kept_random_state, set_random_state
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.device.random_state import kept_random_state, set_random_state
+from lanewise.processes.world.environment import Environment
 from lanewise.reduce import build_reducer
-from lanewise.run_file import writing
-from lanewise.world.environment import Environment
+from lanewise.runs.checkpoint.model_file import save_model
+from lanewise.runs.file import writing
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

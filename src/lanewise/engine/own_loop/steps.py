@@ -18,8 +18,8 @@ from lanewise.engine.step.shared import SharedLoss
 from lanewise.engine.step.step import Pass
 from lanewise.errors import TaskError
 from lanewise.lanes import Placement, lane_seed, update_seed
-from lanewise.random_state import set_random_state
-from lanewise.watch.heartbeat import OWN_CODE, heartbeat
+from lanewise.processes.device.random_state import set_random_state
+from lanewise.processes.watch.heartbeat import OWN_CODE, heartbeat
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ import logging
 from functools import partial
 from typing import Any
 
-from lanewise.callback import Callback
 from lanewise.config import RunConfig
 from lanewise.config.classes import build
 from lanewise.data import LaneSource
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
+from lanewise.engine.precision import Precision
 from lanewise.engine.run.model import build_average, build_model, build_task, transform, warn_of_misspelt
 from lanewise.engine.run.optimizer import build_optimizer, refuse_draws
 from lanewise.engine.run.run import Run
@@ -24,11 +24,11 @@ from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.update import Training
 from lanewise.lanes import Placement
-from lanewise.precision import Precision
+from lanewise.processes.world.shards import is_sharded
+from lanewise.processes.world.world import World
 from lanewise.reduce import build_reducer
+from lanewise.runs.callback import Callback
 from lanewise.task import Task
-from lanewise.world.shards import is_sharded
-from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from lanewise.config import RunConfig
 from lanewise.config.check import nearest
 from lanewise.config.class_path import resolve_class
 from lanewise.config.classes import build
+from lanewise.engine.transforms import checkpoint_activations, compile_forwards, synchronise_batch_norm
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import model_seed
-from lanewise.random_state import set_random_state
+from lanewise.processes.device.random_state import set_random_state
 from lanewise.reduce import require_plain
 from lanewise.task import Task
-from lanewise.transforms import checkpoint_activations, compile_forwards, synchronise_batch_norm
 
 logger = logging.getLogger(__name__)
 

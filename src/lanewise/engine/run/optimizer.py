@@ -14,8 +14,8 @@ from lanewise.config.optimizer import choose_implementation
 from lanewise.config.scheduler import length_hint
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.errors import ConfigError, TaskError
-from lanewise.nested import tensors_in
-from lanewise.random_state import generator_states
+from lanewise.processes.device.nested import tensors_in
+from lanewise.processes.device.random_state import generator_states
 from lanewise.task import Task
 
 

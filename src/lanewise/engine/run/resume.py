@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Collection
 
-from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import retake
 from lanewise.engine.state.restore import find_newest, restore
 from lanewise.engine.state.resume_check import compare
 from lanewise.errors import CheckpointError
+from lanewise.runs.checkpoint.folder import CheckpointFolder
 
 logger = logging.getLogger(__name__)
 

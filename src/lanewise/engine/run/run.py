@@ -18,8 +18,8 @@ from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.update import Training
 from lanewise.lanes import Placement, lane_ranges
+from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
-from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 

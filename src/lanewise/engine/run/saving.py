@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable
 from typing import final
 
-from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import Manifest
-from lanewise.checkpoint.saver import Saver
 from lanewise.data import StepEnd
 from lanewise.engine.run.run import Run
 from lanewise.errors import CheckpointError, PreemptedError
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.checkpoint.saver import Saver
 
 
 @final

@@ -14,11 +14,11 @@ from torch.utils.data import Dataset
 from lanewise.config import ORDERS, BatchConfig, DataConfig
 from lanewise.config.check import nearest
 from lanewise.data import FileDataset, Fingerprint, LaneLoader, LaneReader, digest, fingerprint
-from lanewise.device.accelerator import has_streams
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import BlockedOrder, OrderInputs, Placement, SampleOrder, Schedule
+from lanewise.processes.device.accelerator import has_streams
+from lanewise.processes.world.world import World
 from lanewise.task import Task
-from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 

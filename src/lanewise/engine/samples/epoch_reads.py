@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import final
 
 from lanewise.data import LaneBatch
-from lanewise.world.world import World
+from lanewise.processes.world.world import World
 
 logger = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from lanewise.config import BatchConfig, DataConfig
 from lanewise.data import LaneReader, LaneSource, StreamCut, StreamLoader, StreamReader, is_stream
-from lanewise.device.accelerator import has_streams
 from lanewise.engine.samples.dataset import OrderChoice, Tables, build_loader
 from lanewise.engine.samples.stream import compare_streams, describe_stream
 from lanewise.errors import ConfigError
 from lanewise.lanes import Placement
-from lanewise.world.world import World
+from lanewise.processes.device.accelerator import has_streams
+from lanewise.processes.world.world import World
 
 CONTENT = ("samples_digest", "tables_digest", "first_sample")
 """What the identity of a source has of the samples themselves."""

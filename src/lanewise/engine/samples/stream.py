@@ -12,8 +12,8 @@ from lanewise.data import (
 )
 from lanewise.errors import DataError, noting
 from lanewise.lanes import Placement
-from lanewise.world.encode import TensorTable, encode
-from lanewise.world.world import World
+from lanewise.processes.world.encode import TensorTable, encode
+from lanewise.processes.world.world import World
 
 logger = logging.getLogger(__name__)
 

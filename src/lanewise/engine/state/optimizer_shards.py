@@ -22,10 +22,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lanewise.checkpoint.part import share_out
-from lanewise.nested import map_leaves
-from lanewise.world.shards import HeldTensor
-from lanewise.world.world import World
+from lanewise.processes.device.nested import map_leaves
+from lanewise.processes.world.shards import HeldTensor
+from lanewise.processes.world.world import World
+from lanewise.runs.checkpoint.part import share_out
 
 logger = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import Manifest
-from lanewise.checkpoint.saver import load_state
 from lanewise.config import MAY_DIFFER
 from lanewise.engine.state.resume_check import compare
 from lanewise.engine.state.run_state import RunState
 from lanewise.errors import CheckpointError, describe
-from lanewise.world.world import World
+from lanewise.processes.world.world import World
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.checkpoint.saver import load_state
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from lanewise.config import ClassConfig, DistributedConfig, RunConfig, SchedulerConfig
 from lanewise.config.optimizer import follows_evaluation
-from lanewise.device.determinism import exact_pins
-from lanewise.world.world import World
+from lanewise.processes.device.determinism import exact_pins
+from lanewise.processes.world.world import World
 
 
 def identify(

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lanewise.checkpoint.model_file import grow_buffers, grown_buffers
+from lanewise.engine.precision import LossScale
 from lanewise.engine.state.left_out import (
     changed_left_out,
     digests_left_out,
@@ -29,9 +29,9 @@ from lanewise.engine.state.mismatch import (
 )
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.errors import CheckpointError
-from lanewise.precision import LossScale
-from lanewise.world.encode import TensorTable, encode
-from lanewise.world.shards import is_sharded, laid_out_as
+from lanewise.processes.world.encode import TensorTable, encode
+from lanewise.processes.world.shards import is_sharded, laid_out_as
+from lanewise.runs.checkpoint.model_file import grow_buffers, grown_buffers
 
 LEFT_OUT = "lanewise_buffers"
 """The key of the buffers that the state dict of a module leaves out, by the key of the module."""

@@ -6,6 +6,7 @@ from torch import nn
 
 from lanewise.config import Equality
 from lanewise.engine.buffers.buffers import LaneBuffers
+from lanewise.engine.precision import LossScale
 from lanewise.engine.step.guard.changed_parameters import ChangedParameters, held_modules, held_parameters
 from lanewise.engine.step.guard.collectives import CollectiveDetector
 from lanewise.engine.step.guard.first_step import FirstStep
@@ -19,10 +20,9 @@ from lanewise.engine.step.losses import StepLosses
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.step import Pass
 from lanewise.lanes import LaneTurn, Placement
-from lanewise.precision import LossScale
+from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
 from lanewise.task import Task
-from lanewise.world.world import World
 
 
 def build_pass(  # noqa: PLR0913 - the parts of a run, as arguments

@@ -9,20 +9,20 @@ import torch
 from torch import nn
 
 from lanewise.data import LaneBatch
-from lanewise.device.accelerator import new_stream, on_stream
 from lanewise.engine.buffers.buffers import LaneBuffers
+from lanewise.engine.precision import Precision
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.lane_error import named_lane, note_lane
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.terms import LaneLoss, add_own_terms, check_each, terms_of
 from lanewise.lanes import LaneTurn, evaluation_seed, lane_seed
-from lanewise.nested import copied, map_leaves
-from lanewise.precision import Precision
-from lanewise.random_state import set_random_state
+from lanewise.processes.device.accelerator import new_stream, on_stream
+from lanewise.processes.device.nested import copied, map_leaves
+from lanewise.processes.device.random_state import set_random_state
+from lanewise.processes.watch.heartbeat import DATA, FORWARD
+from lanewise.processes.world.world import World
 from lanewise.reduce import LaneWork, Reducer
 from lanewise.task import Task
-from lanewise.watch.heartbeat import DATA, FORWARD
-from lanewise.world.world import World
 
 T = TypeVar("T")
 

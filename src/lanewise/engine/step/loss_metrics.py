@@ -6,10 +6,10 @@ from numbers import Real
 
 import torch
 
-from lanewise.callback import TAKEN_NAMES
 from lanewise.engine.step.message import LaneRow, StepTotals, Term, sum_or_nan
 from lanewise.errors import TaskError
-from lanewise.world.world import World
+from lanewise.processes.world.world import World
+from lanewise.runs.callback import TAKEN_NAMES
 
 _ABSENT = Term(0.0, 0.0)
 _EXPECTED = 'Give metrics={"name": (sum, weight)}, with two numbers or scalar tensors for each name.'

@@ -10,14 +10,14 @@ import torch
 
 from lanewise.config import Equality
 from lanewise.data import LaneBatch
-from lanewise.device.accelerator import start_copy_to_host
+from lanewise.engine.precision import LossScale
 from lanewise.engine.step.loss_metrics import add_up, agree_on_names, known_terms, with_metrics
 from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals, Term, Votes
 from lanewise.engine.step.terms import LaneLoss, LaneShare
 from lanewise.errors import MOST_SHOWN, NonFiniteLossError, TaskError, shorten
 from lanewise.lanes import LaneTurn, Placement
-from lanewise.precision import LossScale
-from lanewise.world.world import World
+from lanewise.processes.device.accelerator import start_copy_to_host
+from lanewise.processes.world.world import World
 
 logger = logging.getLogger(__name__)
 

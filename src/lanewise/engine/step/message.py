@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from lanewise.device.accelerator import float64_device
 from lanewise.errors import WorldError, shorten
-from lanewise.world.world import World
+from lanewise.processes.device.accelerator import float64_device
+from lanewise.processes.world.world import World
 
 Votes: TypeAlias = tuple[bool, bool, bool]
 """Whether a process wants to save after a step, to stop there, and to end the run."""

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import nn
 
-from lanewise.device.accelerator import peak_bytes, start_copy_to_host
+from lanewise.engine.precision import LossScale
 from lanewise.engine.step.loss_metrics import means
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.phases import Phases, StepTimes
 from lanewise.lanes import LaneTurn
-from lanewise.precision import LossScale
+from lanewise.processes.device.accelerator import peak_bytes, start_copy_to_host
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from lanewise.errors import MOST_SHOWN, TaskError
-from lanewise.nested import map_leaves, structure, tensors_in
-from lanewise.world.world import World
+from lanewise.processes.device.nested import map_leaves, structure, tensors_in
+from lanewise.processes.world.world import World
 
 _NONE, _UNEQUAL = 0, -1
 """Signatures of a process without samples, and of one whose own lanes differ."""

@@ -11,8 +11,8 @@ from typing import final
 
 import torch
 
-from lanewise.device.accelerator import Moment, has_passed, has_streams, moment, seconds_between
-from lanewise.watch.heartbeat import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, heartbeat
+from lanewise.processes.device.accelerator import Moment, has_passed, has_streams, moment, seconds_between
+from lanewise.processes.watch.heartbeat import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, heartbeat
 
 PHASES = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER)
 """The phases of a step; `communication` is the time of communication that no computation overlaps."""

@@ -27,7 +27,7 @@ from lanewise.engine.step.lanes import (
 from lanewise.engine.step.terms import LaneLoss, add_terms, check_each, terms_of
 from lanewise.errors import TaskError
 from lanewise.lanes import Placement
-from lanewise.watch.heartbeat import COMMUNICATION, DATA
+from lanewise.processes.watch.heartbeat import COMMUNICATION, DATA
 
 logger = logging.getLogger(__name__)
 

@@ -33,12 +33,12 @@ from lanewise.engine.step.terms import LaneLoss, LaneShare, add_own_terms, terms
 from lanewise.engine.step.whole_loss import WholeLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement, backward_seed, batch_loss_seed
-from lanewise.nested import tensors_in
-from lanewise.random_state import set_random_state
+from lanewise.processes.device.nested import tensors_in
+from lanewise.processes.device.random_state import set_random_state
+from lanewise.processes.watch.heartbeat import COMMUNICATION, FORWARD
 from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.pending import new_tree_sum
 from lanewise.reduce.reducer import trained_parameters
-from lanewise.watch.heartbeat import COMMUNICATION, FORWARD
 
 _NO_SHARE = LaneShare(None, None)
 """Of a lane without samples."""

@@ -15,8 +15,8 @@ from lanewise.engine.step.message import NO_VOTES, Votes
 from lanewise.engine.step.metrics import Gradient, StepMetrics, StepReport
 from lanewise.engine.step.terms import LaneLoss, LaneShare
 from lanewise.engine.step.update import Training, explain
+from lanewise.processes.watch.heartbeat import BACKWARD, CALLBACK, COMMUNICATION, DATA, OPTIMIZER, heartbeat
 from lanewise.reduce import forget_gradients
-from lanewise.watch.heartbeat import BACKWARD, CALLBACK, COMMUNICATION, DATA, OPTIMIZER, heartbeat
 
 
 @final

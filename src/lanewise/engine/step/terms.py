@@ -9,11 +9,11 @@ from typing import final
 
 import torch
 
-from lanewise.device.accelerator import start_copy_to_host
 from lanewise.engine.step.loss_metrics import metric_terms
 from lanewise.engine.step.message import Term
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
+from lanewise.processes.device.accelerator import start_copy_to_host
 from lanewise.task import Loss
 
 

@@ -8,11 +8,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from lanewise.checkpoint.model_file import grow_buffers
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.errors import ConfigError, LanewiseError, text_of
 from lanewise.lanes import update_seed
-from lanewise.random_state import set_random_state
+from lanewise.processes.device.random_state import set_random_state
+from lanewise.runs.checkpoint.model_file import grow_buffers
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from lanewise.data import LaneBatch, digest
+from lanewise.engine.reachable import walk
 from lanewise.engine.step.lanes import Lane, LaneRunner
 from lanewise.engine.step.outputs import BatchOutputs
 from lanewise.errors import TaskError
-from lanewise.reachable import walk
 
 _MOST_LOOKS = 4
 """How many of a process's first losses by rows are looked at."""

@@ -9,7 +9,7 @@ from torch import nn
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.errors import TaskError
 from lanewise.lanes import Placement, Schedule
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.world import LocalWorld
 
 ALONE = LocalWorld(torch.device("cpu"))
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.config import CheckpointConfig, EarlyStoppingConfig, EvaluateConfig, EveryConfig, RunConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluation.evaluation import EarlyStopping
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.saving import Saving
 from lanewise.errors import ConfigError
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import LocalWorld, World
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
-from lanewise.world.world import LocalWorld, World
 from tests.distributed.tasks import Smooth, configure
 
 nan = math.nan

@@ -19,17 +19,17 @@ from torchmetrics.retrieval import RetrievalNormalizedDCG
 
 from lanewise import Callback, Loss, Task
 from lanewise.config import DataConfig, EvaluateConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
+from lanewise.engine.precision import Precision
 from lanewise.engine.run.build import build_run
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import Placement
-from lanewise.precision import Precision
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import LocalWorld
+from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
-from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import configure
 
 CLASSES = 5
@@ -138,7 +138,7 @@ def test_every_value_is_the_same_float_and_each_sample_is_evaluated_once(alone, 
 
 
 def test_values_are_those_of_torchmetrics_on_the_whole_set(alone):
-    from lanewise.world.world import LocalWorld
+    from lanewise.processes.world.world import LocalWorld
 
     values, evaluated = alone
     assert evaluated == list(range(NUM_SAMPLES + NUM_FEW))

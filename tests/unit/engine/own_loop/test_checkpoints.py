@@ -10,8 +10,8 @@ from torch.utils.data import TensorDataset
 
 from lanewise import Loss
 from lanewise.errors import CheckpointError
+from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.distributed.tasks import state_bytes
 from tests.unit.engine.own_loop.test_lanes import make_lanes
 

@@ -5,7 +5,7 @@ import sys
 from lanewise.config import DistributedConfig
 from lanewise.engine.own_loop.join import join
 from lanewise.errors import TaskError
-from lanewise.world.environment import Environment
+from lanewise.processes.world.environment import Environment
 
 
 def shown(error: Exception, capsys) -> str:

@@ -14,10 +14,10 @@ from torchmetrics.classification import MulticlassAccuracy
 from lanewise import Lanes, Loss, checkpoint_activations
 from lanewise.engine.own_loop import lanes as own_loop
 from lanewise.errors import CheckpointError, ConfigError, DataError, TaskError
+from lanewise.processes.watch.watch import Watch
+from lanewise.processes.world.environment import Environment
+from lanewise.processes.world.world import LocalWorld
 from lanewise.testing import run_distributed
-from lanewise.watch.watch import Watch
-from lanewise.world.environment import Environment
-from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import Language, TinyTransformer, configure, train
 
 SAMPLES = 53  # in steps of 16: the fourth step of an epoch has 5 samples on 3 of the 8 lanes

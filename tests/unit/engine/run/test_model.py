@@ -10,7 +10,7 @@ from torch import nn
 from lanewise.engine.run import model
 from lanewise.engine.run.build import build_run
 from lanewise.errors import TaskError
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.world import LocalWorld
 from tests.distributed.tasks import Smooth, configure
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")

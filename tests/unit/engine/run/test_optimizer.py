@@ -10,10 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.config import EvaluateConfig, OptimizerConfig, RunConfig
 from lanewise.data import digest
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.model import build_model, build_task
@@ -22,11 +20,13 @@ from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.saving import Saving
 from lanewise.errors import ConfigError, PreemptedError, TaskError
-from lanewise.nested import map_leaves
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.device.nested import map_leaves
+from lanewise.processes.world.shards import whole
+from lanewise.processes.world.world import LocalWorld, World
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
-from lanewise.world.shards import whole
-from lanewise.world.world import LocalWorld, World
 from tests.distributed.tasks import Smooth, configure
 
 

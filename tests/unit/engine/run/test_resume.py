@@ -13,18 +13,18 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
-from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import Manifest
-from lanewise.checkpoint.saver import Saver
 from lanewise.config import DataConfig, EvaluateConfig, RunConfig, SchedulerConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.run import Run
 from lanewise.errors import CheckpointError
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import LocalWorld, World
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.checkpoint.saver import Saver
 from lanewise.testing import run_distributed
-from lanewise.world.world import LocalWorld, World
 from tests.distributed.tasks import configure
 
 

@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 from lanewise import Callback, Task
-from lanewise.checkpoint.folder import CheckpointFolder
 from lanewise.config import RunConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.saving import Saving
 from lanewise.errors import PreemptedError
-from lanewise.loggers.jsonl import JsonlLogger
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import World
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.dir import RunDir
+from lanewise.runs.loggers.jsonl import JsonlLogger
 from lanewise.testing import run_distributed
-from lanewise.world.world import World
 from tests.unit.engine.test_engine import Line, line
 
 # Five steps, evaluated after steps 1, 3 and 4, the last one, on twelve samples.

@@ -11,7 +11,7 @@ from lanewise.data import LaneReader, MixedStream, StreamCut, StreamReader
 from lanewise.engine.run.build import build_run
 from lanewise.engine.samples.apart import require_apart
 from lanewise.errors import DataError, TaskError
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.world import LocalWorld
 from tests.distributed.tasks import Smooth, configure
 from tests.unit.data.streams import Lengths, LengthsWithState, Numbers, NumbersWithState
 

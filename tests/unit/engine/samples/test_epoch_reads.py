@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lanewise.engine.samples.epoch_reads import EpochReads
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.world import LocalWorld
 
 
 @pytest.mark.parametrize(

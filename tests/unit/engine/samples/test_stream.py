@@ -8,7 +8,7 @@ import torch
 from lanewise.data import StreamCut, StreamReader
 from lanewise.engine.samples.stream import compare_streams
 from lanewise.errors import DataError
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.world import LocalWorld
 from tests.unit.data.test_lane_stream import noisy, stream_of
 
 

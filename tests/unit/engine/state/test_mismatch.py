@@ -17,16 +17,16 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, MultiStepLR, SequentialLR
 
-from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import Manifest, write_durably
-from lanewise.checkpoint.saver import Saver, load_state
+from lanewise.engine.precision import LossScale
 from lanewise.engine.state.mismatch import kind_mismatches, optimizer_mismatches
 from lanewise.engine.state.restore import restore
 from lanewise.engine.state.run_state import RunState, take_optimizer
 from lanewise.errors import CheckpointError
-from lanewise.precision import LossScale
-from lanewise.world.encode import decode
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.encode import decode
+from lanewise.processes.world.world import LocalWorld
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest, write_durably
+from lanewise.runs.checkpoint.saver import Saver, load_state
 from tests.unit.engine.state.test_run_state import freeze
 
 

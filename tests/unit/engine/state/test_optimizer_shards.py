@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import Manifest
-from lanewise.checkpoint.saver import Saver
 from lanewise.config import ClassConfig, DistributedConfig, OptimizerConfig, RunConfig, SchedulerConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.run import Run
 from lanewise.engine.state.optimizer_shards import OptimizerShards
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import LocalWorld
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.checkpoint.saver import Saver
 from lanewise.testing import run_distributed
-from lanewise.world.world import LocalWorld
 from tests.distributed.tasks import configure, state_bytes
 from tests.distributed.test_reducers import NotContiguous
 

@@ -7,7 +7,7 @@ import torch
 
 from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
 from lanewise.engine.state.resume_check import compare, identify
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.world import LocalWorld
 from tests.distributed.tasks import Language, configure
 
 OWN = {"lanes": {"micro_batch_size": 2}, "seed": 0, "exact": None, "precision": "fp16"}

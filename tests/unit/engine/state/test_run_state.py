@@ -16,17 +16,17 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
-from lanewise.checkpoint.folder import CheckpointFolder
-from lanewise.checkpoint.manifest import Manifest
-from lanewise.checkpoint.saver import Saver, load_state
 from lanewise.config import EvaluateConfig, OptimizerConfig, RunConfig, SchedulerConfig
 from lanewise.config.scheduler import SchedulerName
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.state.run_state import RunState
 from lanewise.errors import CheckpointError
-from lanewise.world.world import LocalWorld
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import LocalWorld
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.checkpoint.saver import Saver, load_state
 from tests.distributed.tasks import Language, configure
 
 STEPS, SAVED = 8, 4

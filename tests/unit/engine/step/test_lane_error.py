@@ -15,7 +15,7 @@ from lanewise.engine.engine import build_engine
 from lanewise.engine.step import lane_error
 from lanewise.errors import TaskError, describe
 from lanewise.lanes import LaneTurn
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.world import LocalWorld
 from tests.distributed.tasks import configure
 
 TURN = LaneTurn(epoch=0, step=0, lane=0, positions=range(2), present=range(1), is_last=True)

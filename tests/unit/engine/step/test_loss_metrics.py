@@ -30,8 +30,8 @@ from lanewise.engine.step.message import LaneRow, StepTotals, Term
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import LaneTurn, Placement
-from lanewise.run_dir import RunDir
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.world import LocalWorld
+from lanewise.runs.dir import RunDir
 from tests.distributed.tasks import configure
 
 CPU = LocalWorld(torch.device("cpu"))

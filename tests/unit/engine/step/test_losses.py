@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from lanewise.data import LaneBatch
+from lanewise.engine.precision import LossScale
 from lanewise.engine.step.losses import StepLosses
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import NonFiniteLossError
 from lanewise.lanes import LaneTurn, Placement
-from lanewise.precision import LossScale
-from lanewise.world.world import LocalWorld
+from lanewise.processes.world.world import LocalWorld
 
 ALONE = LocalWorld(torch.device("cpu"))
 

@@ -16,13 +16,13 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Loss, Task
 from lanewise.config import EvaluateConfig, OptimizerConfig, RunConfig, SchedulerConfig
-from lanewise.device.determinism import set_determinism
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.step.metrics import StepReport
 from lanewise.errors import ConfigError
-from lanewise.run_dir import RunDir
+from lanewise.processes.device.determinism import set_determinism
+from lanewise.processes.world.world import LocalWorld
+from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
-from lanewise.world.world import LocalWorld
 from tests.distributed.optimizers import Sharpness
 from tests.distributed.tasks import configure
 

@@ -6,16 +6,16 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import nn
 
-from lanewise.device.accelerator import start_copy_to_host
-from lanewise.device.tensor_bytes import checksum
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss, LaneShare
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
+from lanewise.processes.device.accelerator import start_copy_to_host
+from lanewise.processes.device.tensor_bytes import checksum
+from lanewise.processes.world.shards import is_sharded
+from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
-from lanewise.world.shards import is_sharded
-from lanewise.world.world import World
 
 _NORMALISATION = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),

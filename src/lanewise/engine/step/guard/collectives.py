@@ -11,8 +11,8 @@ from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss, LaneShare
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
+from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
-from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ import torch
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.engine.transforms import compare_runs
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
+from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
-from lanewise.transforms import compare_runs
-from lanewise.world.world import World
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from lanewise.data import digest
+from lanewise.engine.reachable import OR_MAKE_IT_ANEW, SEED_THEM, Generator, own_generators
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss, LaneShare
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
-from lanewise.reachable import OR_MAKE_IT_ANEW, SEED_THEM, Generator, own_generators
 
 _NUM_STEPS = 4
 _NUM_TWISTS = 1000

@@ -10,7 +10,7 @@ from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.outputs import LaneOutputs
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
-from lanewise.nested import tensors_in
+from lanewise.processes.device.nested import tensors_in
 
 
 @final

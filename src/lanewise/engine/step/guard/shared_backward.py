@@ -9,7 +9,7 @@ from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss, LaneShare
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
-from lanewise.random_state import generator_states
+from lanewise.processes.device.random_state import generator_states
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from lanewise.engine.step.guard.own_generators import OwnGenerators
 from lanewise.engine.step.message import StepTotals
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
-from lanewise.random_state import set_random_state
+from lanewise.processes.device.random_state import set_random_state
 
 
 def turn(step, lane):

@@ -1,0 +1,176 @@
+"""Measures the modes: as many as have room stay warm beside each other, and take turns."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from lanewise.commands.bench.hosts import measure_on_hosts, modes_on_hosts
+from lanewise.commands.bench.job import BenchJob
+from lanewise.commands.bench.measure import Show, start, take_rounds
+from lanewise.commands.bench.modes import GRADES, Configure, Mode, modes_here, overrides_of, shares_of
+from lanewise.commands.bench.report import BenchReport
+from lanewise.commands.bench.row import BenchRow
+from lanewise.commands.bench.side import Side
+from lanewise.commands.bench.tune import tune
+from lanewise.commands.plan.plan import plan
+from lanewise.commands.plan.result import Plan
+from lanewise.commands.plan.row import Machine
+from lanewise.config import REDUCERS, Equality, ReducerName, RunConfig
+from lanewise.config.class_path import add_search_path
+from lanewise.config.classes import check_classes
+from lanewise.errors import ConfigError, LanewiseError, text_of
+
+_ROOM = 2.0
+"""How many times the memory of the largest side so far must be free for another one beside it."""
+
+
+def bench(
+    configure: Configure,
+    devices: Sequence[int],
+    reducers: Sequence[ReducerName],
+    folder: Path,
+    *,
+    seconds: float,
+    tunes: bool = False,
+    show: Show = lambda _: None,
+) -> BenchReport:
+    """Measure the user's task under each reducer, on numbers of devices, in both grades.
+
+    Args:
+        configure: gives the run; nothing is written to its run_dir.
+        devices: numbers of devices of this machine; on other hosts they are those of the configuration.
+        reducers: those to measure, where they can have so many devices.
+        folder: where sockets may lie.
+        seconds: when rounds end, although some rows may be noisy still; trials have as many besides.
+        tunes: whether to try what makes the fastest mode faster and leaves its model the same.
+        show: see `Show`.
+
+    Returns:
+        What was measured, until the user interrupted it.
+
+    Raises:
+        ConfigError: if a class in the configuration is not what its section needs.
+        DataError: if the dataset is empty.
+        TaskError: if a lane cannot be trained.
+    """
+    begin = time.monotonic()
+    config = configure([])
+    add_search_path(config.search_path)
+    check_classes(config)
+    is_here = config.distributed.launcher == "local"
+    if tunes and not is_here:
+        raise ConfigError(
+            f"--tune tries changes on this machine: got distributed.launcher {config.distributed.launcher}. "
+            "Leave --tune out, or run bench on one of the hosts with --distributed.launcher local."
+        )
+    modes = modes_here(reducers, devices, config) if is_here else modes_on_hosts(reducers, config)
+    plans, why_no_plan = _plans(config, sorted({mode.num_devices for mode in modes}), show)
+    rows = {mode: _row(mode, config, plans.get(mode.equality)) for mode in modes}
+    report = BenchReport(config, rows, why_no_plan, trials=[] if tunes else None)
+    try:
+        if is_here:
+            _measure_here(rows, configure, folder, begin + seconds, show)
+        else:
+            measure_on_hosts(rows, configure, begin + seconds, show)
+        if report.trials is not None and report.fastest is not None:
+            mode = report.fastest.mode
+            # A reducer that shards gives the modules of a model other classes.
+            built = (
+                row.firsts[0]
+                for row in rows.values()
+                if row.firsts and not REDUCERS[row.mode.reducer].shards_weights
+            )
+            block_classes = next((first.block_classes for first in built), ())
+            trials = tune(
+                report.fastest,
+                jobs_of(mode, configure)[0].config,
+                lambda overrides: jobs_of(mode, lambda more: configure([*overrides, *more])),
+                block_classes,
+                folder,
+                seconds=seconds,
+                show=show,
+            )
+            for trial in trials:
+                report.trials.append(trial)
+    except KeyboardInterrupt:
+        report.is_interrupted = True
+    return report
+
+
+def _plans(config: RunConfig, devices: Sequence[int], show: Show) -> tuple[Mapping[Equality, Plan], str]:
+    """Return the plan of each grade; none, and why, where plan cannot tell."""
+    plans: dict[Equality, Plan] = {}
+    try:
+        for equality in GRADES:
+            of_grade = replace(config, distributed=replace(config.distributed, equality=equality))
+            plans[equality] = plan(of_grade, devices, Machine(), show=show)
+    except LanewiseError as error:
+        return {}, text_of(error)
+    return plans, ""
+
+
+def _row(mode: Mode, config: RunConfig, plan: Plan | None) -> BenchRow:
+    """Return the row of a mode that has not been measured, with what the plan says of it."""
+    row = BenchRow(mode, precision=config.precision)
+    if plan is None:
+        return row
+    row.flops_per_sample = plan.flops_per_sample
+    is_checkpointed = config.memory.activation_checkpointing is not None
+    for planned in plan.rows:
+        setting = planned.setting
+        is_of_mode = (setting.reducer, setting.num_devices) == (mode.reducer, mode.num_devices)
+        if is_of_mode and planned.is_checkpointed == is_checkpointed:
+            row.planned_bytes, row.sent_bytes = planned.memory.num_bytes, planned.sent_bytes
+    return row
+
+
+def _measure_here(
+    rows: Mapping[Mode, BenchRow], configure: Configure, folder: Path, end: float, show: Show
+) -> None:
+    """Measure on this machine, group after group; the sides of a group stay warm beside each other."""
+    waiting, begin = list(rows.values()), time.monotonic()
+    while waiting:
+        with ExitStack() as stack:
+            sides: dict[BenchRow, Side] = {}
+            while waiting and _have_room(sides.values()):
+                row = waiting.pop(0)
+                show(f"starting {row.mode}")
+                side = start(row, partial(jobs_of, row.mode, configure), folder)
+                if side is not None:
+                    sides[row] = side
+                    stack.callback(side.close)
+            take_rounds(sides, end - (end - begin) * len(waiting) / len(rows), show)
+            for side in sides.values():  # so that all end at the same time
+                side.dismiss()
+
+
+def jobs_of(mode: Mode, configure: Configure) -> list[BenchJob]:
+    """Return the job of each world of a mode on this machine.
+
+    Args:
+        mode: how lanes are spread.
+        configure: see `Configure`.
+
+    Raises:
+        ConfigError: if the configuration cannot have this mode.
+    """
+    distributed = configure([]).distributed
+    if not mode.is_ceiling:
+        return [BenchJob(configure(list(overrides_of(mode, distributed))))]
+    alone = configure(list(overrides_of(mode._replace(num_devices=1), distributed)))
+    return [BenchJob(share) for share in shares_of(alone, mode.num_devices)]
+
+
+def _have_room(sides: Iterable[Side]) -> bool:
+    """Tell whether another side fits beside these, by the memory that they took."""
+    taken, left = [0], []
+    for side in sides:
+        known = [first.free_bytes for first in side.firsts if None not in first.free_bytes]
+        if known:
+            before, after = zip(*known, strict=True)
+            taken.append(max(before) - min(after))
+            left.append(min(after))
+    return not left or min(left) > _ROOM * max(taken)

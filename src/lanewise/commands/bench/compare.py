@@ -1,0 +1,116 @@
+"""Compares a measurement with an earlier one of the same machine."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from lanewise.commands.bench.job import LEAST_ROUNDS
+from lanewise.commands.bench.machine import describe_machine, describe_work
+from lanewise.commands.bench.rounds import rate
+from lanewise.commands.bench.row import STEADY
+from lanewise.config import RunConfig
+from lanewise.errors import ConfigError
+
+_FASTEST = 1e300
+"""In samples per second; a number of JSON may be one that no float can be."""
+
+
+class Change(NamedTuple):
+    """A row that became faster or slower, or fails."""
+
+    name: str
+    before: float
+    """In samples per second."""
+    after: float | None
+    """The same; None where the row fails."""
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether it became slower, or fails."""
+        return self.after is None or self.after < self.before
+
+    def __str__(self) -> str:
+        if self.after is None:
+            return f"{self.name} fails: {rate(self.before)} samples/s before"
+        word = "slower" if self.is_slower else "faster"
+        return (
+            f"{self.name} got {word}: {rate(self.after)} samples/s, {rate(self.before)} before "
+            f"({self.after / self.before - 1:+.1%})"
+        )
+
+
+def require_comparable(before: Any, config: RunConfig) -> None:
+    """Do nothing if an earlier measurement was of this machine and work.
+
+    Args:
+        before: what `--json` wrote.
+        config: the run.
+
+    Raises:
+        ConfigError: it is something else, or of another machine or work.
+    """
+    with _reading(before):
+        for key, now in (("machine", describe_machine()), ("work", describe_work(config))):
+            _require_equal(before[key], now)
+        list(compare(before, {"rows": []}))
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
+    """Yield the rows that changed beyond their spread and by more than noise may be.
+
+    Of rows with few rounds the spread is not known, so they are left out.
+
+    Args:
+        before: what `--json` wrote.
+        after: the same of this measurement.
+    """
+    rows = {_key(row): _speed(row) for row in before["rows"]}
+    for row in after["rows"]:
+        old, new = rows.get(_key(row)), _speed(row)
+        if old is None or (new is None and row["failure"] is None):
+            continue
+        if new is None or row["failure"] is not None:
+            yield Change(row["name"], old["median"], None)
+            continue
+        apart = new["high"] < old["low"] or new["low"] > old["high"]
+        if apart and abs(new["median"] / old["median"] - 1) > STEADY:
+            yield Change(row["name"], old["median"], new["median"])
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["reducer"], row["num_devices"], row["equality"]
+
+
+def _speed(row: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """Return how fast a row was; None where that is not known."""
+    speed: Mapping[str, float] | None = row["samples_per_second"]
+    has_spread = row["num_rounds"] >= LEAST_ROUNDS
+    if speed is None:
+        return None
+    if not 0 < speed["low"] <= speed["median"] <= speed["high"] < _FASTEST:
+        raise ValueError("samples_per_second in order")
+    return speed if has_spread else None
+
+
+@contextmanager
+def _reading(before: Any) -> Iterator[None]:
+    """Say of anything else that it is not what `--json` wrote."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            "--compare needs what an earlier `lanewise bench --json` wrote: got "
+            f"{type(before).__name__} without {error}. Write it anew."
+        ) from None
+
+
+def _require_equal(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    differing = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    if differing:
+        name = differing[0]
+        raise ConfigError(
+            f"--compare needs a measurement of the same machine and work: got {name} {before.get(name)} "
+            f"before, and {after.get(name)} now. Measure the earlier version here."
+        )

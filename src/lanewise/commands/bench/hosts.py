@@ -1,0 +1,61 @@
+"""Measures on the hosts of the configuration, where a mode runs after the other and takes its turns alone."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from lanewise.commands.bench.job import BenchJob, First, Turn
+from lanewise.commands.bench.measure import Show
+from lanewise.commands.bench.modes import GRADES, Configure, Mode, overrides_of
+from lanewise.commands.bench.row import BenchRow
+from lanewise.commands.jobs.hosts import is_submitted, job_there, launcher_of, places_of
+from lanewise.commands.jobs.start import check_for_hosts, launch
+from lanewise.config import REDUCERS, ReducerName, RunConfig
+from lanewise.config.hosts import read_hosts
+from lanewise.errors import ConfigError, LanewiseError, text_of
+from lanewise.launch.remote import RemoteLauncher
+
+
+def modes_on_hosts(reducers: Sequence[ReducerName], config: RunConfig) -> list[Mode]:
+    """Return each reducer that several hosts can have, on all of them, and one device of the first host.
+
+    Raises:
+        ConfigError: the launcher starts nothing from here that would answer.
+    """
+    distributed = config.distributed
+    if is_submitted(distributed) or not isinstance(launcher_of(BenchJob(config)), RemoteLauncher):
+        raise ConfigError(
+            "bench measures on hosts that a launcher reaches from here: got distributed.launcher "
+            f"{distributed.launcher}. Run it there with --distributed.launcher local, or in an allocation."
+        )
+    (place, *_) = places_of(distributed)
+    alone = ["single"] if distributed.launcher == "ssh" and "single" in reducers else []
+    several = [reducer for reducer in reducers if REDUCERS[reducer].runs_on == "processes"]
+    modes = [Mode("single", 1, equality) for equality in GRADES for _ in alone]
+    return modes + [Mode(reducer, place.world_size, equality) for reducer in several for equality in GRADES]
+
+
+def measure_on_hosts(rows: Mapping[Mode, BenchRow], configure: Configure, end: float, show: Show) -> None:
+    """Measure one mode after the other, each in an equal part of the time."""
+    for number, (mode, row) in enumerate(rows.items()):
+        show(f"running {mode}")
+        seconds = (end - time.monotonic()) / (len(rows) - number)
+        try:
+            config = configure(list(overrides_of(mode, configure([]).distributed)))
+            if REDUCERS[mode.reducer].runs_on == "device":
+                config = _on_first_host(config)
+            job = BenchJob(config, seconds=seconds)
+            check_for_hosts(job)
+            found = launch(job_there(job), launcher_of(job))
+        except LanewiseError as error:
+            row.failure = text_of(error)
+            continue
+        row.firsts = [First(**first) for first in found["firsts"]]
+        row.rounds = [[Turn(**turn) for turn in turns] for turns in found["rounds"]]
+
+
+def _on_first_host(config: RunConfig) -> RunConfig:
+    """Return the same run on one device of its first host."""
+    distributed = config.distributed
+    first = read_hosts(distributed.hosts, distributed.hostfile)[0].name
+    return replace(config, distributed=replace(distributed, hosts=(first,), hostfile=None, devices=1))

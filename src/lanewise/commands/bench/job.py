@@ -1,0 +1,242 @@
+"""Trains one mode in turns: each process takes steps when it is told to, and says how long they took."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from lanewise.commands.bench.connection import JsonConnection
+from lanewise.commands.jobs.job import Job
+from lanewise.config import EvaluateConfig
+from lanewise.data import digest
+from lanewise.engine.engine import Engine
+from lanewise.engine.run.build import build_run
+from lanewise.engine.run.model import build_task
+from lanewise.engine.run.run import Run
+from lanewise.engine.step.metrics import LogInterval, StepReport
+from lanewise.processes.device.accelerator import device_name, peak_bytes
+from lanewise.processes.device.free_memory import free_bytes
+from lanewise.processes.device.live_storage import LiveStorage
+from lanewise.processes.watch.heartbeat import heartbeat
+from lanewise.processes.world.shards import whole
+from lanewise.processes.world.world import World
+from lanewise.reduce.blocks import CONTAINERS
+
+NUM_FIRST_STEPS = 4
+"""The steps of the run after which its model is compared."""
+_MEMORY_STEPS, _MEMORY_SECONDS = 16, 1.0
+"""The most steps in which memory is measured, as batches differ; and the time for those after the first."""
+LEAST_ROUNDS = 5
+"""Fewer tell nothing of how much they differ."""
+LEAST_STEPS, _MOST_STEPS = 2, 500
+"""Of a turn, which should take so many seconds:"""
+_TURN_SECONDS = 0.4
+_SECONDS_BETWEEN_BEATS = 5.0
+_ENDLESS = 2**40
+
+
+@dataclass(frozen=True)
+class First:
+    """What a process found in the first steps of the run."""
+
+    rank: int
+    model: str
+    """The digest of the model after them."""
+    peak_bytes: Sequence[int]
+    """The most memory of tensors in use on each device of the process; empty where it was not counted."""
+    device: str
+    """The name of its device."""
+    free_bytes: Sequence[int | None]
+    """Memory of the device that was free before the process built the run, and after the steps."""
+    block_classes: Sequence[str]
+    """The classes of modules with child modules that the model has more than once."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a process measured in one turn."""
+
+    num_steps: int
+    seconds: float
+    num_samples: int
+    """Of all lanes."""
+    num_units: float
+    """Sum of the weights of all losses: of samples, or of what a `Loss` counts, such as tokens."""
+    phases: dict[str, float]
+    """Seconds of each phase, in all steps."""
+
+
+def steps_of_turn(turns: Sequence[Turn]) -> int:
+    """Return how many steps the next turn should have, by the last one of every process."""
+    seconds_per_step = max(turn.seconds / turn.num_steps for turn in turns)
+    return max(LEAST_STEPS, min(_MOST_STEPS, round(_TURN_SECONDS / seconds_per_step)))
+
+
+@final
+@dataclass(frozen=True)
+class BenchJob(Job):
+    """Trains in turns; nothing is saved, shown or evaluated.
+
+    Every process connects to the address, and takes as many steps as it is told to. Without an address the
+    world takes its turns one after the other, and its result is a `First` of each process, and the `Turn` of
+    each in every round, as trees.
+    """
+
+    address: Path | None = field(default=None, kw_only=True)
+    """A socket of this machine; None where the processes are on others."""
+    seconds: float = field(default=0.0, kw_only=True)
+    """How long a world without an address takes turns."""
+
+    def run(self, world: World) -> dict[str, Any] | None:
+        """See `Job`."""
+        logging.getLogger().setLevel(logging.ERROR)
+        measured = _MeasuredRun(self, world)
+        if self.address is None:
+            return self._take_turns(world, measured)
+        with closing(JsonConnection.to(self.address)) as connection:
+            connection.send(asdict(measured.first))
+            while (num_steps := _receive(connection)) is not None:
+                connection.send(asdict(measured.take_turn(num_steps)))
+        return None
+
+    def _take_turns(self, world: World, measured: "_MeasuredRun") -> dict[str, Any]:
+        """Take turns until the time is over; the first one only tells how long the others shall be."""
+        firsts = world.all_gather_tree(asdict(measured.first))
+        end, num_steps, rounds, goes_on = time.monotonic() + self.seconds, LEAST_STEPS, [], True
+        while goes_on:
+            rounds.append(world.all_gather_tree(asdict(measured.take_turn(num_steps))))
+            num_steps = steps_of_turn([Turn(**turn) for turn in rounds[-1]])
+            goes_on = len(rounds) <= LEAST_ROUNDS or time.monotonic() < end
+            goes_on = world.broadcast_tree(goes_on)
+        return {"firsts": firsts, "rounds": rounds[1:]}
+
+
+def _receive(connection: JsonConnection) -> int | None:
+    """Wait to be told a number of steps, which is progress; None where nobody is left to tell it."""
+    while not connection.has_come(_SECONDS_BETWEEN_BEATS):
+        heartbeat.num_pieces += 1
+    try:
+        num_steps: int = connection.receive()
+    except (EOFError, OSError):
+        return None
+    return num_steps
+
+
+@final
+class _MeasuredRun:
+    """A run on this process, which has taken its first steps. Collective: every rank must build it."""
+
+    def __init__(self, job: BenchJob, world: World) -> None:
+        device = world.device
+        before = free_bytes(device, 1)
+        task = job.task or build_task(job.config)
+        dataset = task.train_dataset()  # whose memory is not counted
+        task.train_dataset = lambda: dataset  # type: ignore[method-assign]
+        task.eval_datasets = dict  # type: ignore[method-assign]
+        # A compiled model runs otherwise while tensors are counted; loader processes would count for ever.
+        can_count = job.config.compile is None and not job.config.data.num_workers
+        live = LiveStorage() if device.type == "cpu" and can_count else None
+        with live or nullcontext():
+            run = build_run(replace(job.config, evaluate=EvaluateConfig()), world, task)
+            devices = [next(replica.parameters()).device for replica in run.reducer.replicas]
+            take_peaks = partial(_take_peaks, devices, live)
+            self._run, self._steps = run, _steps_without_end(run)
+            take_peaks()
+            _consume(self._steps, NUM_FIRST_STEPS)
+            first_peaks, model = take_peaks(), _digest(run.training.model)
+            take_peaks()  # of parameters that were gathered for the digest
+            end = time.monotonic() + _MEMORY_SECONDS
+            for _ in range(NUM_FIRST_STEPS, _MEMORY_STEPS):
+                if world.broadcast_tree(time.monotonic() > end):
+                    break
+                next(self._steps)
+            peaks = list(map(max, first_peaks, take_peaks()))
+        self.first = First(
+            rank=world.rank,
+            model=model,
+            peak_bytes=peaks,
+            device=device_name(device),
+            free_bytes=(before, free_bytes(device, 1)),
+            block_classes=_block_classes(run.training.model),
+        )
+
+    def take_turn(self, num_steps: int) -> Turn:
+        """Take steps. Collective: every rank must call this.
+
+        One step is taken before time is measured: other worlds have used the caches since the last turn, and
+        loader processes have read ahead.
+        """
+        measured = self._run.phases
+        end_of = self._run.loader.end_of
+        *_, report = islice(self._steps, 1 + self._num_read_ahead)
+        measured.take()()
+        num_before, num_units, times = end_of(report.step).num_samples, 0.0, []
+        begin = time.perf_counter()
+        for report in islice(self._steps, num_steps):
+            num_units += report.totals.weight
+            if report.interval is not None:
+                times.append(report.interval.times)
+        times.append(measured.take())
+        phases = Counter[str]()
+        for read in times:
+            phases.update(read().phases)  # waits for the device
+        seconds = time.perf_counter() - begin
+        num_samples = end_of(report.step).num_samples - num_before
+        return Turn(num_steps, seconds, num_samples, num_units, dict(phases))
+
+    @property
+    def _num_read_ahead(self) -> int:
+        """How many steps loader processes may have read meanwhile; the same on every rank."""
+        fewest_lanes = max(1, self._run.placement.num_lanes // self._run.world.world_size)
+        num_batches = 2 * self._run.config.data.num_workers  # a DataLoader's prefetch_factor is 2
+        return -(-num_batches // fewest_lanes)
+
+
+def _steps_without_end(run: Run) -> Iterator[StepReport]:
+    """Take the steps of a run, and go on after its last one, at the learning rate of the last one."""
+    interval = LogInterval(run.config.log.every_steps, _ENDLESS)
+    run.loader.repeat()
+    engine = Engine(replace(run, last_step=_ENDLESS, log_interval=interval))
+    for report in engine.steps():
+        yield report
+        if report.step + 1 == run.last_step:
+            engine.step.training = replace(engine.training, scheduler=None)
+
+
+def _take_peaks(devices: Sequence[torch.device], live: LiveStorage | None) -> Sequence[int]:
+    """Return the most memory in use on each device since the last call; empty where nobody counts it."""
+    if devices[0].type == "cpu":
+        return [] if live is None else [live.take_peak()]
+    peaks = list(map(peak_bytes, devices))
+    for device in devices:
+        torch.accelerator.reset_peak_memory_stats(device)
+    return peaks
+
+
+def _digest(model: nn.Module) -> str:
+    """Return the digest of parameters and buffers. Collective where they are sharded."""
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    return digest([(name, digest(whole(tensor))) for name, tensor in tensors])
+
+
+def _consume(steps: Iterator[StepReport], number: int) -> None:
+    for _ in islice(steps, number):
+        pass
+
+
+def _block_classes(model: nn.Module) -> tuple[str, ...]:
+    numbers = Counter(
+        type(module).__name__
+        for module in model.modules()
+        if any(True for _ in module.children()) and not isinstance(module, CONTAINERS)
+    )
+    return tuple(name for name, number in numbers.items() if number > 1)

@@ -1,0 +1,234 @@
+"""The tables of a measurement, and what they mean."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from lanewise.commands.bench.compare import Change
+from lanewise.commands.bench.job import LEAST_ROUNDS, NUM_FIRST_STEPS
+from lanewise.commands.bench.machine import describe_machine, describe_versions, describe_work
+from lanewise.commands.bench.modes import GRADES, Mode, left_out, overrides_of
+from lanewise.commands.bench.rounds import rate
+from lanewise.commands.bench.row import STEADY, BenchRow
+from lanewise.commands.bench.tune import ANOTHER_MODEL, Trial, to_paste
+from lanewise.config import RunConfig
+from lanewise.config.load import Override
+from lanewise.engine.step.phases import PHASES
+
+_NOISY = "*"
+
+
+@dataclass
+class BenchReport:
+    """What was measured."""
+
+    config: RunConfig
+    rows: Mapping[Mode, BenchRow]
+    why_no_plan: str = ""
+    """Why nothing is said of memory and operations beside what was measured; empty where it is."""
+    is_interrupted: bool = False
+    """Whether the user ended it before the rows were steady."""
+    trials: list[Trial] | None = None
+    """Changes that were tried; None where none were to be."""
+    changes: Sequence[Change] | None = None
+    """Rows that changed since an earlier measurement; None where there is none."""
+
+    @property
+    def best(self) -> BenchRow | None:
+        """The fastest row of those with most devices, in the grade of the configuration."""
+        return max(self._measured, key=lambda row: (row.mode.num_devices, _median(row)), default=None)
+
+    @property
+    def fastest(self) -> BenchRow | None:
+        """The fastest row in the grade of the configuration."""
+        return max(self._measured, key=_median, default=None)
+
+    def speed_up(self, row: BenchRow) -> float | None:
+        """Return how many times as fast as one device of the same grade a row is; None where not known."""
+        alone = self.rows.get(Mode("single", 1, row.mode.equality))
+        if alone is None or not alone.rounds or not row.rounds:
+            return None
+        return _median(row) / _median(alone)
+
+    def table(self) -> RenderableType:
+        """Draw the speeds, the parts of a step, and the memory, each in 80 columns."""
+        grade = self.config.distributed.equality
+        tables = {
+            "samples/s, +- half the width of the middle half of the rounds": self._speeds(),
+            f"parts of a step, in {grade}": self._phases(),
+            f"MiB of tensors on the first and on the fullest device, in {grade}": self._resources(),
+        }
+        parts = [("", title, table) for title, table in tables.items() if table.row_count]
+        return Group(*[part for of_table in parts for part in of_table][1:])
+
+    def lines(self) -> Iterator[str]:
+        """Say what failed, what is noisy, whether the models are equal, and what bounds the fastest row."""
+        for failure in dict.fromkeys(row.failure for row in self.rows.values() if row.failure):
+            modes = (str(row.mode) for row in self.rows.values() if row.failure == failure)
+            yield f"{'; '.join(modes)}: {failure}"
+        if num_noisy := sum(bool(row.rounds) and not row.is_steady for row in self.rows.values()):
+            yield (
+                f"{_NOISY} {num_noisy} of {len(self.rows)} rows are noisy: they had less than {LEAST_ROUNDS} "
+                f"rounds, or the middle half of them is wider than +-{STEADY / 2:.1%}. Give --seconds more"
+            )
+        if self.is_interrupted:
+            yield "interrupted: this is what was measured until then"
+        yield from self._notes()
+        if (best := self.best) is not None:
+            yield f"what bounds {best.mode}: {best.bound()}"
+        if self.trials is not None:
+            yield from self._describe_trials()
+        if self.changes is not None:
+            yield from map(str, self.changes)
+            if not self.changes:
+                yield "no row changed beyond its spread"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON takes it."""
+        best = self.best
+        return {
+            "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
+            "machine": describe_machine(),
+            "versions": describe_versions(),
+            "work": describe_work(self.config),
+            "rows": [{**row.to_json(), "speed_up": self.speed_up(row)} for row in self.rows.values()],
+            "bound": None if best is None else f"{best.mode}: {best.bound()}",
+            "trials": [{"change": trial.change._asdict(), **_outcome(trial)} for trial in self.trials or ()],
+        }
+
+    def kept(self) -> list[Override]:
+        """Return what makes the configuration that of the fastest row, with the changes that were kept."""
+        distributed, fastest = self.config.distributed, self.fastest
+        if fastest is None:
+            return []
+        reducer, num_devices, _ = fastest.mode
+        kept = {trial.change.key: trial.change for trial in self.trials or () if trial.is_kept}
+        if (distributed.num_devices or 1) != num_devices:
+            kept["distributed.devices"] = Override("distributed.devices", str(num_devices))
+        if num_devices > 1 and distributed.reducer != reducer:
+            kept["distributed.reducer"] = Override("distributed.reducer", reducer)
+        if "compile" in kept:  # it rounds otherwise
+            kept["distributed.equality"] = Override("distributed.equality", "close")
+        removed = [one for one in overrides_of(fastest.mode, distributed) if one.text in ("null", "false")]
+        return [*kept.values(), *removed]
+
+    def _describe_trials(self) -> Iterator[str]:
+        if (fastest := self.fastest) is None:
+            return
+        yield from (f"{fastest.mode}, {trial}" for trial in self.trials or ())
+        kept = self.kept()
+        yield (
+            f"the fastest that leaves the model the same:\n{to_paste(kept)}" if kept else "nothing is faster"
+        )
+        yield f"another model, so not tried: {ANOTHER_MODEL}"
+
+    @property
+    def _measured(self) -> list[BenchRow]:
+        """Those of them that train one model and were measured."""
+        return [row for row in self._of_grade if row.rounds and not row.mode.is_ceiling]
+
+    @property
+    def _of_grade(self) -> list[BenchRow]:
+        """The rows of the grade of the configuration."""
+        equality = self.config.distributed.equality
+        return [row for row in self.rows.values() if row.mode.equality == equality]
+
+    def _notes(self) -> Iterator[str]:
+        models = {row.model for row in self.rows.values() if row.mode.equality == "exact" and row.model}
+        if len(models) > 1:
+            yield "the models of exact differ, and must not: `lanewise verify` says why"
+        elif models and any(row.rounds for row in self.rows.values()):
+            yield f"model: the digest after {NUM_FIRST_STEPS} steps in exact, equal in all rows"
+        if self.why_no_plan:
+            yield f"plan says nothing: {self.why_no_plan}"
+        removed = {key for mode in self.rows for key in left_out(mode, self.config.distributed)}
+        if removed:
+            keys = ", ".join(f"distributed.{key}" for key in sorted(removed))
+            yield f"{keys}: left out where the mode cannot have it"
+
+    def _speeds(self) -> Table:
+        table = _table()
+        for name in (*GRADES, "speed-up", "model"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in self._of_grade if any(row.rounds or row.failure for row in self.rows.values()) else ():
+            of_grades = [self.rows.get(row.mode._replace(equality=grade)) for grade in GRADES]
+            exact, speed_up = of_grades[GRADES.index("exact")], self.speed_up(row)
+            table.add_row(
+                *_head(row),
+                *map(_speed, of_grades),
+                "" if speed_up is None else f"{speed_up:.2f}",
+                "" if exact is None else exact.model,
+            )
+        return table
+
+    def _phases(self) -> Table:
+        """Draw where the time of a step goes."""
+        table = _table()
+        for name in PHASES:
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in self._measured:
+            table.add_row(*_head(row), *(f"{share:.0%}" for share in row.shares.values()))
+        return table
+
+    def _resources(self) -> Table:
+        """Draw memory, operations and units; what no row has gets no column."""
+        columns: dict[str, Callable[[BenchRow], str]] = {
+            "first": lambda row: _mib(row.first_bytes),
+            "fullest": lambda row: _mib(row.fullest_bytes),
+            "plan": lambda row: _mib(row.planned_bytes),
+            "TFLOP/s": lambda row: (
+                "" if row.flops_per_second is None else f"{row.flops_per_second / 1e12:.3g}"
+            ),
+            "MFU": lambda row: "" if row.utilization is None else f"{row.utilization:.1%}",
+            "units/s": lambda row: "" if row.units_per_second is None else rate(row.units_per_second.median),
+        }
+        shown = {name: cell for name, cell in columns.items() if any(map(cell, self._measured))}
+        table = _table()
+        for name in shown:
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in self._measured:
+            table.add_row(*_head(row), *(cell(row) for cell in shown.values()))
+        return table
+
+
+def _outcome(trial: Trial) -> dict[str, Any]:
+    return {"is_kept": trial.is_kept, "gain": trial.gain, "failure": trial.failure or None}
+
+
+def _median(row: BenchRow) -> float:
+    speed = row.samples_per_second
+    return 0.0 if speed is None else speed.median
+
+
+def _table() -> Table:
+    """Begin a table whose rows are modes."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("reducer", no_wrap=True)
+    table.add_column("devices", justify="right", no_wrap=True)
+    return table
+
+
+def _head(row: BenchRow) -> tuple[str, str]:
+    return row.mode.name, f"{row.mode.num_devices:,}"
+
+
+def _speed(row: BenchRow | None) -> str:
+    """Write samples per second, with their spread if it is known, and with a mark where they are noisy."""
+    if row is None:
+        return ""
+    if (speed := row.samples_per_second) is None:
+        return "failed" if row.failure else ""
+    half = speed.width / 2
+    spread = f" +-{half:{'.1%' if half < 0.1 else '.0%'}}" if row.has_spread else ""
+    return f"{rate(speed.median)}{spread}{'' if row.is_steady else _NOISY}"
+
+
+def _mib(num_bytes: int | None) -> str:
+    if num_bytes is None:
+        return ""
+    mib = num_bytes / 2**20
+    return f"{mib:{',.0f' if mib >= 1000 else ',.4g'}}"

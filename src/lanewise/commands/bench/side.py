@@ -1,0 +1,138 @@
+"""A mode with its processes, which are kept warm between its turns."""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from threading import Thread
+from typing import Any, final
+
+from lanewise.commands.bench.connection import JsonConnection, listen
+from lanewise.commands.bench.job import LEAST_STEPS, BenchJob, First, Turn, steps_of_turn
+from lanewise.commands.jobs.hosts import places_of
+from lanewise.commands.jobs.refused_exit import refusing_exit
+from lanewise.commands.jobs.start import launch
+from lanewise.errors import LanewiseError, LaunchError
+from lanewise.launch import LocalLauncher
+from lanewise.launch.fork_server import end_servers
+
+_SECONDS_TO_END = 10.0
+
+
+@final
+class Side:
+    """One or several worlds of this machine that take their turns at the same time.
+
+    The constructor starts them, and returns when all have taken the first steps of the run.
+
+    Args:
+        jobs: one for each world.
+        address: the path of no file, with which those of sockets may begin.
+
+    Raises:
+        LanewiseError: what the first failing process said.
+    """
+
+    def __init__(self, jobs: Sequence[BenchJob], address: Path) -> None:
+        self._stack = ExitStack()
+        self._worlds: list[_World] = []
+        try:
+            for number, job in enumerate(jobs):
+                world = _World(job, address.with_suffix(f".{number}"))
+                self._stack.callback(world.close)
+                self._worlds.append(world)
+            self.firsts: list[First] = sorted(
+                (First(**first) for world in self._worlds for first in world.meet()),
+                key=lambda first: first.rank,
+            )
+            self.num_steps = LEAST_STEPS
+            self.num_steps = steps_of_turn(self.take_turn())
+        except BaseException:
+            self.close()
+            raise
+
+    def take_turn(self) -> list[Turn]:
+        """Let the processes take as many steps as make a turn; return the turn of each.
+
+        Raises:
+            LanewiseError: what the first failing process said.
+        """
+        for world in self._worlds:
+            world.send(self.num_steps)
+        return [Turn(**turn) for world in self._worlds for turn in world.receive()]
+
+    def dismiss(self) -> None:
+        """Tell the processes to end, without waiting for them."""
+        for world in self._worlds:
+            world.dismiss()
+
+    def close(self) -> None:
+        """End the processes."""
+        self.dismiss()
+        self._stack.close()
+
+
+@final
+class _World:
+    """The processes of one job, with a connection to each."""
+
+    def __init__(self, job: BenchJob, address: Path) -> None:
+        """Check the job, and start its processes."""
+        with refusing_exit():  # it imports the user's modules
+            for environment in places_of(job.config.distributed):
+                job.check(environment)
+                job.check_devices(environment)
+        self._job = BenchJob(job.config, address=address)
+        self._address = address
+        self._num_processes = job.config.distributed.num_processes or 1
+        self._listener = listen(address, self._num_processes)
+        self._connections: list[JsonConnection] = []
+        self._failure: LanewiseError | None = None
+        self._thread = Thread(target=self._launch, name=address.name, daemon=True)
+        self._thread.start()
+
+    def _launch(self) -> None:
+        """Run the job; at its end, come to `meet` in place of processes that failed and do not."""
+        try:
+            with Path(os.devnull).open("r+b") as nowhere:
+                launch(self._job, LocalLauncher(self._num_processes, (nowhere.fileno(),) * 3))
+        except LanewiseError as error:
+            self._failure = error
+        finally:
+            with suppress(OSError):  # all have met, and nobody listens any more
+                for _ in range(self._num_processes):
+                    JsonConnection.to(self._address).close()
+
+    def meet(self) -> list[Any]:
+        """Wait until every process has taken its first steps, and return what it found."""
+        for _ in range(self._num_processes):
+            connection, _ = self._listener.accept()
+            self._connections.append(JsonConnection(connection))
+        return self.receive()
+
+    def send(self, num_steps: int) -> None:
+        """Tell every process to take its turn."""
+        with suppress(OSError):  # `receive` says why
+            for one in self._connections:
+                one.send(num_steps)
+
+    def receive(self) -> list[Any]:
+        """Return what every process has to say."""
+        try:
+            return [one.receive() for one in self._connections]
+        except (EOFError, OSError):
+            self._thread.join()
+            raise self._failure or LaunchError("a process ended before its turn.") from None
+
+    def dismiss(self) -> None:
+        """Let the processes end: without a connection they have nothing left to do."""
+        for one in self._connections:
+            one.close()
+        self._listener.close()
+
+    def close(self) -> None:
+        """Wait for the end of the processes, but not for ever."""
+        self._thread.join(_SECONDS_TO_END)
+        if self._thread.is_alive():
+            end_servers()
+            self._thread.join()

@@ -1,0 +1,327 @@
+"""What `lanewise` offers to Python: train, evaluate and predict, each in fresh processes."""
+
+import dataclasses
+import inspect
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lanewise.commands.jobs.evaluate import OBJECT, evaluate_job
+from lanewise.commands.jobs.start import start
+from lanewise.commands.jobs.train import TrainJob
+from lanewise.config import RunConfig
+from lanewise.config.check import read_section
+from lanewise.config.class_path import add_search_path, is_of_script, refuse_in_import
+from lanewise.config.classes import build, check_classes
+from lanewise.config.load import Override
+from lanewise.errors import ConfigError
+from lanewise.processes.world.environment import Environment
+from lanewise.runs.dir import RunDir
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lanewise.runs.callback import Callback
+    from lanewise.task import Task
+
+Section = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What `train` returns."""
+
+    run_dir: Path
+    """Where the run is; of a pattern, what it stood for."""
+    step: int
+    """The last step that was taken, whose model the run ended with."""
+    evaluation: Mapping[str, float]
+    """What the last evaluation gave, by `set/metric`; empty where the task has no eval datasets."""
+    best_step: int | None
+    """The step after which the best model was written; None where `evaluate.best` names no metric."""
+    best_value: float | None
+    """Its value of that metric."""
+    task: "Task"
+
+    @property
+    def model_file(self) -> Path:
+        """The trained weights."""
+        return RunDir(self.run_dir).model
+
+    @property
+    def best_model_file(self) -> Path | None:
+        """The weights of the best model; None where there is none."""
+        return None if self.best_step is None else RunDir(self.run_dir).best_model
+
+    def model(self) -> "nn.Module":
+        """Return a new model with the trained weights, on the CPU and in evaluation mode."""
+        from lanewise.runs.checkpoint.model_file import load_model
+
+        model = self.task.build_model()
+        load_model(model, self.model_file)
+        return model.eval()
+
+
+def train(  # noqa: PLR0913 - the sections of the configuration
+    task: "Task",
+    *,
+    batch: Section,
+    train: Section,
+    optimizer: Section,
+    scheduler: Section | str | None = None,
+    precision: str = "float32",
+    memory: Section | None = None,
+    compile: Section | str | None = None,  # noqa: A002 - as the section is called
+    data: Section | None = None,
+    log: Section | None = None,
+    evaluate: Section | None = None,
+    checkpoint: Section | None = None,
+    distributed: Section | None = None,
+    callbacks: "Sequence[Callback]" = (),
+    resume: bool = False,
+    overwrite: bool = False,
+) -> TrainResult:
+    """Train a task; the other arguments are the sections of a configuration file, as mappings.
+
+    The training runs in fresh processes, one for each device, to which the task is sent; so a task may be
+    defined in a script or in a notebook. Under torchrun, Slurm or MPI it runs in the processes that are
+    there.
+
+    Args:
+        task: what to train.
+        batch: `{"global_batch_size": 64, "micro_batch_size": 16}`.
+        train: `{"epochs": 3, "run_dir": "runs/digits"}` and more.
+        optimizer: `{"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-3}}`.
+        scheduler: `"cosine"`, or `{"name": "cosine", "warmup": 0.05}`, or a class likewise.
+        precision: `float32`, `tf32`, `bf16` or `fp16`.
+        memory: `{"activation_checkpointing": "auto"}`: what is traded for memory.
+        compile: `auto`, `whole` or a mapping: what torch.compile makes faster.
+        data: how samples are ordered and loaded.
+        log: how often metrics are written.
+        evaluate: when to evaluate.
+        checkpoint: how often to save, and how many checkpoints to keep.
+        distributed: which devices to use; `devices` unset: all GPUs, or one process on a CPU.
+        callbacks: observe the run on rank 0, in its process.
+        resume: whether to go on from the newest good checkpoint in run_dir, if there is one.
+        overwrite: whether to remove the run that is in run_dir, if there is one, and begin anew.
+
+    Returns:
+        Where the run is, and what its last evaluation gave.
+
+    Raises:
+        ConfigError: lists every mistake in the sections.
+        LaunchError: what the first failing process said.
+        PreemptedError: a signal stopped the run, which saved a checkpoint first.
+    """
+    refuse_in_import("lanewise.train")
+    class_config, search_path = _describe_task(task)
+    sections = {
+        "task": class_config,
+        "batch": batch,
+        "train": train,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "precision": precision,
+        "memory": memory,
+        "compile": compile,
+        "data": data,
+        "log": log,
+        "evaluate": evaluate,
+        "checkpoint": checkpoint,
+        "distributed": distributed,
+        "search_path": search_path,
+    }
+    given = {name: section for name, section in sections.items() if section is not None}
+    config = _on_all_devices(read_section(RunConfig, given))
+    if overwrite and resume:
+        raise ConfigError(
+            "overwrite begins anew, and resume goes on: got True for both. Leave one of them out."
+        )
+    job = TrainJob(config, task, tuple(callbacks), is_resumed=resume, overwrites=overwrite)
+    result = start(job, is_fresh=True)
+    return TrainResult(**{**result, "run_dir": Path(result["run_dir"]), "task": task})
+
+
+def evaluate(
+    run_or_model: str | Path,
+    *,
+    task: "Task | None" = None,
+    weights: str | Path | None = None,
+    devices: int | Sequence[int | str] | None = None,
+    trust: bool = False,
+) -> dict[str, float]:
+    """Evaluate a trained model on the eval datasets of its task.
+
+    Args:
+        run_or_model: a run directory, for its trained model (the moving average with `train.ema_decay`); or
+            a .safetensors file in one; or, with `weights`, a configuration file.
+        task: None: built again from the arguments that the run noted, if they are plain values.
+        weights: a .safetensors file that lies elsewhere, in place of the run's.
+        devices: processes, as in the configuration; None: one.
+        trust: whether code that lies in the run directory may run.
+
+    Returns:
+        Every value by `set/metric`, the same on any number of devices.
+
+    Raises:
+        CheckpointError: if there is no such model.
+        ConfigError: if code that came with the run would run, and `trust` is not set.
+        LaunchError: what the first failing process said.
+    """
+    result = _run_model(run_or_model, task, weights, devices, trust=trust)
+    values: dict[str, float] = result["values"]
+    return values
+
+
+def predict(
+    run_or_model: str | Path,
+    dataset: str | None = None,
+    *,
+    task: "Task | None" = None,
+    weights: str | Path | None = None,
+    devices: int | Sequence[int | str] | None = None,
+    trust: bool = False,
+) -> list[Any]:
+    """Compute the outputs of a trained model on one of the eval datasets of its task.
+
+    Args:
+        run_or_model: a run directory, for its trained model (the moving average with `train.ema_decay`); or
+            a .safetensors file in one.
+        dataset: name of the eval dataset; None: the only one that there is.
+        task: None: built again from the arguments that the run noted, if they are plain values.
+        weights: a .safetensors file that lies elsewhere, in place of the run's.
+        devices: processes, as in the configuration; None: one.
+        trust: whether code that lies in the run directory may run.
+
+    Returns:
+        What `Task.predict` gives for each sample, on the CPU, in dataset order; in a prepared world on rank 0
+        only, elsewhere nothing.
+
+    Raises:
+        CheckpointError: if there is no such model.
+        ConfigError: if code that came with the run would run, and `trust` is not set.
+        LaunchError: what the first failing process said.
+    """
+    result = _run_model(run_or_model, task, weights, devices, trust=trust, predicts=True, dataset=dataset)
+    outputs: list[Any] = result["outputs"]
+    return outputs
+
+
+def load(
+    run_or_model: str | Path, *, init_args: Mapping[str, Any] | None = None, trust: bool = False
+) -> "tuple[Task, nn.Module]":
+    """Build the task of a run again, and its model with the trained weights, on the CPU for evaluation.
+
+    Args:
+        run_or_model: a run directory, for its trained model (the moving average with `train.ema_decay`); or
+            a .safetensors file in one.
+        init_args: arguments of the task that take the place of the run's.
+        trust: whether code that lies in the run directory may run.
+
+    Raises:
+        CheckpointError: if there is no such model.
+        ConfigError: if the task cannot be built, or code that came with the run would run.
+    """
+    from lanewise.runs.checkpoint.model_file import load_model
+
+    given = {} if init_args is None else init_args
+    overrides = [Override(f"task.init_args.{name}", json.dumps(value)) for name, value in given.items()]
+    job = evaluate_job(Path(run_or_model), overrides, trust=trust)
+    add_search_path(job.config.search_path)
+    check_classes(job.config, untrusted=job.untrusted)
+    task: Task = build("task", job.config.task)
+    model = task.build_model()
+    load_model(model, job.model_file)
+    return task, model.eval()
+
+
+def _run_model(
+    run_or_model: str | Path,
+    task: "Task | None",
+    weights: str | Path | None,
+    devices: int | Sequence[int | str] | None,
+    *,
+    trust: bool,
+    predicts: bool = False,
+    dataset: str | None = None,
+) -> Any:
+    refuse_in_import(f"lanewise.{'predict' if predicts else 'evaluate'}")
+    overrides = []
+    if devices is not None:
+        value = str(devices) if isinstance(devices, int) else f"[{', '.join(map(str, devices))}]"
+        overrides = [Override("distributed.devices", value)]
+    job = evaluate_job(
+        Path(run_or_model),
+        overrides,
+        task=task,
+        trust=trust,
+        weights=None if weights is None else Path(weights),
+        predicts=predicts,
+        dataset=dataset,
+    )
+    if task is None and is_of_script(job.config.task):  # which a worker must not import
+        check_classes(job.config, untrusted=job.untrusted)
+        job = replace(job, task=build("task", job.config.task))
+    return start(job, is_fresh=True)
+
+
+def _on_all_devices(config: RunConfig) -> RunConfig:
+    """Use every accelerator of this machine, unless the user or a launcher says otherwise."""
+    distributed = config.distributed
+    is_said = distributed.devices is not None or distributed.launcher != "local"
+    if is_said or Environment.from_env(os.environ) is not None:
+        return config
+    from lanewise.processes.device.choice import count_accelerators
+
+    num_accelerators = count_accelerators(distributed.device_type)
+    devices = max(1, min(num_accelerators, config.batch.num_lanes))
+    return replace(config, distributed=replace(distributed, devices=devices))
+
+
+def _describe_task(task: "Task") -> tuple[dict[str, Any], str | None]:
+    """Say how a configuration file would name the task, and where its module lies.
+
+    A class of the script that is running is a class of the module that its file is.
+    """
+    from lanewise.task import Task
+
+    given: object = task
+    if not isinstance(given, Task):
+        raise ConfigError(f"train needs a lanewise.Task: got {given!r:.60}. Give it an object of your class.")
+    given.loss_method()  # raises where it has none or several
+    module_name = type(task).__module__
+    file = getattr(sys.modules[module_name], "__file__", None)
+    search_path = None
+    if file is not None and "site-packages" not in file:
+        search_path = str(Path(file).resolve().parents[module_name.count(".")])
+    if module_name == "__main__" and file is not None:
+        module_name = Path(file).stem
+    args, kwargs = task._init_arguments  # type: ignore[attr-defined]  # noqa: SLF001 - noted for this
+    signature = inspect.signature(type(task))
+    arguments = dict(signature.bind(*args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(parameter.name, {})
+    return {
+        "class_path": f"{module_name}.{type(task).__qualname__}",
+        "init_args": {name: _plain(value) for name, value in arguments.items()},
+    }, search_path
+
+
+def _plain(value: Any) -> Any:
+    """Write a value as a configuration file would; else a text that `evaluate_job` knows."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return f"{OBJECT}{type(value).__module__}.{type(value).__qualname__}"

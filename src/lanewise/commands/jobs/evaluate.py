@@ -1,0 +1,170 @@
+"""Evaluating a trained model, and predicting with it."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from lanewise.commands.jobs.job import Job
+from lanewise.config import RunConfig
+from lanewise.config.check import expand_user
+from lanewise.config.file import READERS
+from lanewise.config.load import Override, load_config
+from lanewise.config.trust import distrust
+from lanewise.errors import CheckpointError, ConfigError
+from lanewise.runs.dir import RunDir
+
+if TYPE_CHECKING:
+    from lanewise.processes.world.world import World
+    from lanewise.task import Task
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class EvaluateJob(Job):
+    """Evaluates a model on the task's eval datasets, or computes its outputs on one of them.
+
+    The result is every value by `set/metric` and the number of samples by set, or the name of the dataset and
+    a list of one output for each sample, in dataset order; of a lane-aware stream lane after lane.
+    """
+
+    model_file: Path
+    trains: ClassVar[bool] = False
+    predicts: bool = False
+    """Whether to compute outputs instead of evaluating."""
+    dataset: str | None = None
+    """Name of the eval dataset whose outputs are computed; None: the only one that there is."""
+
+    def run(self, world: "World") -> Any:
+        """See `Job`."""
+        from lanewise.engine.evaluation.evaluation import build_evaluator
+        from lanewise.engine.precision import Precision
+        from lanewise.engine.run.model import build_model, build_task, transform
+        from lanewise.engine.step.lanes import LaneRunner
+        from lanewise.errors import TaskError
+        from lanewise.lanes import Placement
+        from lanewise.processes.device.determinism import fix_imported_compiler
+        from lanewise.runs.checkpoint.model_file import load_model
+
+        config = self.config
+        task = self.task or build_task(config)
+        model = transform(build_model(task, config.train.seed), config, world.device)
+        if config.distributed.equality == "exact":
+            fix_imported_compiler()
+        load_model(model, self.model_file)
+        lanes = LaneRunner(task, Precision(config.precision, world.device.type), config.train.seed)
+        placement = Placement.of(config.batch.num_lanes, world)
+        evaluator = build_evaluator(config, lanes, model.to(world.device), world, placement)
+        if evaluator is None:
+            raise TaskError(
+                f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on. Give the "
+                "task this method, which returns datasets by name."
+            )
+        if self.predicts:
+            name = self.dataset or evaluator.only_set
+            return {"dataset": name, "outputs": evaluator.predict(name)}
+        return {"values": evaluator.run(), "num_samples": evaluator.num_samples}
+
+
+OBJECT = "an object of "
+"""How the text begins that stands in a run's configuration for an argument that was no plain value."""
+
+
+def evaluate_job(
+    run_or_model: Path,
+    overrides: Sequence[Override] = (),
+    *,
+    task: "Task | None" = None,
+    trust: bool = False,
+    weights: Path | None = None,
+    predicts: bool = False,
+    dataset: str | None = None,
+) -> EvaluateJob:
+    """Find a model, and evaluate it with the configuration that it was trained with.
+
+    A run may be somebody else's, so that code which came with it runs only if the user trusts it: what lies
+    in the run directory, and what a search_path leads to that is relative or has links in it, or is a folder
+    that others can write. The search_path of a run that was trained here is none of that.
+
+    Args:
+        run_or_model: a run directory, for its trained model, of which training evaluates the moving average
+            if there is one; a file of weights in one, such as its `best.safetensors`; or, with `weights`, a
+            configuration file.
+        overrides: of the configuration; without one of the devices, one process evaluates.
+        task: the user's task, where it was given as an object; None: built from the configuration.
+        trust: whether code that came with the run may run.
+        weights: a file of weights that lies elsewhere, in place of the run's.
+        predicts: as in `EvaluateJob`.
+        dataset: as in `EvaluateJob`.
+
+    Raises:
+        CheckpointError: if there is no such model.
+        ConfigError: if the configuration has a mistake.
+    """
+    run_or_model = Path(expand_user(str(run_or_model)))
+    is_file = run_or_model.suffix == ".safetensors"
+    run_dir = RunDir(run_or_model.parent if is_file else run_or_model)
+    is_config = run_or_model.suffix in READERS and run_or_model.is_file()
+    if is_config and weights is None:
+        raise ConfigError(
+            f"{run_or_model} is a configuration, which has no weights. Give some by --weights FILE, or name "
+            "a run_dir."
+        )
+    config_file = run_or_model if is_config else run_dir.config
+    _require(config_file, run_or_model)
+    # An evaluation normalises by running statistics, so it has none of the conditions of SyncBatchNorm.
+    of_training = [
+        Override(f"distributed.{key}", value)
+        for key, value in (
+            *(("devices", "null"), ("sync_batch_norm", "false")),
+            *(("launcher", "local"), ("hosts", "[]"), ("hostfile", "null"), ("nodes", "null")),
+        )
+    ]
+    config = load_config(str(config_file), [*of_training, *overrides])
+    trained = run_dir.model if config.train.ema_decay is None else run_dir.averaged_model
+    model_file = weights or (run_or_model if is_file else trained)
+    _require(model_file, run_or_model)
+    if task is None and (found := _find_object(config.task.init_args)):
+        raise CheckpointError(
+            f"the task of {run_dir.path} cannot be built again: {found[0]} was {found[1]}. "
+            "From Python, give evaluate or predict the task."
+        )
+    if task is None:
+        _require_project(config)
+    untrusted: tuple[str, ...] = ()
+    if not trust and not is_config:
+        config, untrusted = distrust(config_file, config, overrides)
+    return EvaluateJob(
+        config, task, untrusted=untrusted, model_file=model_file, predicts=predicts, dataset=dataset
+    )
+
+
+def _require(file: Path, run_or_model: Path) -> None:
+    if not os.path.exists(file):  # noqa: PTH110 - Path raises where a name is too long
+        raise CheckpointError(
+            f"{run_or_model} is no finished run: there is no {file}. "
+            "Name a run_dir or a .safetensors file in one, or give --weights."
+        )
+
+
+def _require_project(config: RunConfig) -> None:
+    """Raise ConfigError where the folder of the task's code is gone, and the code is nowhere else."""
+    module, search_path = config.task.class_path.partition(".")[0], config.search_path
+    is_gone = search_path is not None and not Path(search_path).is_dir()
+    if is_gone and module.isidentifier() and find_spec(module) is None:
+        raise ConfigError(
+            f"the run's project folder {search_path} is not there any more: it had the module {module}. "
+            "Give --search_path FOLDER, where it is now."
+        )
+
+
+def _find_object(value: object, name: str = "init_args") -> tuple[str, str] | None:
+    """Return the dotted name and the text of the first argument that was no plain value, however deep."""
+    if isinstance(value, str):
+        return (name, value) if value.startswith(OBJECT) else None
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    items = value.items() if isinstance(value, Mapping) else ()
+    return next(filter(None, (_find_object(item, f"{name}.{key}") for key, item in items)), None)

@@ -1,0 +1,117 @@
+"""What the formulas take and return: what was measured, a setting, and the memory in use at one moment."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias
+
+from lanewise.commands.plan.model import Weight
+from lanewise.commands.plan.tape import Tape, TapeMark
+from lanewise.commands.plan.update import Cut, Update
+from lanewise.config import REDUCERS, Equality, ReducerKind, ReducerName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A reducer, and the numbers of devices and lanes."""
+
+    reducer: ReducerName
+    num_devices: int
+    num_lanes: int
+
+    @property
+    def kind(self) -> ReducerKind:
+        """What the reducer says of itself."""
+        return REDUCERS[self.reducer]
+
+    @property
+    def num_lanes_each(self) -> int:
+        """The most lanes of any device."""
+        return -(-self.num_lanes // self.num_devices)
+
+    @property
+    def num_shards(self) -> int:
+        """Into how many parts parameters, gradients and the optimizer's state are cut."""
+        return self.num_devices if self.kind.shards_weights else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was measured of a configuration; nothing in it depends on the number of devices."""
+
+    weights: Sequence[Weight]
+    tape: Tape
+    buffer_bytes: int
+    changed_buffer_bytes: int
+    """Bytes of the buffers that a lane's forward changes."""
+    num_buffers: int
+    update: Callable[[int, Cut], Update]
+    """What the optimizer needs, by the number of processes that share the parameters, and how they do."""
+    shards_optimizer: bool
+    """Whether ddp shares the optimizer's state out among the processes."""
+    has_average: bool
+    """Whether there is a moving average of the weights."""
+    equality: Equality
+    shares_memory: bool
+    """Whether all devices of one process have one memory, as on the CPU."""
+    gathered_itemsize_factor: float = 1.0
+    """The itemsize of weights that fsdp gathers, divided by that of the shards that it keeps."""
+    offloads: bool = False
+    """Whether fsdp keeps its shards in host memory."""
+    num_flops: int = 0
+    """Floating-point operations of a lane's forward and backward."""
+    repeats_blocks: bool = False
+    """Whether the model has blocks that could be checkpointed."""
+    why_no_fsdp: str = ""
+    """Why the model cannot be sharded; empty where it can be."""
+    not_counted: Sequence[str] = ()
+    """Operators of which only the results are counted, without what else they may keep."""
+    why_real: str = ""
+    """Why the lane had to run on real tensors; empty where it did not."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one gradient."""
+        return sum(weight.num_bytes for weight in self.weights if weight.is_trained)
+
+    @property
+    def complete_bytes(self) -> list[int]:
+        """Bytes of the gradients that are complete, in each stretch of the tape."""
+        return list(
+            accumulate(
+                self.weights[one.number].num_bytes if one.mark is TapeMark.GRADIENT else 0
+                for one in self.tape.stretches
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What is in use in a process at one moment, in bytes."""
+
+    parameters: int = 0
+    gradients: int = 0
+    """With their partial sums, and the buckets in which they travel."""
+    optimizer: int = 0
+    average: int = 0
+    buffers: int = 0
+    """With the copies that lanes make of them."""
+    activations: int = 0
+    """With the lane's batch."""
+    temporary: int = 0
+    """Gathered weights, what is on its way, and what the optimizer computes with."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The sum of all."""
+        return sum(vars(self).values())
+
+
+Moments: TypeAlias = Iterator[Memory]
+
+
+def updated_parts(measured: Measured, setting: Setting) -> tuple[int, Cut]:
+    """Return among how many processes the update is shared out, and how."""
+    if setting.kind.has_options and measured.shards_optimizer:
+        return setting.num_devices, "whole"
+    return setting.num_shards, "rows"

@@ -1,0 +1,124 @@
+"""Makes a row for every setting: what it needs, how fast it is, and whether it fits."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from lanewise.commands.plan.formulas import peak_memory
+from lanewise.commands.plan.measure import Seconds, largest_batch, measure, time_lane
+from lanewise.commands.plan.memory import Setting, updated_parts
+from lanewise.commands.plan.result import Plan
+from lanewise.commands.plan.row import FRAGMENTATION, Machine, Row
+from lanewise.commands.plan.traffic import traffic_of
+from lanewise.config import REDUCERS, ActivationCheckpointingConfig, RunConfig
+from lanewise.config.class_path import add_search_path
+from lanewise.config.classes import check_classes
+from lanewise.engine.run.model import build_task
+from lanewise.errors import ConfigError
+from lanewise.processes.device.choice import accelerator_type
+
+_MOST_DEVICES_OF_A_MACHINE = 16
+"""As many as one process may drive: no common machine has more accelerators."""
+
+
+def plan(
+    config: RunConfig,
+    devices: Sequence[int],
+    machine: Machine,
+    *,
+    untrusted: Sequence[str] = (),
+    flops_per_second: float | None = None,
+    times_lane: bool = False,
+    show: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """Say what a run needs under every reducer, on numbers of devices, with and without checkpointing.
+
+    Only one lane is run, on fake tensors if the user's code lets it; the rest are formulas.
+
+    Args:
+        config: the run; nothing is written to its run_dir. Its reducer and devices do not matter.
+        devices: numbers of devices.
+        machine: memory and link of a device.
+        untrusted: folders that no code may come from.
+        flops_per_second: of a device in a forward and backward, which gives the time of a lane.
+        times_lane: whether to measure that time, and that of an update, on the CPU of this machine instead.
+        show: called with what is being done.
+
+    Raises:
+        ConfigError: if a class in the configuration is not what its section needs, or the loss is of all
+            samples of a step.
+        DataError: if the dataset is empty.
+        TaskError: if the lane cannot be trained.
+    """
+    add_search_path(config.search_path)
+    check_classes(config, untrusted=untrusted)
+    device_type = config.distributed.device_type
+    if device_type == "auto":
+        device_type = accelerator_type() or "cpu"
+    show("reading the first batches")
+    batch = largest_batch(config)
+    require_losses_of_lanes(config)
+    show("measuring a lane")
+    variants = [_with_checkpointing(config, None)]
+    measurements = [measure(variants[0], batch, device_type)]
+    if config.memory.activation_checkpointing is not None or measurements[0].repeats_blocks:
+        show("measuring a lane with activation checkpointing")
+        section = config.memory.activation_checkpointing or ActivationCheckpointingConfig()
+        variants.append(_with_checkpointing(config, replace(section, offload=False)))
+        measurements.append(measure(variants[1], batch, device_type))
+    unused = 0 if device_type == "cpu" else FRAGMENTATION / (1 - FRAGMENTATION)
+    rows: list[Row] = []
+    for variant, measured in zip(variants, measurements, strict=True):
+        seconds = None if flops_per_second is None else Seconds(measured.num_flops / flops_per_second)
+        if times_lane:
+            show("timing lanes")
+            seconds = time_lane(variant, batch)
+        for setting in _settings(config.batch.num_lanes, devices):
+            if setting.kind.shards_weights and measured.why_no_fsdp:
+                continue
+            memory = peak_memory(measured, setting)
+            num_parts, _ = updated_parts(measured, setting)
+            rows.append(
+                Row(
+                    setting,
+                    is_checkpointed=variant is not variants[0],
+                    global_batch_size=setting.num_lanes * config.batch.micro_batch_size,
+                    memory=memory,
+                    fragmentation_bytes=int(unused * memory.num_bytes),
+                    traffic=traffic_of(measured, setting),
+                    machine=machine,
+                    lane_seconds=seconds and seconds.lane,
+                    update_seconds=seconds.update / num_parts if seconds else 0.0,
+                )
+            )
+    rows.sort(key=lambda row: row.setting.num_devices)
+    return Plan(config, device_type, batch, measurements, rows)
+
+
+def require_losses_of_lanes(config: RunConfig) -> None:
+    """Raise ConfigError if the loss of the task is of all samples of a step."""
+    if (method := build_task(config).loss_method()) != "loss":
+        raise ConfigError(
+            f"plan counts lanes, and not a loss of all samples of a step: got a task with {method}. "
+            "memory/peak_gib of a run with --train.max_steps 2 shows what a step takes."
+        )
+
+
+def _with_checkpointing(config: RunConfig, section: ActivationCheckpointingConfig | None) -> RunConfig:
+    """Return the run of which a lane is measured: in one process, in eager mode."""
+    return replace(
+        config,
+        memory=replace(config.memory, activation_checkpointing=section),
+        distributed=replace(
+            config.distributed.on_this_machine(), reducer="ddp", devices=None, sync_batch_norm=False
+        ),
+        compile=None,
+    )
+
+
+def _settings(num_lanes: int, devices: Sequence[int]) -> Iterator[Setting]:
+    """Yield every reducer on every number of devices, with more lanes where there are fewer than devices."""
+    for count in devices:
+        for reducer, kind in REDUCERS.items():
+            is_too_many = kind.runs_on == "process" and count > _MOST_DEVICES_OF_A_MACHINE
+            if kind.is_for(count) and not is_too_many:
+                yield Setting(reducer=reducer, num_devices=count, num_lanes=max(num_lanes, count))

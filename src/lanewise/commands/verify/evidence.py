@@ -1,0 +1,123 @@
+"""All that the layouts found, as the diagnoses look at it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lanewise.commands.verify.bound import CloseResult
+from lanewise.commands.verify.hidden import changed
+from lanewise.commands.verify.job import RankResult
+from lanewise.commands.verify.probe import Passes, Probe
+from lanewise.commands.verify.trace import BUFFER, Difference, StepTrace, Trace, compare
+
+Probes = Iterator[tuple[str, Probe]]
+"""What some processes found, each with a phrase that names the process in a sentence."""
+
+
+@dataclass
+class LayoutResult:
+    """What the processes of one layout found."""
+
+    name: str
+    """As `2 processes`."""
+    results: Sequence[RankResult] = ()
+    """The result of each rank; empty where the processes failed."""
+    failure: str = ""
+    """Why the processes failed, or why the steps could not be run."""
+    differences: dict[str, Difference] = field(default_factory=dict)
+    """The first difference of each check, compared with the first layout."""
+    hidden_differences: Sequence[str] = ()
+    """Values outside of parameters and buffers that differ from those of the first layout at the end."""
+    not_restored: Sequence[str] = ()
+    """Of a run that went on from a checkpoint, buffers and such values that the checkpoint did not hold."""
+    resumed: "LayoutResult | None" = None
+    """The same processes, going on from the checkpoint of another layout."""
+
+    @property
+    def trace(self) -> Trace | None:
+        """What rank 0 saw of the steps."""
+        return self.results[0].trace if self.results else None
+
+    @property
+    def steps(self) -> Sequence[StepTrace]:
+        """The steps as rank 0 saw them; none where they were not run."""
+        return self.trace.steps if self.trace else ()
+
+    @property
+    def changed(self) -> Sequence[str]:
+        """Values outside of parameters and buffers that the steps changed."""
+        return self.trace.changed if self.trace else ()
+
+    @property
+    def close(self) -> CloseResult | None:
+        """How far the gradients of `close` are from those of one process; None where it was not run."""
+        return self.results[0].close if self.results else None
+
+    def compare_with(self, reference: "LayoutResult") -> None:
+        """Note the differences."""
+        if reference.trace is not None and self.trace is not None:
+            self.differences = compare(reference.trace, self.trace)
+            self.hidden_differences = changed(reference.trace.hidden, self.trace.hidden)
+            restored = self.trace.at_checkpoint
+            names = [name for name, one in reference.trace.at_checkpoint.items() if restored.get(name) != one]
+            # What is the same at the end, as a memo that is filled again, hardly matters.
+            lasting = {name for name in names if name.startswith(BUFFER)} | {*self.hidden_differences}
+            self.not_restored = [name for name in names if name in lasting] or names
+
+    def probes(self) -> Probes:
+        """Yield what the probes of every rank found."""
+        alone = "a second run of 1 process" if self.name == "1 again" else self.name
+        for rank, result in enumerate(self.results):
+            if result.probe is not None:
+                yield alone if len(self.results) == 1 else f"rank {rank} of {self.name}", result.probe
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the probes and the traces of all layouts noted."""
+
+    layouts: Sequence[LayoutResult]
+    """One process, one process again, and the others. If the first one fails, so does verify."""
+    left_out: Sequence[str] = ()
+    """Settings that were not run, since results depend on the layout through them, as `key value`."""
+
+    @property
+    def reference(self) -> RankResult:
+        """What the process found that all others are compared with."""
+        return self.layouts[0].results[0]
+
+    @property
+    def base(self) -> Probe:
+        """What the probes of that process found."""
+        assert self.reference.probe is not None
+        return self.reference.probe
+
+    def probes(self) -> Probes:
+        """Yield what every process found."""
+        return (found for layout in self.layouts for found in layout.probes())
+
+    def again(self) -> Probes:
+        """Yield what the same process found when it was started again."""
+        return self.layouts[1].probes()
+
+    def elsewhere(self) -> Probes:
+        """Yield what each process of several found."""
+        return (found for layout in self.layouts[2:] for found in layout.probes())
+
+    def unequal_passes(self) -> Iterator[tuple[str, Passes]]:
+        """Yield passes that differ in one process, each with the beginning of a sentence that says so."""
+        for process, probe in self.probes():
+            if probe.passes.are_unequal:
+                seen = f"the same micro-batch, twice in {process}, gives a different loss or gradient"
+                yield seen, probe.passes
+
+    def other_results(self, probes: Probes) -> Probes:
+        """Yield the processes that computed another result from equal weights and an equal micro-batch."""
+        base = self.base
+        for process, probe in probes:
+            is_given_the_same = (probe.weights, probe.reads.batch) == (base.weights, base.reads.batch)
+            if is_given_the_same and probe.passes.results[0] != base.passes.results[0]:
+                yield process, probe
+
+    def resumed(self) -> Iterator[LayoutResult]:
+        """Yield the runs that went on from a checkpoint of another layout."""
+        return (layout.resumed for layout in self.layouts if layout.resumed)

@@ -1,0 +1,133 @@
+"""The report of `lanewise verify`: a table, the causes, and one line with the result."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from lanewise.commands.verify.diagnose import Finding
+from lanewise.commands.verify.evidence import LayoutResult
+from lanewise.commands.verify.trace import CHECKS, StepTrace
+from lanewise.config import RunConfig
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The result of `verify`."""
+
+    config: RunConfig
+    layouts: Sequence[LayoutResult]
+    """One process, one process again, and the others."""
+    findings: Sequence[Finding]
+    notes: Sequence[str]
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether all layouts compute the same, and nothing was found that could make them differ."""
+        return not self.findings
+
+    @property
+    def steps(self) -> Sequence[StepTrace]:
+        """The steps that one process took."""
+        return self.layouts[0].steps
+
+    def describe_steps(self) -> str:
+        """Describe what was run."""
+        batch = self.config.batch
+        full = batch.global_batch_size
+        sizes = {step.step + 1: sum(map(len, step.samples.values())) for step in self.steps}
+        steps = [str(step) for step in sizes]
+        steps += [f"step {step} with {size} of {full} samples" for step, size in sizes.items() if size < full]
+        reducer = self.config.distributed.reducer
+        return (
+            f"steps {', '.join(steps) or '-'}; {batch.num_lanes} lanes; precision {self.config.precision}; "
+            f"reducer {'ddp' if reducer == 'single' else reducer}; compared with one process, byte for byte"
+        )
+
+    def table(self) -> Table:
+        """Return a row for each layout, which says for each check whether it is the same."""
+        table = Table(box=None, pad_edge=False, collapse_padding=True)
+        table.add_column("layout")
+        for name in CHECKS:
+            table.add_column(name, no_wrap=True)
+        for layout in self._rows():
+            cells = ["differs" if check in layout.differences else "same" for check in CHECKS]
+            if layout.trace is None:
+                cells = ["failed" if layout.failure else "not run"]
+            table.add_row(layout.name, *cells)
+        return table
+
+    def lines(self) -> Iterator[str]:
+        """Yield what the table does not show; the last line is the result."""
+        for layout in self._rows():
+            for check, difference in layout.differences.items():
+                yield f"differs: {check} of {layout.name}, first at {difference}"
+        for failure in dict.fromkeys(layout.failure for layout in self._rows() if layout.failure):
+            if not any(failure in finding.evidence for finding in self.findings):
+                names = [layout.name for layout in self._rows() if layout.failure == failure]
+                yield f"failed: {_listed(names)}: {failure}"
+        for layout in self.layouts[2:]:
+            close = layout.close
+            if close is not None and not close.num_elements:
+                yield f"close, {layout.name}: no gradient could be compared"
+            elif close is not None:
+                yield (
+                    f"close, {layout.name}: gradients differ by at most {close.worst:.3f} of their bound; "
+                    f"weights after the steps by {close.weights:.1e} (not judged)"
+                )
+        for note in self.notes:
+            yield f"note: {note}"
+        for finding in self.findings:
+            yield f"found: {finding.cause}\n  {finding.evidence}\n  {finding.remedy}"
+        yield f"verified: {self._outcome()}" if self.is_verified else f"not verified: {self._outcome()}"
+
+    def _outcome(self) -> str:
+        """Say how the layouts compare, and how many causes were found."""
+        listed = _listed([layout.name for layout in self.layouts if layout.name != "1 again"])
+        if self.is_verified:
+            is_close = self.config.distributed.equality == "close"
+            grades = " in exact, and in close the same but for rounding" if is_close else ""
+            return f"{listed} compute the same bytes{grades}"
+        causes = f"{len(self.findings)} cause{'s' if len(self.findings) > 1 else ''} found"
+        if failed := [layout.name for layout in self._rows() if layout.failure]:
+            return f"{causes}; {_listed(failed)} failed"
+        if not_run := [layout.name for layout in self.layouts if layout.trace is None]:
+            of = "" if len(not_run) == len(self.layouts) else f" of {_listed(not_run)}"
+            return f"{causes}; training would refuse it, so no step{of} was run"
+        if any(layout.differences for layout in self.layouts):
+            return f"{causes}; {listed} do not compute the same"
+        if any(layout.differences for layout in self._rows()):
+            return f"{causes}; {listed} agree, a run that goes on does not"
+        return f"{causes}, though {listed} agree in these steps"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as values of JSON."""
+        return {
+            "verified": self.is_verified,
+            "steps": [step.step + 1 for step in self.steps],
+            "num_lanes": self.config.batch.num_lanes,
+            "layouts": [_layout_to_json(layout) for layout in self._rows()],
+            "findings": [asdict(finding) for finding in self.findings],
+            "notes": list(self.notes),
+        }
+
+    def _rows(self) -> list[LayoutResult]:
+        return [*self.layouts[1:], *(layout.resumed for layout in self.layouts if layout.resumed)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _layout_to_json(layout: LayoutResult) -> dict[str, Any]:
+    return {
+        "name": layout.name,
+        "num_processes": len(layout.results),
+        "failure": layout.failure or None,
+        "differences": {
+            check: {"place": one.place, "values": [repr(value) for value in one.values]}
+            for check, one in layout.differences.items()
+        },
+        "close": asdict(layout.close) if layout.close else None,
+    }

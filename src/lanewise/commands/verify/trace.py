@@ -1,0 +1,198 @@
+"""Takes a few steps of a run, notes what they computed as digests, and compares two runs."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from lanewise.data import LaneBatch, LaneSource, digest
+from lanewise.engine.engine import Engine
+from lanewise.engine.transforms import compare_runs
+from lanewise.lanes import Schedule
+from lanewise.processes.world.shards import whole
+from lanewise.processes.world.world import World
+
+_Noted = dict[int, tuple[tuple[int, ...], str]]
+"""By lane, the indices of its samples, and the digest of what its forward gets."""
+BUFFER = "buffer "
+"""The beginning of the name of every buffer in `Trace.at_checkpoint`."""
+CHECKS = ("samples", "tensors", "loss", "gradients", "weights", "buffers", "options", "evaluation")
+"""What is compared, in the order in which a step computes it."""
+
+
+@dataclass
+class StepTrace:
+    """One step, as all ranks together saw it."""
+
+    step: int
+    samples: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Dataset indices of each lane."""
+    tensors: dict[int, str] = field(default_factory=dict)
+    """Digest of what each lane's forward got."""
+    loss: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """Loss sum and weight of each lane, and those of each metric that the loss reports."""
+    gradients: dict[str, str] = field(default_factory=dict)
+    """Digest of each parameter's gradient, after clipping."""
+    weights: dict[str, str] = field(default_factory=dict)
+    """Digest of each parameter after the update."""
+    buffers: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+    """Options of the optimizer's groups, the learning rate among them, as the update used them."""
+    changed_outside: list[str] = field(default_factory=list)
+    """Parameters that something other than the optimizer changed."""
+
+
+@dataclass
+class Trace:
+    """Some steps and what they computed; equal for equal runs."""
+
+    steps: list[StepTrace] = field(default_factory=list)
+    evaluation: dict[str, float] = field(default_factory=dict)
+    hidden: dict[str, str] = field(default_factory=dict)
+    """Digests of values outside of parameters and buffers at the end; they may differ."""
+    at_checkpoint: dict[str, str] = field(default_factory=dict)
+    """Digests of buffers and of such values where the run saved, or as it goes on from there."""
+    changed: list[str] = field(default_factory=list)
+    """Names of such values, of the model and the task, that the steps changed."""
+
+    def values(self) -> Iterator[tuple[str, str, Mapping[Any, Any]]]:
+        """Yield check, place and values, in the order in which they were computed."""
+        for step in self.steps:
+            for check in CHECKS[:-1]:
+                yield check, f"step {step.step + 1}", getattr(step, check)
+        yield "evaluation", "", self.evaluation
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two traces first differ in one of `CHECKS`."""
+
+    place: str
+    """Where it is, as `step 2, lane 1` or `step 0, head.weight`."""
+    values: tuple[Any, Any]
+    num_others: int = 0
+    """How many more lanes or names differ at this place."""
+
+    def __str__(self) -> str:
+        more = f" (and {self.num_others} more)" if self.num_others else ""
+        return f"{self.place}{more}"
+
+
+def compare(reference: Trace, other: Trace) -> dict[str, Difference]:
+    """Return the first difference of each check that has one, the earliest one first.
+
+    A trace that begins later is compared from there on.
+    """
+    num_missing = len(reference.steps) - len(other.steps)
+    reference = Trace(reference.steps[num_missing:], reference.evaluation)
+    found: dict[str, Difference] = {}
+    for (check, place, mine), (_, _, theirs) in zip(reference.values(), other.values(), strict=True):
+        # Compared as text, so that a NaN equals itself.
+        names = [name for name in {**mine, **theirs} if repr(mine.get(name)) != repr(theirs.get(name))]
+        if check not in found and names:
+            name = f"lane {names[0]}" if isinstance(names[0], int) else names[0]
+            where = ", ".join(filter(None, (place, name)))
+            values = (mine.get(names[0]), theirs.get(names[0]))
+            found[check] = Difference(where, values, len(names) - 1)
+    return found
+
+
+def choose_steps(schedule: Schedule, num_steps: int, last_step: int) -> list[int]:
+    """Return the first steps of the run, and those on both sides of the border between two epochs.
+
+    The last step of the first epoch, which may be partial, is always among them; the next one if the run has
+    it, and two steps are asked for.
+    """
+    num_steps = min(num_steps, last_step)
+    epoch_end = schedule.steps_per_epoch - 1
+    border = [epoch_end, epoch_end + 1] if num_steps > 1 and epoch_end + 1 < last_step else [epoch_end]
+    others = [step for step in range(min(last_step, num_steps + 2)) if step not in border]
+    return sorted([*others[: num_steps - len(border)], *border])
+
+
+def steps_of(loader: LaneSource, num_steps: int, last_step: int | None) -> list[int]:
+    """Return the steps of a run that verify takes; of a stream the first ones, which may be fewer."""
+    if loader.schedule is not None:
+        assert last_step is not None
+        return choose_steps(loader.schedule, num_steps, last_step)
+    return list(range(num_steps if last_step is None else min(num_steps, last_step)))
+
+
+def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[StepTrace]:
+    """Take these steps one after the other, and trace each. Collective: every rank must call this."""
+    model, optimizer = engine.training.model, engine.training.optimizer
+    weights = _digests(model.named_parameters())
+    trace = StepTrace(-1)
+
+    def look() -> None:
+        before = _digests(model.named_parameters())
+        trace.changed_outside = [name for name in weights if weights[name] != before[name]]
+        gradients = ((name, one.grad) for name, one in model.named_parameters() if one.grad is not None)
+        trace.gradients = _digests(gradients)
+        trace.options = _options(optimizer)
+
+    def before_update(_optimizer: Optimizer, arguments: tuple[Any, ...], _: Any) -> Any:
+        """Note the gradient; where only a closure gives it, note the first one that the closure gives."""
+        this, closure = (*arguments, None)[:2]
+        if closure is None or any(one.grad is not None for one in model.parameters()):
+            look()
+            return None
+
+        def look_once() -> Any:
+            loss = closure()
+            if not trace.options:  # it asks for the first time
+                look()
+            return loss
+
+        return (this, look_once), {}
+
+    handle = optimizer.register_step_pre_hook(before_update)
+    try:
+        for step in steps:
+            if engine.run.loader.is_over:
+                return
+            trace = StepTrace(step)
+            compare_runs(engine.reducer.replicas, is_on=True)  # a run does it in its first step
+            batches = engine.run.loader.batches(step, step + 1)
+            noted: _Noted = {}
+            report = engine.take_step(step, _noting(batches, noted))
+            if report.totals.upcoming is not None:
+                engine.run.loader.note(report.totals.upcoming)
+            trace.loss = {lane.lane: lane.numbers for lane in report.totals.lanes}
+            weights = trace.weights = _digests(model.named_parameters())
+            trace.buffers = _digests(model.named_buffers())
+            lanes = sorted(lane for of_rank in world.all_gather_tree(noted) for lane in of_rank.items())
+            trace.samples = {lane: indices for lane, (indices, _) in lanes}
+            trace.tensors = {lane: tensors for lane, (_, tensors) in lanes}
+            yield trace
+    finally:
+        handle.remove()
+
+
+def _noting(batches: Iterator[LaneBatch], noted: _Noted) -> Iterator[LaneBatch]:
+    """Note each batch, and yield it."""
+    for batch in batches:
+        if batch.indices:
+            noted[batch.turn.lane] = batch.indices, digest(batch.data)
+        yield batch
+
+
+def _digests(named: Any) -> dict[str, str]:
+    return {name: digest(whole(tensor)) for name, tensor in named}
+
+
+def _options(optimizer: Optimizer) -> dict[str, str]:
+    """Return the options of each parameter group as JSON."""
+    return {
+        f"{key} of group {number}": json.dumps(value, default=_plain)
+        for number, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if key not in ("params", "param_names")
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) else repr(value)

@@ -1,0 +1,158 @@
+"""Runs one layout after the other, compares them, and reports the causes of their differences."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from lanewise.commands.jobs.start import prepare_workers, start
+from lanewise.commands.verify import MODULES
+from lanewise.commands.verify.diagnose import diagnose, notes
+from lanewise.commands.verify.evidence import Evidence, LayoutResult
+from lanewise.commands.verify.job import RankResult, VerifyJob
+from lanewise.commands.verify.report import VerifyReport
+from lanewise.config import DistributedConfig, RunConfig
+from lanewise.errors import ConfigError, LaunchError
+from lanewise.lanes import lane_ranges
+from lanewise.launch.scratch import temporary_folder
+from lanewise.processes.device.choice import accelerator_type, count_accelerators
+
+
+def verify(
+    config: RunConfig,
+    devices: Sequence[int],
+    *,
+    num_steps: int,
+    resumes: bool = False,
+    show: Callable[[str], None] = lambda _: None,
+) -> VerifyReport:
+    """Run a few steps on each number of devices, and compare everything with one process.
+
+    Each layout runs in fresh processes of this machine, in `exact` whatever the configuration says.
+
+    Args:
+        config: the run; nothing is written to its run_dir.
+        devices: numbers of processes; one process is always run, twice.
+        num_steps: steps to take; see `choose_steps`.
+        resumes: whether each layout also goes on from a checkpoint of another one.
+        show: told what is being run.
+
+    Raises:
+        ConfigError: if a class or a device is not what it should be.
+        LaunchError: if one process alone fails already.
+    """
+    if resumes and num_steps < 2:
+        raise ConfigError(f"--resume stops half-way and needs at least two steps: got --steps {num_steps}.")
+    fsdp = config.distributed.fsdp
+    if config.distributed.kind.shards_weights and fsdp.param_dtype != "float32":
+        raise ConfigError(
+            "verify compares with one process, which has its weights in float32: got "
+            f"distributed.fsdp.param_dtype {fsdp.param_dtype}. Verify with param_dtype=float32."
+        )
+    for count in devices:
+        lane_ranges(config.batch.num_lanes, count)  # raises before anything is run
+    counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]
+    one, kind = ("device", "devices") if config.distributed.is_one_process else ("process", "processes")
+    names = [f"1 {one}", "1 again", *(f"{count} {kind}" for count in counts[2:])]
+    with temporary_folder() as folder:
+        jobs = [
+            VerifyJob(
+                _in_exact(config, count),
+                folder=folder,
+                name=str(number),
+                num_steps=num_steps,
+                judges_close=config.distributed.equality == "close",
+                first_lane=sum(counts[:number]),
+                is_reference=number == 0,
+                is_repeat=number == 1,
+            )
+            for number, count in enumerate(counts)
+        ]
+        with _environment(**_variables_of(jobs[1])):  # it has a server of its own
+            prepare_workers(config.distributed.threads, "exact", *MODULES)
+        layouts: list[LayoutResult] = []
+        for name, job in zip(names, jobs, strict=True):
+            show(name)
+            layouts.append(_run(name, job, layouts[0] if layouts else None))
+        if resumes:
+            _resume(jobs, layouts, show)
+    evidence = Evidence(layouts, _left_out(config.distributed))
+    findings = diagnose(evidence)
+    return VerifyReport(config, layouts, findings, notes(evidence, findings))
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Set environment variables for the processes that are started."""
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _variables_of(job: VerifyJob) -> dict[str, str]:
+    """Return what gives sets another order in the repeat, even where the environment fixes one."""
+    fixed = os.environ.get("PYTHONHASHSEED")
+    return {"PYTHONHASHSEED": "2" if fixed == "1" else "1"} if job.is_repeat else {}
+
+
+def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Callable[[str], None]) -> None:
+    """Let each layout go on from the checkpoint of the one before it, and the first from that of the last."""
+    pairs = zip(layouts, jobs, strict=True)
+    saved = [(layout, job) for layout, job in pairs if layout.trace is not None and not job.is_repeat]
+    for (layout, job), (other, saved_by) in zip(saved, saved[-1:] + saved[:-1], strict=True):
+        name = f"{layout.name}, going on from {other.name}"
+        show(name)
+        rest = replace(job, name=f"{job.name}-resumed", resume_from=saved_by.name, is_reference=False)
+        layout.resumed = _run(name, rest, layouts[0])
+
+
+def _run(name: str, job: VerifyJob, reference: LayoutResult | None) -> LayoutResult:
+    """Run a layout, and compare it with the reference. The reference itself must not fail."""
+    try:
+        with _environment(**_variables_of(job)):
+            results: list[RankResult] = start(job, is_fresh=True)
+    except LaunchError as error:
+        if reference is None:
+            raise
+        return LayoutResult(name, failure=str(error))
+    layout = LayoutResult(name, results, failure=results[0].error)
+    layout.compare_with(reference or layout)
+    return layout
+
+
+def _left_out(distributed: DistributedConfig) -> list[str]:
+    """Name the settings that `_in_exact` removes, since results depend on the layout through them."""
+    sync_batch_norm = "true" if distributed.sync_batch_norm else None
+    asked = {"compression": distributed.compression, "sync_batch_norm": sync_batch_norm}
+    return [f"distributed.{key} {value}" for key, value in asked.items() if value is not None]
+
+
+def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
+    """Return the configuration for a number of processes, which share accelerators if there are too few."""
+    num_accelerators = count_accelerators(config.distributed.device_type)
+    devices: int | tuple[str, ...] = num_devices
+    if num_accelerators and num_devices > num_accelerators:
+        devices = tuple(f"{accelerator_type()}:{rank % num_accelerators}" for rank in range(num_devices))
+    reducer = "ddp" if config.distributed.reducer == "single" else config.distributed.reducer
+    distributed = replace(
+        config.distributed.on_this_machine(),
+        devices=devices,
+        equality="exact",
+        reducer=reducer if num_devices > 1 else "single",
+        fsdp=replace(config.distributed.fsdp, cpu_offload=False),  # which changes where, not what
+        compression=None,
+        sync_batch_norm=False,
+        shard_optimizer=config.distributed.shard_optimizer and num_devices > 1,
+        max_restarts=0,
+        backend="auto",
+    )
+    optimizer = config.optimizer
+    if config.distributed.kind.shards_weights:  # whose exact knows no fused ones
+        arguments = {key: value for key, value in optimizer.init_args.items() if key != "fused"}
+        optimizer = replace(optimizer, init_args=arguments)
+    return replace(config, distributed=distributed, optimizer=optimizer)

@@ -1,0 +1,36 @@
+"""The number format of forward and loss; weights, gradients and their sums stay in float32."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import final
+
+import torch
+
+from lanewise.engine.precision.loss_scale import LossScale
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AS_IT_IS = nullcontext()
+
+
+@final
+class Precision:
+    """Runs forward and loss in a number format.
+
+    Args:
+        name: `float32`; `tf32`, in which GPUs round the inputs of matrix products to 10 bits of mantissa; or
+            `bf16` and `fp16`, torch's autocast to 16 bits.
+        device_type: of the device that computes.
+    """
+
+    def __init__(self, name: str, device_type: str) -> None:
+        self._autocast = _AUTOCAST.get(name)
+        self._device_type = device_type
+        self.loss_scale = LossScale() if name == "fp16" else None
+        """None where the format has the range of float32."""
+        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = name == "tf32"
+
+    def forward(self) -> AbstractContextManager[object]:
+        """Return the context of a forward, a loss, or both; weights are cast once in it."""
+        if self._autocast is not None:
+            return torch.autocast(self._device_type, self._autocast)
+        return _AS_IT_IS

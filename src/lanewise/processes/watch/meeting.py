@@ -1,0 +1,126 @@
+"""Where the processes of a world meet, in each start of it."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import final
+
+import torch.distributed as dist
+
+from lanewise.errors import WorldError
+from lanewise.processes.watch.channel import Channel, named_ranks
+from lanewise.processes.watch.store import TimedStore
+from lanewise.processes.world.environment import Environment
+
+_SECONDS_BETWEEN_QUESTIONS = 0.1
+_SECONDS_FOR_RANK_0 = 5.0
+"""How much longer the others wait: rank 0 knows who did not come."""
+_FOR_EVER = timedelta(days=1000)
+
+
+@final
+class Meeting:
+    """Opens the store, and finds out which start this process belongs to.
+
+    Args:
+        environment: the place of this process, and of the store.
+        keeps_store: whether this process keeps the store.
+        timeout_seconds: how long to wait for the store, and for the others; None: for ever.
+
+    Raises:
+        WorldError: if there is no store in time, its port is in use, or rank 0 does not come.
+    """
+
+    def __init__(self, environment: Environment, timeout_seconds: float | None) -> None:
+        self.environment = environment
+        self._timeout_seconds = math.inf if timeout_seconds is None else timeout_seconds
+        address, port = environment.master_address, environment.master_port
+        keeper = "torchrun's agent" if environment.has_agent_store else "rank 0"
+        self._place = f"{address}:{port}, which {keeper} keeps,"
+        timeout = _FOR_EVER if timeout_seconds is None else timedelta(seconds=timeout_seconds)
+        try:
+            self._torchs = dist.TCPStore(
+                address, port, is_master=environment.keeps_store, wait_for_workers=False, timeout=timeout
+            )
+        except dist.DistError as error:
+            why = str(error).partition("\n")[0]
+            raise WorldError(f"there is no store at {address}:{port}, where processes meet: {why}") from error
+        self._store = TimedStore(self._torchs.clone(), self._place)  # type: ignore[attr-defined]
+        self.channel = Channel(
+            self._store,
+            environment.world_size,
+            environment.rank,
+            is_local_rank_zero=environment.local_rank == 0,
+            keeps_store=environment.keeps_store,
+            start=self._arrive(),
+        )
+
+    @property
+    def store(self) -> dist.Store:
+        """The store of this start, for the collectives: without the addresses of an earlier one."""
+        return dist.PrefixStore(f"{self.channel.start}/torch", self._torchs)
+
+    def wait(self) -> bool:
+        """Wait until all processes have come. Collective: every rank must call this.
+
+        Returns:
+            Whether an earlier start of the same launch may have begun the run; the same on every rank.
+
+        Raises:
+            WorldError: if some did not come in time; names them.
+        """
+        channel, deadline = self.channel, time.monotonic() + self._timeout_seconds
+        if self.environment.rank > 0:
+            deadline += _SECONDS_FOR_RANK_0
+        if self.environment.rank == 0:
+            keys = [f"{channel.start}/arrived/{rank}" for rank in range(channel.world_size)]
+            while not self._store.has(*keys):
+                missing = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
+                self._require_time(deadline, missing)
+            self._store.set(
+                f"{channel.start}/begun", json.dumps(self.environment.is_restarted or channel.start > 1)
+            )
+        while not self._store.has(f"{channel.start}/begun"):
+            if self._store.add("starts", 0) > channel.start:  # this process had come to an earlier start
+                channel.start = self._arrive()
+            self._require_time(deadline, [0])
+        channel.has_met = True
+        return self._store.get(f"{channel.start}/begun") == b"true"
+
+    def agree(self, choose: Callable[[], str]) -> str:
+        """Return what rank 0 chose, in the first start of a launch. Collective: every rank must call this."""
+        deadline = time.monotonic() + self._timeout_seconds
+        if self.environment.rank == 0 and not self._store.has("agreed"):
+            self._store.set("agreed", choose())
+        while not self._store.has("agreed"):
+            self._require_time(deadline, [0])
+        return self._store.get("agreed").decode()
+
+    def _arrive(self) -> int:
+        """Return the number of the start to which this process belongs.
+
+        A start to which this rank has come before, or which has begun without it, is an earlier one. Torch's
+        count of restarts is of no use here: it differs between hosts, and stays the same when a host joins.
+        """
+        if self.environment.rank == 0:
+            number = self._store.add("starts")
+            self._store.add(f"{number}/arrived/0")
+            return number
+        deadline = time.monotonic() + self._timeout_seconds
+        while True:
+            number = self._store.add("starts", 0)
+            has_begun = not number or self._store.has(f"{number}/begun")
+            if not has_begun and self._store.add(f"{number}/arrived/{self.environment.rank}") == 1:
+                return number
+            self._require_time(deadline, [0])
+
+    def _require_time(self, deadline: float, missing: Sequence[int]) -> None:
+        """Wait a moment for some ranks; raise WorldError where there is no time left."""
+        if time.monotonic() > deadline:
+            raise WorldError(
+                f"{named_ranks(missing)} did not come to the store at {self._place} within "
+                f"distributed.start_seconds={self._timeout_seconds:g}."
+            )
+        time.sleep(_SECONDS_BETWEEN_QUESTIONS)

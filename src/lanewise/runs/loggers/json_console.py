@@ -1,0 +1,25 @@
+"""Writes the lines of metrics.jsonl to the standard output, for programs that follow a run."""
+
+import json
+from collections.abc import Mapping
+from typing import final
+
+from lanewise.runs.callback import Callback
+from lanewise.runs.loggers.jsonl import columns_of
+
+
+@final
+class JsonConsoleLogger(Callback):
+    """Writes a line for each logged step, each epoch that is counted, and each evaluation."""
+
+    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        print(json.dumps(columns_of(epoch, step, metrics)), flush=True)  # noqa: T201 - what it is for
+
+    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self.on_step(epoch, step, values)
+
+    def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self.on_step(epoch, step, values)

@@ -1,0 +1,92 @@
+"""The table of runs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from lanewise.runs.report.status import RunStatus
+
+_MOST_METRICS = 3
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of a folder, the newest one first."""
+
+    folder: Path
+    runs: Sequence[RunStatus]
+
+    def table(self) -> Table:
+        """Draw a line for each run, in 80 columns where its name is short."""
+        table = Table(box=None, pad_edge=False)
+        for name in ("run", "started", "state", "step", "loss", "evaluation"):
+            table.add_column(name, justify="right" if name in ("step", "loss") else "left", no_wrap=True)
+        for run in self.runs:
+            started = "" if run.started is None else _local(run.started).strftime("%m-%d %H:%M")
+            values = [f"{name} {value:.4g}" for name, value in run.evaluation.items()][:_MOST_METRICS]
+            cells = (
+                self._name(run),
+                started,
+                run.state,
+                _progress(run),
+                "" if run.loss is None else f"{run.loss:.4g}",
+                ", ".join(values),
+            )
+            table.add_row(*(escape(_one_line(cell)) for cell in cells))
+        return table
+
+    def lines(self) -> Iterator[str]:
+        """Say of each run what else there is to know: time left, the best value, errors, how to go on."""
+        for run in self.runs:
+            facts = list(_facts(run))
+            if facts:
+                yield _one_line(f"{self._name(run)}: {'; '.join(facts)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON takes it."""
+        return {"runs": [{**asdict(run), "run_dir": str(run.run_dir)} for run in self.runs]}
+
+    def _name(self, run: RunStatus) -> str:
+        """Return the path of a run as it is seen from the folder."""
+        is_inside = run.run_dir.is_relative_to(self.folder) and run.run_dir != self.folder
+        path = run.run_dir.relative_to(self.folder) if is_inside else run.run_dir
+        return str(path)
+
+
+def _progress(run: RunStatus) -> str:
+    if run.step is None:
+        return ""
+    return f"{run.step:,}" if run.last_step is None else f"{run.step:,}/{run.last_step:,}"
+
+
+def _facts(run: RunStatus) -> Iterator[str]:
+    if run.devices:
+        yield run.devices
+    if run.num_starts > 1:
+        yield f"started {run.num_starts} times"
+    if run.seconds_left is not None:
+        yield f"{timedelta(seconds=round(run.seconds_left))} left"
+    if run.best is not None:
+        name, step, value = run.best
+        yield f"best {name} {value:.6g} after step {step:,}"
+    if run.error:
+        yield run.error
+    yield from run.problems
+    if run.next_command:
+        yield f"go on with: {run.next_command}"
+    elif run.state in ("killed", "failed", "preempted"):
+        yield "no checkpoint was saved to go on from"
+
+
+def _local(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, tz=UTC).astimezone()
+
+
+def _one_line(text: str) -> str:
+    """Show characters that a terminal would obey as what they are."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -1,0 +1,42 @@
+"""What `lanewise.train` makes of its arguments."""
+
+import inspect
+from dataclasses import fields
+from typing import Any
+
+from lanewise import train
+from lanewise.commands.jobs import api
+from lanewise.config import RunConfig
+from tests.distributed.tasks import Smooth
+
+SECTIONS: dict[str, Any] = {
+    "batch": {"global_batch_size": 8, "micro_batch_size": 2},
+    "train": {"max_steps": 5, "run_dir": "unused"},
+    "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.5}},
+    "scheduler": {"name": "cosine"},
+    "precision": "bf16",
+    "memory": {"activation_checkpointing": "auto"},
+    "compile": "auto",
+    "data": {"num_workers": 1},
+    "log": {"every_steps": 3},
+    "evaluate": {"every_epochs": 3},
+    "checkpoint": {"keep_last": 3},
+    "distributed": {"devices": 2},
+}
+
+
+def test_it_takes_every_section_of_a_configuration(monkeypatch):
+    """Without `memory` and `compile` they were a TypeError."""
+    jobs = []
+    result = {"run_dir": "runs", "step": 1, "evaluation": {}, "best_step": None, "best_value": None}
+    monkeypatch.setattr(api, "start", lambda job, **_: jobs.append(job) or result)
+    names = {field.name for field in fields(RunConfig)} - {"search_path"}  # where the task's module lies
+    assert set(inspect.signature(train).parameters) == names | {"resume", "overwrite"}
+    assert set(SECTIONS) == names - {"task", "callbacks"}  # which are objects
+    train(Smooth(), **SECTIONS)
+    least = {name: SECTIONS[name] for name in ("batch", "train", "optimizer")}
+    train(Smooth(), **least, distributed={"devices": 1})
+    given, without = (job.config for job in jobs)
+    for name in names - set(least) - {"task", "callbacks"}:
+        assert getattr(given, name) != getattr(without, name), name
+    assert given.memory.activation_checkpointing.blocks == given.compile.blocks == "auto"

@@ -1,0 +1,85 @@
+"""Processes that meet, in one start of a world and in the next."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from lanewise.errors import WorldError
+from lanewise.processes.watch.meeting import Meeting
+from tests.unit.processes.watch.store import make_environment, make_store
+
+
+def meet(port: int, rank: int, world_size: int, seconds: float = 20.0, **further: bool) -> tuple[int, bool]:
+    meeting = Meeting(make_environment(port, rank, world_size, **further), seconds)
+    is_restarted = meeting.wait()
+    return meeting.channel.start, is_restarted
+
+
+def meet_all(port: int, world_size: int, order=None, **further: bool) -> list[tuple[int, bool]]:
+    with ThreadPoolExecutor(world_size) as threads:
+        started = {
+            rank: threads.submit(meet, port, rank, world_size, **further)
+            for rank in order or range(world_size)
+        }
+        return [started[rank].result() for rank in range(world_size)]
+
+
+def test_each_start_has_a_number_and_the_second_one_knows_that_it_is_not_the_first():
+    _store, port = make_store()
+    assert meet_all(port, 3) == [(1, False)] * 3
+    assert meet_all(port, 3, order=[2, 1, 0]) == [(2, True)] * 3
+
+
+def test_a_start_with_more_or_fewer_processes_is_a_new_one():
+    _store, port = make_store()
+    assert meet_all(port, 2) == [(1, False)] * 2
+    assert meet_all(port, 4, order=[3, 2, 1, 0]) == [(2, True)] * 4
+    assert meet_all(port, 1) == [(3, True)]
+
+
+def test_the_word_of_the_launcher_of_rank_0_counts():
+    """Torch's agents count restarts each for itself, and one that joins later begins at 0."""
+    _store, port = make_store()
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(meet, port, 1, 2)
+        assert meet(port, 0, 2, is_restarted=True) == (1, True)
+        assert one.result() == (1, True)
+
+
+def test_a_rank_that_came_to_a_start_whose_rank_0_is_gone_comes_to_the_next():
+    store, port = make_store()
+    store.add("starts", 1)  # its rank 0 ended before all had come
+    with ThreadPoolExecutor(1) as threads:
+        one = threads.submit(meet, port, 1, 2)
+        while not store.check(["1/arrived/1"]):
+            pass
+        assert meet(port, 0, 2) == (2, True)
+        assert one.result() == (2, True)
+
+
+def test_those_that_do_not_come_are_named():
+    _store, port = make_store()
+    with pytest.raises(WorldError, match=r"ranks 1, 2 did not come .* distributed.start_seconds=0.3"):
+        meet(port, 0, 3, seconds=0.3)
+    _store, port = make_store()
+    with pytest.raises(WorldError, match="rank 0 did not come"):
+        meet(port, 1, 2, seconds=0.3)
+
+
+def test_a_port_that_something_else_has_is_named():
+    _store, port = make_store()
+    with pytest.raises(WorldError, match=f"there is no store at 127.0.0.1:{port}"):
+        Meeting(make_environment(port, 0, 2, has_agent_store=False), 1.0)
+
+
+def test_what_rank_0_chose_in_the_first_start_is_what_all_get_in_every_start():
+    _store, port = make_store()
+
+    def choose(rank: int, answer: str) -> str:
+        meeting = Meeting(make_environment(port, rank, 2), 20.0)
+        meeting.wait()
+        return meeting.agree(lambda: answer)
+
+    for answers in (("first", "other"), ("second", "another")):
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(choose, (0, 1), answers)) == ["first", "first"]
