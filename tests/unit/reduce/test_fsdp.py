@@ -77,7 +77,7 @@ def take_step(
 ) -> None:
     blocks = lane_ranges(NUM_LANES, world.world_size)
     for turn in Schedule(NUM_LANES, NUM_LANES, 1).turns(blocks[world.rank], 0, 1):
-        (loss,) = reducer.losses([Work(turn, torch.full((2, WIDTH), value(turn.lane)))])
+        ((_, loss),) = reducer.losses(iter([Work(turn, torch.full((2, WIDTH), value(turn.lane)))]))
         reducer.backward(turn, None if turn.lane in void else loss, None)
     reducer.finish(1.0)
 
