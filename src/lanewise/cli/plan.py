@@ -74,7 +74,8 @@ def plan(arguments: Arguments) -> int:
 
             size, memory = find_micro_batch(config, untrusted)
             batch = replace(config.batch, micro_batch_size=size)
-            print(f"{memory.describe(size)}.\nFor {batch.num_lanes:,} lanes, and so at most as many devices:")
+            lanes = "1 lane" if batch.num_lanes == 1 else f"{batch.num_lanes:,} lanes"
+            print(f"{memory.describe(size)}.\nFor {lanes}, and so at most as many devices:")
             print(f"batch: {{global_batch_size: {batch.global_batch_size}, micro_batch_size: {size}}}")
             return 0
         from lanewise.commands.plan.plan import plan as run
