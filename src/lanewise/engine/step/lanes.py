@@ -228,19 +228,6 @@ class Terms(Protocol):
 
 @final
 @dataclass
-class OwnTerms(Terms):
-    """Runs each lane's forward and its own loss."""
-
-    feed: "LaneFeed"
-    runner: LaneRunner
-
-    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[Lane, object]]:
-        """See `Terms`."""
-        return self.feed.reducer.losses(self.feed.lanes(batches, self.runner.lane))
-
-
-@final
-@dataclass
 class LaneFeed:
     """Hands out the lanes of a step, each with its batch on the device and the buffers of the start."""
 
@@ -287,6 +274,19 @@ class LaneFeed:
         for look in self.looks:
             look.after_forward(turn, None)
         self.buffers.discard()
+
+
+@final
+@dataclass
+class OwnTerms(Terms):
+    """Runs each lane's forward and its own loss."""
+
+    feed: LaneFeed
+    runner: LaneRunner
+
+    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[Lane, object]]:
+        """See `Terms`."""
+        return self.feed.reducer.losses(self.feed.lanes(batches, self.runner.lane))
 
 
 def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:

@@ -31,7 +31,7 @@ class Pass:
     losses: StepLosses
     vote: Callable[[], Votes] = lambda: NO_VOTES
     is_logged: Callable[[int, Sequence[int] | None], bool] = lambda *_: False
-    """Tells it of a step, by its number, and of a stream by what the next step has."""
+    """Tells it of a step, by its number; of a stream also by the samples of each lane in the next one."""
 
     def __post_init__(self) -> None:
         self.reducer, self.buffers, self.phases = self.feed.reducer, self.feed.buffers, self.feed.phases
@@ -103,7 +103,7 @@ class Pass:
 @final
 @dataclass
 class Step:
-    """Takes steps. The weights do not change where the global weight is 0, or an fp16 gradient overflowed."""
+    """Takes steps. Where the global weight is 0, or an fp16 gradient overflowed, no weight changes."""
 
     pass_: Pass
     terms: Terms
