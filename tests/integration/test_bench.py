@@ -142,7 +142,7 @@ def test_nothing_to_measure_is_an_exit_code(tmp_path):
     assert "this is what failed" in done.stdout
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sign", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupt_prints_what_was_measured(tmp_path, sign):
     config = write_config(tmp_path, "bottlenecks.Layers", **BATCH)
     log = tmp_path / "log"
