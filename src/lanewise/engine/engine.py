@@ -23,7 +23,7 @@ from lanewise.engine.step.lanes import OwnTerms, Terms
 from lanewise.engine.step.metrics import IntervalReport, StepMetrics, StepReport
 from lanewise.engine.step.several_losses import SeveralLosses
 from lanewise.engine.step.shared import SharedLoss
-from lanewise.engine.step.step import Step
+from lanewise.engine.step.step import TrainStep
 from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.engine.transforms import CompilationLog
 from lanewise.errors import ConfigError, PreemptedError, noting
@@ -94,7 +94,7 @@ class Engine:
         metrics = StepMetrics(
             run.log_interval, run.phases, run.training.model, loss_scale, with_norms=config.log.gradients
         )
-        self.step = Step(self._pass, self._terms, run.training, metrics)
+        self.step = TrainStep(self._pass, self._terms, run.training, metrics)
         takes_closure = needs_closure(type(run.training.optimizer), is_asked=run.training.closure)
         self.take_step = ClosureStep(self.step).run if takes_closure else self.step.run
         """Takes a step, of which it gets the number and the batches of this process. Collective."""

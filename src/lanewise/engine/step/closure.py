@@ -9,7 +9,7 @@ import torch
 from lanewise.data import LaneBatch
 from lanewise.engine.step.lanes import StepBatches
 from lanewise.engine.step.metrics import Gradient, StepReport
-from lanewise.engine.step.step import Step
+from lanewise.engine.step.step import TrainStep
 from lanewise.engine.step.update import explain
 
 
@@ -22,10 +22,10 @@ class ClosureStep:
     finds the gradient before it calls the closure.
     """
 
-    step: Step
+    step: TrainStep
 
     def run(self, step: int, batches: Iterator[LaneBatch]) -> StepReport:
-        """See `Step`. Collective."""
+        """See `TrainStep`. Collective."""
         training, kept = self.step.training, StepBatches(batches)
         training.seed_update(step)
         found: list[Gradient] = []

@@ -102,7 +102,7 @@ class Pass:
 
 @final
 @dataclass
-class Step:
+class TrainStep:
     """Takes steps. Where the global weight is 0, or an fp16 gradient overflowed, no weight changes."""
 
     pass_: Pass
