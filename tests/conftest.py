@@ -1,6 +1,5 @@
 """Prepares the environment before any test imports torch, as the command line does."""
 
-import logging
 import os
 import shutil
 import signal
@@ -25,19 +24,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says nothing where other programs run beside the tests.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
-
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    """Let no test switch off what the next one logs: a job that runs in this process raises the level."""
-    root = logging.getLogger()
-    level, disabled = root.level, root.manager.disable
-    yield
-    root.setLevel(level)
-    logging.disable(disabled)
-    for name, logger in root.manager.loggerDict.items():
-        if name.startswith("lanewise") and isinstance(logger, logging.Logger):  # a file of settings disables
-            logger.disabled = False
 
 
 @pytest.fixture
