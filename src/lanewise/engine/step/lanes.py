@@ -178,6 +178,13 @@ class DerivedLane(Lane):
             return self.derive(self, outputs, data)
 
 
+def deriving(
+    lane_of: Callable[[LaneBatch], Lane], derive: Callable[[DerivedLane, Any, Any], Any]
+) -> Callable[[LaneBatch], DerivedLane]:
+    """Return what makes a `DerivedLane` of a batch."""
+    return lambda batch: DerivedLane(lane_of(batch), batch, derive)
+
+
 @final
 class StepBatches:
     """Reads the batches of a step once, and yields them each time it is iterated over.

@@ -7,7 +7,7 @@ in the batch; where it returns None, each lane's forward runs twice, and the fir
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -22,6 +22,7 @@ from lanewise.engine.step.lanes import (
     LaneRunner,
     StepBatches,
     Terms,
+    deriving,
     to_device,
 )
 from lanewise.engine.step.terms import LaneLoss, add_terms, check_each, terms_of
@@ -64,13 +65,7 @@ class SeveralLosses(Terms):
                 self._require_told(terms, counted[batch.turn.lane][1:])
             return add_terms(terms, weights, num_samples, batch.num_samples)
 
-        return self._feed.reducer.losses(self._feed.lanes(kept, self._lane_that(add)))
-
-    def _lane_that(
-        self, derive: Callable[[DerivedLane, Any, Any], Any]
-    ) -> Callable[[LaneBatch], DerivedLane]:
-        """Return what makes a lane of a batch, the loss of which is what `derive` makes of it."""
-        return lambda batch: DerivedLane(self._runner.lane(batch), batch, derive)
+        return self._feed.reducer.losses(self._feed.lanes(kept, deriving(self._runner.lane, add)))
 
     def _count(self, kept: StepBatches) -> dict[int, list[float]]:
         """Return, for each lane that has samples, how many, and the weights that its batch tells.
@@ -107,7 +102,8 @@ class SeveralLosses(Terms):
             return [lane.batch.num_samples, *(one.weight for one in terms)]
 
         feed, counted = self._feed, dict[int, list[float]]()
-        for lane, of_lane in feed.reducer.forwards(feed.lanes(kept.copies(), self._lane_that(count))):
+        lanes = feed.lanes(kept.copies(), deriving(self._runner.lane, count))
+        for lane, of_lane in feed.reducer.forwards(lanes):
             feed.drop(lane.turn)
             if lane.has_samples:
                 counted[lane.turn.lane] = of_lane

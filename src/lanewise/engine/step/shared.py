@@ -14,9 +14,8 @@ there is no second one; but the first step has two, and compares them.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -26,7 +25,7 @@ from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
 from lanewise.engine.step.guard.second_forwards import SecondForwards
-from lanewise.engine.step.lanes import DerivedLane, Lane, LaneFeed, StepBatches, Terms
+from lanewise.engine.step.lanes import DerivedLane, Lane, LaneFeed, StepBatches, Terms, deriving
 from lanewise.engine.step.losses import StepLosses
 from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, as_real, gather_outputs, map_tensors
 from lanewise.engine.step.terms import LaneLoss, LaneShare, add_own_terms, terms_of
@@ -143,7 +142,7 @@ class SharedLoss(Terms):
         if twice:
             before = self._first_pass(kept)
             shares = self._share_out(before, turn)
-        lanes = feed.lanes(kept, partial(self._lane, self._values))
+        lanes = feed.lanes(kept, deriving(self.loss.lane, self._values))
         returned: Iterable[tuple[DerivedLane, Any]] = self._reducer.losses(lanes)
         if not twice:
             returned = list(returned)
@@ -173,9 +172,6 @@ class SharedLoss(Terms):
         most = max(self._placement.counts(turn.present))
         return self._reducer.forward_is_collective or most > len(self._reducer.replicas)
 
-    def _lane(self, derive: Callable[[DerivedLane, Any, Any], Any], batch: LaneBatch) -> DerivedLane:
-        return DerivedLane(self.loss.lane(batch), batch, derive)
-
     def _values(self, _lane: Lane, outputs: Any, data: Any) -> Any:
         """Return what the lane gives to the loss."""
         return self.loss.values(outputs, data)
@@ -185,7 +181,7 @@ class SharedLoss(Terms):
 
     def _first_pass(self, kept: StepBatches) -> list[LaneOutputs]:
         """Run each lane's forward, with gradients on, as the second one has them, and drop its graph."""
-        lanes = self._feed.lanes(kept.copies(), partial(self._lane, self._values_without_graph))
+        lanes = self._feed.lanes(kept.copies(), deriving(self.loss.lane, self._values_without_graph))
         outputs: list[LaneOutputs] = []
         for lane, values in self._reducer.forwards(lanes):
             self._feed.drop(lane.turn)
