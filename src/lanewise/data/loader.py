@@ -69,8 +69,9 @@ class LaneLoader:
 
     def end_of(self, step: int) -> StepEnd:
         """See `LaneSource`."""
-        done, per_epoch = step + 1, self.schedule.steps_per_epoch
-        return StepEnd(step // per_epoch, done % per_epoch == 0, self.schedule.num_samples_before(done))
+        schedule, done = self.order.schedule, step + 1
+        ends_epoch = done % schedule.steps_per_epoch == 0
+        return StepEnd(step // schedule.steps_per_epoch, ends_epoch, schedule.num_samples_before(done))
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[LaneBatch]:
         """See `LaneSource`."""

@@ -103,7 +103,9 @@ class Engine:
         run, feed, runner = self.run, self._pass.feed, self.run.training.runner
         if runner.loss_method != "loss":
             equality = run.config.distributed.equality
-            return SharedLoss(feed, self._pass.losses, run.placement, equality, runner.seed, TaskLoss(runner))
+            return SharedLoss(
+                feed, self._pass.message, run.placement, equality, runner.seed, TaskLoss(runner)
+            )
         if runner.has_several_losses:
             return SeveralLosses(feed, run.placement, runner)
         return OwnTerms(feed, runner)
@@ -140,12 +142,13 @@ class Engine:
             if self.evaluation is not None and self.evaluation.is_due:  # a signal came before this evaluation
                 self._evaluate(self.first_step - 1, run_dir, observers)
             if self._saving is not None:
-                self._saving.wants_end = lambda: observers.stop_reason is not None
+                self._saving.wants_end = observers.wants_end
             for report in self._profiled(run_dir):
                 stops, self._is_ended_by_callback = report.totals.wants_stop, report.totals.wants_end
-                end, ends_run = self.run.loader.end_of(report.step), self.run.ends_with(report.step)
-                saves = self._saving is not None and self._saving.is_due_after(report.step, end)
-                saves = saves or report.totals.wants_save
+                end, ends_run = self.run.loader.end_of(report.step), self.ends_with(report.step)
+                saves = report.totals.wants_save
+                if self._saving is not None:
+                    saves |= self._saving.is_due_after(report.step, end, ends_run=ends_run)
                 observers.show(report.interval)
                 if self._compilations is not None and report.interval is not None:
                     self._compilations.tell()
@@ -184,6 +187,10 @@ class Engine:
             self._pass.buffers.check()
         finally:
             self.close()
+
+    def ends_with(self, step: int) -> bool:
+        """Tell whether the run ends with a step, the last one that was taken."""
+        return step + 1 == self.run.last_step or self.run.loader.is_over
 
     def _count_samples(self, report: StepReport, interval: IntervalReport) -> StepReport:
         """Complete the report of a logged step."""
@@ -265,12 +272,12 @@ class Engine:
         is_evaluated = self.evaluation is None or not self.evaluation.is_due
         metric = None if self.evaluation is None else self.evaluation.last_value
         # After the last step only an evaluation can be left to do; without one the run is done, not stopped.
-        is_done = is_evaluated and (self.run.ends_with(step) or self._ends_early)
+        is_done = is_evaluated and (self.ends_with(step) or self._ends_early)
         self._saving.save(step, metric, stops=stops and not is_done)
 
     def _finish(self, run_dir: RunDir) -> None:
         """Wait for the last save; write the model, and its average if there is one. Collective."""
-        if self._ends_early and self._saving is not None:
+        if self._saving is not None:
             self._saving.finish()
         heartbeat.note = (SAVE, heartbeat.step, None)
         with self.run.evaluation_weights():
@@ -280,7 +287,7 @@ class Engine:
 
     def _describe_end(self, end: int, seconds: float) -> None:
         """Log how many steps and samples were trained before step `end`, in how many seconds."""
-        if not self.run.ends_with(end - 1):
+        if not self.ends_with(end - 1):
             why = f"a callback stopped it: {self.stop_reason}"
             if not self._is_ended_by_callback:
                 assert self.evaluation is not None
@@ -291,7 +298,7 @@ class Engine:
         num_steps = end - self.first_step
         if not num_steps:
             key = "max_steps" if self.run.config.train.max_steps == end else "epochs"
-            remedy = f", up to train.{key}. Raise it to go on" if self.run.ends_with(end - 1) else ""
+            remedy = f", up to train.{key}. Raise it to go on" if self.ends_with(end - 1) else ""
             logger.info("nothing was left to train: all %s steps were taken before%s", f"{end:,}", remedy)
             return
         num_samples = self.run.loader.end_of(end - 1).num_samples - self._num_before

@@ -37,19 +37,29 @@ class Observers:
                 callback.on_start(start)
             yield
 
+    def wants_end(self) -> bool:
+        """Tell whether a callback ends the run."""
+        return self.stop_reason is not None
+
     @property
     def stop_reason(self) -> str | None:
         """Why a callback ends the run; None where none does."""
-        return next((one.stop_reason for one in self.callbacks if one.stop_reason is not None), None)
+        for callback in self.callbacks:
+            if callback.stop_reason is not None:
+                return callback.stop_reason
+        return None
 
     def show(self, report: IntervalReport | None) -> None:
         """Show the report of a step, now or `num_behind` steps later; None where the step is not logged."""
         self._unseen.append(report)
-        self._show_all_but(self.num_behind)
+        if len(self._unseen) > self.num_behind and (due := self._unseen.popleft()) is not None:
+            self._show_now(due)
 
     def catch_up(self) -> None:
         """Show the reports that were not shown yet."""
-        self._show_all_but(0)
+        for report in filter(None, self._unseen):
+            self._show_now(report)
+        self._unseen.clear()
 
     def show_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Show how much an epoch read."""
@@ -66,16 +76,12 @@ class Observers:
         for callback in self.callbacks:
             callback.on_best(epoch + 1, step + 1, model)
 
-    def _show_all_but(self, num_behind: int) -> None:
-        while len(self._unseen) > num_behind:
-            report = self._unseen.popleft()
-            if report is None:
-                continue
-            self.write_times(report)
-            metrics = self.name_metrics(report) if self.callbacks else {}
-            with noting(lambda step=report.step: f"in a callback after step {step + 1}"):  # type: ignore[misc]
-                for callback in self.callbacks:
-                    callback.on_step(report.epoch + 1, report.step + 1, metrics)
+    def _show_now(self, report: IntervalReport) -> None:
+        self.write_times(report)
+        metrics = self.name_metrics(report) if self.callbacks else {}
+        with noting(lambda: f"in a callback after step {report.step + 1}"):
+            for callback in self.callbacks:
+                callback.on_step(report.epoch + 1, report.step + 1, metrics)
 
 
 def _end(callback: Callback, _kind: object, error: BaseException | None, _traceback: object) -> None:

@@ -56,7 +56,7 @@ class Schedule:
 
     def num_samples_in(self, step: int) -> int:
         """Count the samples of all lanes in a step."""
-        return min(self.global_batch_size, self.num_samples - self._start(step))
+        return len(self._positions_of(step))
 
     def num_samples_before(self, step: int) -> int:
         """Count the samples of all steps before this one, over all epochs."""
@@ -77,9 +77,7 @@ class Schedule:
     def positions(self, step: int, lane: int) -> range:
         """Return the positions in the epoch's order that a lane reads in a step; empty for an absent lane."""
         num_present = self.num_present_lanes(step)
-        if lane >= num_present:
-            return range(0)
-        return _share(self.num_samples_in(step), num_present, lane, self._start(step))
+        return _share(self._positions_of(step), num_present, lane) if lane < num_present else range(0)
 
     def turns(self, lanes: range, first_step: int, last_step: int | None) -> Iterator["LaneTurn"]:
         """Yield what a process that carries `lanes` does in steps `first_step` to `last_step - 1`, in order.
@@ -90,18 +88,18 @@ class Schedule:
         positions, under its first lane.
         """
         for step in count(first_step) if last_step is None else range(first_step, last_step):
-            epoch, start = step // self.steps_per_epoch, self._start(step)
-            num_samples = self.num_samples_in(step)
-            num_present = -(-num_samples // self.micro_batch_size)
+            epoch, of_step = step // self.steps_per_epoch, self._positions_of(step)
+            num_present = -(-len(of_step) // self.micro_batch_size)
             present = range(num_present)
             last = max(lanes.start, min(lanes.stop, num_present) - 1)
             for lane in range(lanes.start, last + 1):
-                positions = _share(num_samples, num_present, lane, start) if lane < num_present else range(0)
+                positions = _share(of_step, num_present, lane) if lane < num_present else range(0)
                 yield LaneTurn(epoch, step, lane, positions, present, lane == last)
 
-    def _start(self, step: int) -> int:
-        """Return the first position of a step."""
-        return step % self.steps_per_epoch * self.global_batch_size
+    def _positions_of(self, step: int) -> range:
+        """Return the positions of all lanes in a step."""
+        start = step % self.steps_per_epoch * self.global_batch_size
+        return range(start, min(start + self.global_batch_size, self.num_samples))
 
 
 @dataclass(frozen=True)
@@ -134,17 +132,17 @@ class SequentialSchedule:
             return
         present = range(num_present)
         for lane in lanes:
-            share = _share(self.num_samples, self.num_lanes, lane)
+            share = _share(range(self.num_samples), self.num_lanes, lane)
             for step, first in enumerate(share[:: self.micro_batch_size]):
                 last = min(first + self.micro_batch_size, share.stop)
                 yield LaneTurn(0, step, lane, range(first, last), present, is_last=last == share.stop)
 
 
-def _share(num_samples: int, num_lanes: int, lane: int, start: int = 0) -> range:
-    """Return the positions of a lane where samples from `start` on are shared as evenly as possible."""
-    size, larger = divmod(num_samples, num_lanes)
-    first = start + lane * size + min(lane, larger)
-    return range(first, first + size + (lane < larger))
+def _share(positions: range, num_lanes: int, lane: int) -> range:
+    """Return the positions of a lane where all are shared as evenly as possible."""
+    size, larger = divmod(len(positions), num_lanes)
+    first = lane * size + min(lane, larger)
+    return positions[first : first + size + (lane < larger)]
 
 
 class LaneTurn(NamedTuple):

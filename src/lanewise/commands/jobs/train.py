@@ -151,7 +151,7 @@ class TrainJob(Job):
                     history.end(RunEnd("preempted", engine.next_step))
             raise
         if history is not None:  # another error's end is told by `claim`, or by what ends this process
-            is_early = not run.ends_with(engine.next_step - 1)
+            is_early = not engine.ends_with(engine.next_step - 1)
             history.end(
                 RunEnd("stopped early", engine.next_step, text=engine.stop_reason)
                 if is_early

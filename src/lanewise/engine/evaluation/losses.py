@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import torch
 
-from lanewise.engine.step.loss_metrics import means_of_lanes, read_terms
-from lanewise.engine.step.terms import LaneLoss
+from lanewise.engine.step.message import means, sum_or_nan
+from lanewise.engine.step.terms import LaneLoss, require_weight
 
 Pairs: TypeAlias = dict[str, list[tuple[float, float]]]
 """By name the sum and the weight of each micro-batch."""
@@ -17,12 +17,17 @@ _LOSS = "loss"
 
 
 def note_losses(terms: Sequence[LaneLoss], losses: Pairs) -> None:
-    """Note the terms of a micro-batch's loss, and what they report."""
+    """Note the terms of a micro-batch's loss, and what they report. Waits for the device.
+
+    Raises:
+        TaskError: if the weight of a metric is negative or not finite.
+    """
     for number, term in enumerate(terms):
         name = _LOSS if len(terms) == 1 else f"{_LOSS} {number}"
         losses.setdefault(name, []).append((0.0 if term.sum is None else term.sum.item(), term.weight))
-        for metric, pair in read_terms(term.metrics).items():
-            losses.setdefault(metric, []).append(pair)
+        for metric, (value, weight, _) in term.metrics.items():
+            require_weight(metric, float(weight))
+            losses.setdefault(metric, []).append((float(value), float(weight)))
 
 
 def as_tensors(losses: Pairs) -> dict[str, torch.Tensor]:
@@ -31,8 +36,23 @@ def as_tensors(losses: Pairs) -> dict[str, torch.Tensor]:
 
 
 def merge_losses(lanes: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, float]:
-    """Return the mean loss over all lanes as `loss`, added up over its terms, and of what they report."""
-    means = means_of_lanes(lanes)
-    terms = [mean for name, mean in means.items() if name.partition(" ")[0] == _LOSS]
-    others = {name: mean for name, mean in means.items() if name.partition(" ")[0] != _LOSS}
+    """Return the mean loss over all lanes as `loss`, added up over its terms, and of what they report.
+
+    A mean is NaN where a sum is not finite, or the weight is 0.
+
+    Args:
+        lanes: for each lane what `as_tensors` returned.
+    """
+    pairs: Pairs = {}
+    for lane in lanes:
+        for name, of_lane in lane.items():
+            pairs.setdefault(name, []).extend(of_lane.tolist())
+    averages = means(
+        {
+            name: (sum_or_nan(value for value, _ in found), sum_or_nan(weight for _, weight in found))
+            for name, found in sorted(pairs.items())
+        }
+    )
+    terms = [mean for name, mean in averages.items() if name.partition(" ")[0] == _LOSS]
+    others = {name: mean for name, mean in averages.items() if name.partition(" ")[0] != _LOSS}
     return {_LOSS: math.fsum(terms) if terms else math.nan, **others}

@@ -62,7 +62,7 @@ class OwnCheckpoints:
     ) -> None:
         self._identity = identity
         self._datasets = datasets
-        models = [one.losses for one in prepared.passes.values()]
+        models = [one.message for one in prepared.passes.values()]
         scales = {f"loss_scale_{number}": one.loss_scale for number, one in enumerate(models)}
         losses = {f"losses_{number}": one for number, one in enumerate(models)}
         self._state = RunState(

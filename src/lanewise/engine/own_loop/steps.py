@@ -11,7 +11,7 @@ from lanewise.config import Equality
 from lanewise.data import LaneBatch, LaneSource
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lanes import Lane, StepBatches
-from lanewise.engine.step.loss_metrics import means
+from lanewise.engine.step.message import means
 from lanewise.engine.step.metrics import Gradient
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.shared import SharedLoss
@@ -190,7 +190,7 @@ class Step:
         own = _OwnLoss(forward, loss, prepared.seed, self._num_passes)
         if model not in prepared.shared:
             prepared.shared[model] = SharedLoss(
-                pass_.feed, pass_.losses, prepared.placement, prepared.equality, prepared.seed, own
+                pass_.feed, pass_.message, prepared.placement, prepared.equality, prepared.seed, own
             )
         shared = prepared.shared[model]
         shared.loss = own

@@ -3,6 +3,10 @@
 import math
 from typing import Any, final
 
+import torch
+
+from lanewise.processes.device.accelerator import start_copy_to_host
+
 _INITIAL_SCALE = 2.0**16
 _STEPS_BEFORE_GROWTH = 2000
 
@@ -39,6 +43,13 @@ class LossScale:
     def factor(self) -> float:
         """The factor of a lane's loss sum, by which gradients must be divided."""
         return self._scale * self._unit
+
+    def fits(self, norm: torch.Tensor | None) -> bool:
+        """Tell whether a gradient of this norm is in the range of fp16, and adapt the scale. Waits for it."""
+        assert norm is not None
+        is_finite = math.isfinite(start_copy_to_host(norm)())
+        self.update(is_finite=is_finite)
+        return is_finite
 
     def update(self, *, is_finite: bool) -> None:
         """Adapt the scale to whether the gradients of a step were finite."""

@@ -1,6 +1,8 @@
 """The number format of forward and loss; weights, gradients and their sums stay in float32."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import final
 
 import torch
@@ -8,7 +10,6 @@ import torch
 from lanewise.engine.precision.loss_scale import LossScale
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_AS_IT_IS = nullcontext()
 
 
 @final
@@ -22,15 +23,12 @@ class Precision:
     """
 
     def __init__(self, name: str, device_type: str) -> None:
-        self._autocast = _AUTOCAST.get(name)
-        self._device_type = device_type
+        dtype = _AUTOCAST.get(name)
+        self.forward: Callable[[], AbstractContextManager[object]] = (
+            nullcontext if dtype is None else partial(torch.autocast, device_type, dtype)
+        )
+        """Returns the context of a forward, a loss, or both; weights are cast once in it."""
         self.loss_scale = LossScale() if name == "fp16" else None
         """None where the format has the range of float32."""
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = name == "tf32"
-
-    def forward(self) -> AbstractContextManager[object]:
-        """Return the context of a forward, a loss, or both; weights are cast once in it."""
-        if self._autocast is not None:
-            return torch.autocast(self._device_type, self._autocast)
-        return _AS_IT_IS

@@ -54,10 +54,6 @@ class Run:
     state: RunState
     """The state that a checkpoint of the run holds; made when the model was new."""
 
-    def ends_with(self, step: int) -> bool:
-        """Tell whether the run ends with a step, the last one that was taken."""
-        return step + 1 == self.last_step or self.loader.is_over
-
     def evaluation_weights(self) -> AbstractContextManager[None]:
         """Give the model the weights that are evaluated, and written as the model; see `optimizer.py`.
 

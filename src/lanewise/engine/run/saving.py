@@ -50,21 +50,23 @@ class Saving:
         is_late = seconds is not None and time.monotonic() - self._last_save >= seconds
         return self._run.world.rank == 0 and is_late, self.wants_stop(), self.wants_end()
 
-    def is_due_after(self, step: int, end: StepEnd) -> bool:
+    def is_due_after(self, step: int, end: StepEnd, *, ends_run: bool) -> bool:
         """Tell whether to save after a step even if no rank votes for it; the same on every rank.
 
         Args:
             step: the step that was taken.
             end: where it was.
+            ends_run: whether it was the last one.
 
         Raises:
             CheckpointError: if an earlier save failed.
         """
-        self._saver.check()
+        if self._saver.failure is not None:
+            self._saver.finish()
         done = step + 1
         every_steps, every_epochs = self._config.every.steps, self._config.every.epochs
         return (
-            self._run.ends_with(step)
+            ends_run
             or (every_steps is not None and done % every_steps == 0)
             or (every_epochs is not None and end.ends_epoch and (end.epoch + 1) % every_epochs == 0)
         )
@@ -93,8 +95,6 @@ class Saving:
                 f"a signal stopped the run after {step + 1} steps, and a checkpoint was saved. "
                 "Go on with --resume."
             )
-        if self._run.ends_with(step):
-            self._saver.finish()
 
     def finish(self) -> None:
         """Wait until the last save is on disk. Collective: every rank must call this.

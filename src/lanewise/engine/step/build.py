@@ -16,7 +16,7 @@ from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.guard.own_generators import OwnGenerators
 from lanewise.engine.step.guard.shared_backward import SharedBackward
 from lanewise.engine.step.lanes import LaneFeed
-from lanewise.engine.step.losses import StepLosses
+from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.step import Pass
 from lanewise.lanes import LaneTurn, Placement
@@ -69,4 +69,4 @@ def build_pass(  # noqa: PLR0913 - the parts of a run, as arguments
     if world.world_size > 1:
         rules.append(collectives.require_even)
     feed = LaneFeed(reducer, world, LaneBuffers(modules, world, placement), phases, rules, looks)
-    return Pass(feed, StepLosses(world, placement, loss_scale, metric_names, equality))
+    return Pass(feed, StepMessage(world, placement, loss_scale, metric_names, equality))

@@ -27,7 +27,7 @@ class ClosureStep:
     def run(self, step: int, batches: Iterator[LaneBatch]) -> StepReport:
         """See `TrainStep`. Collective."""
         training, kept = self.step.training, StepBatches(batches)
-        training.seed_update(step)
+        training.runner.seed_update(step)
         found: list[Gradient] = []
 
         def closure() -> torch.Tensor:

@@ -14,8 +14,8 @@ from lanewise.engine.precision import Precision
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.lane_error import named_lane, note_lane
 from lanewise.engine.step.phases import Phases
-from lanewise.engine.step.terms import LaneLoss, add_own_terms, check_each, terms_of
-from lanewise.lanes import LaneTurn, evaluation_seed, lane_seed
+from lanewise.engine.step.terms import LaneLoss, check_each, check_whole
+from lanewise.lanes import LaneTurn, evaluation_seed, lane_seed, update_seed
 from lanewise.processes.device.accelerator import new_stream, on_stream
 from lanewise.processes.device.nested import copied, map_leaves
 from lanewise.processes.device.random_state import set_random_state
@@ -51,7 +51,7 @@ class LaneRunner:
         """Whether the task's loss has several terms, each with a divisor of its own."""
         return type(self.task).loss_weights is not Task.loss_weights
 
-    @property
+    @cached_property
     def what(self) -> str:
         """The name of the loss in an error message."""
         return f"the {self.loss_method} of {type(self.task).__name__}"
@@ -66,6 +66,10 @@ class LaneRunner:
     def lane(self, batch: LaneBatch) -> "TaskLane":
         """Return a lane of a training step."""
         return TaskLane(self, batch, lane_seed(self.seed, batch.turn.step, batch.turn.lane))
+
+    def seed_update(self, step: int) -> None:
+        """Set the random state for everything after the lanes of a step, the same on every process."""
+        set_random_state(update_seed(self.seed, step))
 
     def evaluation_lane(self, batch: LaneBatch) -> "TaskLane":
         """Return a lane of an evaluation."""
@@ -137,9 +141,7 @@ class TaskLane(Lane):
             TaskError: if it cannot be trained on.
         """
         with named_lane(self.batch):
-            if (terms := terms_of(returned)) and self.has_samples:
-                return add_own_terms(terms, self.batch.num_samples, self.runner.what)
-            return LaneLoss.of(returned, self.batch.num_samples, self.runner.what)
+            return check_whole(returned, self.batch.num_samples, self.runner.what)
 
     def check_each(self, returned: object) -> list[LaneLoss]:
         """Check each term of what `loss` returned; one, where it is not several.

@@ -1,53 +1,29 @@
-"""The message that each process sends in a step, in one all-gather: lane losses, votes, buffer changes."""
+"""What the processes tell each other in a step: the losses of the lanes, votes, and changes of buffers."""
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import repeat
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import Any, final
 
 import torch
 
-from lanewise.errors import WorldError, shorten
-from lanewise.processes.device.accelerator import float64_device
+from lanewise.config import Equality
+from lanewise.data import LaneBatch
+from lanewise.engine.precision import LossScale
+from lanewise.engine.step.terms import LaneLoss, require_weight
+from lanewise.engine.step.wire import LaneRow, Term, Told, Votes, start_exchange
+from lanewise.errors import MOST_SHOWN, NonFiniteLossError, TaskError, WorldError, shorten
+from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import World
 
-Votes: TypeAlias = tuple[bool, bool, bool]
-"""Whether a process wants to save after a step, to stop there, and to end the run."""
-NO_VOTES: Votes = (False, False, False)
+logger = logging.getLogger(__name__)
 
-
-class Term(NamedTuple):
-    """A loss of a lane as a sum and its weight, or one of several terms of it."""
-
-    value: torch.Tensor | float
-    """The sum is `factor` times this: a number, or on an accelerator a scalar tensor."""
-    weight: torch.Tensor | float
-    factor: float = 1.0
-
-
-class LaneRow(NamedTuple):
-    """The sums of a lane, as its process sends them and as all know them afterwards."""
-
-    lane: int
-    terms: tuple[Term, ...]
-    """Every lane has the same number of them; the first one is the loss, the last ones are its metrics."""
-
-    @property
-    def loss_sum(self) -> float:
-        """The loss, added up over its units."""
-        return float(self.terms[0].value * self.terms[0].factor)
-
-    @property
-    def weight(self) -> float:
-        """The weight of the loss."""
-        return float(self.terms[0].weight)
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        """The sum and the weight of each term."""
-        return tuple(float(one) for value, weight, factor in self.terms for one in (value * factor, weight))
+_ABSENT = Term(0.0, 0.0)
+"""A metric that a lane did not report."""
 
 
 @dataclass
@@ -65,7 +41,7 @@ class StepTotals:
     buffer_changes: Sequence[float] = ()
     """For each pack of buffers, the largest change of any lane; for `LaneBuffers.merge`."""
     computed_seconds: Sequence[float] = ()
-    """What each process told, in the order of ranks; empty where none did."""
+    """How long each process takes to compute a step, in the order of ranks; empty of a process alone."""
     common_losses: Sequence[float] = ()
     """The loss of all samples as each process computed it, likewise; NaN where one could not."""
     upcoming: Sequence[int] | None = None
@@ -74,21 +50,238 @@ class StepTotals:
     """Sum and weight of each metric of the losses, over all lanes."""
 
     def __post_init__(self) -> None:
-        losses = [terms[0] for _, terms in self.lanes]
-        self.loss_sum = sum_or_nan([float(value * factor) for value, _, factor in losses])
+        sums, weights = [], []
+        for _, ((value, weight, factor), *_) in self.lanes:
+            sums.append(float(value * factor))
+            weights.append(float(weight))
+        self.loss_sum = sum_or_nan(sums)
         """NaN where some lane's loss is not finite."""
-        self.weight = sum_or_nan([float(weight) for _, weight, _ in losses])
+        self.weight = sum_or_nan(weights)
         """Weight of the global batch."""
+        self.allow_update = self.weight > 0 and not math.isnan(self.loss_sum)
+        """Whether the model may be updated: the weight is not 0, and the loss of every lane is finite."""
+
+    @classmethod
+    def of(cls, told: Sequence[Told]) -> "StepTotals":
+        """Add up what the processes told."""
+        lanes, votes, changes, seconds, common_losses, upcoming = zip(*told, strict=True)
+        saves, stops, ends = map(any, zip(*votes, strict=True))
+        return cls(
+            sorted(chain.from_iterable(lanes), key=itemgetter(0)),
+            wants_save=saves,
+            wants_stop=stops,
+            wants_end=ends and not stops,  # a signal comes first
+            buffer_changes=list(map(max, zip(*changes, strict=True))),
+            computed_seconds=() if seconds[0] is None else seconds,
+            common_losses=() if common_losses[0] is None else common_losses,
+            upcoming=None if upcoming[0] is None else list(chain.from_iterable(upcoming)),
+        )
 
     @property
     def loss(self) -> float:
         """Weighted mean of the loss over the global batch; NaN where the weight is 0."""
         return self.loss_sum / self.weight if self.weight else math.nan
 
-    @property
-    def allow_update(self) -> bool:
-        """Whether the model may be updated: the weight is not 0, and the loss of every lane is finite."""
-        return self.weight > 0 and not math.isnan(self.loss_sum)
+
+@final
+class StepMessage:
+    """Collects what this process tells in a step, exchanges it, and refuses what it cannot train on.
+
+    In each step call `begin`, `add` for each lane, `send` before the backward of the last one, and `receive`.
+
+    Args:
+        world: the processes.
+        placement: which process carries which lanes.
+        loss_scale: keeps fp16 gradients in range; None where losses are not scaled.
+        metric_names: names of metrics that lanes reported before the run was resumed.
+        equality: the grade, in which a loss of all samples must be equal on all processes.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        placement: Placement,
+        loss_scale: LossScale | None,
+        metric_names: Collection[str] = (),
+        equality: Equality = "exact",
+    ) -> None:
+        self._world = world
+        self._placement = placement
+        self.loss_scale = loss_scale
+        self.scale = 1.0
+        """The factor by which all losses of the step, and so all gradients, are multiplied."""
+        self._travels = world.world_size > 1 or world.device.type != "cpu"
+        """If not, no tensor is made, whose overhead would show in a small step."""
+        self._equality = equality
+        self.find_not_finite: Callable[[], list[int]] = list
+        """Returns the lanes of this process with outputs that are not finite, where one loss is of all."""
+        self.common_loss: torch.Tensor | float | None = None
+        """See `Told`; set in a step that has one."""
+        self.common_name = ""
+        self._known_names = metric_names
+        self._metric_names: tuple[str, ...] | None = None
+        """On which the processes agreed in the first step; None before."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the names of the metrics: the first step of a run that goes on may lack some."""
+        names = self._known_names if self._metric_names is None else self._metric_names
+        return {"metric_names": sorted(names)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore them; raise ValueError if `state` is not what `state_dict` returns."""
+        names = state["metric_names"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"not names of metrics: {names!r:.100}")
+        self._known_names = names
+
+    def begin(self) -> None:
+        """Begin a step, and forget the one before."""
+        self._rows: list[LaneRow] = []
+        self._metrics: dict[int, dict[str, Term]] = {}
+        self._samples: dict[int, tuple[int, ...]] = {}
+        self.scale = 1.0 if self.loss_scale is None else self.loss_scale.factor
+
+    def agree_on_unit(self, weight: float, *, is_of_all: bool = False) -> None:
+        """Fix the unit of the loss scale. Collective while it has none.
+
+        Args:
+            weight: about that of a lane; that of rank 0's first lane counts.
+            is_of_all: whether it is that of all lanes instead, or 0 on a process that does not know it.
+        """
+        if self.loss_scale is not None and not self.loss_scale.has_unit:
+            weights = self._world.all_gather_tree(weight)
+            unit = max(weights) if is_of_all else self._placement.num_lanes * weights[0]
+            self.loss_scale.set_unit(unit)
+            self.scale = self.loss_scale.factor
+
+    def add(self, batch: LaneBatch, loss: LaneLoss) -> None:
+        """Add the loss of a lane. Collective for the first lane of each process while the scale has no unit.
+
+        Raises:
+            TaskError: if a metric has another name than those of the first step, or a weight that cannot be.
+        """
+        if self.loss_scale is not None:
+            self.agree_on_unit(loss.weight)
+        lane = batch.turn.lane
+        if not batch.turn.positions:
+            return
+        self._samples[lane] = batch.indices
+        if loss.metrics:
+            self._metrics[lane] = self._known_metrics(loss.metrics)
+        value: torch.Tensor | float = 0.0
+        if loss.value is not None:
+            value = loss.value.item() if loss.value.is_cpu else loss.value.detach()
+        self._rows.append(LaneRow(lane, (Term(value, loss.weight, loss.factor),)))
+
+    def _known_metrics(self, metrics: Mapping[str, Term]) -> dict[str, Term]:
+        """Return metrics as numbers; those on an accelerator as copies, without waiting for them."""
+        if self._metric_names is not None and (late := sorted(metrics.keys() - set(self._metric_names))):
+            raise TaskError(
+                f"the loss reports the metric {late[0]}, which no lane reported in the first step of this "
+                "run. The names are fixed by the first step. Report it there too, with (0, 0) where it has "
+                "no value."
+            )
+        known: dict[str, Term] = {}
+        for name, term in metrics.items():
+            value, weight = _known(term.value), _known(term.weight)
+            if not isinstance(weight, torch.Tensor):
+                require_weight(name, weight)
+            known[name] = Term(value, weight)
+        return known
+
+    def send(
+        self,
+        turn: LaneTurn,
+        votes: Votes,
+        buffer_changes: Sequence[float] | torch.Tensor,
+        computed_seconds: float | None = None,
+        upcoming: Sequence[int] | None = None,
+    ) -> None:
+        """Begin the exchange; for the arguments see `Told`.
+
+        Collective: every rank must call this, after it has added all its lanes. In the first step the
+        processes agree before on the names of the metrics that the lanes report.
+        """
+        if self._metric_names is None:
+            own = set(self._known_names).union(*self._metrics.values())
+            told_names = self._world.all_gather_tree(sorted(own))
+            self._metric_names = tuple(sorted(set[str]().union(*told_names)))
+        if names := self._metric_names:
+            self._rows = [
+                LaneRow(lane, (*terms, *(self._metrics.get(lane, {}).get(name, _ABSENT) for name in names)))
+                for lane, terms in self._rows
+            ]
+        self._present = turn.present
+        self._told = Told(self._rows, votes, buffer_changes, computed_seconds, self.common_loss, upcoming)
+        self.common_loss = None
+        if self._travels:
+            num_terms = 1 + len(self._metric_names)
+            self._wait = start_exchange(self._told, self._world, self._placement.most, num_terms)
+
+    def receive(self) -> StepTotals:
+        """Wait for the exchange, and return the totals over all lanes.
+
+        Raises:
+            TaskError: on every rank, if the processes computed different losses of all samples, or a weight
+                that was on an accelerator cannot be.
+            WorldError: likewise, if the totals are not of the lanes of the step.
+        """
+        totals = StepTotals.of(self._wait() if self._travels else [self._told])
+        if self._world.world_size > 1:
+            self._require_present([row.lane for row in totals.lanes])
+        if totals.common_losses:
+            self._require_agreement(totals.common_losses)
+        if self._metric_names:
+            totals.metrics = {
+                name: _sum_metric(name, totals.lanes, number)
+                for number, name in enumerate(self._metric_names, 1)
+            }
+        return totals
+
+    def _require_present(self, told: Sequence[int]) -> None:
+        if told != list(self._present):
+            raise WorldError(
+                f"the processes told of the lanes {shorten(told)}, and the step has "
+                f"{shorten(self._present)}: what some process sent arrived as something else, so the step "
+                "was not taken. Look for a fault of the network, the driver or a device (`lanewise doctor`), "
+                "and go on with --resume."
+            )
+
+    def _require_agreement(self, told: Sequence[float]) -> None:
+        known = [loss for loss in told if not math.isnan(loss)]
+        tolerance = 0.0 if self._equality == "exact" else 1e-3
+        if known and not math.isclose(min(known), max(known), rel_tol=tolerance):
+            raise TaskError(
+                f"{self.common_name} differs between processes, which all get the samples of all lanes: "
+                f"{known}. It must depend on nothing else: not on the rank, nor on random numbers of a "
+                "generator of its own, nor on what it kept of steps in which a process had no samples."
+            )
+
+    def explain_no_update(self, totals: StepTotals, turn: LaneTurn) -> None:
+        """Warn that the step has no weight, or raise NonFiniteLossError if a lane's loss is not finite.
+
+        Collective where a loss is not finite, which all ranks know from the totals.
+        """
+        if not totals.weight:
+            logger.warning("step %d: the global batch has weight 0, so nothing was updated", turn.step + 1)
+        if math.isfinite(totals.loss_sum):
+            return
+        told = self._world.all_gather_tree((self._samples, self.find_not_finite()))
+        samples: Mapping[int, Sequence[int]] = ChainMap(*(of_rank for of_rank, _ in told))
+        bad = [(lane, "outputs that are not finite") for _, lanes in told for lane in lanes]
+        if not bad:
+            sums = {row.lane: row.loss_sum for row in totals.lanes}
+            bad = [(lane, f"loss {value}") for lane, value in sums.items() if not math.isfinite(value)]
+        described = [
+            f"  lane {lane}: {what}, samples {shorten(samples[lane])}" for lane, what in bad[:MOST_SHOWN]
+        ]
+        if len(bad) > MOST_SHOWN:
+            described.append(f"  and {len(bad) - MOST_SHOWN} more of {len(totals.lanes)} lanes")
+        listed = "\n".join(described)
+        raise NonFiniteLossError(
+            f"the loss is not finite in step {turn.step + 1} (epoch {turn.epoch + 1}), so the weights were "
+            f"not updated.\n{listed}\nLook at these samples, or lower the learning rate."
+        )
 
 
 def sum_or_nan(values: Iterable[float]) -> float:
@@ -100,138 +293,21 @@ def sum_or_nan(values: Iterable[float]) -> float:
     return total if math.isfinite(total) else math.nan
 
 
-@dataclass(slots=True)
-class StepMessage:
-    """What a process sends to the others in a step: a row for each lane, and numbers to take the maximum of.
-
-    To add another number, add a field, and handle it in `_numbers` and `start_exchange`: after the rows come
-    the numbers that are told of each process, the counts of the next step, the votes and the changes.
-    """
-
-    rows: list[LaneRow]
-    """The rows of the lanes that had a turn."""
-    wants_save: bool
-    wants_stop: bool
-    wants_end: bool
-    buffer_changes: Sequence[float] | torch.Tensor
-    """What `LaneBuffers.changes` returns; the same number of packs on every rank."""
-    num_terms: int = 1
-    """Terms in each row."""
-    computed_seconds: float | None = None
-    """How long this process takes to compute a step; None on every rank where none tells it."""
-    common_loss: torch.Tensor | float | None = None
-    """The loss of all samples, which each process computes; None on every rank where there is none."""
-    upcoming: Sequence[int] | None = None
-    """Of a stream, how many samples each lane of this process has in the next step; None on every rank where
-    the dataset has an index."""
-
-    def start_exchange(
-        self, world: World, most_lanes: int, present: Sequence[int]
-    ) -> Callable[[], StepTotals]:
-        """Begin to exchange the messages of all processes.
-
-        Collective: every rank must call this, before the backward of its last lane, which the exchange
-        overlaps.
-
-        Args:
-            world: the processes.
-            most_lanes: the largest number of lanes that any process carries.
-            present: the lanes of all processes that have a turn.
-
-        Returns:
-            A function that waits for the exchange and returns the totals. It raises WorldError if they are
-            not of these lanes.
-        """
-        if world.device.type != "cpu":
-            wait = world.start_all_gather_to_host(self._numbers_on(world.device, most_lanes))
-        elif world.world_size > 1:
-            wait = world.start_all_gather(self._numbers(most_lanes))
-        else:
-            return self._totals  # without tensors, whose overhead would show in a small step
-        size = 1 + 2 * self.num_terms
-        end = size * most_lanes
-        tells_time, tells_loss = self.computed_seconds is not None, self.common_loss is not None
-        counts = end + tells_time + tells_loss
-        votes = counts if self.upcoming is None else counts + most_lanes
-
-        def finish() -> StepTotals:
-            messages = wait().tolist()
-            lanes: list[LaneRow] = []
-            for numbers in messages:
-                for begin in range(0, end, size):
-                    lane, *terms = numbers[begin : begin + size]
-                    if lane >= 0:
-                        lanes.append(LaneRow(int(lane), tuple(map(Term, terms[::2], terms[1::2]))))
-            saves, ends, *changes = map(max, *(numbers[votes:] for numbers in messages), repeat(-math.inf))
-            lanes.sort(key=itemgetter(0))
-            if world.world_size > 1 and list(map(itemgetter(0), lanes)) != list(present):
-                raise _other_lanes(lanes, present)
-            seconds = [numbers[end] for numbers in messages] if tells_time else ()
-            losses = [numbers[end + tells_time] for numbers in messages] if tells_loss else ()
-            upcoming = None
-            if self.upcoming is not None:
-                told = (number for numbers in messages for number in numbers[counts:votes])
-                upcoming = [int(number) for number in told if number >= 0]
-            return StepTotals(lanes, bool(saves), ends == 2, ends == 1, changes, seconds, losses, upcoming)
-
-        return finish
-
-    def _numbers(self, most_lanes: int) -> torch.Tensor:
-        """Return the message as float64 on the CPU, equally long on every rank; a missing row has lane -1.
-
-        A row is the lane, and the sum and the weight of each term.
-        """
-        numbers: list[float] = []
-        for lane, terms in self.rows:
-            numbers.append(lane)
-            for value, weight, factor in terms:
-                numbers += float(value * factor), float(weight)
-        numbers += [-1, *[0.0] * 2 * self.num_terms] * (most_lanes - len(self.rows))
-        told = (self.computed_seconds, self.common_loss)
-        numbers += [float(one) for one in told if one is not None]
-        if self.upcoming is not None:
-            numbers += *self.upcoming, *[-1] * (most_lanes - len(self.upcoming))
-        numbers += self.wants_save, 2 * self.wants_stop or self.wants_end  # a signal comes first
-        return torch.tensor([*numbers, *self.buffer_changes], dtype=torch.float64)
-
-    def _numbers_on(self, device: torch.device, most_lanes: int) -> torch.Tensor:
-        """Return the same message on an accelerator, without waiting for what is there."""
-        rows: list[LaneRow] = []
-        there: dict[int, torch.Tensor] = {}
-        position = 0
-        for lane, terms in self.rows:
-            position += 1
-            known: list[float] = []
-            for number in (number for term in terms for number in term[:2]):
-                if isinstance(number, torch.Tensor):
-                    there[position] = number
-                known.append(1.0 if isinstance(number, torch.Tensor) else number)
-                position += 1
-            factors = [term.factor for term in terms]
-            rows.append(LaneRow(lane, tuple(map(Term, known[::2], known[1::2], factors))))
-        message = replace(self, rows=rows, buffer_changes=())
-        if isinstance(self.common_loss, torch.Tensor):
-            place = (1 + 2 * self.num_terms) * most_lanes + (self.computed_seconds is not None)
-            there[place], message.common_loss = self.common_loss, 1.0
-        device = float64_device(device)
-        numbers = StepMessage._numbers(message, most_lanes).to(device, non_blocking=True)
-        for position, number in there.items():
-            numbers[position].mul_(number.to(device))
-        changes = self.buffer_changes
-        return torch.cat([numbers, changes.to(device)]) if isinstance(changes, torch.Tensor) else numbers
-
-    def _totals(self) -> StepTotals:
-        """Return the totals of a run with one process."""
-        assert not isinstance(self.buffer_changes, torch.Tensor), "on a CPU the changes are numbers"
-        ends = self.wants_end and not self.wants_stop
-        votes = self.wants_save, self.wants_stop, ends
-        return StepTotals(self.rows, *votes, self.buffer_changes, upcoming=self.upcoming)
+def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Return the mean of each metric by its sum and weight; NaN where the weight is 0."""
+    return {name: value / weight if weight else math.nan for name, (value, weight) in sums.items()}
 
 
-def _other_lanes(rows: Sequence[LaneRow], present: Sequence[int]) -> WorldError:
-    told = [row.lane for row in rows]
-    return WorldError(
-        f"the processes told of the lanes {shorten(told)}, and the step has {shorten(present)}: what "
-        "some process sent arrived as something else, so the step was not taken. Look for a fault of the "
-        "network, the driver or a device (`lanewise doctor`), and go on with --resume."
-    )
+def _sum_metric(name: str, lanes: Sequence[LaneRow], number: int) -> tuple[float, float]:
+    """Return the sum and the weight of a metric over all lanes; NaN if a lane's sum is not finite."""
+    terms = [row.terms[number] for row in lanes]
+    for row, term in zip(lanes, terms, strict=True):
+        require_weight(name, float(term.weight), f" in lane {row.lane}")
+    values = [float(term.value * term.factor) for term in terms]
+    return sum_or_nan(values), sum_or_nan([float(term.weight) for term in terms])
+
+
+def _known(value: torch.Tensor | float) -> torch.Tensor | float:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return float(value) if value.is_cpu else value.clone()  # the next lane may change it

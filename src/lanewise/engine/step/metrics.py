@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from lanewise.engine.precision import LossScale
-from lanewise.engine.step.loss_metrics import means
-from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.message import StepTotals, means
 from lanewise.engine.step.phases import Phases, StepTimes
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.accelerator import peak_bytes, start_copy_to_host

@@ -15,7 +15,7 @@ there is no second one; but the first step has two, and compares them.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -26,9 +26,9 @@ from lanewise.data import LaneBatch
 from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
 from lanewise.engine.step.guard.second_forwards import SecondForwards
 from lanewise.engine.step.lanes import DerivedLane, Lane, LaneFeed, StepBatches, Terms, deriving
-from lanewise.engine.step.losses import StepLosses
+from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, as_real, gather_outputs, map_tensors
-from lanewise.engine.step.terms import LaneLoss, LaneShare, add_own_terms, terms_of
+from lanewise.engine.step.terms import LaneLoss, check_whole
 from lanewise.engine.step.whole_loss import WholeLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement, backward_seed, batch_loss_seed
@@ -39,9 +39,6 @@ from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.pending import new_tree_sum
 from lanewise.reduce.reducer import trained_parameters
 
-_NO_SHARE = LaneShare(None, None)
-"""Of a lane without samples."""
-
 
 @dataclass(frozen=True)
 class Share:
@@ -51,11 +48,11 @@ class Share:
     """Of each of the lane's outputs that has a graph."""
     of_parameters: Mapping[int, torch.Tensor]
     """Of parameters that the loss itself uses, by their number among the trained ones."""
-    told: LaneLoss | None
-    """See `LaneShare`."""
+    told: LaneLoss
+    """The loss that this lane tells to the others: of one that is of all lanes, the first lane tells."""
 
-    def seed(self, model: nn.Module, values: Any) -> LaneShare:
-        """Return a scalar whose backward gives these gradients to the lane's outputs and parameters.
+    def of_lane(self, model: nn.Module, values: Any) -> LaneLoss:
+        """Return the loss, with a scalar whose backward gives these gradients to the outputs and parameters.
 
         Args:
             model: the module on which the lane ran.
@@ -66,8 +63,8 @@ class Share:
         tensors = [*outputs, *(parameters[number] for number in self.of_parameters)]
         gradients = [*self.gradients, *self.of_parameters.values()]
         gradients = [one.to(tensor.device) for one, tensor in zip(gradients, tensors, strict=True)]
-        value: torch.Tensor = _Begin.apply(gradients, *tensors)  # type: ignore[no-untyped-call]
-        return LaneShare(value, self.told)
+        share: torch.Tensor = _Begin.apply(gradients, *tensors)  # type: ignore[no-untyped-call]
+        return replace(self.told, share=share)
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class SharedLoss(Terms):
 
     Args:
         feed: of the model.
-        losses: tells the loss to the other processes.
+        message: tells the loss to the other processes.
         placement: which process carries which lanes.
         equality: the grade that the run promises.
         seed: of the run.
@@ -114,7 +111,7 @@ class SharedLoss(Terms):
     def __init__(
         self,
         feed: LaneFeed,
-        losses: StepLosses,
+        message: StepMessage,
         placement: Placement,
         equality: Equality,
         seed: int,
@@ -123,7 +120,7 @@ class SharedLoss(Terms):
         self.loss = loss
         self._feed = feed
         self._reducer, self._world, self._phases = feed.reducer, feed.world, feed.phases
-        self._losses = losses
+        self._message = message
         self._placement = placement
         self._equality: Equality = equality
         self._seed = seed
@@ -150,13 +147,13 @@ class SharedLoss(Terms):
         for lane, values in returned:
             if self._compares:
                 self._second_forwards.compare(before, _outputs_of([(lane, values)]), turn)
-            share: LaneShare = _NO_SHARE
+            loss = LaneLoss()
             if lane.has_samples:
                 assert lane.model is not None
-                share = shares[lane.turn.lane].seed(lane.model, values)
+                loss = shares[lane.turn.lane].of_lane(lane.model, values)
             # The loss drew since the forward, or on several lanes another forward did.
             set_random_state(backward_seed(self._seed, turn.step, lane.turn.lane))
-            yield lane, share
+            yield lane, loss
 
     def close(self) -> None:
         """Stop the background work."""
@@ -199,7 +196,7 @@ class SharedLoss(Terms):
         """
         self._phases.begin(COMMUNICATION, turn.step)
         outputs = gather_outputs(local, turn.step, self._world, self._placement.most)
-        self._losses.find_not_finite = lambda: [
+        self._message.find_not_finite = lambda: [
             one.lane for one in local if not all(map(_is_finite, tensors_in(one.values)))
         ]
         self._phases.begin(FORWARD, turn.step)
@@ -208,20 +205,20 @@ class SharedLoss(Terms):
 
     def _share_whole(self, outputs: BatchOutputs, turn: LaneTurn) -> dict[int, Share]:
         """Compute the loss on every process; the first lane tells it, and has the gradient of parameters."""
-        self._losses.common_loss, self._losses.common_name = math.nan, self.loss.what
+        self._message.common_loss, self._message.common_name = math.nan, self.loss.what
         if outputs.values is None:
-            self._losses.agree_on_unit(0.0, is_of_all=True)
+            self._message.agree_on_unit(0.0, is_of_all=True)
             return {}
         set_random_state(batch_loss_seed(self._seed, turn.step))
         computed = self._compute(outputs, slice(0, outputs.num_samples), turn)
         if computed.loss.sum is not None:
-            self._losses.common_loss = computed.loss.sum.detach()
+            self._message.common_loss = computed.loss.sum.detach()
         first = min(outputs.rows)
         return {
             lane: Share(
                 [one[rows] for one in computed.of_outputs],
                 computed.of_parameters if lane == first else {},
-                computed.loss if lane == first else None,
+                computed.loss if lane == first else LaneLoss(),
             )
             for lane, rows in outputs.rows.items()
             if lane in self._placement.own
@@ -239,10 +236,7 @@ class SharedLoss(Terms):
         num_collectives = self._world.num_collectives()
         buffers = {name: one.clone() for name, one in model.named_buffers()} if self._compares else {}
         returned, num_samples = loss.compute(model, outputs.values, rows), rows.stop - rows.start
-        if (terms := terms_of(returned)) and not loss.by_rows:
-            checked = add_own_terms(terms, num_samples, what)
-        else:
-            checked = LaneLoss.of(returned, num_samples, what)
+        checked = (LaneLoss.of if loss.by_rows else check_whole)(returned, num_samples, what)
         if self._world.num_collectives() != num_collectives:
             raise TaskError(
                 f"{what} communicates with other processes. It is given the samples of all lanes: gather "
@@ -254,12 +248,13 @@ class SharedLoss(Terms):
         for look in self._feed.looks:
             if isinstance(look, ForeignLeaves) and checked.value is not None:
                 look.require_own(checked.value, what, tensors)
-        self._losses.agree_on_unit(checked.weight, is_of_all=not loss.by_rows)
+        self._message.agree_on_unit(checked.weight, is_of_all=not loss.by_rows)
         if checked.value is None:
             return _Computed(checked, [torch.zeros_like(one) for one in tensors], {})
-        factor = checked.backward_factor(turn, self._losses.factor)
+        root, factor = checked.root(turn, self._message.scale)
+        assert root is not None
         made: Sequence[torch.Tensor | None] = torch.autograd.grad(
-            checked.value, [*tensors, *trained], factor, allow_unused=True
+            root, [*tensors, *trained], factor, allow_unused=True
         )
         of_outputs = [
             torch.zeros_like(one) if gradient is None else gradient
@@ -286,7 +281,7 @@ class SharedLoss(Terms):
                 computed[lane] = made.loss, made.of_parameters
                 torch.cat([as_real(one).flatten().to(flat.dtype) for one in made.of_outputs], out=flat)
             else:
-                self._losses.agree_on_unit(0.0)  # as a process that has no other lane does
+                self._message.agree_on_unit(0.0)  # as a process that has no other lane does
             tree_sum.push((lane, lane + 1), [flat])
         sums = [one for _, (one,) in tree_sum.pending]
         if self._all_reduce is None:

@@ -10,11 +10,11 @@ from torch import nn
 from lanewise.data import LaneBatch
 from lanewise.engine.step.lane_error import note_lane
 from lanewise.engine.step.lanes import LaneFeed, Terms
-from lanewise.engine.step.losses import StepLosses
-from lanewise.engine.step.message import NO_VOTES, Votes
+from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.metrics import Gradient, StepMetrics, StepReport
-from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.engine.step.terms import LaneLoss
 from lanewise.engine.step.update import Training, explain
+from lanewise.engine.step.wire import Votes
 from lanewise.processes.watch.heartbeat import BACKWARD, CALLBACK, COMMUNICATION, DATA, OPTIMIZER, heartbeat
 from lanewise.reduce import forget_gradients
 
@@ -28,10 +28,10 @@ class Pass:
     """
 
     feed: LaneFeed
-    losses: StepLosses
-    vote: Callable[[], Votes] = lambda: NO_VOTES
+    message: StepMessage
+    vote: Callable[[], Votes] = lambda: (False, False, False)
     is_logged: Callable[[int, Sequence[int] | None], bool] = lambda *_: False
-    """Tells it of a step, by its number; of a stream also by the samples of each lane in the next one."""
+    """Tells it of a step, by its number, and of a stream by the samples of each lane in the next one."""
 
     def __post_init__(self) -> None:
         self.reducer, self.buffers, self.phases = self.feed.reducer, self.feed.buffers, self.feed.phases
@@ -40,14 +40,14 @@ class Pass:
         """Begin the pass."""
         self.phases.begin(DATA, step)
         forget_gradients(self.reducer.parameters)
-        self.losses.begin()
+        self.message.begin()
 
     def backward(self, batch: LaneBatch, loss: object, what: str) -> None:
         """Add a lane whose forward and loss have run.
 
         Args:
             batch: of the lane.
-            loss: its loss, or its share of one of several lanes; ignored where it has no samples.
+            loss: what the user's code returned, or a `LaneLoss`; ignored where the lane has no samples.
             what: the name of the loss in an error message.
 
         Raises:
@@ -56,17 +56,17 @@ class Pass:
         turn = batch.turn
         self.phases.begin(BACKWARD, turn.step, turn.lane)
         try:
-            if not isinstance(loss, LaneLoss | LaneShare):
+            if not isinstance(loss, LaneLoss):
                 loss = LaneLoss.of(loss, batch.num_samples, what)
             self.buffers.end(turn, batch.num_samples)
             for look in self.feed.looks:
                 look.after_forward(turn, loss)
-            value, factor = self.losses.add(batch, loss)
+            self.message.add(batch, loss)
             if turn.is_last:  # the exchange overlaps this backward
-                seconds = self.phases.computed_seconds() if self.is_logged(turn.step, None) else None
-                self.losses.start_exchange(turn, self.vote(), self.buffers.changes(), seconds, batch.upcoming)
                 self._turn = turn
-            self.reducer.backward(turn, value, factor)
+                seconds = None if self.feed.world.world_size == 1 else self.phases.computed_seconds()
+                self.message.send(turn, self.vote(), self.buffers.changes(), seconds, batch.upcoming)
+            self.reducer.backward(turn, *loss.root(turn, self.message.scale))
         except BaseException as error:
             note_lane(error, batch)
             raise
@@ -79,24 +79,28 @@ class Pass:
         Raises:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
-        turn, norm, norms = self._turn, None, None
+        turn, norm, norms, loss_scale = self._turn, None, None, self.message.loss_scale
         if self.feed.world.world_size > 1:
             self.phases.begin(COMMUNICATION, turn.step)
-        totals = self.losses.finish()
+        totals = self.message.receive()
         is_logged = self.is_logged(turn.step, totals.upcoming)
-        self.reducer.finish(self.losses.divisor(totals, turn))
-        if needs_norm or is_logged or self.losses.loss_scale is not None:
+        # The backward of a lane alone began with its gradient divided, which spares a division of each.
+        self.reducer.finish(self.message.scale * (1.0 if len(turn.present) == 1 else totals.weight))
+        if needs_norm or is_logged or loss_scale is not None:
             norms = self.reducer.gradient_norms()
             norm = torch.linalg.vector_norm(norms)
-        allows_update = totals.allow_update and self.losses.fits(norm)
+        allows_update = totals.allow_update and (loss_scale is None or loss_scale.fits(norm))
         if allows_update:
             self.buffers.merge(totals.buffer_changes)
         else:
             self.buffers.discard()
             forget_gradients(self.reducer.parameters)
         self.phases.begin(OPTIMIZER, turn.step)
-        self.feed.looks = [look for look in self.feed.looks if not look.finish(totals)]
-        self.losses.require_finite(totals, turn)  # collective, so after everything else that is
+        for look in [*self.feed.looks]:
+            if look.finish(totals):
+                self.feed.looks.remove(look)
+        if not totals.allow_update:
+            self.message.explain_no_update(totals, turn)  # collective, so after everything else that is
         return Gradient(turn, totals, norm, norms, allows_update, is_logged)
 
 
@@ -131,16 +135,16 @@ class TrainStep:
         if training.max_grad_norm is not None:
             assert gradient.norm is not None
             nn.utils.clip_grads_with_norm_(training.model.parameters(), training.max_grad_norm, gradient.norm)
-        training.seed_update(step)
+        training.runner.seed_update(step)
         return gradient
 
     def end(self, gradient: Gradient) -> StepReport:
         """Step the scheduler and the average, and report the step."""
         training, step = self.training, gradient.turn.step
-        learning_rate = training.learning_rate
+        learning_rate = float(training.optimizer.param_groups[0]["lr"])
         if training.scheduler is not None:
             # Processes that updated different parameters may have drawn different random numbers.
-            training.seed_update(step)
+            training.runner.seed_update(step)
             training.scheduler.step()
         forget_gradients(self.pass_.reducer.parameters)
         if training.average is not None and gradient.allows_update:

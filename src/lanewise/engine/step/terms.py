@@ -5,18 +5,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from numbers import Real
 from typing import final
 
 import torch
 
-from lanewise.engine.step.loss_metrics import metric_terms
-from lanewise.engine.step.message import Term
+from lanewise.engine.step.wire import Term
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.accelerator import start_copy_to_host
+from lanewise.runs.callback import TAKEN_NAMES
 from lanewise.task import Loss
 
+_EXPECTED = 'Give metrics={"name": (sum, weight)}, with two numbers or scalar tensors for each name.'
 
+
+@final
 @dataclass(slots=True)
 class LaneLoss:
     """A loss of one lane that can be trained on: `factor * value` is the sum over its units.
@@ -24,16 +28,19 @@ class LaneLoss:
     Not frozen, like `LaneBatch`.
     """
 
-    value: torch.Tensor | None
+    value: torch.Tensor | None = None
     """Scalar, in training with a gradient; None where the weight is 0 and the lane contributes nothing."""
-    factor: float
+    factor: float = 1.0
     """The weight if `value` is a mean, 1 if it is a sum. Kept apart from `value`, because the backward can
     start with it, which needs no further node in the graph."""
-    weight: float
-    is_sample_mean: bool
+    weight: float = 0.0
+    is_sample_mean: bool = False
     """Whether the task returned a plain mean, whose weight is the number of samples."""
     metrics: Mapping[str, Term] = field(default_factory=dict)
     """What it reports besides."""
+    share: torch.Tensor | None = None
+    """Of a lane's part in a loss of all samples, the scalar whose backward gives its outputs their gradient.
+    `value` and `weight` are then the whole loss, which the first lane tells to the others."""
 
     @classmethod
     def of(cls, returned: object, num_samples: int, what: str) -> "LaneLoss":
@@ -49,7 +56,7 @@ class LaneLoss:
                 what `Loss` says, or in training it has no gradient.
         """
         if not num_samples:
-            return cls(None, 1.0, 0.0, is_sample_mean=False)
+            return cls()
         value, weight, is_sample_mean = returned, float(num_samples), True
         metrics: Mapping[str, Term] = {}
         if isinstance(returned, Loss):
@@ -82,7 +89,7 @@ class LaneLoss:
                 "The weight counts the units that were added up."
             )
         if not weight:
-            return cls(None, 1.0, 0.0, is_sample_mean, metrics)
+            return cls(is_sample_mean=is_sample_mean, metrics=metrics)
         if not value.requires_grad and torch.is_grad_enabled():
             raise TaskError(
                 f"{what} has no gradient: nothing would be trained. "
@@ -97,33 +104,23 @@ class LaneLoss:
         """The sum of the loss over its units."""
         return None if self.value is None else self.value * self.factor
 
-    def backward_factor(self, turn: LaneTurn, scale: float) -> torch.Tensor:
-        """Return the scalar gradient of the loss with which the lane's backward starts.
+    def root(self, turn: LaneTurn, scale: float) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the scalar with which the lane's backward begins, and the gradient that it begins with.
 
         Args:
-            turn: the lane's turn. If its lane is the only one in the step, the factor includes the division
+            turn: the lane's turn. If its lane is the only one in the step, the gradient includes the division
                 by the global weight.
             scale: the factor by which all losses, and so all gradients, are multiplied.
+
+        Returns:
+            The arguments `loss` and `factor` of `Reducer.backward`; None where there is nothing to add.
         """
-        assert self.value is not None
+        if self.share is not None:  # the gradient of its outputs is scaled already
+            return self.share, _scalar(1.0, self.share.dtype, self.share.device)
+        if self.value is None:
+            return None, None
         factor = self.factor * scale / (self.weight if len(turn.present) == 1 else 1.0)
-        return _scalar(factor, self.value.dtype, self.value.device)
-
-
-@final
-@dataclass(slots=True)
-class LaneShare:
-    """A lane's part of a loss of all samples of a step, in place of a `LaneLoss`."""
-
-    value: torch.Tensor | None
-    """Scalar whose backward gives the gradient of the lane's outputs; None where the lane has no samples."""
-    told: LaneLoss | None
-    """The loss that this lane tells to the others: of one that is of all lanes, the first lane tells."""
-
-    def backward_factor(self, _turn: LaneTurn, _scale: float) -> torch.Tensor:
-        """Return 1: the gradient of the outputs is that of the sum already, times the scale."""
-        assert self.value is not None
-        return _scalar(1.0, self.value.dtype, self.value.device)
+        return self.value, _scalar(factor, self.value.dtype, self.value.device)
 
 
 def terms_of(returned: object) -> Sequence[Loss]:
@@ -170,14 +167,71 @@ def add_terms(
     return LaneLoss(value, 1.0, weight, is_sample_mean=True, metrics=metrics)
 
 
-def add_own_terms(terms: Sequence[Loss], num_samples: int, what: str) -> LaneLoss:
-    """Add the terms of a loss up whose samples are all that there are.
+def check_whole(returned: object, num_samples: int, what: str) -> LaneLoss:
+    """Check a loss whose samples are all that there are; several terms are added up.
 
     Raises:
-        TaskError: if one cannot be trained on.
+        TaskError: if it, or one of its terms, cannot be trained on.
     """
-    checked = check_each(terms, num_samples, what)
-    return add_terms(checked, [one.weight for one in checked], num_samples, num_samples)
+    if not num_samples or not terms_of(returned):
+        return LaneLoss.of(returned, num_samples, what)
+    checked = check_each(returned, num_samples, what)
+    return add_terms(checked, [term.weight for term in checked], num_samples, num_samples)
+
+
+def metric_terms(metrics: object, what: str) -> dict[str, Term]:
+    """Check the metrics of a `Loss`, and return each as a term without a gradient. Waits for no device.
+
+    Args:
+        metrics: what the user's code gave.
+        what: the name of the loss in an error message.
+
+    Raises:
+        TaskError: if they are no mapping of names to pairs of scalars, or a name is taken.
+    """
+    if not isinstance(metrics, Mapping):
+        raise TaskError(f"{what} has metrics that are no mapping: got {metrics!r:.60}. {_EXPECTED}")
+    terms: dict[str, Term] = {}
+    for name, pair in metrics.items():
+        if not isinstance(name, str) or not name:
+            raise TaskError(f"{what} has a metric whose name is no text, or empty: got {name!r:.60}.")
+        if name in TAKEN_NAMES:
+            raise TaskError(
+                f"{what} has a metric with the name {name}, which is taken: the trainer reports "
+                f"{', '.join(sorted(TAKEN_NAMES))} itself. Use another name, for example my_{name}."
+            )
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(map(_is_scalar, pair)):
+            raise TaskError(
+                f"{what} has a metric {name} that is no pair of scalars: got {_described(pair)}. {_EXPECTED}"
+            )
+        value, weight = (
+            one.detach().reshape(()) if isinstance(one, torch.Tensor) else float(one) for one in pair
+        )
+        terms[name] = Term(value, weight)
+    return terms
+
+
+def require_weight(name: str, weight: float, place: str = "") -> None:
+    """Raise TaskError if the weight of a metric is negative or not finite."""
+    if not 0 <= weight < math.inf:
+        raise TaskError(
+            f"the metric {name} of the loss has the weight {weight}{place}: need a finite number that is not "
+            "negative. The weight counts the units that were added up."
+        )
+
+
+def _is_scalar(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, Real)
+
+
+def _described(pair: object) -> str:
+    if isinstance(pair, torch.Tensor):
+        return f"a tensor of shape {tuple(pair.shape)}"
+    if isinstance(pair, tuple | list):
+        return f"({', '.join(map(_described, pair[:4]))})"
+    return f"{pair!r:.60}"
 
 
 @lru_cache(maxsize=64)

@@ -10,8 +10,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.errors import ConfigError, LanewiseError, text_of
-from lanewise.lanes import update_seed
-from lanewise.processes.device.random_state import set_random_state
 from lanewise.runs.checkpoint.model_file import grow_buffers
 
 
@@ -36,15 +34,6 @@ class Training:
     def evaluated_model(self) -> nn.Module:
         """The module to evaluate, and to keep if it is the best."""
         return self.model if self.average is None else self.average.module
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the first parameter group."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    def seed_update(self, step: int) -> None:
-        """Set the random state for everything after the lanes, the same on every process."""
-        set_random_state(update_seed(self.runner.seed, step))
 
     def update_average(self, average: AveragedModel) -> None:
         """Add the weights to their average."""

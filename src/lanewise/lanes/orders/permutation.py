@@ -76,12 +76,13 @@ class FeistelShuffle:
         self._latest: tuple[int, int, npt.NDArray[np.int64]] | None = None
 
     def samples(self, epoch: int, positions: range) -> tuple[int, ...]:
-        """Return the sample indices at a range of positions, which is mostly within one chunk."""
-        start, stop = positions.start, positions.stop
-        chunk, first = divmod(start, _CHUNK)
-        if first + stop - start > _CHUNK or stop > self._num_samples:
-            return tuple(self.indices(epoch, start, stop).tolist())
-        return tuple(self._chunk(epoch, chunk)[first : first + stop - start].tolist())
+        """Return the sample indices at a range of positions, which is mostly within the latest chunk."""
+        chunk, first = divmod(positions.start, _CHUNK)
+        if self._latest is not None and first + len(positions) <= _CHUNK:
+            *latest, samples = self._latest
+            if latest == [epoch, chunk] and positions.stop <= self._num_samples:
+                return tuple(samples[first : first + len(positions)].tolist())
+        return tuple(self.indices(epoch, positions.start, positions.stop).tolist())
 
     def indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Sample indices at positions [start, stop) of the epoch.

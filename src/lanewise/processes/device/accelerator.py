@@ -51,21 +51,27 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
-def seed_accelerator(seed: int) -> None:
-    """Seed the generator of the current accelerator, if this process uses one."""
-    if (module := _module_in_use()) is not None:
-        module.manual_seed(seed)
+def module_in_use() -> ModuleType | None:
+    """Return torch's module of the accelerator if this process uses it; asking does not wake the device."""
+    module = _module()
+    if module is None:
+        return None
+    if hasattr(module, "is_initialized"):
+        is_used = module.is_initialized()
+    else:  # as on mps: torch.manual_seed asks the same before it seeds it
+        is_used = module.is_available() and not module._is_in_bad_fork()  # noqa: SLF001
+    return module if is_used else None
 
 
 def generator_state() -> torch.Tensor | None:
     """Return the state of the current accelerator's generator; None if this process uses none."""
-    module = _module_in_use()
+    module = module_in_use()
     return None if module is None else module.get_rng_state()
 
 
 def set_generator_state(state: torch.Tensor) -> None:
     """Put what `generator_state` returned into the generator of the current accelerator."""
-    module = _module_in_use()
+    module = module_in_use()
     assert module is not None
     module.set_rng_state(state)
 
@@ -175,15 +181,3 @@ _side_stream = cache(new_stream)
 def _module() -> ModuleType | None:
     accelerator = torch.accelerator.current_accelerator()
     return None if accelerator is None else torch.get_device_module(accelerator)
-
-
-def _module_in_use() -> ModuleType | None:
-    """Return the accelerator's module if this process uses the accelerator; asking does not wake it."""
-    module = _module()
-    if module is None:
-        return None
-    if hasattr(module, "is_initialized"):
-        is_used = module.is_initialized()
-    else:  # as on mps: torch.manual_seed asks the same before it seeds it
-        is_used = module.is_available() and not module._is_in_bad_fork()  # noqa: SLF001
-    return module if is_used else None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lanewise.processes.device.accelerator import generator_state, seed_accelerator, set_generator_state
+from lanewise.processes.device.accelerator import generator_state, module_in_use, set_generator_state
 
 
 def set_random_state(seed: int) -> None:
@@ -25,7 +25,8 @@ def set_random_state(seed: int) -> None:
     np.random.seed(seed & 0xFFFF_FFFF)  # noqa: NPY002 - the user's code may draw from the global state
     # Seeding the generator itself takes 1 us; torch.manual_seed also asks every other backend, 60 us.
     torch.default_generator.manual_seed(seed)
-    seed_accelerator(seed)
+    if (accelerator := module_in_use()) is not None:
+        accelerator.manual_seed(seed)
 
 
 def take_random_state() -> Callable[[], None]:

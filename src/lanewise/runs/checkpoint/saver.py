@@ -61,7 +61,8 @@ class Saver:
         self._keep = {"keep_last": keep_last, "keep_best": keep_best, "sign": sign}
         self._staging = Staging()
         self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self.failure: BaseException | None = None
+        """What made the last save fail; `finish` raises it."""
         # Drawn by rank 0, so that the files of a killed process are not mistaken for those of this one.
         self._number = 0
         self._token: str = world.all_gather_tree(os.urandom(4).hex())[0]
@@ -95,24 +96,23 @@ class Saver:
         )
         self._thread.start()
 
-    def check(self) -> None:
-        """Raise what made a save fail, if one did: a StorageError."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
     def finish(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until the last save is written, and check it.
+        """Wait until the last save is written.
 
         Returns:
             Whether it was written in time.
+
+        Raises:
+            StorageError: if it failed.
         """
         if self._thread is not None:
             self._thread.join(timeout_seconds)
             if self._thread.is_alive():
                 return False
             self._thread = None
-        self.check()
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
         return True
 
     def _write(self, tree: Any, manifest: Manifest) -> None:
@@ -137,11 +137,11 @@ class Saver:
             error, why = caught, _reason(caught, temporary)
         if why:
             shutil.rmtree(temporary, ignore_errors=True)  # otherwise a full disk would stay full
-            self._error = StorageError(
+            self.failure = StorageError(
                 f"the checkpoint of step {manifest.step} could not be written: {why}. "
                 "Earlier checkpoints are as they were."
             )
-            self._error.__cause__ = error
+            self.failure.__cause__ = error
 
     def _publish(self, key: str, tree: Any, manifest: Manifest, temporary: Path) -> str:
         """Complete a checkpoint of the parts of all ranks, publish and verify it, and remove older ones.

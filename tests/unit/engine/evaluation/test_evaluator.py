@@ -418,7 +418,7 @@ class Recorder:
     def wants_stop(self):
         return False
 
-    def is_due_after(self, step, end):
+    def is_due_after(self, step, end, *, ends_run):
         return False
 
     def save(self, step, metric, *, stops):

@@ -1,153 +1,165 @@
-"""What processes tell each other in a step: whoever carries which lanes, all know the same."""
+"""What the processes tell each other in a step, and what is said of losses that cannot be trained on."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lanewise.engine.step.message import LaneRow, StepMessage, StepTotals, Term
-from lanewise.errors import WorldError
+from lanewise import Loss
+from lanewise.data import LaneBatch
+from lanewise.engine.precision import LossScale
+from lanewise.engine.step.message import StepMessage, StepTotals, means
+from lanewise.engine.step.terms import LaneLoss
+from lanewise.engine.step.wire import LaneRow, Term, Told
+from lanewise.errors import NonFiniteLossError, TaskError, WorldError
+from lanewise.lanes import LaneTurn, Placement
+from lanewise.processes.world.world import LocalWorld
 
-CPU = torch.device("cpu")
-
-
-class Ranks:
-    """Processes of which each tells its message before one of them hears all."""
-
-    world_size = 2
-
-    def __init__(self, device: torch.device = CPU) -> None:
-        self.device = device
-        self.told: list[torch.Tensor] = []
-
-    def start_all_gather(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        self.told.append(numbers)
-        return lambda: torch.stack(self.told)
+ALONE = LocalWorld(torch.device("cpu"))
+NO_VOTES = (False, False, False)
+NUM_LANES = 40
 
 
-def exchanged(*messages: StepMessage, most_lanes: int) -> StepTotals:
-    world = Ranks()
-    present = sorted(row.lane for one in messages for row in one.rows)
-    *_, wait = [one.start_exchange(world, most_lanes, present) for one in messages]
-    return wait()
+def message(num_lanes: int, scale: LossScale | None = None) -> StepMessage:
+    return StepMessage(ALONE, Placement.of(num_lanes, ALONE), loss_scale=scale)
 
 
-def message(rows, *, saves=False, changes=()) -> StepMessage:
-    num_terms = max((len(row.terms) for row in rows), default=1)
-    return StepMessage(rows, saves, False, False, changes, num_terms)
+def sent(losses: dict[int, object], steps: int = 1) -> StepTotals:
+    """Return the totals of the last of so many equal steps, in which lanes have these losses."""
+    told = message(len(losses))
+    for _ in range(steps):
+        told.begin()
+        for lane, loss in losses.items():
+            turn = LaneTurn(0, 0, lane, range(1), present=range(len(losses)), is_last=lane == max(losses))
+            told.add(LaneBatch(turn, (lane,), None, 1), LaneLoss.of(loss, 1, "the loss"))
+        told.send(turn, NO_VOTES, [])
+        totals = told.receive()
+    return totals
 
 
-@given(st.lists(st.integers(0, 2), min_size=8, max_size=8), st.lists(st.booleans(), min_size=8, max_size=8))
-def test_any_process_may_carry_any_lanes(carriers, absent):
-    rows = [LaneRow(lane, (Term(0.5 * lane, float(lane), 3.0),)) for lane in range(8)]
-    present = [row for row in rows if not absent[row.lane]]
-    each = [message([row for row in present if carriers[row.lane] == rank]) for rank in range(3)]
-    totals = exchanged(*each, most_lanes=8)
-    assert totals.lanes == [LaneRow(row.lane, (Term(1.5 * row.lane, row.weight),)) for row in present]
-    assert totals.loss_sum == math.fsum(1.5 * row.lane for row in present)
-    assert totals.weight == math.fsum(row.weight for row in present)
-
-
-@pytest.mark.parametrize("vote", ["wants_save", "wants_stop", "wants_end"])
+@pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_vote_is_enough_and_the_largest_change_counts(rank, vote):
-    each = [message([], changes=[0.0, 2.0]), message([], changes=[1.0, 0.0])]
-    setattr(each[rank], vote, True)
-    totals = exchanged(*each, most_lanes=3)
-    votes = {name: getattr(totals, name) for name in ("wants_save", "wants_stop", "wants_end")}
-    assert votes == {name: name == vote for name in votes}
+def test_one_vote_is_enough_and_the_largest_change_counts(rank, number):
+    votes = tuple(place == number for place in range(3))
+    each = [Told([], NO_VOTES, [0.0, 2.0]), Told([], NO_VOTES, [1.0, 0.0])]
+    each[rank] = each[rank]._replace(votes=votes)
+    totals = StepTotals.of(each)
+    assert (totals.wants_save, totals.wants_stop, totals.wants_end) == votes
     assert totals.buffer_changes == [1.0, 2.0]
     assert (totals.lanes, totals.weight) == ([], 0.0)
 
 
+def test_a_signal_comes_before_the_wish_of_a_callback():
+    totals = StepTotals.of([Told([], (False, True, False), []), Told([], (False, False, True), [])])
+    assert (totals.wants_stop, totals.wants_end) == (True, False)
+
+
+def test_what_each_process_told_is_in_the_order_of_ranks():
+    each = [
+        Told([], NO_VOTES, [], computed_seconds=seconds, common_loss=loss, upcoming=counts)
+        for seconds, loss, counts in ((0.5, 3.0, [2, 1]), (0.25, math.nan, [0]))
+    ]
+    totals = StepTotals.of(each)
+    assert (totals.computed_seconds, totals.upcoming) == ((0.5, 0.25), [2, 1, 0])
+    assert totals.common_losses == pytest.approx([3.0, math.nan], nan_ok=True)
+
+
 def test_a_loss_that_is_not_finite_is_told_as_it_is():
-    totals = exchanged(message([LaneRow(0, (Term(math.inf, 1.0, 2.0),))]), message([]), most_lanes=1)
+    totals = StepTotals([LaneRow(0, (Term(math.inf, 1.0, 2.0),))])
     assert (totals.lanes[0].loss_sum, totals.allow_update) == (math.inf, False)
     assert math.isnan(totals.loss_sum)
 
 
-def test_an_accelerator_tells_the_same_without_reading_its_losses():
-    rows = [
-        LaneRow(4, (Term(0.25, 8.0, 8.0), Term(0.5, 3.0))),
-        LaneRow(5, (Term(0.0, 0.0), Term(-0.75, 2.0, 2.0))),
-    ]
-    there = [
-        LaneRow(
-            row.lane,
-            tuple(one._replace(value=torch.tensor(one.value)) if one.weight else one for one in row.terms),
-        )
-        for row in rows
-    ]
-    there[1] = there[1]._replace(
-        terms=(there[1].terms[0], Term(there[1].terms[1].value, torch.tensor(2), 2.0))
-    )
-    expected = message(rows, saves=True, changes=[1.0, 0.0])._numbers(3)
-    changes = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    assert torch.equal(message(there, saves=True, changes=changes)._numbers_on(CPU, 3), expected)
-    assert torch.equal(message([])._numbers_on(CPU, 1), message([])._numbers(1))
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_each_process_tells_how_long_it_computes(on_device):
-    world, waits = Ranks(), []
-    for seconds in (0.5, math.nan, 0.25):
-        row = LaneRow(len(waits), (Term(torch.tensor(1.0) if on_device else 1.0, 2.0),))
-        changes = torch.tensor([1.0], dtype=torch.float64) if on_device else [1.0]
-        one = StepMessage([row], False, True, False, changes, computed_seconds=seconds)
-        if on_device:
-            world.told.append(one._numbers_on(CPU, 2))
-        waits.append(one.start_exchange(Ranks() if on_device else world, 2, range(3)))
-    if on_device:
-        waits[-1] = one.start_exchange(world, 2, range(3))
-        world.told.pop()
-    totals = waits[-1]()
-    assert totals.computed_seconds == pytest.approx([0.5, math.nan, 0.25], nan_ok=True)
-    assert (totals.wants_save, totals.wants_stop, totals.buffer_changes) == (False, True, [1.0])
-    assert (totals.loss_sum, totals.weight) == (3.0, 6.0)
-
-
-def test_a_row_may_have_several_terms():
-    """As a loss of several terms, or of samples that are whole in no lane, needs them."""
-    rows = [LaneRow(lane, (Term(0.5 * lane, 1.0), Term(-1.0, float(lane), 2.0))) for lane in range(3)]
-    each = [
-        StepMessage(rows[:1], False, False, False, (), 2),
-        StepMessage(rows[1:], False, False, False, (), 2),
-    ]
-    totals = exchanged(*each, most_lanes=2)
-    assert totals.lanes == [LaneRow(n, (Term(0.5 * n, 1.0), Term(-2.0, float(n)))) for n in range(3)]
-    assert (totals.loss_sum, totals.weight) == (1.5, 3.0)
-
-
-@pytest.mark.parametrize("lane", [math.nan, 7.0])
-def test_a_message_of_other_lanes_than_those_of_the_step_is_an_error(lane):
+def test_other_lanes_than_those_of_the_step_are_an_error():
     """A row whose lane came as NaN was dropped: nothing was updated, and the run ended with exit code 0."""
-    world = Ranks()
-    waits = [
-        message([LaneRow(number, (Term(1.0, 2.0),))]).start_exchange(world, 1, range(2)) for number in (0, 1)
-    ]
-    world.told[1][0] = lane
-    with pytest.raises(WorldError, match=r"told of the lanes \[0.*\], and the step has \[0, 1\]"):
-        waits[1]()
+
+    class Two(LocalWorld):
+        world_size = 2
+
+        def all_gather_tree(self, value):
+            return [value, value]
+
+        def start_all_gather(self, numbers):
+            return lambda: torch.stack([numbers, numbers])
+
+    world = Two(torch.device("cpu"))
+    told = StepMessage(world, Placement.of(2, ALONE), loss_scale=None)
+    told.begin()
+    turn = LaneTurn(0, 0, 0, range(1), present=range(2), is_last=True)
+    told.add(LaneBatch(turn, (0,), None, 1), LaneLoss(torch.tensor(1.0), 1.0, 1.0))
+    told.send(turn, NO_VOTES, [], 0.5)
+    with pytest.raises(WorldError, match=r"told of the lanes \[0, 0\], and the step has \[0, 1\]"):
+        told.receive()
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-def test_each_process_tells_the_loss_of_all_samples(on_device):
-    world, waits = Ranks(), []
-    for rank, loss in enumerate((3.0, math.nan)):
-        changes = torch.zeros(0, dtype=torch.float64) if on_device else []
-        common = torch.tensor(loss) if on_device else loss
-        row = LaneRow(rank, (Term(1.0, 2.0),))
-        one = StepMessage([row], False, False, False, changes, computed_seconds=0.5, common_loss=common)
-        if on_device:
-            world.told.append(one._numbers_on(CPU, 1))
-            continue
-        waits.append(one.start_exchange(world, 1, range(2)))
-    if on_device:
-        waits = [one.start_exchange(world, 1, range(2))]
-        world.told.pop()
-    totals = waits[-1]()
-    assert totals.common_losses == pytest.approx([3.0, math.nan], nan_ok=True)
-    assert totals.computed_seconds == [0.5, 0.5]
+def mean(weight: object, metrics: dict[str, tuple[object, object]] | None = None) -> Loss:
+    return Loss(torch.tensor(1.0, requires_grad=True), weight, metrics=metrics)
+
+
+def test_a_lane_whose_loss_weighs_nothing_still_reports():
+    totals = sent({0: mean(0.0, {"a": (1.0, 2.0)}), 1: mean(1.0)}, steps=2)
+    assert (totals.loss, totals.metrics) == (1.0, {"a": (1.0, 2.0)})
+
+
+def test_a_lane_without_a_name_counts_nothing_and_a_sum_that_is_not_finite_is_nan():
+    totals = sent(
+        {
+            0: mean(1.0, {"a": (0.1, 1.0), "b": (math.inf, 1.0)}),
+            1: mean(1.0),
+            2: mean(1.0, {"a": (0.2, 0.5), "c": (0.0, 0.0)}),
+        }
+    )
+    assert totals.metrics["a"] == (math.fsum([0.1, 0.2]), 1.5)
+    assert means(totals.metrics) == pytest.approx({"a": 0.2, "b": math.nan, "c": math.nan}, nan_ok=True)
+    assert (totals.loss_sum, totals.weight, totals.allow_update) == (3.0, 3.0, True)
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, torch.tensor(-0.5)])
+def test_a_weight_of_a_metric_that_cannot_be_is_refused(weight):
+    with pytest.raises(TaskError, match=r"the metric a of the loss has the weight .*: need a finite number"):
+        sent({0: mean(1.0, {"a": (1.0, weight)})})
+
+
+def test_a_weight_that_an_accelerator_told_names_the_lane(monkeypatch):
+    told = message(1)
+    told.begin()
+    turn = LaneTurn(0, 0, 0, range(1), present=range(1), is_last=True)
+    loss = LaneLoss.of(mean(1.0, {"a": (1.0, 2.0)}), 1, "the loss")
+    told.add(LaneBatch(turn, (3,), None, 1), loss)
+    told.send(turn, NO_VOTES, [])
+    rows = [LaneRow(3, (Term(1.0, 1.0), Term(1.0, -2.0)))]
+    monkeypatch.setattr(told, "_told", Told(rows, NO_VOTES, []))  # as only the device knew it
+    with pytest.raises(TaskError, match=r"the metric a of the loss has the weight -2\.0 in lane 3: need"):
+        told.receive()
+
+
+def test_of_many_samples_and_lanes_the_first_are_named():
+    """A model that returned NaN for all of 16 lanes of 256 samples filled the terminal with 4,096 numbers."""
+    told = message(NUM_LANES)
+    told.begin()
+    for lane in range(NUM_LANES):
+        indices = tuple(range(1000 * lane, 1000 * lane + 100))
+        turn = LaneTurn(1, 7, lane, range(100), present=range(NUM_LANES), is_last=lane == NUM_LANES - 1)
+        told.add(
+            LaneBatch(turn, indices, None, 100),
+            LaneLoss(torch.tensor(math.nan, requires_grad=True), 100.0, 100.0, is_sample_mean=True),
+        )
+    told.send(turn, NO_VOTES, [])
+    with pytest.raises(NonFiniteLossError) as caught:
+        told.explain_no_update(told.receive(), turn)
+    first, *lanes, rest, remedy = str(caught.value).splitlines()
+    assert first == "the loss is not finite in step 8 (epoch 2), so the weights were not updated."
+    assert len(lanes) == 8
+    assert lanes[1] == f"  lane 1: loss nan, samples {list(range(1000, 1008))} and 92 more"
+    assert rest == "  and 32 more of 40 lanes"
+    assert remedy == "Look at these samples, or lower the learning rate."
+
+
+@pytest.mark.parametrize(("weight", "is_of_all"), [(2.0, False), (80.0, True)])
+def test_the_unit_of_the_loss_scale_is_the_weight_of_a_global_batch(weight, is_of_all):
+    """A loss of all lanes told its weight as if it were that of one: the scale was too small."""
+    scale = LossScale()
+    told = message(NUM_LANES, scale)
+    before = scale.state_dict()["scale"]
+    told.agree_on_unit(weight, is_of_all=is_of_all)
+    assert told.scale == scale.factor == before / 128  # the next power of two

@@ -111,30 +111,21 @@ def test_the_most_memory_that_was_held(build_for):
 
 
 @pytest.mark.parametrize("is_initialized", [False, True])
-def test_an_accelerator_is_seeded_where_it_is_in_use_and_never_woken(build_for, is_initialized):
-    seeds, state = [], torch.tensor([1], dtype=torch.uint8)
+def test_an_accelerator_has_a_generator_where_it_is_in_use_and_is_never_woken(build_for, is_initialized):
+    state = torch.tensor([1], dtype=torch.uint8)
     build_for(
         "cuda",
         is_initialized=lambda: is_initialized,
-        manual_seed=seeds.append,
         get_rng_state=lambda: state,
     )
-    accelerator.seed_accelerator(2**63 + 5)
-    assert seeds == ([2**63 + 5] if is_initialized else [])
+    assert (accelerator.module_in_use() is not None) == is_initialized
     assert accelerator.generator_state() is (state if is_initialized else None)
 
 
 @pytest.mark.parametrize(("is_available", "is_in_bad_fork"), [(True, False), (True, True), (False, False)])
 def test_an_accelerator_that_does_not_tell_whether_it_is_in_use(build_for, is_available, is_in_bad_fork):
-    seeds = []
-    build_for(
-        "mps",
-        is_available=lambda: is_available,
-        _is_in_bad_fork=lambda: is_in_bad_fork,
-        manual_seed=seeds.append,
-    )
-    accelerator.seed_accelerator(3)
-    assert seeds == ([3] if is_available and not is_in_bad_fork else [])
+    build_for("mps", is_available=lambda: is_available, _is_in_bad_fork=lambda: is_in_bad_fork)
+    assert (accelerator.module_in_use() is not None) == (is_available and not is_in_bad_fork)
 
 
 def test_the_generator_is_that_of_the_current_device(build_for):

@@ -1,6 +1,7 @@
 """One seed sets the default generators of python, numpy and torch."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -48,7 +49,8 @@ def test_python_uses_all_64_bits_and_numpy_the_lower_32():
 
 def test_the_accelerator_is_seeded_too(monkeypatch):
     seeds = []
-    monkeypatch.setattr(random_state, "seed_accelerator", seeds.append)
+    module = SimpleNamespace(manual_seed=seeds.append)
+    monkeypatch.setattr(random_state, "module_in_use", lambda: module)
     set_random_state(2**63 + 5)
     assert seeds == [2**63 + 5]
 

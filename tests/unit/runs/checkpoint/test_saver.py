@@ -197,15 +197,16 @@ def test_a_save_that_fails_anywhere_says_so_and_leaves_a_good_checkpoint(
     assert number > 15
 
 
-def test_check_reports_a_failure_without_waiting(tmp_path, monkeypatch):
+def test_a_failure_is_there_without_waiting_for_it(tmp_path, monkeypatch):
     target = make_saver(tmp_path)
     with monkeypatch.context() as patch:
         Faults(patch, 1, fill)
         target.save(state_of(NEW), Manifest(NEW, None, {}, ()))
         target._thread.join()
+        assert "checkpoint of step 6 could not be written: No space left" in str(target.failure)
         with pytest.raises(StorageError, match="checkpoint of step 6 could not be written: No space left"):
-            target.check()
-    target.check()
+            target.finish()
+    assert target.failure is None
 
 
 def test_the_next_save_reports_a_failure(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from torch import nn
 
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
-from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.accelerator import start_copy_to_host
@@ -89,7 +89,7 @@ class ChangedParameters(Look):
             self._first = self._first or trained
             self._is_updated = trained != self._first
 
-    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """See `Look`."""
         self._replica = (self._replica + 1) % len(self._reducer.replicas)
         self._require_unchanged(turn, "forward or the loss")

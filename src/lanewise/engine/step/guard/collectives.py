@@ -8,7 +8,7 @@ from torch import nn
 from lanewise.config import Equality
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
-from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import World
@@ -74,12 +74,12 @@ class CollectiveDetector(Look):
         if self._is_counting:
             self._num_collectives = self._world.num_collectives()
 
-    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """Warn, or raise TaskError, if the forward or the loss began a collective.
 
         The first lanes of all processes run at the same time, so every process finds it.
         """
-        if self._is_synchronised and loss is not None and loss.value is None:
+        if self._is_synchronised and loss is not None and loss.root(turn, 1.0)[0] is None:
             self._refuse_missing_backward(turn)
         if not self._is_counting or self._world.num_collectives() == self._num_collectives:
             return

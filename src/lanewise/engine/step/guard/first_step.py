@@ -7,7 +7,7 @@ import torch
 
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
-from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.engine.step.terms import LaneLoss
 from lanewise.engine.transforms import compare_runs
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
@@ -33,11 +33,10 @@ class FirstStep(Look):
         self._used: set[str] = set()
         self._hooks = reducer.register_hooks(self._note_use)
 
-    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """See `Look`."""
-        told = loss.told if isinstance(loss, LaneShare) else loss
-        if told is not None and self._unit is None:
-            self._unit = "its samples" if told.is_sample_mean else "the units that its Loss counts"
+        if loss is not None and loss.weight and self._unit is None:
+            self._unit = "its samples" if loss.is_sample_mean else "the units that its Loss counts"
 
     def finish(self, totals: StepTotals) -> bool:
         """See `Look`. Collective."""
@@ -49,7 +48,7 @@ class FirstStep(Look):
             return True
         logger.info(
             "loss and gradient of a step are means over %s; the first step has %s",
-            self._unit,
+            self._unit or "its units",
             f"{totals.weight:,g}",
         )
         named = self._reducer.replicas[0].named_parameters()

@@ -3,7 +3,7 @@
 from typing import final
 
 from lanewise.engine.step.guard.look import Look
-from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.reduce import Reducer
@@ -27,7 +27,7 @@ class ForeignGradients(Look):
         """See `Look`. No parameter has a gradient yet."""
         self._left = [None] * len(self._trained)
 
-    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """See `Look`."""
         for number, (now, left) in enumerate(zip(self._versions(), self._left, strict=True)):
             if now != left:

@@ -9,7 +9,7 @@ from torch import nn
 
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
-from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.reduce import Reducer
@@ -39,10 +39,11 @@ class ForeignLeaves(Look):
         self._num_steps = 0
         self._has_walked = False
 
-    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """See `Look`."""
-        if loss is not None and loss.value is not None:
-            self.require_own(loss.value, f"the loss of lane {turn.lane} in step {turn.step + 1}")
+        root = None if loss is None else loss.root(turn, 1.0)[0]
+        if root is not None:
+            self.require_own(root, f"the loss of lane {turn.lane} in step {turn.step + 1}")
 
     def require_own(self, loss: torch.Tensor, what: str, given: Iterable[torch.Tensor] = ()) -> None:
         """Raise TaskError if a loss depends on a tensor that would get a gradient, and that nobody trains.

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from lanewise.engine.step.message import StepTotals
-from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.engine.step.terms import LaneLoss
 from lanewise.lanes import LaneTurn
 
 
@@ -24,7 +24,7 @@ class Look(Protocol):
         """Look before the forward of a lane."""
         return
 
-    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """Look at what the forward and the loss of a lane did; it has none where it gets no backward."""
         return
 

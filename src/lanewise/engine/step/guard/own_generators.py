@@ -11,7 +11,7 @@ from lanewise.data import digest
 from lanewise.engine.reachable import OR_MAKE_IT_ANEW, SEED_THEM, Generator, own_generators
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
-from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 
@@ -57,7 +57,7 @@ class OwnGenerators(Look):
         if not self._before:
             self._before = self._states()
 
-    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """Raise TaskError if forward and loss of a lane moved a generator on."""
         self._require_unmoved(turn, "forward or the loss")
 

@@ -6,7 +6,7 @@ from typing import final
 from lanewise.config import Equality
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
-from lanewise.engine.step.terms import LaneLoss, LaneShare
+from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.random_state import generator_states
@@ -31,7 +31,7 @@ class SharedBackward(Look):
         self._num_replicas = num_replicas
         self._in_round: list[LaneTurn] = []
 
-    def after_forward(self, turn: LaneTurn, loss: LaneLoss | LaneShare | None) -> None:
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """See `Look`."""
         if len(self._in_round) == self._num_replicas:
             self._in_round = []

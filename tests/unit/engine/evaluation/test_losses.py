@@ -1,4 +1,4 @@
-"""What a loss reports: what is accepted, how lanes are added up, and what is said of mistakes."""
+"""What a loss reports, in training and in an evaluation: how it is added up, and what is said of mistakes."""
 
 import dataclasses
 import math
@@ -14,90 +14,15 @@ from torchmetrics import MeanMetric, Metric
 
 from lanewise import Loss, Task
 from lanewise.config import EvaluateConfig, RunConfig
-from lanewise.data import LaneBatch
 from lanewise.engine.engine import Engine, build_engine
+from lanewise.engine.evaluation.losses import merge_losses
 from lanewise.engine.run.build import build_run
-from lanewise.engine.step.loss_metrics import (
-    add_up,
-    known_terms,
-    means,
-    means_of_lanes,
-    metric_terms,
-    with_metrics,
-)
-from lanewise.engine.step.losses import StepLosses
-from lanewise.engine.step.message import LaneRow, StepTotals, Term
-from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import ConfigError, TaskError
-from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import LocalWorld
 from lanewise.runs.dir import RunDir
 from tests.distributed.tasks import configure
 
 CPU = LocalWorld(torch.device("cpu"))
-
-
-def test_numbers_and_scalar_tensors_are_accepted_and_lose_their_gradient():
-    given = {
-        "a": (torch.tensor([2.0], requires_grad=True) * 2, torch.tensor(3)),
-        "b": [1, True],
-        "c": (torch.tensor(0.5, dtype=torch.bfloat16), 2.0),
-    }
-    terms = metric_terms(given, "the loss")
-    assert not terms["a"].value.requires_grad
-    assert terms["a"].value.dim() == 0
-    assert known_terms(terms, None) == {"a": Term(4.0, 3.0), "b": Term(1.0, 1.0), "c": Term(0.5, 2.0)}
-
-
-@pytest.mark.parametrize(
-    ("metrics", "said"),
-    [
-        ([("a", (1, 2))], "the loss has metrics that are no mapping: got \\[\\('a', \\(1, 2\\)\\)\\]"),
-        ({}.keys(), "are no mapping"),
-        ({"": (1.0, 1.0)}, "whose name is no text, or empty: got ''"),
-        ({3: (1.0, 1.0)}, "whose name is no text, or empty: got 3"),
-        ({"a": 1.0}, "has a metric a that is no pair of scalars: got 1.0"),
-        ({"a": (1.0,)}, r"no pair of scalars: got \(1.0\)"),
-        ({"a": (torch.zeros(2), 1.0)}, r"no pair of scalars: got \(a tensor of shape \(2,\), 1.0\)"),
-        ({"a": torch.zeros(2)}, r"no pair of scalars: got a tensor of shape \(2,\)"),
-        ({"a": ("1", 1.0)}, r"no pair of scalars: got \('1', 1.0\)"),
-        ({"a": (torch.tensor(1j), 1.0)}, "no pair of scalars"),
-        *(
-            ({name: (1.0, 1.0)}, f"has a metric with the name {name}, which is taken")
-            for name in ("loss", "weight", "grad_norm", "learning_rate", "skipped_steps")
-        ),
-    ],
-)
-def test_what_is_no_mapping_of_pairs_is_refused(metrics, said):
-    with pytest.raises(TaskError, match=said):
-        metric_terms(metrics, "the loss")
-
-
-@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, torch.tensor(-0.5)])
-def test_a_weight_that_cannot_be_is_refused(weight):
-    with pytest.raises(TaskError, match=r"the metric a of the loss has the weight .*: need a finite number"):
-        known_terms(metric_terms({"a": (1.0, weight)}, "the loss"), None)
-
-
-def test_one_that_an_accelerator_told_names_the_lane():
-    totals = StepTotals(
-        [LaneRow(0, (Term(1.0, 1.0), Term(0.0, 0.0))), LaneRow(3, (Term(1.0, 1.0), Term(1.0, -2.0)))]
-    )
-    with pytest.raises(TaskError, match=r"the metric a of the loss has the weight -2\.0 in lane 3: need"):
-        add_up(totals, ["a"])
-
-
-def test_a_lane_without_a_name_counts_nothing_and_a_sum_that_is_not_finite_is_nan():
-    rows = [LaneRow(lane, (Term(1.0, 1.0),)) for lane in range(3)]
-    metrics = {
-        0: {"a": Term(0.1, 1.0), "b": Term(math.inf, 1.0)},
-        2: {"a": Term(0.2, 0.5), "c": Term(0.0, 0.0)},
-    }
-    totals = StepTotals(with_metrics(rows, metrics, ["a", "b", "c"]))
-    sums = add_up(totals, ["a", "b", "c"])
-    assert sums["a"] == (math.fsum([0.1, 0.2]), 1.5)
-    assert means(sums) == pytest.approx({"a": 0.2, "b": math.nan, "c": math.nan}, nan_ok=True)
-    assert (totals.loss_sum, totals.weight, totals.allow_update) == (3.0, 3.0, True)
 
 
 def test_the_mean_over_a_dataset_does_not_depend_on_the_order():
@@ -108,25 +33,10 @@ def test_the_mean_over_a_dataset_does_not_depend_on_the_order():
             "b": torch.tensor([[1e16, 3.0], [-1e16, 1.0]]).double(),
         },
     ]
-    forwards, backwards = means_of_lanes(lanes), means_of_lanes(lanes[::-1])
-    assert list(forwards) == list(backwards) == ["a", "b"]
+    forwards, backwards = merge_losses(lanes), merge_losses(lanes[::-1])
+    assert list(forwards) == list(backwards) == ["loss", "a", "b"]
     assert math.isnan(forwards["a"])
     assert forwards["b"] == backwards["b"] == math.fsum(lanes[0]["b"][:, 0].tolist()) / 7
-
-
-def test_a_lane_whose_loss_weighs_nothing_still_reports():
-    losses = StepLosses(CPU, Placement.of(2, CPU), None)
-    for _ in range(2):
-        losses.begin()
-        for lane in range(2):
-            turn = LaneTurn(0, 0, lane, range(1), present=range(2), is_last=lane == 1)
-            batch = LaneBatch(turn, (lane,), None, 1)
-            metrics = {"a": (lane + 1.0, 2.0)} if lane == 0 else None
-            given = Loss(torch.tensor(1.0, requires_grad=True), float(lane), metrics=metrics)
-            losses.add(batch, LaneLoss.of(given, batch.num_samples, "the loss"))
-        losses.start_exchange(turn, (False, False, False), [])
-        totals = losses.finish()
-        assert (totals.loss, totals.metrics) == (1.0, {"a": (1.0, 2.0)})
 
 
 class Reports(Task):
