@@ -19,12 +19,12 @@ WITHOUT_A_TEST = {
     "data": "file_dataset row_groups source stream",
     "engine": "observers profiler",
     "engine/buffers": "merge",
-    "engine/evaluation": "losses prediction",
+    "engine/evaluation": "prediction",
     "engine/own_loop": "steps streams",
     "engine/run": "build run",
     "engine/samples": "source",
     "engine/state": "restore",
-    "engine/step": "build closure outputs several_losses shared terms update whole_loss",
+    "engine/step": "build closure outputs several_losses shared update whole_loss",
     "engine/step/guard": (
         "changed_parameters collectives first_step foreign_gradients foreign_leaves look "
         "second_forwards shared_backward"
