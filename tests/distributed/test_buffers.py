@@ -50,7 +50,7 @@ def merge(
             module(turn.step, turn.lane, grows_from)
         buffers.end(turn, len(turn.positions))
         if turn.is_last:
-            told = world.all_gather_tree(buffers.changes())
+            told = world.all_gather_tree(buffers.changes)
             buffers.merge(list(map(max, *told)) if len(told) > 1 else told[0])
     buffers.check()
     return {name: buffer.tolist() for name, buffer in module.named_buffers()}

@@ -142,7 +142,7 @@ class Engine:
             if self.evaluation is not None and self.evaluation.is_due:  # a signal came before this evaluation
                 self._evaluate(self.first_step - 1, run_dir, observers)
             if self._saving is not None:
-                self._saving.wants_end = observers.wants_end
+                self._saving.stop_reason = observers.stop_reason
             for report in self._profiled(run_dir):
                 stops, self._is_ended_by_callback = report.totals.wants_stop, report.totals.wants_end
                 end, ends_run = self.run.loader.end_of(report.step), self.ends_with(report.step)
@@ -161,7 +161,7 @@ class Engine:
                 if saves or stops or self._ends_early:
                     self._save(report.step, observers, stops=stops)
             observers.catch_up()
-            self.stop_reason = observers.stop_reason
+            self.stop_reason = observers.stop_reason()
             self._finish(run_dir)
         if self.run.world.rank == 0:
             self._describe_end(self.next_step, time.perf_counter() - begin)

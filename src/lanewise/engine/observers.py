@@ -37,11 +37,6 @@ class Observers:
                 callback.on_start(start)
             yield
 
-    def wants_end(self) -> bool:
-        """Tell whether a callback ends the run."""
-        return self.stop_reason is not None
-
-    @property
     def stop_reason(self) -> str | None:
         """Why a callback ends the run; None where none does."""
         for callback in self.callbacks:

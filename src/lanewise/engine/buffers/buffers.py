@@ -77,11 +77,14 @@ class LaneBuffers:
         self._num_begun = 0
         self._lanes: list[_Lane] = []
         self._check: Callable[[], None] = lambda: None
+        self.changes: list[float] | torch.Tensor = []
+        """The largest change of each pack in any lane of this process so far: 0, CHANGED or RESHAPED. On an
+        accelerator it is a tensor, float64 [num_packs], for which nobody has waited."""
 
     def begin(self) -> None:
         """Give a lane, on the replica that is next, the values at the start of the step."""
         if self._packs is None:
-            self._packs = self._find_packs()
+            self._packs, self.changes = self._find_packs(), []
         if not self._packs:
             return
         if self._num_begun:
@@ -99,9 +102,9 @@ class LaneBuffers:
         assert self._packs is not None
         if not all(pack.has_its_forms for packs in self._packs for pack in packs):
             self._packs = self._find_packs()
-        self._changes: list[float] | torch.Tensor = [0.0] * len(self._packs)
+        self.changes = [0.0] * len(self._packs)
         if self._world.device.type != "cpu":
-            self._changes = torch.zeros(len(self._packs), dtype=torch.float64, device=self._float64_device)
+            self.changes = torch.zeros(len(self._packs), dtype=torch.float64, device=self._float64_device)
         for first, *others in self._packs:  # the user may have written buffers between the steps
             first.note_start()
             for other in others:
@@ -126,22 +129,15 @@ class LaneBuffers:
         self._lanes.append(_Lane(turn, num_samples, kept, self._add_changes([look.change for look in looks])))
 
     def _add_changes(self, changes: Sequence[float | torch.Tensor]) -> Callable[[], Sequence[float]]:
-        """Merge a lane's change of each pack into `_changes`; return a function that waits for its values."""
-        if isinstance(self._changes, list):
+        """Merge a lane's change of each pack into `changes`; return a function that waits for its values."""
+        if isinstance(self.changes, list):
             known = list(map(float, changes))
-            self._changes = list(map(max, self._changes, known))
+            self.changes = list(map(max, self.changes, known))
             return lambda: known
         on_device = _stack(changes, self._float64_device)
-        torch.maximum(self._changes, on_device, out=self._changes)
+        torch.maximum(self.changes, on_device, out=self.changes)
         wait = start_copy_to_host(on_device)
         return lambda: wait().tolist()
-
-    def changes(self) -> list[float] | torch.Tensor:
-        """Return the largest change of each pack in any lane of this process: 0, CHANGED or RESHAPED.
-
-        On an accelerator it is a tensor, float64 [num_packs], for which this method does not wait.
-        """
-        return self._changes if self._packs else []
 
     def discard(self) -> None:
         """Discard the lanes' changes: put the buffers back to the start of the step."""
@@ -154,7 +150,7 @@ class LaneBuffers:
         """Merge the buffers over all lanes of the step. Collective: every rank must call this.
 
         Args:
-            changes: for each pack the largest change that `changes` returned on any process.
+            changes: for each pack the largest change that `changes` had on any process.
 
         Raises:
             TaskError: if lanes gave a buffer different shapes.

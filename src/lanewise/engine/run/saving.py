@@ -41,14 +41,14 @@ class Saving:
         )
         self._last_save = time.monotonic()
         self.wants_stop = wants_stop
-        self.wants_end: Callable[[], bool] = lambda: False
-        """Tells whether a callback of this process wants to end the run."""
+        self.stop_reason: Callable[[], str | None] = lambda: None
+        """Returns why a callback of this process wants to end the run; None where none does."""
 
     def vote(self) -> tuple[bool, bool, bool]:
         """Tell whether this process wants to save after this step, to stop there, and to end the run."""
         seconds = self._config.every.seconds
         is_late = seconds is not None and time.monotonic() - self._last_save >= seconds
-        return self._run.world.rank == 0 and is_late, self.wants_stop(), self.wants_end()
+        return self._run.world.rank == 0 and is_late, self.wants_stop(), self.stop_reason() is not None
 
     def is_due_after(self, step: int, end: StepEnd, *, ends_run: bool) -> bool:
         """Tell whether to save after a step even if no rank votes for it; the same on every rank.

@@ -260,7 +260,9 @@ class LaneFeed:
             TaskError: if the step breaks a rule.
         """
         is_first = True
-        for batch in self.reducer.pad(to_device(batches, self.world.device)):
+        if self.world.device.type != "cpu":
+            batches = to_device(batches, self.world.device)
+        for batch in self.reducer.pad(iter(batches)):
             turn = batch.turn
             self.phases.begin(FORWARD, turn.step, turn.lane)
             if is_first:
@@ -299,15 +301,11 @@ class OwnTerms(Terms):
 
 
 def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:
-    """Return batches whose tensors are on the device.
+    """Yield batches whose tensors are on the device.
 
     A device with streams copies the tensors from pinned memory on a separate stream, while it computes what
     was enqueued before.
     """
-    return iter(batches) if device.type == "cpu" else _moved(batches, device)
-
-
-def _moved(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:
     copying = new_stream(device)
 
     def move(leaf: Any) -> Any:

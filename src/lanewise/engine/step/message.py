@@ -191,16 +191,20 @@ class StepMessage:
 
     def send(
         self,
-        turn: LaneTurn,
+        batch: LaneBatch,
         votes: Votes,
         buffer_changes: Sequence[float] | torch.Tensor,
-        computed_seconds: float | None = None,
-        upcoming: Sequence[int] | None = None,
+        computed_seconds: Callable[[], float] = lambda: math.nan,
     ) -> None:
-        """Begin the exchange; for the arguments see `Told`.
+        """Begin the exchange. Collective: every rank must call this, after it has added all its lanes.
 
-        Collective: every rank must call this, after it has added all its lanes. In the first step the
-        processes agree before on the names of the metrics that the lanes report.
+        In the first step the processes agree before on the names of the metrics that the lanes report.
+
+        Args:
+            batch: of the last lane.
+            votes: see `Told`, as for the others.
+            buffer_changes: the largest of each pack so far.
+            computed_seconds: how long this process takes to compute a step; a process alone does not ask.
         """
         if self._metric_names is None:
             own = set(self._known_names).union(*self._metrics.values())
@@ -211,8 +215,9 @@ class StepMessage:
                 LaneRow(lane, (*terms, *(self._metrics.get(lane, {}).get(name, _ABSENT) for name in names)))
                 for lane, terms in self._rows
             ]
-        self._present = turn.present
-        self._told = Told(self._rows, votes, buffer_changes, computed_seconds, self.common_loss, upcoming)
+        self._present = batch.turn.present
+        seconds = computed_seconds() if self._world.world_size > 1 else None
+        self._told = Told(self._rows, votes, buffer_changes, seconds, self.common_loss, batch.upcoming)
         self.common_loss = None
         if self._travels:
             num_terms = 1 + len(self._metric_names)

@@ -225,7 +225,7 @@ class StepReport(NamedTuple):
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """Adds up the steps of an interval, and makes its report after the last of them."""
+    """Makes the report of an interval after the last of its steps."""
 
     interval: LogInterval
     """The steps since the last line of metrics."""
@@ -238,11 +238,8 @@ class StepMetrics:
     with_norms: bool
     """Whether to report the norm of each parameter's gradient."""
 
-    def report(self, gradient: Gradient, learning_rate: float) -> IntervalReport | None:
-        """Add a step. If it is logged, return the report of the interval and begin the next one."""
-        self.interval.add(gradient.totals)
-        if not gradient.is_logged:
-            return None
+    def report(self, gradient: Gradient, learning_rate: float) -> IntervalReport:
+        """Return the report of the interval, after a step that is logged, and begin the next one."""
         turn = gradient.turn
         assert gradient.norm is not None
         return IntervalReport(

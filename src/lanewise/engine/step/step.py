@@ -14,7 +14,6 @@ from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.metrics import Gradient, StepMetrics, StepReport
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.engine.step.update import Training, explain
-from lanewise.engine.step.wire import Votes
 from lanewise.processes.watch.heartbeat import BACKWARD, CALLBACK, COMMUNICATION, DATA, OPTIMIZER, heartbeat
 from lanewise.reduce import forget_gradients
 
@@ -29,7 +28,7 @@ class Pass:
 
     feed: LaneFeed
     message: StepMessage
-    vote: Callable[[], Votes] = lambda: (False, False, False)
+    vote: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False)
     is_logged: Callable[[int, Sequence[int] | None], bool] = lambda *_: False
     """Tells it of a step, by its number, and of a stream by the samples of each lane in the next one."""
 
@@ -64,8 +63,7 @@ class Pass:
             self.message.add(batch, loss)
             if turn.is_last:  # the exchange overlaps this backward
                 self._turn = turn
-                seconds = None if self.feed.world.world_size == 1 else self.phases.computed_seconds()
-                self.message.send(turn, self.vote(), self.buffers.changes(), seconds, batch.upcoming)
+                self.message.send(batch, self.vote(), self.buffers.changes, self.phases.computed_seconds)
             self.reducer.backward(turn, *loss.root(turn, self.message.scale))
         except BaseException as error:
             note_lane(error, batch)
@@ -76,8 +74,7 @@ class Pass:
     def finish(self, *, needs_norm: bool = True) -> Gradient:
         """Divide by the global weight, and merge the buffers; no gradient is left where nothing may change.
 
-        Raises:
-            NonFiniteLossError: if the loss of some lane is NaN or infinite.
+        Raises NonFiniteLossError if the loss of some lane is NaN or infinite.
         """
         turn, norm, norms, loss_scale = self._turn, None, None, self.message.loss_scale
         if self.feed.world.world_size > 1:
@@ -96,9 +93,7 @@ class Pass:
             self.buffers.discard()
             forget_gradients(self.reducer.parameters)
         self.phases.begin(OPTIMIZER, turn.step)
-        for look in [*self.feed.looks]:
-            if look.finish(totals):
-                self.feed.looks.remove(look)
+        self.feed.looks = [look for look in self.feed.looks if not look.finish(totals)]
         if not totals.allow_update:
             self.message.explain_no_update(totals, turn)  # collective, so after everything else that is
         return Gradient(turn, totals, norm, norms, allows_update, is_logged)
@@ -143,12 +138,13 @@ class TrainStep:
         training, step = self.training, gradient.turn.step
         learning_rate = float(training.optimizer.param_groups[0]["lr"])
         if training.scheduler is not None:
-            # Processes that updated different parameters may have drawn different random numbers.
-            training.runner.seed_update(step)
+            training.runner.seed_update(step)  # where others were updated, others may have been drawn
             training.scheduler.step()
         forget_gradients(self.pass_.reducer.parameters)
         if training.average is not None and gradient.allows_update:
             training.update_average(training.average)
         self.pass_.phases.begin(CALLBACK, step)
         heartbeat.has_trained = True
-        return StepReport(step, gradient.totals, self.metrics.report(gradient, learning_rate))
+        self.metrics.interval.add(gradient.totals)
+        report = self.metrics.report(gradient, learning_rate) if gradient.is_logged else None
+        return StepReport(step, gradient.totals, report)

@@ -52,7 +52,7 @@ class Told(NamedTuple):
     """Its lanes that had a turn."""
     votes: Votes
     buffer_changes: Sequence[float] | torch.Tensor
-    """What `LaneBuffers.changes` returns; the same number of packs on every rank."""
+    """See `LaneBuffers.changes`; the same number of packs on every rank."""
     computed_seconds: float | None = None
     """How long the process takes to compute a step; None of a process alone."""
     common_loss: torch.Tensor | float | None = None

@@ -45,7 +45,7 @@ class Steps:
         if discard:
             self.buffers.discard()
         else:
-            self.buffers.merge(self.buffers.changes())
+            self.buffers.merge(self.buffers.changes)
 
 
 class Holder(nn.Module):
@@ -310,7 +310,7 @@ def test_a_constant_that_is_infinite_stays_so_where_a_lane_has_lost_its_samples(
         buffers.begin()
         module.mean += 1 + turn.lane
         buffers.end(turn, num_samples)
-    buffers.merge(buffers.changes())
+    buffers.merge(buffers.changes)
     assert module.mask.tolist() == [[0.0, -torch.inf], [pytest.approx(0.1), pytest.approx(0.2)]]
     assert module.mean.tolist() == [2.0, 3.0]
 
@@ -368,6 +368,6 @@ def test_a_step_of_one_lane_can_be_discarded():
         if turn.step == 1:
             buffers.discard()
         else:
-            buffers.merge(buffers.changes())
+            buffers.merge(buffers.changes)
     assert holder.seen == [10, 12, 12]
     assert holder.value.tolist() == [14.0]

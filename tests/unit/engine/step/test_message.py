@@ -31,8 +31,9 @@ def sent(losses: dict[int, object], steps: int = 1) -> StepTotals:
         told.begin()
         for lane, loss in losses.items():
             turn = LaneTurn(0, 0, lane, range(1), present=range(len(losses)), is_last=lane == max(losses))
-            told.add(LaneBatch(turn, (lane,), None, 1), LaneLoss.of(loss, 1, "the loss"))
-        told.send(turn, NO_VOTES, [])
+            batch = LaneBatch(turn, (lane,), None, 1)
+            told.add(batch, LaneLoss.of(loss, 1, "the loss"))
+        told.send(batch, NO_VOTES, [])
         totals = told.receive()
     return totals
 
@@ -86,8 +87,9 @@ def test_other_lanes_than_those_of_the_step_are_an_error():
     told = StepMessage(world, Placement.of(2, ALONE), loss_scale=None)
     told.begin()
     turn = LaneTurn(0, 0, 0, range(1), present=range(2), is_last=True)
-    told.add(LaneBatch(turn, (0,), None, 1), LaneLoss(torch.tensor(1.0), 1.0, 1.0))
-    told.send(turn, NO_VOTES, [], 0.5)
+    batch = LaneBatch(turn, (0,), None, 1)
+    told.add(batch, LaneLoss(torch.tensor(1.0), 1.0, 1.0))
+    told.send(batch, NO_VOTES, [], lambda: 0.5)
     with pytest.raises(WorldError, match=r"told of the lanes \[0, 0\], and the step has \[0, 1\]"):
         told.receive()
 
@@ -125,8 +127,9 @@ def test_a_weight_that_an_accelerator_told_names_the_lane(monkeypatch):
     told.begin()
     turn = LaneTurn(0, 0, 0, range(1), present=range(1), is_last=True)
     loss = LaneLoss.of(mean(1.0, {"a": (1.0, 2.0)}), 1, "the loss")
-    told.add(LaneBatch(turn, (3,), None, 1), loss)
-    told.send(turn, NO_VOTES, [])
+    batch = LaneBatch(turn, (3,), None, 1)
+    told.add(batch, loss)
+    told.send(batch, NO_VOTES, [])
     rows = [LaneRow(3, (Term(1.0, 1.0), Term(1.0, -2.0)))]
     monkeypatch.setattr(told, "_told", Told(rows, NO_VOTES, []))  # as only the device knew it
     with pytest.raises(TaskError, match=r"the metric a of the loss has the weight -2\.0 in lane 3: need"):
@@ -140,11 +143,11 @@ def test_of_many_samples_and_lanes_the_first_are_named():
     for lane in range(NUM_LANES):
         indices = tuple(range(1000 * lane, 1000 * lane + 100))
         turn = LaneTurn(1, 7, lane, range(100), present=range(NUM_LANES), is_last=lane == NUM_LANES - 1)
+        batch = LaneBatch(turn, indices, None, 100)
         told.add(
-            LaneBatch(turn, indices, None, 100),
-            LaneLoss(torch.tensor(math.nan, requires_grad=True), 100.0, 100.0, is_sample_mean=True),
+            batch, LaneLoss(torch.tensor(math.nan, requires_grad=True), 100.0, 100.0, is_sample_mean=True)
         )
-    told.send(turn, NO_VOTES, [])
+    told.send(batch, NO_VOTES, [])
     with pytest.raises(NonFiniteLossError) as caught:
         told.explain_no_update(told.receive(), turn)
     first, *lanes, rest, remedy = str(caught.value).splitlines()
