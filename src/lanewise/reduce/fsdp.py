@@ -34,7 +34,7 @@ from lanewise.reduce.blocks import find_blocks, require_no_batch_norm
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.connect import connect
 from lanewise.reduce.fsdp_group import gather_before_backward, param_group_of, send_zeros_for_unused
-from lanewise.reduce.passes import passes, with_data
+from lanewise.reduce.passes import passes, require_data
 from lanewise.reduce.reducer import Lane, LaneWork, T, divide_gradients, run_backward, trained_parameters
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
 
@@ -146,7 +146,6 @@ class FSDPReducer:
 
     def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
         """See `Reducer`."""
-        batches = map(with_data, batches)
         batch = next(batches)
         counts = self._placement.counts(batch.turn.present)
         own, most = counts[self._world.rank], max(counts)
@@ -155,6 +154,7 @@ class FSDPReducer:
             is_last = number == most - 1
             if number < own:
                 batch = next(batches) if number else batch
+                require_data(batch)
                 yield replace(batch, turn=batch.turn._replace(is_last=is_last))
             else:
                 turn = batch.turn._replace(positions=range(0), is_last=is_last)
@@ -173,7 +173,7 @@ class FSDPReducer:
     def _forward(self, lane: LaneWork, losses: list[Any]) -> torch.Tensor:
         """Append the loss of a lane, and return what connects the outputs of all blocks with its backward."""
         self._ran, self._outputs, self._is_in_forward = set(), [], True
-        losses.append(lane.loss(lane.forward(self.replicas[0], lane.data), lane.data))
+        losses.append(lane.loss(lane.forward(self.replicas[0], lane.batch.data), lane.batch.data))
         self._is_in_forward = False
         outputs, self._outputs = self._outputs, []
         return connect(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
@@ -183,7 +183,7 @@ class FSDPReducer:
         model = self.replicas[0]
 
         def run(lane: LaneWork) -> Any:
-            return lane.loss(lane.forward(model, lane.data), lane.data)
+            return lane.loss(lane.forward(model, lane.batch.data), lane.batch.data)
 
         for lane in lanes:
             self._ran, self._outputs, self._is_in_forward = set(), [], True
@@ -240,14 +240,16 @@ class FSDPReducer:
     ) -> Iterator[tuple[Lane, T]]:
         """See `Reducer`. Collective: every rank must iterate to the end."""
         first: Lane | None = None
-        for lane in passes(map(with_data, lanes), num_lanes, self._world):
+        for lane in passes(iter(lanes), num_lanes, self._world):
+            if lane is not None:
+                require_data(lane.batch)
             if first is None:
                 assert lane is not None, "a process without samples has one lane without positions"
-                first, spare = lane, copied(lane.data)  # before a forward changes it
+                first, spare = lane, copied(lane.batch.data)  # before a forward changes it
             if lane is None:
                 self._call(module, partial(compute, first, copied(spare)))
-            elif lane.has_samples:
-                yield lane, self._call(module, partial(compute, lane, lane.data))
+            elif lane.batch.has_samples:
+                yield lane, self._call(module, partial(compute, lane, lane.batch.data))
 
     def gradient_norms(self) -> torch.Tensor:
         """See `Reducer`. In `exact` each gradient is gathered, so that its norm equals that on one device."""

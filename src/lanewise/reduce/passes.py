@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from itertools import repeat
-from typing import Any
 
 import torch
 
+from lanewise.data import LaneBatch
 from lanewise.errors import DataError
 from lanewise.processes.world.world import World
 from lanewise.reduce.reducer import Lane
@@ -30,7 +30,7 @@ def passes(lanes: Iterator[Lane], num_lanes: int | None, world: World) -> Iterat
         return
     while True:
         lane = next(lanes, None)
-        if lane is not None and not lane.has_samples:
+        if lane is not None and not lane.batch.has_samples:
             yield lane
             continue
         goes_on = torch.tensor([lane is not None], dtype=torch.uint8, device=world.device)
@@ -39,13 +39,12 @@ def passes(lanes: Iterator[Lane], num_lanes: int | None, world: World) -> Iterat
         yield lane
 
 
-def with_data(lane: Any) -> Any:
-    """Return a batch or a lane; raise DataError if its samples are lost, as others wait for its forward."""
-    turn = lane.turn
-    if not lane.has_samples and lane.data is None:
+def require_data(batch: LaneBatch) -> None:
+    """Raise DataError if the samples of a lane are lost: others wait for its forward."""
+    turn = batch.turn
+    if not batch.has_samples and batch.data is None:
         number = turn.lane if turn.positions else 0
         raise DataError(
             f"none of the samples of lane {number} in step {turn.step + 1} can be read, and under fsdp each "
             "lane needs one. Mend the files, or use another distributed.reducer."
         )
-    return lane

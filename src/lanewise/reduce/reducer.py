@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lanewise.config import Equality
+from lanewise.data import LaneBatch
 from lanewise.lanes import LaneTurn
 from lanewise.reduce.pending import PendingGradients, zero_gradient
 
@@ -19,23 +20,12 @@ T = TypeVar("T")
 class LaneWork(Protocol):
     """The computation of one lane in a step, for a reducer to run on any module and device."""
 
-    @property
-    def turn(self) -> LaneTurn:
-        """The lane's turn."""
-        ...
+    batch: LaneBatch
+    """On the device of the first replica.
 
-    @property
-    def data(self) -> Any:
-        """The lane's batch, on the device of the first replica.
-
-        Without samples it is None, or that of another lane, for a forward that does not count.
-        """
-        ...
-
-    @property
-    def has_samples(self) -> bool:
-        """Whether the batch has samples. It may have none although its turn has positions: all unreadable."""
-        ...
+    Without samples its data are None, or those of another lane, for a forward that does not count. It may
+    have none although its turn has positions: all unreadable.
+    """
 
     def forward(self, model: nn.Module, data: Any) -> Any:
         """Return the outputs of a module for a batch, under the lane's random state."""
@@ -206,8 +196,8 @@ def evaluate_lanes(
 ) -> Iterator[tuple[Lane, T]]:
     """The `Reducer.evaluate` of reducers whose forwards are not collective."""
     for lane in lanes:
-        if lane.has_samples:
-            yield lane, compute(lane, lane.data)
+        if lane.batch.has_samples:
+            yield lane, compute(lane, lane.batch.data)
 
 
 class WholeModel(ABC):
@@ -250,8 +240,8 @@ class WholeModel(ABC):
         """See `Reducer`."""
         (model,) = self.replicas
         for lane in lanes:
-            data = lane.data
-            has_data = data is not None or lane.has_samples
+            data = lane.batch.data
+            has_data = data is not None or lane.batch.has_samples
             yield lane, lane.loss(lane.forward(model, data), data) if has_data else None
             del lane, data  # before the next batch is read
 

@@ -92,7 +92,7 @@ class ReplicaReducer(WholeModel):
             return list(self._threads.map(self._run_lane, range(len(lanes)), lanes))
         forwards = list(self._threads.map(self._forward, range(len(lanes)), lanes))
         return [
-            self._loss_on_first(lane, outputs, go_on) if lane.has_samples else None
+            self._loss_on_first(lane, outputs, go_on) if lane.batch.has_samples else None
             for lane, (_, outputs, go_on) in zip(lanes, forwards, strict=True)
         ]
 
@@ -125,18 +125,18 @@ class ReplicaReducer(WholeModel):
 
     def _run_lane(self, replica: int, lane: LaneWork) -> Any:
         """Run a lane from its random state to its loss; None without samples."""
-        if not lane.has_samples:
+        if not lane.batch.has_samples:
             return None
         data, outputs, go_on = self._forward(replica, lane)
         return lane.loss(outputs, data) if self._balanced else self._loss_on_first(lane, outputs, go_on)
 
     def _forward(self, replica: int, lane: LaneWork) -> tuple[Any, Any, Callable[[], None]]:
         """Run a lane's forward; return its moved batch, its outputs, and what restores its random state."""
-        if not lane.has_samples:
+        if not lane.batch.has_samples:
             return None, None, _go_on
         device = self._devices[replica]
         set_current_device(device)  # of this thread
-        data = move(lane.data, device)
+        data = move(lane.batch.data, device)
         outputs = lane.forward(self.replicas[replica], data)
         has_one_generator = self._balanced or device.type == "cpu"
         return data, outputs, _go_on if has_one_generator else take_random_state()
@@ -145,7 +145,7 @@ class ReplicaReducer(WholeModel):
         """Move a lane's outputs to the first device and compute its loss, continuing its random numbers."""
         set_current_device(self._devices[0])
         go_on()
-        return lane.loss(move(outputs, self._devices[0]), lane.data)
+        return lane.loss(move(outputs, self._devices[0]), lane.batch.data)
 
     def _send_weights(self) -> None:
         """Copy the weights of the user's module to the replicas; `LaneBuffers` copies their buffers."""

@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lanewise.config import DistributedConfig
+from lanewise.data import LaneBatch
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn, Placement, Schedule, lane_ranges
+from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.processes.world.shards import is_sharded, whole
 from lanewise.reduce import Reducer, build_reducer
 from lanewise.testing import run_distributed
@@ -61,9 +62,7 @@ def build(world, reducer: str, equality: str = "close") -> tuple[Blocks, Reducer
 
 @dataclass(frozen=True)
 class Work:
-    turn: LaneTurn
-    data: torch.Tensor
-    has_samples = True
+    batch: LaneBatch
 
     def forward(self, model: nn.Module, data: torch.Tensor) -> Any:
         return model(data)
@@ -77,7 +76,8 @@ def take_step(
 ) -> None:
     blocks = lane_ranges(NUM_LANES, world.world_size)
     for turn in Schedule(NUM_LANES, NUM_LANES, 1).turns(blocks[world.rank], 0, 1):
-        ((_, loss),) = reducer.losses(iter([Work(turn, torch.full((2, WIDTH), value(turn.lane)))]))
+        batch = LaneBatch(turn, (0,), torch.full((2, WIDTH), value(turn.lane)), 2)
+        ((_, loss),) = reducer.losses(iter([Work(batch)]))
         reducer.backward(turn, None if turn.lane in void else loss, None)
     reducer.finish(1.0)
 
@@ -353,7 +353,7 @@ def call_often(world):
     with torch.no_grad():
         for _ in range(5):
             turn = next(Schedule(NUM_LANES, NUM_LANES, 1).turns(range(1), 0, 1))
-            lanes = [Work(turn, torch.ones(2, WIDTH))]
+            lanes = [Work(LaneBatch(turn, (0,), torch.ones(2, WIDTH), 2))]
             for _ in reducer.evaluate(model, lanes, 1, lambda lane, data: lane.forward(model, data)):
                 pass
     group = model.layers[0]._get_fsdp_state()._fsdp_param_group

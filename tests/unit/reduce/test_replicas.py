@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lanewise.data import LaneBatch
 from lanewise.lanes import LaneTurn, Schedule
 from lanewise.reduce.replicas import ReplicaReducer
 
@@ -66,10 +67,13 @@ class Work:
     """A lane that notes what is done with it, and tells the meter at which place it is done."""
 
     data: torch.Tensor
-    has_samples = True
     turn: LaneTurn = field(default_factory=lambda: LaneTurn(0, 0, 0, range(1), range(1), is_last=True))
     loss_function: Callable[[Any, Any], torch.Tensor] = lambda outputs, _data: outputs.sum()
     note: Callable[[str], object] = lambda _what: None
+
+    @property
+    def batch(self) -> LaneBatch:
+        return LaneBatch(self.turn, (0,), self.data, 1)
 
     def forward(self, model: nn.Module, data: torch.Tensor) -> Any:
         self.note(f"forward, training {model.training}")

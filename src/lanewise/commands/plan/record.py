@@ -31,13 +31,13 @@ def record_tape(model: nn.Module, lane: TaskLane, blocks: Sequence[nn.Module]) -
     Raises:
         TaskError: if the loss cannot be trained on.
     """
-    batch_bytes = _bytes_of(lane.data)
+    batch_bytes = _bytes_of(lane.batch.data)
     with LiveStorage() as live, ExitStack() as hooks:
-        live.count(tensors_in(lane.data))
+        live.count(tensors_in(lane.batch.data))
         recorder = _Recorder(live)
         for handle in recorder.watch(model, blocks):
             hooks.enter_context(handle)
-        outputs = lane.forward(model, lane.data)
+        outputs = lane.forward(model, lane.batch.data)
         output_bytes, forward_bytes = _bytes_of(outputs), live.live_bytes
         loss = _loss_of(lane, outputs)
         loss_bytes = max(0, live.live_bytes - forward_bytes)
@@ -62,11 +62,11 @@ def count_flops(model: nn.Module, lane: TaskLane) -> int:
 
 def run_lane(model: nn.Module, lane: TaskLane) -> None:
     """Run forward, loss and backward."""
-    _loss_of(lane, lane.forward(model, lane.data)).backward()
+    _loss_of(lane, lane.forward(model, lane.batch.data)).backward()
 
 
 def _loss_of(lane: TaskLane, outputs: Any) -> torch.Tensor:
-    returned = lane.loss(outputs, lane.data)
+    returned = lane.loss(outputs, lane.batch.data)
     if terms := terms_of(returned):
         return torch.stack([one.sum for one in terms]).sum()
     loss = returned.sum if isinstance(returned, Loss) else returned

@@ -73,7 +73,7 @@ def _meeting(probed: ProbedRun, samples: Sequence[Any], scale: float) -> Meeting
 
 def _outputs(probed: ProbedRun, lane: TaskLane) -> tuple[list[Any], TreeSpec]:
     """Return the leaves of what the forward gives, with their graph; each is a tensor."""
-    leaves, tree = tree_flatten(lane.forward(probed.model, copy.deepcopy(lane.data)))
+    leaves, tree = tree_flatten(lane.forward(probed.model, copy.deepcopy(lane.batch.data)))
     return [torch.as_tensor(leaf) for leaf in leaves], tree
 
 
@@ -108,7 +108,7 @@ def _pulls(
     # A loss may change what it gets, which a leaf of the graph does not allow.
     outputs = tree_unflatten([leaf * 1 if leaf.requires_grad else leaf for leaf in given], tree)
     set_random_state(0)
-    loss = lane.check(lane.loss(outputs, copy.deepcopy(lane.data))).sum
+    loss = lane.check(lane.loss(outputs, copy.deepcopy(lane.batch.data))).sum
     trained = [leaf for leaf in given if leaf.requires_grad]
     weights = [one for one in probed.model.parameters() if one.requires_grad]
     gradients = torch.autograd.grad(loss, [*trained, *weights], materialize_grads=True)  # type: ignore[arg-type]

@@ -113,9 +113,9 @@ def _metrics(probed: ProbedRun) -> Mapping[str, "Metric"]:
 
 def _update(probed: ProbedRun, lane: TaskLane, copies: Iterable[Mapping[str, "Metric"]]) -> None:
     with torch.no_grad():
-        outputs = lane.forward(probed.model, lane.data)
+        outputs = lane.forward(probed.model, lane.batch.data)
         for metrics in copies:
-            probed.task.update_metrics(metrics, outputs, lane.data)
+            probed.task.update_metrics(metrics, outputs, lane.batch.data)
 
 
 def _differing(reader: LaneReader, mine: Mapping[str, float], theirs: Mapping[str, float]) -> _Values:

@@ -176,9 +176,9 @@ class Evaluator:
         with _eval_mode(self.model), torch.no_grad():
             for lane, outputs in self._compute(eval_set, lambda lane, data: lane.forward(self.model, data)):
                 with named_lane(lane.batch):
-                    chosen = self.lanes.task.predict(outputs, lane.data)
+                    chosen = self.lanes.task.predict(outputs, lane.batch.data)
                     prediction = take_prediction(chosen, lane.batch.num_samples)
-                local[eval_set.place(lane.turn)] = prediction
+                local[eval_set.place(lane.batch.turn)] = prediction
         due, num_read = (
             eval_set.num_samples(self.placement.own),
             sum(one.num_samples for one in local.values()),
@@ -217,7 +217,7 @@ class Evaluator:
         lanes: dict[int, _OpenLane] = {}
         results: dict[int, _LaneResult] = {}
         for lane, (made, returned) in self._compute(eval_set, outputs_and_loss, wants_stop):
-            number = lane.turn.lane
+            number = lane.batch.turn.lane
             if number not in lanes:
                 metrics = self._metrics_for(eval_set)
                 lanes[number] = _OpenLane({key: one.to(self.world.device) for key, one in metrics.items()})
@@ -225,14 +225,14 @@ class Evaluator:
             of_lane.num_samples += lane.batch.num_samples
             with named_lane(lane.batch):
                 if of_lane.metrics:
-                    self.lanes.task.update_metrics(of_lane.metrics, made, lane.data)
+                    self.lanes.task.update_metrics(of_lane.metrics, made, lane.batch.data)
                 if whole is None:
                     note_losses(lane.check_each(returned), of_lane.losses)
                 else:
-                    outputs.setdefault(lane.turn.step, []).append(
+                    outputs.setdefault(lane.batch.turn.step, []).append(
                         LaneOutputs(number, lane.batch.num_samples, returned)
                     )
-            if lane.turn.is_last:
+            if lane.batch.turn.is_last:
                 results[number] = lanes.pop(number).result()
         # What is left had no samples in its last micro-batch.
         return {**results, **{number: of_lane.result() for number, of_lane in lanes.items()}}

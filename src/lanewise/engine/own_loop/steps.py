@@ -10,7 +10,7 @@ from torch import nn
 from lanewise.config import Equality
 from lanewise.data import LaneBatch, LaneSource
 from lanewise.engine.step.lane_error import named_lane
-from lanewise.engine.step.lanes import Lane, StepBatches
+from lanewise.engine.step.lanes import StepBatches
 from lanewise.engine.step.message import means
 from lanewise.engine.step.metrics import Gradient
 from lanewise.engine.step.phases import Phases
@@ -20,6 +20,7 @@ from lanewise.errors import TaskError
 from lanewise.lanes import Placement, lane_seed, update_seed
 from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.watch.heartbeat import OWN_CODE, heartbeat
+from lanewise.reduce import LaneWork
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,7 @@ class _OwnLoss:
 
 
 @dataclass(slots=True)
-class _OwnLane(Lane):
+class _OwnLane(LaneWork):
     """The forward of a micro-batch of an own loop; a `LaneWork`."""
 
     whole: _OwnLoss
@@ -313,7 +314,7 @@ class _OwnLane(Lane):
 
     def forward(self, _model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""
-        whole, turn = self.whole, self.turn
+        whole, turn = self.whole, self.batch.turn
         set_random_state(lane_seed(whole.seed, turn.step, turn.lane, whole.num_passes))
         with named_lane(self.batch):
             return whole.forward(data)

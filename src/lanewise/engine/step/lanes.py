@@ -76,31 +76,9 @@ class LaneRunner:
         return TaskLane(self, batch, evaluation_seed(self.seed, batch.turn.step, batch.turn.lane))
 
 
-class Lane(LaneWork, Protocol):
-    """A `LaneWork` that tells its batch."""
-
-    __slots__ = ()
-    batch: LaneBatch
-
-    @property
-    def turn(self) -> LaneTurn:
-        """See `LaneWork`."""
-        return self.batch.turn
-
-    @property
-    def data(self) -> Any:
-        """See `LaneWork`."""
-        return self.batch.data
-
-    @property
-    def has_samples(self) -> bool:
-        """See `LaneWork`."""
-        return self.batch.num_samples > 0
-
-
 @final
 @dataclass(slots=True)
-class TaskLane(Lane):
+class TaskLane(LaneWork):
     """The work of one lane of a task. Not frozen, like `LaneBatch`."""
 
     runner: LaneRunner
@@ -154,15 +132,15 @@ class TaskLane(Lane):
 
     def run(self, model: nn.Module) -> LaneLoss:
         """Run the forward and the loss, and check the loss."""
-        return self.check(self.loss(self.forward(model, self.data), self.data))
+        return self.check(self.loss(self.forward(model, self.batch.data), self.batch.data))
 
 
 @final
 @dataclass(slots=True)
-class DerivedLane(Lane):
+class DerivedLane(LaneWork):
     """A lane whose loss is something else than what its forward and loss return, made of it by `derive`."""
 
-    lane: Lane
+    lane: LaneWork
     batch: LaneBatch
     derive: Callable[["DerivedLane", Any, Any], Any]
     """Gets this lane, its outputs and its data."""
@@ -181,7 +159,7 @@ class DerivedLane(Lane):
 
 
 def deriving(
-    lane_of: Callable[[LaneBatch], Lane], derive: Callable[[DerivedLane, Any, Any], Any]
+    lane_of: Callable[[LaneBatch], LaneWork], derive: Callable[[DerivedLane, Any, Any], Any]
 ) -> Callable[[LaneBatch], DerivedLane]:
     """Return what makes a `DerivedLane` of a batch."""
     return lambda batch: DerivedLane(lane_of(batch), batch, derive)
@@ -220,7 +198,7 @@ class StepBatches:
 class Terms(Protocol):
     """Runs the lanes of a step: each with a loss of its own, or with its share of one of several lanes."""
 
-    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[Lane, object]]:
+    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
         """Yield each lane of a pass that has begun, with what its backward begins with.
 
         Collective: every rank must iterate to the end.
@@ -295,7 +273,7 @@ class OwnTerms(Terms):
     feed: LaneFeed
     runner: LaneRunner
 
-    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[Lane, object]]:
+    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
         """See `Terms`."""
         return self.feed.reducer.losses(self.feed.lanes(batches, self.runner.lane))
 

@@ -17,7 +17,6 @@ from lanewise.data import LaneBatch
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lanes import (
     DerivedLane,
-    Lane,
     LaneFeed,
     LaneRunner,
     StepBatches,
@@ -29,6 +28,7 @@ from lanewise.engine.step.terms import LaneLoss, add_terms, check_each, terms_of
 from lanewise.errors import TaskError
 from lanewise.lanes import Placement
 from lanewise.processes.watch.heartbeat import COMMUNICATION, DATA
+from lanewise.reduce import LaneWork
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class SeveralLosses(Terms):
         """Whether only the loss knows the weights; None until the processes agree, in the first step."""
         self._num_terms = 0
 
-    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[Lane, object]]:
+    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
         """See `Terms`."""
         kept = StepBatches(batches)
         counted = self._count(kept)
@@ -104,9 +104,9 @@ class SeveralLosses(Terms):
         feed, counted = self._feed, dict[int, list[float]]()
         lanes = feed.lanes(kept.copies(), deriving(self._runner.lane, count))
         for lane, of_lane in feed.reducer.forwards(lanes):
-            feed.drop(lane.turn)
-            if lane.has_samples:
-                counted[lane.turn.lane] = of_lane
+            feed.drop(lane.batch.turn)
+            if lane.batch.has_samples:
+                counted[lane.batch.turn.lane] = of_lane
         return counted
 
     def _terms(self, lane: DerivedLane, outputs: Any, data: Any) -> list[LaneLoss]:

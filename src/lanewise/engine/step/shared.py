@@ -25,7 +25,7 @@ from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
 from lanewise.engine.step.guard.second_forwards import SecondForwards
-from lanewise.engine.step.lanes import DerivedLane, Lane, LaneFeed, StepBatches, Terms, deriving
+from lanewise.engine.step.lanes import DerivedLane, LaneFeed, StepBatches, Terms, deriving
 from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, as_real, gather_outputs, map_tensors
 from lanewise.engine.step.terms import LaneLoss, check_whole
@@ -35,6 +35,7 @@ from lanewise.lanes import LaneTurn, Placement, backward_seed, batch_loss_seed
 from lanewise.processes.device.nested import tensors_in
 from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.watch.heartbeat import COMMUNICATION, FORWARD
+from lanewise.reduce import LaneWork
 from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.pending import new_tree_sum
 from lanewise.reduce.reducer import trained_parameters
@@ -130,7 +131,7 @@ class SharedLoss(Terms):
         if self._world.world_size > 1:
             self._all_reduce = open_all_reduce(self._world, placement, equality)
 
-    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[Lane, object]]:
+    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
         """See `Terms`."""
         kept, feed = StepBatches(batches), self._feed
         turn = kept.turn
@@ -148,11 +149,11 @@ class SharedLoss(Terms):
             if self._compares:
                 self._second_forwards.compare(before, _outputs_of([(lane, values)]), turn)
             loss = LaneLoss()
-            if lane.has_samples:
+            if lane.batch.has_samples:
                 assert lane.model is not None
-                loss = shares[lane.turn.lane].of_lane(lane.model, values)
+                loss = shares[lane.batch.turn.lane].of_lane(lane.model, values)
             # The loss drew since the forward, or on several lanes another forward did.
-            set_random_state(backward_seed(self._seed, turn.step, lane.turn.lane))
+            set_random_state(backward_seed(self._seed, turn.step, lane.batch.turn.lane))
             yield lane, loss
 
     def close(self) -> None:
@@ -169,11 +170,11 @@ class SharedLoss(Terms):
         most = max(self._placement.counts(turn.present))
         return self._reducer.forward_is_collective or most > len(self._reducer.replicas)
 
-    def _values(self, _lane: Lane, outputs: Any, data: Any) -> Any:
+    def _values(self, _lane: LaneWork, outputs: Any, data: Any) -> Any:
         """Return what the lane gives to the loss."""
         return self.loss.values(outputs, data)
 
-    def _values_without_graph(self, _lane: Lane, outputs: Any, data: Any) -> Any:
+    def _values_without_graph(self, _lane: LaneWork, outputs: Any, data: Any) -> Any:
         return map_tensors(_without_graph, self.loss.values(outputs, data))
 
     def _first_pass(self, kept: StepBatches) -> list[LaneOutputs]:
@@ -181,7 +182,7 @@ class SharedLoss(Terms):
         lanes = self._feed.lanes(kept.copies(), deriving(self.loss.lane, self._values_without_graph))
         outputs: list[LaneOutputs] = []
         for lane, values in self._reducer.forwards(lanes):
-            self._feed.drop(lane.turn)
+            self._feed.drop(lane.batch.turn)
             outputs += _outputs_of([(lane, values)])
         return outputs
 
@@ -300,12 +301,12 @@ class SharedLoss(Terms):
         }
 
 
-def _outputs_of(returned: Iterable[tuple[Lane, Any]]) -> list[LaneOutputs]:
+def _outputs_of(returned: Iterable[tuple[LaneWork, Any]]) -> list[LaneOutputs]:
     """Return what lanes returned; of one without samples what tells its form, if anything."""
     return [
-        LaneOutputs(lane.turn.lane, lane.batch.num_samples, of_lane)
-        if lane.has_samples
-        else LaneOutputs(lane.turn.lane, 0, map_tensors(_without_samples, of_lane))
+        LaneOutputs(lane.batch.turn.lane, lane.batch.num_samples, of_lane)
+        if lane.batch.has_samples
+        else LaneOutputs(lane.batch.turn.lane, 0, map_tensors(_without_samples, of_lane))
         for lane, of_lane in returned
         if of_lane is not None
     ]

@@ -7,9 +7,10 @@ from torch import nn
 
 from lanewise.data import LaneBatch, digest
 from lanewise.engine.reachable import walk
-from lanewise.engine.step.lanes import Lane, LaneRunner
+from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.outputs import BatchOutputs
 from lanewise.errors import TaskError
+from lanewise.reduce import LaneWork
 
 _MOST_LOOKS = 4
 """How many of a process's first losses by rows are looked at."""
@@ -23,7 +24,7 @@ class WholeLoss(Protocol):
     by_rows: bool
     """Whether it is computed for the samples of each lane in turn, against those of all lanes."""
 
-    def lane(self, batch: LaneBatch) -> Lane:
+    def lane(self, batch: LaneBatch) -> LaneWork:
         """Return a lane, whose forward is run."""
         ...
 
@@ -56,7 +57,7 @@ class TaskLoss:
         self.by_rows = runner.loss_method == "row_loss"
         self._num_looks = _MOST_LOOKS if self.by_rows else 0
 
-    def lane(self, batch: LaneBatch) -> Lane:
+    def lane(self, batch: LaneBatch) -> LaneWork:
         """See `WholeLoss`."""
         return self._runner.lane(batch)
 
