@@ -258,11 +258,18 @@ class LaneFeed:
                 return
             self.phases.begin(DATA, turn.step)
 
-    def drop(self, turn: LaneTurn) -> None:
-        """End a lane that gets no backward in this pass; the next pass has it again."""
-        for look in self.looks:
-            look.after_forward(turn, None)
-        self.buffers.discard()
+    def forwards(
+        self, kept: StepBatches, lane_of: Callable[[LaneBatch], DerivedLane]
+    ) -> Iterator[tuple[DerivedLane, Any]]:
+        """Yield each lane with what it returned, before a second pass in which it gets a backward.
+
+        Collective: every rank must iterate to the end.
+        """
+        for lane, returned in self.reducer.forwards(self.lanes(kept.copies(), lane_of)):
+            for look in self.looks:
+                look.after_forward(lane.batch.turn, None)
+            self.buffers.discard()
+            yield lane, returned
 
 
 @final

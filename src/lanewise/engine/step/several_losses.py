@@ -101,13 +101,11 @@ class SeveralLosses(Terms):
             terms = self._terms(lane, outputs, data)
             return [lane.batch.num_samples, *(one.weight for one in terms)]
 
-        feed, counted = self._feed, dict[int, list[float]]()
-        lanes = feed.lanes(kept.copies(), deriving(self._runner.lane, count))
-        for lane, of_lane in feed.reducer.forwards(lanes):
-            feed.drop(lane.batch.turn)
-            if lane.batch.has_samples:
-                counted[lane.batch.turn.lane] = of_lane
-        return counted
+        return {
+            lane.batch.turn.lane: of_lane
+            for lane, of_lane in self._feed.forwards(kept, deriving(self._runner.lane, count))
+            if lane.batch.has_samples
+        }
 
     def _terms(self, lane: DerivedLane, outputs: Any, data: Any) -> list[LaneLoss]:
         """Return the checked terms of a lane's loss."""

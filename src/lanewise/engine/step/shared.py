@@ -138,7 +138,8 @@ class SharedLoss(Terms):
         twice = self._compares or self._runs_twice(turn)
         shares: Mapping[int, Share] = {}
         if twice:
-            before = self._first_pass(kept)
+            # With gradients on, as the second forward has them; each graph is dropped at once.
+            before = _outputs_of(feed.forwards(kept, deriving(self.loss.lane, self._values_without_graph)))
             shares = self._share_out(before, turn)
         lanes = feed.lanes(kept, deriving(self.loss.lane, self._values))
         returned: Iterable[tuple[DerivedLane, Any]] = self._reducer.losses(lanes)
@@ -176,15 +177,6 @@ class SharedLoss(Terms):
 
     def _values_without_graph(self, _lane: LaneWork, outputs: Any, data: Any) -> Any:
         return map_tensors(_without_graph, self.loss.values(outputs, data))
-
-    def _first_pass(self, kept: StepBatches) -> list[LaneOutputs]:
-        """Run each lane's forward, with gradients on, as the second one has them, and drop its graph."""
-        lanes = self._feed.lanes(kept.copies(), deriving(self.loss.lane, self._values_without_graph))
-        outputs: list[LaneOutputs] = []
-        for lane, values in self._reducer.forwards(lanes):
-            self._feed.drop(lane.batch.turn)
-            outputs += _outputs_of([(lane, values)])
-        return outputs
 
     def _share_out(self, local: Sequence[LaneOutputs], turn: LaneTurn) -> dict[int, Share]:
         """Compute the loss of a step, and return the share of each of this process's lanes.
