@@ -255,7 +255,10 @@ def mistakes_of(error: LanewiseError) -> Sequence[str]:
 def _one_line(text: str) -> str:
     """Write text, which may quote names and values of the user, on one line of a terminal."""
     if not text.isprintable():
-        text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+        text = "".join(
+            character if character.isprintable() else character.encode("unicode_escape").decode()
+            for character in text
+        )
     half = _MAX_LENGTH // 2
     return text if len(text) <= _MAX_LENGTH else f"{text[:half]} ... {text[-half:]}"
 

@@ -32,13 +32,13 @@ class Prepared:
     placement: Placement
     equality: Equality
     phases: Phases
-    """Of all `passes`."""
+    """Measures the phases of all `passes`."""
     passes: dict[nn.Module, Pass] = field(default_factory=dict)
-    """For each model, what computes its gradients."""
+    """What computes the gradients of each model."""
     shared: dict[nn.Module, SharedLoss] = field(default_factory=dict)
-    """Likewise where `Step.batch_loss` is used."""
+    """What runs the lanes of each model with which `Step.batch_loss` is used."""
     digests: dict[nn.Module, Mapping[str, str]] = field(default_factory=dict)
-    """For each model, what `digests_left_out` returned when it was prepared."""
+    """What `digests_left_out` returned of each model when it was prepared."""
 
     def close(self) -> None:
         """Stop the background work."""

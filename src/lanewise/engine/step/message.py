@@ -39,13 +39,13 @@ class StepTotals:
     wants_end: bool = False
     """Whether some rank votes to end the run after this step, as a callback told it to."""
     buffer_changes: Sequence[float] = ()
-    """For each pack of buffers, the largest change of any lane; for `LaneBuffers.merge`."""
+    """The largest change of any lane for each pack of buffers, which `LaneBuffers.merge` needs."""
     computed_seconds: Sequence[float] = ()
     """How long each process takes to compute a step, in the order of ranks; empty of a process alone."""
     common_losses: Sequence[float] = ()
     """The loss of all samples as each process computed it, likewise; NaN where one could not."""
     upcoming: Sequence[int] | None = None
-    """Of a stream, how many samples each lane has in the next step; None where the dataset has an index."""
+    """How many samples of a stream each lane has in the next step; None where the dataset has an index."""
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Sum and weight of each metric of the losses, over all lanes."""
 
@@ -120,7 +120,7 @@ class StepMessage:
         self.common_name = ""
         self._known_names = metric_names
         self._metric_names: tuple[str, ...] | None = None
-        """On which the processes agreed in the first step; None before."""
+        """The names on which the processes agreed in the first step; None before."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the names of the metrics: the first step of a run that goes on may lack some."""
@@ -201,7 +201,7 @@ class StepMessage:
         In the first step the processes agree before on the names of the metrics that the lanes report.
 
         Args:
-            batch: of the last lane.
+            batch: the batch of the last lane.
             votes: see `Told`, as for the others.
             buffer_changes: the largest of each pack so far.
             computed_seconds: how long this process takes to compute a step; a process alone does not ask.

@@ -26,7 +26,7 @@ class IntervalTotals:
     mean_weight: float
     """Mean weight of a step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of each metric of the losses the sum of all sums divided by the sum of all weights; NaN likewise."""
+    """The sum of all sums divided by the sum of all weights, for each metric of the losses; NaN likewise."""
 
 
 @final
@@ -259,5 +259,5 @@ class StepMetrics:
         if norms is None:
             return dict
         wait = start_copy_to_host(norms)
-        names = [name for name, one in self.model.named_parameters() if one.requires_grad]
+        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
         return lambda: dict(zip(names, wait().tolist(), strict=True))

@@ -42,14 +42,14 @@ class LaneOutputs:
     @property
     def fits(self) -> bool:
         """Whether each tensor has an entry for each sample."""
-        return all(one.shape[:1] == (self.num_samples,) for one in tensors_in(self.values))
+        return all(tensor.shape[:1] == (self.num_samples,) for tensor in tensors_in(self.values))
 
 
 class BatchOutputs(NamedTuple):
     """The outputs of all lanes of a step."""
 
     values: Any
-    """As each lane returned them, with the samples of all lanes in lane order; without a graph. None where
+    """What each lane returned, with the samples of all lanes in lane order, and without a graph. None where
     this process has nothing that tells what others return."""
     rows: Mapping[int, slice]
     """Which samples are of which lane; lanes without samples are not there."""
@@ -60,16 +60,16 @@ class BatchOutputs(NamedTuple):
 
     def with_gradients(self) -> list[torch.Tensor]:
         """Return the tensors for which the loss gives gradients."""
-        return [one for one in tensors_in(self.values) if one.requires_grad]
+        return [tensor for tensor in tensors_in(self.values) if tensor.requires_grad]
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return flat gradients as those of `with_gradients`."""
-        reals = [as_real(one.detach()) for one in self.with_gradients()]
-        parts = flat.split([one.numel() for one in reals]) if reals else ()
-        parts = [part.view(one.shape).to(one.dtype) for part, one in zip(parts, reals, strict=True)]
+        reals = [as_real(tensor.detach()) for tensor in self.with_gradients()]
+        parts = flat.split([real.numel() for real in reals]) if reals else ()
+        parts = [part.view(real.shape).to(real.dtype) for part, real in zip(parts, reals, strict=True)]
         return [
-            torch.complex(*part.unbind(-1)) if one.is_complex() else part
-            for part, one in zip(parts, self.with_gradients(), strict=True)
+            torch.complex(*part.unbind(-1)) if tensor.is_complex() else part
+            for part, tensor in zip(parts, self.with_gradients(), strict=True)
         ]
 
 
@@ -87,7 +87,7 @@ class _Header(NamedTuple):
     num_gradients: int
     """How many numbers of one sample's outputs have a gradient; negative if one of them is float64."""
     rows: list[tuple[int, int]]
-    """Of each lane that has samples: its number, and how many samples."""
+    """The number of each lane that has samples, and how many it has."""
 
     def encode(self, most_lanes: int) -> torch.Tensor:
         flat = [number for row in self.rows for number in row] + [-1] * 2 * (most_lanes - len(self.rows))
@@ -115,16 +115,16 @@ def gather_outputs(local: Sequence[LaneOutputs], step: int, world: World, most_l
         TaskError: on every rank, if an output does not have an entry for each sample of its lane, or differs
             between lanes in anything but the number of samples.
     """
-    local = [one for one in local if one.num_samples] or local[:1]
-    forms = {one.form if one.fits else None for one in local}
-    rows = [(one.lane, one.num_samples) for one in local if one.num_samples]
+    local = [of_lane for of_lane in local if of_lane.num_samples] or local[:1]
+    forms = {of_lane.form if of_lane.fits else None for of_lane in local}
+    rows = [(of_lane.lane, of_lane.num_samples) for of_lane in local if of_lane.num_samples]
     own = _Header(_signature(forms), 0, 0, rows)
     if own.signature > 0:
         row_bytes, num_gradients = _sizes(local[0])
         own = own._replace(row_bytes=row_bytes, num_gradients=num_gradients)
     gathered = world.start_all_gather_to_host(own.encode(most_lanes).to(world.device))()
     headers = [_Header.decode(numbers) for numbers in gathered.tolist()]
-    signatures = {one.signature for one in headers} - {_NONE}
+    signatures = {header.signature for header in headers} - {_NONE}
     if len(signatures) > 1 or _UNEQUAL in signatures:
         _refuse(local, step, world)
     starts, start = {}, 0
@@ -134,14 +134,14 @@ def gather_outputs(local: Sequence[LaneOutputs], step: int, world: World, most_l
     everything: Iterable[torch.Tensor] = _join(local, world.device)
     if world.world_size > 1 and start:
         sizes = [sum(size for _, size in header.rows) for header in headers]
-        everything = _exchange(local, sizes, max(one.row_bytes for one in headers), world)
-    num_gradients = max((one.num_gradients for one in headers), key=abs) * start
+        everything = _exchange(local, sizes, max(header.row_bytes for header in headers), world)
+    num_gradients = max((header.num_gradients for header in headers), key=abs) * start
     dtype = torch.float64 if num_gradients < 0 else torch.float32
     if not local:
         return BatchOutputs(None, starts, start, abs(num_gradients), dtype)
     joined = iter(everything)
 
-    values = map_tensors(lambda one: next(joined).requires_grad_(one.requires_grad), local[0].values)
+    values = map_tensors(lambda tensor: next(joined).requires_grad_(tensor.requires_grad), local[0].values)
     return BatchOutputs(values, starts, start, abs(num_gradients), dtype)
 
 
@@ -180,9 +180,9 @@ def _signature(forms: set[str | None]) -> int:
 def _sizes(outputs: LaneOutputs) -> tuple[int, int]:
     """Return what a header tells of one sample's outputs: its bytes, and how many numbers have a gradient."""
     tensors = list(tensors_in(outputs.values))
-    trained = [one for one in tensors if one.requires_grad]
-    sign = -1 if any(one.dtype in (torch.float64, torch.complex128) for one in trained) else 1
-    return sum(map(_row_bytes, tensors)), sign * sum(as_real(one).shape[1:].numel() for one in trained)
+    trained = [tensor for tensor in tensors if tensor.requires_grad]
+    sign = -1 if any(tensor.dtype in (torch.float64, torch.complex128) for tensor in trained) else 1
+    return sum(map(_row_bytes, tensors)), sign * sum(as_real(tensor).shape[1:].numel() for tensor in trained)
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
@@ -194,8 +194,8 @@ def _join(local: Sequence[LaneOutputs], device: torch.device) -> Iterator[torch.
 
     With other strides, as those of channels_last, a loss may add in another order.
     """
-    for of_lanes in zip(*(tensors_in(one.values) for one in local), strict=True):
-        yield torch.cat([one.detach().to(device) for one in of_lanes]).contiguous()
+    for of_lanes in zip(*(tensors_in(of_lane.values) for of_lane in local), strict=True):
+        yield torch.cat([tensor.detach().to(device) for tensor in of_lanes]).contiguous()
 
 
 def _exchange(
@@ -214,18 +214,18 @@ def _exchange(
     own = list(_join(local, world.device))
     sent = torch.zeros(max(sizes), max(1, row_bytes), dtype=torch.uint8, device=world.device)
     place = 0
-    for one in own:
-        flat = one.view(len(one), one.shape[1:].numel()).view(torch.uint8)
-        sent[: len(one), place : place + flat.shape[1]] = flat
+    for tensor in own:
+        flat = tensor.view(len(tensor), tensor.shape[1:].numel()).view(torch.uint8)
+        sent[: len(tensor), place : place + flat.shape[1]] = flat
         place += flat.shape[1]
     gathered = world.start_all_gather(sent)()
     rows = torch.cat([of_rank[:size] for of_rank, size in zip(gathered, sizes, strict=True)])
     everything, place = list[torch.Tensor](), 0
-    for one in own:
-        num_bytes = _row_bytes(one)
+    for tensor in own:
+        num_bytes = _row_bytes(tensor)
         # `clone` aligns the bytes, as a view of another type needs them.
         part = rows[:, place : place + num_bytes].clone(memory_format=torch.contiguous_format)
-        everything.append(part.flatten().view(one.dtype).view(len(rows), *one.shape[1:]))
+        everything.append(part.flatten().view(tensor.dtype).view(len(rows), *tensor.shape[1:]))
         place += num_bytes
     return everything
 
@@ -234,7 +234,7 @@ def _refuse(local: Sequence[LaneOutputs], step: int, world: World) -> None:
     """Raise TaskError about outputs that do not fit together. Collective."""
     described = [
         f"  lane {lane}: {form}"
-        for of_rank in world.all_gather_tree([(one.lane, one.form) for one in local])
+        for of_rank in world.all_gather_tree([(of_lane.lane, of_lane.form) for of_lane in local])
         for lane, form in of_rank
     ]
     different = list({line.partition(": ")[2]: line for line in reversed(described)}.values())[::-1]

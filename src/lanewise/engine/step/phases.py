@@ -26,9 +26,9 @@ class StepTimes:
     """What a process spent its time on in some steps, in seconds."""
 
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    """Of each phase, over all the steps."""
+    """The time of each phase, over all the steps."""
     steps: list[float] = field(default_factory=list)
-    """Of each step."""
+    """The time of each step."""
 
     def percentile(self, percent: int) -> float:
         """Return the time that so many steps of a hundred do not exceed; NaN where there is no step."""

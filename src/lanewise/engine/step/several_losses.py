@@ -38,9 +38,9 @@ class SeveralLosses(Terms):
     """Runs the lanes of a step for a task that has `loss_weights`. See the module.
 
     Args:
-        feed: of the model.
+        feed: hands out the lanes of the model.
         placement: which process carries which lanes.
-        runner: of the task.
+        runner: runs the lanes of the task.
     """
 
     def __init__(self, feed: LaneFeed, placement: Placement, runner: LaneRunner) -> None:
@@ -83,7 +83,7 @@ class SeveralLosses(Terms):
                 told = () if weights is None else map(float, weights)
                 counted[batch.turn.lane] = [batch.num_samples, *told]
         if self._runs_twice is None:
-            tells = {one for of_rank in self._feed.world.all_gather_tree(sorted(tells)) for one in of_rank}
+            tells = {told for of_rank in self._feed.world.all_gather_tree(sorted(tells)) for told in of_rank}
             self._runs_twice = False in tells
             if self._runs_twice and self._feed.world.rank == 0:
                 logger.info("each forward runs twice: loss_weights does not know the weights of the losses")
@@ -99,7 +99,7 @@ class SeveralLosses(Terms):
 
         def count(lane: DerivedLane, outputs: Any, data: Any) -> list[float]:
             terms = self._terms(lane, outputs, data)
-            return [lane.batch.num_samples, *(one.weight for one in terms)]
+            return [lane.batch.num_samples, *(term.weight for term in terms)]
 
         return {
             lane.batch.turn.lane: of_lane
@@ -120,7 +120,7 @@ class SeveralLosses(Terms):
 
     def _require_told(self, terms: Sequence[LaneLoss], told: Sequence[float]) -> None:
         """Raise TaskError if the terms of a lane have other weights than the ones that were added up."""
-        weights = [one.weight for one in terms]
+        weights = [term.weight for term in terms]
         if not all(map(partial(math.isclose, rel_tol=1e-5), weights, told)):
             raise TaskError(
                 f"{self._runner.what} has the weights {weights}, and loss_weights told {list(told)}. Each "
@@ -132,7 +132,7 @@ class SeveralLosses(Terms):
         world, phases = self._feed.world, self._feed.phases
         phases.begin(COMMUNICATION, step)
         if not self._num_terms:
-            lengths = {len(one) - 1 for one in counted}
+            lengths = {len(of_lane) - 1 for of_lane in counted}
             lengths = set().union(*world.all_gather_tree(sorted(lengths)))
             if len(lengths) > 1:
                 raise TaskError(
@@ -142,12 +142,12 @@ class SeveralLosses(Terms):
             (self._num_terms,) = lengths or {1}
         most = self._placement.most
         numbers = torch.zeros(most, 1 + self._num_terms, dtype=torch.float64)
-        for row, one in zip(numbers, counted, strict=False):
-            if len(one) != len(row):
+        for row, of_lane in zip(numbers, counted, strict=False):
+            if len(of_lane) != len(row):
                 raise TaskError(
-                    f"loss_weights returned {len(one) - 1} weights: got {self._num_terms} before."
+                    f"loss_weights returned {len(of_lane) - 1} weights: got {self._num_terms} before."
                 )
-            row[:] = torch.tensor(one, dtype=torch.float64)
+            row[:] = torch.tensor(of_lane, dtype=torch.float64)
         gathered = world.start_all_gather_to_host(numbers.to(world.device))().flatten(0, 1)
         num_samples, *weights = (math.fsum(column) for column in gathered.T.tolist())
         phases.begin(DATA, step)

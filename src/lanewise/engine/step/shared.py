@@ -46,9 +46,9 @@ class Share:
     """What a lane's backward begins with."""
 
     gradients: Sequence[torch.Tensor]
-    """Of each of the lane's outputs that has a graph."""
+    """The gradient of each of the lane's outputs that has a graph."""
     of_parameters: Mapping[int, torch.Tensor]
-    """Of parameters that the loss itself uses, by their number among the trained ones."""
+    """The gradients of parameters that the loss itself uses, by their number among the trained ones."""
     told: LaneLoss
     """The loss that this lane tells to the others: of one that is of all lanes, the first lane tells."""
 
@@ -59,11 +59,11 @@ class Share:
             model: the module on which the lane ran.
             values: what the lane returned.
         """
-        outputs = [one for one in tensors_in(values) if one.requires_grad]
+        outputs = [tensor for tensor in tensors_in(values) if tensor.requires_grad]
         parameters = trained_parameters(model) if self.of_parameters else []
         tensors = [*outputs, *(parameters[number] for number in self.of_parameters)]
         gradients = [*self.gradients, *self.of_parameters.values()]
-        gradients = [one.to(tensor.device) for one, tensor in zip(gradients, tensors, strict=True)]
+        gradients = [gradient.to(tensor.device) for gradient, tensor in zip(gradients, tensors, strict=True)]
         share: torch.Tensor = _Begin.apply(gradients, *tensors)  # type: ignore[no-untyped-call]
         return replace(self.told, share=share)
 
@@ -75,7 +75,7 @@ class _Computed:
     loss: LaneLoss
     of_outputs: list[torch.Tensor]
     of_parameters: dict[int, torch.Tensor]
-    """By the number of the parameter among the trained ones."""
+    """The gradients of parameters, by the number of the parameter among the trained ones."""
 
 
 @final
@@ -101,12 +101,12 @@ class SharedLoss(Terms):
     Collective: every rank must construct it.
 
     Args:
-        feed: of the model.
+        feed: hands out the lanes of the model.
         message: tells the loss to the other processes.
         placement: which process carries which lanes.
         equality: the grade that the run promises.
-        seed: of the run.
-        loss: of all samples of a step.
+        seed: the seed of the run.
+        loss: the loss of all samples of a step.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class SharedLoss(Terms):
         self._phases.begin(COMMUNICATION, turn.step)
         outputs = gather_outputs(local, turn.step, self._world, self._placement.most)
         self._message.find_not_finite = lambda: [
-            one.lane for one in local if not all(map(_is_finite, tensors_in(one.values)))
+            of_lane.lane for of_lane in local if not all(map(_is_finite, tensors_in(of_lane.values)))
         ]
         self._phases.begin(FORWARD, turn.step)
         with self._reducer.gathered(self._reducer.replicas[0]):
@@ -209,7 +209,7 @@ class SharedLoss(Terms):
         first = min(outputs.rows)
         return {
             lane: Share(
-                [one[rows] for one in computed.of_outputs],
+                [gradient[rows] for gradient in computed.of_outputs],
                 computed.of_parameters if lane == first else {},
                 computed.loss if lane == first else LaneLoss(),
             )
@@ -227,7 +227,7 @@ class SharedLoss(Terms):
                 "them from the forward without detach(), item() or torch.no_grad()."
             )
         num_collectives = self._world.num_collectives()
-        buffers = {name: one.clone() for name, one in model.named_buffers()} if self._compares else {}
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()} if self._compares else {}
         returned, num_samples = loss.compute(model, outputs.values, rows), rows.stop - rows.start
         checked = (LaneLoss.of if loss.by_rows else check_whole)(returned, num_samples, what)
         if self._world.num_collectives() != num_collectives:
@@ -235,25 +235,27 @@ class SharedLoss(Terms):
                 f"{what} communicates with other processes. It is given the samples of all lanes: gather "
                 "nothing in it."
             )
-        for name, one in model.named_buffers():
-            if name in buffers and not torch.equal(one, buffers[name]):
+        for name, buffer in model.named_buffers():
+            if name in buffers and not torch.equal(buffer, buffers[name]):
                 raise TaskError(f"{what} changes the buffer {name}. Change buffers in the forward.")
         for look in self._feed.looks:
             if isinstance(look, ForeignLeaves) and checked.value is not None:
                 look.require_own(checked.value, what, tensors)
         self._message.agree_on_unit(checked.weight, is_of_all=not loss.by_rows)
         if checked.value is None:
-            return _Computed(checked, [torch.zeros_like(one) for one in tensors], {})
+            return _Computed(checked, [torch.zeros_like(tensor) for tensor in tensors], {})
         root, factor = checked.root(turn, self._message.scale)
         assert root is not None
         made: Sequence[torch.Tensor | None] = torch.autograd.grad(
             root, [*tensors, *trained], factor, allow_unused=True
         )
         of_outputs = [
-            torch.zeros_like(one) if gradient is None else gradient
-            for one, gradient in zip(tensors, made[: len(tensors)], strict=True)
+            torch.zeros_like(tensor) if gradient is None else gradient
+            for tensor, gradient in zip(tensors, made[: len(tensors)], strict=True)
         ]
-        used = {number: one for number, one in enumerate(made[len(tensors) :]) if one is not None}
+        used = {
+            number: gradient for number, gradient in enumerate(made[len(tensors) :]) if gradient is not None
+        }
         return _Computed(checked, of_outputs, used)
 
     def _share_rows(self, outputs: BatchOutputs, turn: LaneTurn) -> dict[int, Share]:
@@ -272,11 +274,13 @@ class SharedLoss(Terms):
                 set_random_state(batch_loss_seed(self._seed, turn.step, lane))
                 made = self._compute(outputs, outputs.rows[lane], turn)
                 computed[lane] = made.loss, made.of_parameters
-                torch.cat([as_real(one).flatten().to(flat.dtype) for one in made.of_outputs], out=flat)
+                torch.cat(
+                    [as_real(gradient).flatten().to(flat.dtype) for gradient in made.of_outputs], out=flat
+                )
             else:
                 self._message.agree_on_unit(0.0)  # as a process that has no other lane does
             tree_sum.push((lane, lane + 1), [flat])
-        sums = [one for _, (one,) in tree_sum.pending]
+        sums = [flat_sum for _, (flat_sum,) in tree_sum.pending]
         if self._all_reduce is None:
             (flat,) = sums
         else:
@@ -288,7 +292,7 @@ class SharedLoss(Terms):
             self._phases.begin(FORWARD, turn.step)
         of_outputs = outputs.split(flat) if computed else []
         return {
-            lane: Share([one[outputs.rows[lane]] for one in of_outputs], of_parameters, checked)
+            lane: Share([gradient[outputs.rows[lane]] for gradient in of_outputs], of_parameters, checked)
             for lane, (checked, of_parameters) in computed.items()
         }
 

@@ -45,7 +45,7 @@ class Pass:
         """Add a lane whose forward and loss have run.
 
         Args:
-            batch: of the lane.
+            batch: the batch of the lane.
             loss: what the user's code returned, or a `LaneLoss`; ignored where the lane has no samples.
             what: the name of the loss in an error message.
 

@@ -39,7 +39,7 @@ class LaneLoss:
     metrics: Mapping[str, Term] = field(default_factory=dict)
     """What it reports besides."""
     share: torch.Tensor | None = None
-    """Of a lane's part in a loss of all samples, the scalar whose backward gives its outputs their gradient.
+    """The scalar whose backward gives the lane's outputs their gradient, where the loss is of all samples.
     `value` and `weight` are then the whole loss, which the first lane tells to the others."""
 
     @classmethod
@@ -125,7 +125,7 @@ class LaneLoss:
 
 def terms_of(returned: object) -> Sequence[Loss]:
     """Return the terms of a loss that is a sequence of `Loss`; empty where it is anything else."""
-    is_several = isinstance(returned, list | tuple) and all(isinstance(one, Loss) for one in returned)
+    is_several = isinstance(returned, list | tuple) and all(isinstance(term, Loss) for term in returned)
     return returned if is_several else ()  # type: ignore[return-value]  # what was checked
 
 
@@ -136,8 +136,8 @@ def check_each(returned: object, num_samples: int, what: str) -> list[LaneLoss]:
         TaskError: if one cannot be trained on.
     """
     if terms := terms_of(returned):
-        checked = [LaneLoss.of(one, num_samples, what) for one in terms]
-        names = Counter(name for one in checked for name in one.metrics)
+        checked = [LaneLoss.of(term, num_samples, what) for term in terms]
+        names = Counter(name for loss in checked for name in loss.metrics)
         if twice := [name for name, count in names.items() if count > 1]:
             raise TaskError(
                 f"{what} reports the metric {twice[0]} with several of its terms. Give each its own name."
@@ -157,11 +157,11 @@ def add_terms(
         num_of_all: samples of all lanes, by which the sum is multiplied: it is divided by them again.
         num_samples: of the lane.
     """
-    metrics = {name: term for one in terms for name, term in one.metrics.items()}
+    metrics = {name: metric for term in terms for name, metric in term.metrics.items()}
     value: torch.Tensor | None = None
-    for one, weight in zip(terms, weights, strict=True):
-        if one.sum is not None and weight:  # a lane without samples repeats those of any other step
-            part = one.sum * (num_of_all / weight)
+    for term, weight in zip(terms, weights, strict=True):
+        if term.sum is not None and weight:  # a lane without samples repeats those of any other step
+            part = term.sum * (num_of_all / weight)
             value = part if value is None else value + part
     weight = float(num_samples) if any(weights) else 0.0
     return LaneLoss(value, 1.0, weight, is_sample_mean=True, metrics=metrics)
@@ -205,7 +205,8 @@ def metric_terms(metrics: object, what: str) -> dict[str, Term]:
                 f"{what} has a metric {name} that is no pair of scalars: got {_described(pair)}. {_EXPECTED}"
             )
         value, weight = (
-            one.detach().reshape(()) if isinstance(one, torch.Tensor) else float(one) for one in pair
+            number.detach().reshape(()) if isinstance(number, torch.Tensor) else float(number)
+            for number in pair
         )
         terms[name] = Term(value, weight)
     return terms

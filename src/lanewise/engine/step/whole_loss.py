@@ -85,7 +85,7 @@ class TaskLoss:
         if self._num_looks:
             self._num_looks -= 1
             now = self._kept(model)
-            if changed := [name for name, one in before.items() if now.get(name, one) != one]:
+            if changed := [name for name, old in before.items() if now.get(name, old) != old]:
                 raise TaskError(
                     f"{self.what} changes {changed[0]}. Each process computes the rows of its own "
                     "lanes alone, so that it would be another one on each. Keep it in batch_loss, which "
@@ -96,4 +96,4 @@ class TaskLoss:
     def _kept(self, model: nn.Module) -> dict[str, str]:
         """Return a digest of each tensor that the task keeps."""
         held = walk(model, {"task": self._runner.task})
-        return {one.name: digest(one.value) for one in held if isinstance(one.value, torch.Tensor)}
+        return {found.name: digest(found.value) for found in held if isinstance(found.value, torch.Tensor)}

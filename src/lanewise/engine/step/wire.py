@@ -42,7 +42,9 @@ class LaneRow(NamedTuple):
     @property
     def numbers(self) -> tuple[float, ...]:
         """The sum and the weight of each term."""
-        return tuple(float(one) for value, weight, factor in self.terms for one in (value * factor, weight))
+        return tuple(
+            float(number) for value, weight, factor in self.terms for number in (value * factor, weight)
+        )
 
 
 class Told(NamedTuple):
@@ -58,7 +60,7 @@ class Told(NamedTuple):
     common_loss: torch.Tensor | float | None = None
     """The loss of all samples, which each process computes; None on every rank where there is none."""
     upcoming: Sequence[int] | None = None
-    """Of a stream, how many samples each lane of the process has in the next step; None on every rank where
+    """How many samples of a stream each lane of the process has in the next step; None on every rank where
     the dataset has an index."""
 
 
@@ -89,7 +91,7 @@ def _encode(told: Told, device: torch.device, most_lanes: int, num_terms: int) -
     """
     numbers: list[float] = []
     there: dict[int, torch.Tensor] = {}
-    """By position what only the device knows."""
+    """What only the device knows, by its position."""
     for lane, terms in told.lanes:
         numbers.append(lane)
         for value, weight, factor in terms:

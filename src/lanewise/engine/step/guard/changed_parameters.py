@@ -62,7 +62,9 @@ class ChangedParameters(Look):
         self._modules = modules
         self._buffers: dict[str, int] = {}
         own = dict(model.named_parameters())
-        self._named = own | {name: one for name, one in others.items() if one not in set(own.values())}
+        self._named = own | {
+            name: parameter for name, parameter in others.items() if parameter not in set(own.values())
+        }
         # cuDNN lays the weights of a recurrent layer out anew, with equal values.
         layers = (layer for layer in model.modules() if isinstance(layer, nn.RNNBase))
         self._moves = {parameter for layer in layers for parameter in layer.parameters()}
@@ -81,11 +83,11 @@ class ChangedParameters(Look):
             self._before = self._look()
             self._buffers = self._look_at_buffers()
             sums = {name: state.checksum for name, state in zip(self._named, self._before, strict=True)}
-            if own := {name: sums[name] for name, one in self._named.items() if is_sharded(one)}:
+            if own := {name: sums[name] for name, parameter in self._named.items() if is_sharded(parameter)}:
                 of_ranks = self._world.all_gather_tree(own)
-                self._whole = {name: _wrapped(sum(one[name] for one in of_ranks)) for name in own}
+                self._whole = {name: _wrapped(sum(of_rank[name] for of_rank in of_ranks)) for name in own}
             sums |= self._whole
-            trained = [sums[name] for name, one in self._named.items() if one.requires_grad]
+            trained = [sums[name] for name, parameter in self._named.items() if parameter.requires_grad]
             self._first = self._first or trained
             self._is_updated = trained != self._first
 
@@ -133,10 +135,12 @@ class ChangedParameters(Look):
         """Return the state of the part of each parameter that this process has. Waits for the device."""
         named: Iterable[Any] = self._named.values()
         with torch.no_grad():
-            own = [one.to_local() if is_sharded(one) else one for one in named]
+            own = [parameter.to_local() if is_sharded(parameter) else parameter for parameter in named]
         return [
-            _State(0, 0, checksum) if whole in self._moves else _State(one._version, one.data_ptr(), checksum)
-            for whole, one, checksum in zip(self._named.values(), own, _checksums(own), strict=True)
+            _State(0, 0, checksum)
+            if whole in self._moves
+            else _State(part._version, part.data_ptr(), checksum)
+            for whole, part, checksum in zip(self._named.values(), own, _checksums(own), strict=True)
         ]
 
     def _look_at_buffers(self) -> dict[str, int]:
@@ -167,7 +171,7 @@ def held_parameters(task: object) -> dict[str, nn.Parameter]:
     """Return parameters in attributes of a task, by name: of a criterion, a teacher, or the model itself."""
     held = {f"task.{name}": value for name, value in vars(task).items() if isinstance(value, nn.Parameter)}
     for prefix, module in held_modules(task).items():
-        held |= {f"{prefix}.{name}": one for name, one in module.named_parameters()}
+        held |= {f"{prefix}.{name}": parameter for name, parameter in module.named_parameters()}
     return held
 
 
@@ -176,12 +180,12 @@ def held_modules(task: object) -> dict[str, nn.Module]:
     held: dict[str, Any] = {}
     for name, value in vars(task).items():
         if isinstance(value, dict):
-            held |= {f"task.{name}.{key}": one for key, one in value.items()}
+            held |= {f"task.{name}.{key}": held_value for key, held_value in value.items()}
         elif isinstance(value, list | tuple):
-            held |= {f"task.{name}.{number}": one for number, one in enumerate(value)}
+            held |= {f"task.{name}.{number}": held_value for number, held_value in enumerate(value)}
         else:
             held[f"task.{name}"] = value
-    return {name: one for name, one in held.items() if isinstance(one, nn.Module)}
+    return {name: held_value for name, held_value in held.items() if isinstance(held_value, nn.Module)}
 
 
 def _wrapped(total: int) -> int:
@@ -190,6 +194,6 @@ def _wrapped(total: int) -> int:
 
 
 def _checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
-    sums = [checksum(one) for one in tensors]
-    on_host = start_copy_to_host(torch.stack([one.to(sums[0].device) for one in sums]))()
+    sums = [checksum(tensor) for tensor in tensors]
+    on_host = start_copy_to_host(torch.stack([total.to(sums[0].device) for total in sums]))()
     return list(map(int, on_host.tolist()))

@@ -52,7 +52,7 @@ class FirstStep(Look):
             f"{totals.weight:,g}",
         )
         named = self._reducer.replicas[0].named_parameters()
-        if unused := [name for name, one in named if one.requires_grad and name not in used]:
+        if unused := [name for name, parameter in named if parameter.requires_grad and name not in used]:
             logger.warning(
                 "no lane of the first step used these parameters, so their gradient is zero: %s",
                 ", ".join(unused),

@@ -19,8 +19,12 @@ class ForeignGradients(Look):
     """
 
     def __init__(self, reducer: Reducer) -> None:
-        self._names = [name for name, one in reducer.replicas[0].named_parameters() if one.requires_grad]
-        self._trained = [one for replica in reducer.replicas for one in trained_parameters(replica)]
+        self._names = [
+            name for name, parameter in reducer.replicas[0].named_parameters() if parameter.requires_grad
+        ]
+        self._trained = [
+            parameter for replica in reducer.replicas for parameter in trained_parameters(replica)
+        ]
         self._left: list[int | None] = []
 
     def begin(self, turn: LaneTurn) -> None:
@@ -43,7 +47,7 @@ class ForeignGradients(Look):
         self._left = self._versions()
 
     def _versions(self) -> list[int | None]:
-        return [None if one.grad is None else one.grad._version for one in self._trained]
+        return [None if parameter.grad is None else parameter.grad._version for parameter in self._trained]
 
 
 @final
@@ -55,7 +59,10 @@ class TrainedParameters:
     """
 
     def __init__(self, reducer: Reducer) -> None:
-        self._all = [(name, one, one.requires_grad) for name, one in reducer.replicas[0].named_parameters()]
+        self._all = [
+            (name, parameter, parameter.requires_grad)
+            for name, parameter in reducer.replicas[0].named_parameters()
+        ]
 
     def __call__(self, turn: LaneTurn) -> None:
         """Raise TaskError if others are trainable than at the start."""

@@ -55,7 +55,7 @@ class ForeignLeaves(Look):
         """
         self._has_walked = True
         modules = (*self._models, *self._reducer.replicas)
-        known: set[torch.Tensor] = {one for module in modules for one in module.parameters()}
+        known: set[torch.Tensor] = {parameter for module in modules for parameter in module.parameters()}
         known.update(given, self._reducer.gathered_parameters())
         for leaf in _leaves(loss):
             if leaf in known:
@@ -63,7 +63,7 @@ class ForeignLeaves(Look):
             if not isinstance(leaf, nn.Parameter) and all(seen() is not leaf for seen in self._seen):
                 self._seen.append(weakref.ref(leaf))
                 continue
-            names = (name for name, one in self._others.items() if one is leaf)
+            names = (name for name, parameter in self._others.items() if parameter is leaf)
             kind = "a parameter" if isinstance(leaf, nn.Parameter) else "a tensor"
             raise TaskError(
                 f"{what} depends on {next(names, f'{kind} of shape {tuple(leaf.shape)}')}, which needs a "

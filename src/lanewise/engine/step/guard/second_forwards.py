@@ -27,10 +27,12 @@ class SecondForwards(Look):
 
     def compare(self, before: Sequence[LaneOutputs], again: Sequence[LaneOutputs], turn: LaneTurn) -> None:
         """Raise TaskError if the second forward of a lane gave other outputs than the first."""
-        first = {one.lane: one.values for one in before if one.num_samples}
-        for second in (one for one in again if one.num_samples):
-            for one, two in zip(tensors_in(first[second.lane]), tensors_in(second.values), strict=True):
-                if torch.allclose(one, two.detach(), **self._tolerance, equal_nan=True):
+        first = {outputs.lane: outputs.values for outputs in before if outputs.num_samples}
+        for second in (outputs for outputs in again if outputs.num_samples):
+            for tensor, tensor_again in zip(
+                tensors_in(first[second.lane]), tensors_in(second.values), strict=True
+            ):
+                if torch.allclose(tensor, tensor_again.detach(), **self._tolerance, equal_nan=True):
                     continue
                 raise TaskError(
                     f"lane {second.lane} of step {turn.step + 1} gave other outputs when its forward ran a "
