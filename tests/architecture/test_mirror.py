@@ -29,7 +29,7 @@ WITHOUT_A_TEST = {
         "changed_parameters collectives first_step foreign_gradients foreign_leaves look "
         "second_forwards shared_backward"
     ),
-    "launch": "hello here host launcher local serve slurm ssh",
+    "launch": "command hello host launcher local serve",
     "processes/watch": "heartbeat",
     "reduce": "all_reduce caller connect fsdp_group passes pending reducer",
     "runs": "callback",

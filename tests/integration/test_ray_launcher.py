@@ -41,7 +41,7 @@ def test_a_run_on_two_nodes_leaves_the_model_of_one_process(address, tmp_path):
 def carriers() -> list[int]:
     """The process ids of the actors."""
     titles = {int(path.parent.name): path.read_text() for path in Path("/proc").glob("[0-9]*/cmdline")}
-    return [pid for pid, title in titles.items() if title.startswith("ray::_Carrier")]
+    return [pid for pid, title in titles.items() if title.startswith("ray::CommandWire")]
 
 
 @pytest.fixture

@@ -1,69 +1,24 @@
 """Starts the workers on nodes of a Ray cluster that runs."""
 
 import logging
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, final
 
 from lanewise.errors import LaunchError
-from lanewise.launch.agree import Project
 from lanewise.launch.launcher import count_processes
 from lanewise.launch.remote import RemoteLauncher
-from lanewise.launch.wire import Event, RemoteHost, Wire
+from lanewise.launch.wire import CommandWire, Event, RemoteHost, Wire
 
 _SECONDS_TO_PLACE = 300.0
 """How long the cluster may take to have room; it may add nodes meanwhile."""
 _SECONDS_TO_ANSWER = 10.0
-_SECONDS_TO_END = 3.0
-_CHUNK_BYTES = 2**20
-_CALLS_AT_ONCE = 5  # one of each method of `_Carrier`
-
-
-@final
-class _Carrier:
-    """The actor of a host: starts the process there, and carries its streams. With it the process ends."""
-
-    def __init__(self) -> None:
-        # -P: what lies in the user's folder must not take the place of a module.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lanewise.launch.host"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,  # signals for the actor are not for the workers
-        )
-
-    def send(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line)
-
-    def read(self) -> bytes:
-        assert self._process.stdout is not None
-        return os.read(self._process.stdout.fileno(), _CHUNK_BYTES)
-
-    def read_error(self) -> bytes:
-        assert self._process.stderr is not None
-        return os.read(self._process.stderr.fileno(), _CHUNK_BYTES)
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
-        self.wait()
-
-    def wait(self) -> int | None:
-        """Return the exit code, if the process ends in a moment."""
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(_SECONDS_TO_END)
-        return None
+_CALLS_AT_ONCE = 5  # one of each method of `Wire`
 
 
 @final
@@ -71,7 +26,7 @@ class _RayWire(Wire):
     """A wire through an actor.
 
     Args:
-        actor: a `_Carrier`.
+        actor: a `CommandWire` on the node. With it the process there ends.
     """
 
     remedy = "The nodes of the cluster need the lanewise of this machine in the environment of Ray's workers."
@@ -84,19 +39,13 @@ class _RayWire(Wire):
         """See `Wire`."""
         self._call("send", line)
 
-    def lines(self) -> Iterator[bytes]:
+    def read(self) -> bytes:
         """See `Wire`."""
-        rest = b""
-        with suppress(OSError):
-            while chunk := self._call("read"):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from lines
+        return self._call("read")  # type: ignore[no-any-return]
 
-    def errors(self) -> Iterator[str]:
+    def read_error(self) -> bytes:
         """See `Wire`."""
-        with suppress(OSError):
-            while chunk := self._call("read_error"):
-                yield from chunk.decode(errors="replace").splitlines()
+        return self._call("read_error")  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """See `Wire`."""
@@ -109,7 +58,7 @@ class _RayWire(Wire):
     def why_ended(self) -> str:
         """See `Wire`."""
         with suppress(OSError):
-            return f"it ended with exit code {self._call('wait')}"
+            return str(self._call("why_ended"))
         return self._why
 
     def _call(self, name: str, *arguments: object) -> Any:
@@ -124,34 +73,20 @@ class _RayWire(Wire):
 
 
 @final
+@dataclass(kw_only=True)
 class RayLauncher(RemoteLauncher):
-    """Reaches each node by an actor, in a bundle of a placement group.
+    """Reaches each node by an actor, in a bundle of a placement group."""
 
-    Args:
-        num_nodes: how many.
-        num_processes: the workers of each.
-        num_cores: the CPUs of each bundle.
-        num_gpus: the GPUs of each bundle.
-        takes_gpus: whether they are asked for; None: if the cluster has any.
-        project: see `RemoteLauncher`.
-    """
-
-    def __init__(
-        self,
-        num_nodes: int,
-        num_processes: int,
-        num_cores: int,
-        num_gpus: int,
-        takes_gpus: bool | None,
-        project: Project,
-    ) -> None:
-        super().__init__(project)
-        self._num_nodes = num_nodes
-        self._num_processes = num_processes
-        self._num_cores = num_cores
-        self._num_gpus = num_gpus
-        self._takes_gpus = takes_gpus
-        self._group: Any = None
+    num_nodes: int
+    num_processes: int
+    """The workers of each node."""
+    num_cores: int
+    """The CPUs of each bundle."""
+    num_gpus: int
+    """The GPUs of each bundle."""
+    takes_gpus: bool | None
+    """Whether they are asked for; None: if the cluster has any."""
+    _group: Any = None
 
     @contextmanager
     def hosts(self) -> Iterator[tuple[list[RemoteHost], "SimpleQueue[Event]"]]:
@@ -160,7 +95,7 @@ class RayLauncher(RemoteLauncher):
             from ray.util import placement_group, remove_placement_group
 
             bundle = self._bundle(takes_gpus=self._takes_gpus_here())
-            self._group = placement_group([bundle] * self._num_nodes, strategy=self._strategy)
+            self._group = placement_group([bundle] * self.num_nodes, strategy=self._strategy)
             try:
                 if not self._group.wait(_SECONDS_TO_PLACE):
                     raise LaunchError(
@@ -182,45 +117,45 @@ class RayLauncher(RemoteLauncher):
         node_of = placement_group_table(self._group)["bundles_to_node_id"]
         names = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
         bundle = self._group.bundle_specs[0]
-        carrier = ray.remote(_Carrier)
+        carrier = ray.remote(CommandWire)  # whose default command is evaluated on the node
         return [
             (
                 names[node_of[index]],
-                self._num_processes,
+                self.num_processes,
                 _RayWire(
                     carrier.options(
                         num_cpus=bundle["CPU"],
                         num_gpus=bundle.get("GPU", 0),
                         max_concurrency=_CALLS_AT_ONCE,
                         scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
-                    ).remote()
+                    ).remote("")
                 ),
             )
-            for index in range(self._num_nodes)
+            for index in range(self.num_nodes)
         ]
 
     def describe(self) -> str:
         """See `Launcher`."""
-        what = self._what(self._bundle(takes_gpus=self._takes_gpus is True))
-        gpus = f", and with GPU {self._num_gpus} if the cluster has GPUs" if self._takes_gpus is None else ""
-        number = count_processes(self._num_processes)
+        what = self._what(self._bundle(takes_gpus=self.takes_gpus is True))
+        gpus = f", and with GPU {self.num_gpus} if the cluster has GPUs" if self.takes_gpus is None else ""
+        number = count_processes(self.num_processes)
         return f"a placement group of {what}{gpus}; in each an actor with {number} in {self.project}"
 
     def _what(self, bundle: Mapping[str, float]) -> str:
         resources = " and ".join(f"{name} {number:g}" for name, number in bundle.items())
-        return f"{self._num_nodes} bundle{'s' * (self._num_nodes != 1)} of {resources}, {self._strategy}"
+        return f"{self.num_nodes} bundle{'s' * (self.num_nodes != 1)} of {resources}, {self._strategy}"
 
     @property
     def _strategy(self) -> str:
-        return "STRICT_SPREAD" if self._num_nodes > 1 else "PACK"
+        return "STRICT_SPREAD" if self.num_nodes > 1 else "PACK"
 
     def _bundle(self, *, takes_gpus: bool) -> dict[str, float]:
-        return {"CPU": self._num_cores, **({"GPU": self._num_gpus} if takes_gpus else {})}
+        return {"CPU": self.num_cores, **({"GPU": self.num_gpus} if takes_gpus else {})}
 
     def _takes_gpus_here(self) -> bool:
         import ray
 
-        return "GPU" in ray.cluster_resources() if self._takes_gpus is None else self._takes_gpus
+        return "GPU" in ray.cluster_resources() if self.takes_gpus is None else self.takes_gpus
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, final
@@ -28,17 +28,14 @@ _SECONDS_FOR_THE_TRUTH = 3.0
 """How long to wait, after a first sign that something is wrong, for what the other hosts say."""
 
 
+@dataclass
 class RemoteLauncher(Launcher):
-    """Starts a process on each host, which runs the workers there.
+    """Starts a process on each host, which runs the workers there."""
 
-    Args:
-        project: what all hosts have.
-        num_starts: how often the same launch was started before, by Slurm for instance.
-    """
-
-    def __init__(self, project: Project, num_starts: int = 0) -> None:
-        self.project = project
-        self.num_starts = num_starts
+    project: Project
+    """What all hosts have."""
+    num_starts: int = 0
+    """How often the same launch was started before, by Slurm for instance."""
 
     @abstractmethod
     def connect(self) -> list[tuple[str, int, Wire]]:
@@ -144,30 +141,22 @@ def _start(agreement: Agreement, workers: Workers, job: bytes, num_restarts: int
 
 
 @final
+@dataclass
 class _Run:
-    """Waits for the workers of all hosts, and passes on what is said.
+    """Waits for the workers of all hosts, and passes on what is said."""
 
-    Args:
-        hosts: all of them, with their workers started.
-        events: what they say.
-        files: of this process.
-        limit_seconds: see `Project`.
-    """
-
-    def __init__(
-        self,
-        hosts: Sequence[RemoteHost],
-        events: "SimpleQueue[Event]",
-        files: JobFiles,
-        limit_seconds: float | None,
-    ) -> None:
-        self._hosts = hosts
-        self._events = events
-        self._files = files
-        self._limit_seconds = limit_seconds
-        self._heard = {host: (host.num_heard, time.monotonic()) for host in hosts}
-        self._ended: dict[RemoteHost, Failure | None] = {}
-        self._is_told_to_stop = False
+    hosts: Sequence[RemoteHost]
+    """All of them, with their workers started."""
+    events: "SimpleQueue[Event]"
+    """What they say."""
+    files: JobFiles
+    """Those of this process."""
+    limit_seconds: float | None
+    """See `Project`."""
+    heard: dict[RemoteHost, tuple[int, float]] = field(default_factory=dict)
+    """How often each had said something when that was last seen to change, and when that was."""
+    ended: "dict[RemoteHost, Failure | None]" = field(default_factory=dict)
+    is_told_to_stop: bool = False
 
     def wait(self) -> "Failure | None":
         """Return when all hosts have done their part, or with the failure of one."""
@@ -175,14 +164,14 @@ class _Run:
         from lanewise.processes.watch.failure import LOST_HOST
 
         deadline = math.inf
-        while len(self._ended) < len(self._hosts) and time.monotonic() < deadline:
+        while len(self.ended) < len(self.hosts) and time.monotonic() < deadline:
             with suppress(Empty):
-                self._take(self._events.get(timeout=_SECONDS_BETWEEN_LOOKS))
+                self._take(self.events.get(timeout=_SECONDS_BETWEEN_LOOKS))
             self._pass_wish_on()
             self._look_for_silence()
-            if deadline == math.inf and any(self._ended.values()):
+            if deadline == math.inf and any(self.ended.values()):
                 deadline = time.monotonic() + _SECONDS_FOR_THE_TRUTH
-        failures = [failure for failure in self._ended.values() if failure is not None]
+        failures = [failure for failure in self.ended.values() if failure is not None]
         # What says only that somebody is lost comes last.
         vague = {LOST_HOST: 1, STORE_LOST: 2, SILENCE: 3}
         return min(failures, key=lambda failure: vague.get(failure.kind, 0), default=None)
@@ -194,31 +183,31 @@ class _Run:
             rank, number, text = values
             _write(number, f"{host.name} rank {rank}: {text}")
         elif kind == "begun":
-            self._files.begun.touch()
+            self.files.begun.touch()
         elif kind == "ended":
-            self._ended[host], result = values
+            self.ended[host], result = values
             if result is not None:
-                self._files.result.write_bytes(result)
-        elif host not in self._ended:
-            self._ended[host] = _lost(host, values[0])
+                self.files.result.write_bytes(result)
+        elif host not in self.ended:
+            self.ended[host] = _lost(host, values[0])
 
     def _pass_wish_on(self) -> None:
         """Tell all hosts once that the run shall stop, if it shall."""
-        if not self._is_told_to_stop and self._files.stop.exists():
-            self._is_told_to_stop = True
-            for host in self._hosts:
+        if not self.is_told_to_stop and self.files.stop.exists():
+            self.is_told_to_stop = True
+            for host in self.hosts:
                 host.send("stop")
 
     def _look_for_silence(self) -> None:
         """Give up the hosts that said nothing for too long."""
         now = time.monotonic()
-        for host in self._hosts:
-            number, since = self._heard[host]
+        for host in self.hosts:
+            number, since = self.heard.get(host, (-1, now))
             if host.num_heard != number:
-                self._heard[host] = host.num_heard, now
-            elif self._limit_seconds is not None and now - since > self._limit_seconds:
-                what = f"it said nothing for {self._limit_seconds:g} s"
-                self._ended.setdefault(host, _lost(host, f"{what}: it is stopped, or the way to it is cut"))
+                self.heard[host] = host.num_heard, now
+            elif self.limit_seconds is not None and now - since > self.limit_seconds:
+                what = f"it said nothing for {self.limit_seconds:g} s"
+                self.ended.setdefault(host, _lost(host, f"{what}: it is stopped, or the way to it is cut"))
 
 
 def _lost(host: RemoteHost, why: str) -> "Failure":

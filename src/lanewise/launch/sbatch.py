@@ -16,6 +16,8 @@ from lanewise.config.hosts import SlurmConfig
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.launch.launcher import count_processes
 
+ALLOCATION = "SLURM_JOB_ID"
+"""The variable that is set inside of an allocation."""
 _SECONDS_OF_SLURM = 60
 """How late Slurm may notice that a time limit comes near."""
 
@@ -152,6 +154,15 @@ class BatchJob:
                 f"  scancel {number}  # saves a checkpoint and ends it",
             ]
         )
+
+
+def allocated_nodes() -> list[str]:
+    """Return the names of the nodes of the allocation in which this process is.
+
+    Raises:
+        LaunchError: Slurm does not tell them.
+    """
+    return run_slurm("scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")).split()
 
 
 def start_slurm(*command: str, stdout: int = subprocess.PIPE) -> "subprocess.Popen[str]":

@@ -2,10 +2,11 @@
 
 import json
 import subprocess
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import NoneType
@@ -22,6 +23,7 @@ _SECONDS_TO_END = 3.0
 _LINES_OF_STDERR = 20
 _SECONDS_TO_SAY_SO = 1.0
 _SHOWN_BYTES = 80
+_CHUNK_BYTES = 2**20
 _BEAT = b'["beat"]\n'
 _END = b'["end"]\n'
 
@@ -55,12 +57,12 @@ class Wire(ABC):
         """Send a line. Raises OSError where nobody receives it."""
 
     @abstractmethod
-    def lines(self) -> Iterator[bytes]:
-        """Yield the lines that come, until the other end has gone."""
+    def read(self) -> bytes:
+        """Wait for something that comes, and return it; nothing when the other end has gone."""
 
     @abstractmethod
-    def errors(self) -> Iterator[str]:
-        """Yield the lines that the host, or what reaches it, writes to its standard error."""
+    def read_error(self) -> bytes:
+        """Do what `read` does with what the host, or what reaches it, writes to its standard error."""
 
     @abstractmethod
     def close(self) -> None:
@@ -71,16 +73,25 @@ class Wire(ABC):
         """Say how what reaches the host ended; empty where that says nothing."""
 
 
+def host_program(python: str) -> tuple[str, ...]:
+    """Return the command that starts the process on a host."""
+    # -P: what lies in the user's folder must not take the place of a module.
+    return (python, "-P", "-m", "lanewise.launch.host")
+
+
+PYTHON_HERE = host_program(sys.executable)
+
+
 @final
 class CommandWire(Wire):
     """A wire through a command such as ssh or srun, which starts the process and carries its streams.
 
     Args:
-        command: program and arguments.
         remedy: what must be so that it reaches the host.
+        command: program and arguments; by default it is the process itself that is started, on this machine.
     """
 
-    def __init__(self, command: Sequence[str], remedy: str) -> None:
+    def __init__(self, remedy: str, command: Sequence[str] = PYTHON_HERE) -> None:
         self.remedy = remedy
         self._program = command[0]
         try:
@@ -93,34 +104,32 @@ class CommandWire(Wire):
             )
         except FileNotFoundError:
             raise LaunchError(f"{self._program} is not installed on this machine.") from None
+        self._stdin: Any = self._process.stdin
+        self._stdout: Any = self._process.stdout
+        self._stderr: Any = self._process.stderr
 
     def send(self, line: bytes) -> None:
         """See `Wire`."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
+            self._stdin.write(line)
+            self._stdin.flush()
         except ValueError:  # it was closed meanwhile
             raise BrokenPipeError from None
 
-    def lines(self) -> Iterator[bytes]:
+    def read(self) -> bytes:
         """See `Wire`."""
-        assert self._process.stdout is not None
-        yield from iter(self._process.stdout.readline, b"")
+        return self._stdout.read1(_CHUNK_BYTES)  # type: ignore[no-any-return]
 
-    def errors(self) -> Iterator[str]:
+    def read_error(self) -> bytes:
         """See `Wire`."""
-        assert self._process.stderr is not None
-        for line in iter(self._process.stderr.readline, b""):
-            yield line.decode(errors="replace").rstrip()
+        return self._stderr.read1(_CHUNK_BYTES)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """See `Wire`."""
-        assert self._process.stdin is not None
         with suppress(OSError):
-            self._process.stdin.close()
+            self._stdin.close()
         try:
-            self._process.wait(_SECONDS_TO_SAY_SO)
+            self._process.wait(_SECONDS_TO_END)
         except subprocess.TimeoutExpired:  # the way to the host is cut
             self._process.kill()
             self._process.wait()
@@ -229,7 +238,7 @@ class RemoteHost:
 
     def _read(self) -> None:
         """Take what the host says, until it has gone, or says what is no message."""
-        lines = self._wire.lines()
+        lines = _lines(self._wire.read)
         line = b""
         try:
             for line in lines:  # what a login shell prints may come first
@@ -288,7 +297,8 @@ class RemoteHost:
         return f"its process has ended ({said})" if said else "its process has ended"
 
     def _read_errors(self) -> None:
-        self._errors.extend(self._wire.errors())  # which matter if the process ends
+        for line in _lines(self._wire.read_error):
+            self._errors.append(line.decode(errors="replace").rstrip())  # which matters if the process ends
 
     def _write(self) -> None:
         """Send what is to be sent, and a beat where there is nothing."""
@@ -305,3 +315,17 @@ class RemoteHost:
         thread = threading.Thread(target=target, daemon=True)
         thread.start()
         return thread
+
+
+def _lines(read: Callable[[], bytes]) -> Iterator[bytes]:
+    """Yield lines, each as soon as it is there, until nothing comes or nothing can be read."""
+    begun: list[bytes] = []
+    with suppress(OSError):
+        while chunk := read():
+            *ends, rest = chunk.split(b"\n")
+            for end in ends:
+                yield b"".join([*begun, end])
+                begun = []
+            begun.append(rest)
+    if any(begun):
+        yield b"".join(begun)

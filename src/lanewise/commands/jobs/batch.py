@@ -17,8 +17,7 @@ from lanewise.commands.jobs.outcome import Outcome
 from lanewise.commands.jobs.signals import wants_stop
 from lanewise.commands.jobs.start import run_command
 from lanewise.errors import LanewiseError, LaunchError, PreemptedError, mistakes_of
-from lanewise.launch.sbatch import run_slurm
-from lanewise.launch.slurm import ALLOCATION
+from lanewise.launch.sbatch import ALLOCATION, run_slurm
 
 
 def main() -> int:

@@ -18,13 +18,11 @@ from lanewise.config.load import dump_config
 from lanewise.errors import ConfigError
 from lanewise.launch import Launcher, LocalLauncher
 from lanewise.launch.agree import Project
-from lanewise.launch.here import HereLauncher
+from lanewise.launch.command import here_launcher, slurm_launcher, ssh_launcher
 from lanewise.launch.kubernetes import CONFIG_FILE, KubernetesLauncher, manifest
 from lanewise.launch.ray import RayLauncher
 from lanewise.launch.remote import RemoteLauncher
-from lanewise.launch.sbatch import BatchJob
-from lanewise.launch.slurm import ALLOCATION, SlurmLauncher, allocated_nodes
-from lanewise.launch.ssh import SSHLauncher
+from lanewise.launch.sbatch import ALLOCATION, BatchJob, allocated_nodes
 from lanewise.processes.world.environment import Environment
 
 J = TypeVar("J", bound=Job)
@@ -55,21 +53,26 @@ def _local(_job: Job, hosts: Hosts) -> Launcher:
 
 
 def _ssh(job: Job, hosts: Hosts) -> Launcher:
-    return SSHLauncher(hosts, job.config.distributed.ssh.python or sys.executable, _project(job))
+    return ssh_launcher(hosts, job.config.distributed.ssh.python or sys.executable, _project(job))
 
 
 def _slurm(job: Job, hosts: Hosts) -> Launcher:
     num_starts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    return SlurmLauncher(hosts, _project(job), num_starts)
+    return slurm_launcher(hosts, _project(job), num_starts)
 
 
 def _ray(job: Job, hosts: Hosts) -> Launcher:
     distributed = job.config.distributed
     types = {name.partition(":")[0] for name in distributed.device_names} or {distributed.device_type}
     takes_gpus = None if types == {"auto"} else types == {"cuda"}
-    num_nodes, num_processes = len(hosts), hosts[0][1]
-    num_gpus, num_cores = distributed.num_devices or 1, _num_cores(job)
-    return RayLauncher(num_nodes, num_processes, num_cores, num_gpus, takes_gpus, _project(job))
+    return RayLauncher(
+        project=_project(job),
+        num_nodes=len(hosts),
+        num_processes=hosts[0][1],
+        num_cores=_num_cores(job),
+        num_gpus=distributed.num_devices or 1,
+        takes_gpus=takes_gpus,
+    )
 
 
 def _kubernetes(job: Job, _hosts: Hosts) -> Launcher:
@@ -94,7 +97,7 @@ def remote_launcher_of(job: Job) -> RemoteLauncher:
     distributed = job.config.distributed
     if distributed.launcher == "local":
         ((_, count),) = _hosts_of(distributed)
-        return HereLauncher(count, _project(job))
+        return here_launcher(count, _project(job))
     launcher = launcher_of(job)
     if is_submitted(distributed):
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -111,19 +111,15 @@ def thinned(points: Points, most: int = MOST_POINTS) -> Points:
     return Points(*(column[places] for column in points))
 
 
-def to_json(values: NDArray[np.float64], digits: int = 6) -> list[float | int | None]:
-    """Return numbers as JSON takes them, with so many digits."""
-    return list(_rounded(values.tolist(), digits))
+def to_json(values: NDArray[np.float64]) -> list[float | int | None]:
+    """Return numbers as JSON takes them, with six digits."""
 
-
-def _rounded(values: Sequence[float], digits: int) -> Iterator[float | int | None]:
-    for value in values:
+    def rounded(value: float) -> float | int | None:
         if not math.isfinite(value):
-            yield None
-        elif value == int(value) and abs(value) < 2**53:
-            yield int(value)
-        else:
-            yield float(f"{value:.{digits}g}")
+            return None
+        return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.6g}")
+
+    return [rounded(value) for value in values.tolist()]
 
 
 def mean_of(points: Mapping[str, Points], name: str) -> float | None:
