@@ -1,6 +1,6 @@
 """Sums the gradients of one bucket over the processes, and chooses the algorithm."""
 
-from typing import Protocol, final
+from typing import TypeAlias, final
 
 import torch
 import torch.distributed as dist
@@ -12,10 +12,12 @@ from lanewise.reduce.shared_all_reduce import SharedAllReduce
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 
 
-class AllReduce(Protocol):
-    """Sums flat tensors over units, which are the lanes of the run or its processes.
+@final
+class BackendAllReduce:
+    """Sums flat tensors over processes with the backend's own all_reduce, in any order.
 
-    Collective: every rank must construct it, and call `start` equally often, with tensors of equal sizes.
+    Of this and of the others: collective, every rank must construct it, and call `start` equally often, with
+    tensors of equal sizes.
     """
 
     def start(
@@ -31,11 +33,16 @@ class AllReduce(Protocol):
         Returns:
             A future of the flat sum over all units.
         """
-        ...
+        work = dist.all_reduce(bucket, async_op=True)
+        summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+        return summed
 
     def close(self) -> None:
         """Stop the background work."""
-        ...
+
+
+AllReduce: TypeAlias = BackendAllReduce | SharedAllReduce | TreeAllReduce
+"""Sums flat tensors over units, which are the lanes of the run or its processes."""
 
 
 def open_all_reduce(world: World, placement: Placement, equality: Equality) -> AllReduce:
@@ -49,19 +56,3 @@ def open_all_reduce(world: World, placement: Placement, equality: Equality) -> A
     if equality == "exact":
         return TreeAllReduce(world, units)
     return BackendAllReduce()
-
-
-@final
-class BackendAllReduce:
-    """Sums over processes with the backend's own all_reduce, in any order; an `AllReduce`."""
-
-    def start(
-        self, subtree_sums: list[torch.Tensor], present: Present, bucket: torch.Tensor
-    ) -> torch.futures.Future[torch.Tensor]:
-        """See `AllReduce`."""
-        work = dist.all_reduce(bucket, async_op=True)
-        summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
-        return summed
-
-    def close(self) -> None:
-        """See `AllReduce`."""

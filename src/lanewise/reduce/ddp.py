@@ -28,11 +28,11 @@ from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.compression import CompressedAllReduce
 from lanewise.reduce.pending import is_dense, new_tree_sum
-from lanewise.reduce.reducer import WholeModel, divide_gradients, run_backward, without_loss
+from lanewise.reduce.reducer import Reducer, divide_gradients, run_backward, without_loss
 
 
 @final
-class DDPReducer(WholeModel):
+class DDPReducer(Reducer):
     """A reducer through stock DDP, which makes the buckets and overlaps them with the backward.
 
     A communication hook of DDP adds the lanes. The task sees no wrapper: DDP wraps a `Caller`.

@@ -13,7 +13,7 @@ sends zeros.
 import logging
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,14 +35,22 @@ from lanewise.reduce.caller import Caller
 from lanewise.reduce.connect import connect
 from lanewise.reduce.fsdp_group import gather_before_backward, param_group_of, send_zeros_for_unused
 from lanewise.reduce.passes import passes, require_data
-from lanewise.reduce.reducer import Lane, LaneWork, T, divide_gradients, run_backward, trained_parameters
+from lanewise.reduce.reducer import (
+    Lane,
+    LaneWork,
+    Reducer,
+    T,
+    divide_gradients,
+    run_backward,
+    trained_parameters,
+)
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
 
 logger = logging.getLogger(__name__)
 
 
 @final
-class FSDPReducer:
+class FSDPReducer(Reducer):
     """A reducer with which every process has a part of each parameter, gradient and optimizer state.
 
     A block's weights are gathered for its forward and again for its backward. Parameters in no block stay
@@ -98,8 +106,8 @@ class FSDPReducer:
         self._callers: dict[nn.Module, Any] = {}
         self._placement = placement
         self.adopt(model)
-        self.replicas: Sequence[nn.Module] = [model]
-        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)  # sharded by `adopt`
+        self.replicas = [model]
+        self.parameters = trained_parameters(model)  # sharded by `adopt`
         self._sums: list[TreeReduceScatter] = []
         for module in self._sharded(model):
             self._hook_gathered(module)

@@ -29,123 +29,12 @@ class LaneWork(Protocol):
 
     def forward(self, model: nn.Module, data: Any) -> Any:
         """Return the outputs of a module for a batch, under the lane's random state."""
-        ...
 
     def loss(self, outputs: Any, data: Any) -> Any:
         """Return the loss; its random numbers continue those of the forward."""
-        ...
 
 
 Lane = TypeVar("Lane", bound=LaneWork)
-
-
-class Reducer(Protocol):
-    """Sums the gradients of a step's lanes over all processes.
-
-    In a step the engine iterates over `losses`, and calls `backward` for each lane that this yields, in lane
-    order; at the end it calls `finish`. With several replicas, as many lanes run at once: a round.
-    Communication happens in the backward of the last lane (`turn.is_last`), which it overlaps, and in
-    `finish`. With one replica:
-
-        losses: lane 0  backward(lane 0)  losses: lane 1  backward(lane 1)         finish
-                                                          |- buckets travel ...... |
-
-    The user's own loop does not call `losses`, but computes them itself.
-    """
-
-    replicas: Sequence[nn.Module]
-    """The modules on which the lanes of a round run at once; the first is the user's own."""
-    parameters: Sequence[nn.Parameter]
-    """The trained parameters."""
-    forward_is_collective: bool
-    """Whether a process waits in a forward for the others, so that all must run equally many forwards."""
-
-    def adopt(self, module: nn.Module) -> None:
-        """Place another module like the model, such as its average, on the same devices in the same way."""
-        ...
-
-    def gathered_parameters(self) -> Mapping[torch.Tensor, str]:
-        """Return the tensors that stand in a forward for parameters, where these are sharded, with names."""
-        ...
-
-    def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
-        """Call `note` with the name and tensor of a trained parameter after a lane's backward reached it."""
-        ...
-
-    def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of a step, and additional ones if forwards are collective and others have more.
-
-        The results of the additional batches are discarded: their turns have no positions. `turn.is_last` is
-        set for the very last batch only.
-
-        Args:
-            batches: `LaneBatch`es, consumed for one step.
-        """
-        ...
-
-    def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
-        """Yield each lane with its loss, computed when it is asked for; with None where it has no data.
-
-        Collective where forwards are: every rank must iterate to the end.
-        """
-        ...
-
-    def forwards(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
-        """Do what `losses` does for lanes that get no backward; no graph of theirs may be kept."""
-        ...
-
-    def gathered(self, module: nn.Module) -> AbstractContextManager[object]:
-        """Return a context in which parameters that are in no block are whole, outside of a forward.
-
-        Collective where forwards are: every rank must enter and leave it.
-
-        Args:
-            module: the model, or an adopted module.
-        """
-        ...
-
-    def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
-        """Add the gradients of a lane. Collective for the last lane of a step.
-
-        Args:
-            turn: the lane's turn; a lane without samples takes part, but contributes nothing.
-            loss: scalar; the lane contributes `factor` times its gradient. None: it contributes nothing.
-            factor: scalar that is passed to the backward, so that it needs no node in the graph; None if
-                `loss` is None.
-        """
-        ...
-
-    def finish(self, weight: float) -> None:
-        """Set every `param.grad` to the sum over all lanes, divided by `weight`. Collective."""
-        ...
-
-    def gradient_norms(self) -> torch.Tensor:
-        """Return the L2 norm of each parameter's gradient, [num_parameters].
-
-        Collective: every rank must call this.
-        """
-        ...
-
-    def evaluate(
-        self,
-        module: nn.Module,
-        lanes: Iterable[Lane],
-        num_lanes: int | None,
-        compute: Callable[[Lane, Any], T],
-    ) -> Iterator[tuple[Lane, T]]:
-        """Yield each lane that has samples, with the result of `compute` for it.
-
-        Args:
-            module: the model, or an adopted module, which `compute` runs without a backward.
-            lanes: the lanes of this process; a single empty lane if it has none.
-            num_lanes: the number of these lanes that have samples; None on every rank: nobody knows it.
-            compute: returns the result for a lane and its batch.
-        """
-        ...
-
-    def close(self) -> None:
-        """Stop the background work."""
-        ...
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -200,8 +89,20 @@ def evaluate_lanes(
             yield lane, compute(lane, lane.batch.data)
 
 
-class WholeModel(ABC):
-    """The code that reducers share which hold the whole model on each device.
+class Reducer(ABC):
+    """Sums the gradients of a step's lanes over all processes.
+
+    In a step the engine iterates over `losses`, and calls `backward` for each lane that this yields, in lane
+    order; at the end it calls `finish`. With several replicas, as many lanes run at once: a round.
+    Communication happens in the backward of the last lane (`turn.is_last`), which it overlaps, and in
+    `finish`. With one replica:
+
+        losses: lane 0  backward(lane 0)  losses: lane 1  backward(lane 1)         finish
+                                                          |- buckets travel ...... |
+
+    The user's own loop does not call `losses`, but computes them itself.
+
+    What is not abstract is how reducers do it which hold the whole model on each device.
 
     Args:
         model: the user's module.
@@ -209,22 +110,29 @@ class WholeModel(ABC):
         equality: in `exact`, gradients are kept lane by lane until they are added in the tree.
     """
 
+    replicas: Sequence[nn.Module]
+    """The modules on which the lanes of a round run at once; the first is the user's own."""
+    parameters: Sequence[nn.Parameter]
+    """The trained parameters."""
+    forward_is_collective: bool
+    """Whether a process waits in a forward for the others, so that all must run equally many forwards."""
+
     def __init__(self, model: nn.Module, num_lanes: int, equality: Equality) -> None:
-        self.replicas: Sequence[nn.Module] = [model]
-        self.parameters: Sequence[nn.Parameter] = trained_parameters(model)
+        self.replicas = [model]
+        self.parameters = trained_parameters(model)
         self.forward_is_collective = False
         self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
 
     def adopt(self, module: nn.Module) -> None:
-        """See `Reducer`."""
+        """Place another module like the model, such as its average, on the same devices in the same way."""
         module.to(self.parameters[0].device)
 
     def gathered_parameters(self) -> Mapping[torch.Tensor, str]:
-        """See `Reducer`."""
+        """Return the tensors that stand in a forward for parameters, where these are sharded, with names."""
         return {}
 
     def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
-        """See `Reducer`."""
+        """Call `note` with the name and tensor of a trained parameter after a lane's backward reached it."""
         return [
             parameter.register_post_accumulate_grad_hook(lambda one, name=name: note(name, one))
             for replica in self.replicas
@@ -233,11 +141,21 @@ class WholeModel(ABC):
         ]
 
     def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """See `Reducer`."""
+        """Yield the batches of a step, and additional ones if forwards are collective and others have more.
+
+        The results of the additional batches are discarded: their turns have no positions. `turn.is_last` is
+        set for the very last batch only.
+
+        Args:
+            batches: `LaneBatch`es, consumed for one step.
+        """
         return batches
 
     def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
-        """See `Reducer`."""
+        """Yield each lane with its loss, computed when it is asked for; with None where it has no data.
+
+        Collective where forwards are: every rank must iterate to the end.
+        """
         (model,) = self.replicas
         for lane in lanes:
             data = lane.batch.data
@@ -246,27 +164,58 @@ class WholeModel(ABC):
             del lane, data  # before the next batch is read
 
     def forwards(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
-        """See `Reducer`."""
+        """Do what `losses` does for lanes that get no backward; no graph of theirs may be kept."""
         return self.losses(lanes)
 
     def gathered(self, module: nn.Module) -> AbstractContextManager[object]:
-        """See `Reducer`."""
-        return nullcontext()
+        """Return a context in which parameters that are in no block are whole, outside of a forward.
 
-    def gradient_norms(self) -> torch.Tensor:
-        """See `Reducer`."""
-        gradients = [one.grad for one in self.parameters if one.grad is not None]
-        return torch.stack(torch._foreach_norm(gradients))  # noqa: SLF001 - like `get_total_norm`
+        Collective where forwards are: every rank must enter and leave it.
+
+        Args:
+            module: the model, or an adopted module.
+        """
+        return nullcontext()
 
     @abstractmethod
     def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
-        """See `Reducer`."""
+        """Add the gradients of a lane. Collective for the last lane of a step.
+
+        Args:
+            turn: the lane's turn; a lane without samples takes part, but contributes nothing.
+            loss: scalar; the lane contributes `factor` times its gradient. None: it contributes nothing.
+            factor: scalar that is passed to the backward, so that it needs no node in the graph; None if
+                `loss` is None.
+        """
 
     @abstractmethod
     def finish(self, weight: float) -> None:
-        """See `Reducer`."""
+        """Set every `param.grad` to the sum over all lanes, divided by `weight`. Collective."""
 
-    evaluate = staticmethod(evaluate_lanes)
+    def gradient_norms(self) -> torch.Tensor:
+        """Return the L2 norm of each parameter's gradient, [num_parameters].
+
+        Collective: every rank must call this.
+        """
+        gradients = [one.grad for one in self.parameters if one.grad is not None]
+        return torch.stack(torch._foreach_norm(gradients))  # noqa: SLF001 - like `get_total_norm`
+
+    def evaluate(
+        self,
+        module: nn.Module,
+        lanes: Iterable[Lane],
+        num_lanes: int | None,
+        compute: Callable[[Lane, Any], T],
+    ) -> Iterator[tuple[Lane, T]]:
+        """Yield each lane that has samples, with the result of `compute` for it.
+
+        Args:
+            module: the model, or an adopted module, which `compute` runs without a backward.
+            lanes: the lanes of this process; a single empty lane if it has none.
+            num_lanes: the number of these lanes that have samples; None on every rank: nobody knows it.
+            compute: returns the result for a lane and its batch.
+        """
+        return evaluate_lanes(module, lanes, num_lanes, compute)
 
     def close(self) -> None:  # noqa: B027 - most have nothing to stop
-        """See `Reducer`."""
+        """Stop the background work."""

@@ -34,7 +34,7 @@ from lanewise.processes.device.random_state import take_random_state
 from lanewise.reduce.reducer import (
     Lane,
     LaneWork,
-    WholeModel,
+    Reducer,
     divide_gradients,
     trained_parameters,
     without_loss,
@@ -42,7 +42,7 @@ from lanewise.reduce.reducer import (
 
 
 @final
-class ReplicaReducer(WholeModel):
+class ReplicaReducer(Reducer):
     """Runs lanes on several devices of one process, and adds their gradients on the first one.
 
     On GPUs each lane of a round has a thread, and draws from its device's generator. On the CPU, or where a

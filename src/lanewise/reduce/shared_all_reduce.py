@@ -22,7 +22,7 @@ _SMALL_BYTES = 2**14
 
 @final
 class SharedAllReduce:
-    """Sums flat CPU tensors over all lanes; an `AllReduce`. See [Note: two barriers].
+    """Sums flat CPU tensors over all lanes. See [Note: two barriers].
 
     The calling thread computes the sums: no core is idle that could do it during the backward.
 
@@ -38,7 +38,7 @@ class SharedAllReduce:
     def start(
         self, subtree_sums: list[torch.Tensor], present: Present, bucket: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
-        """See `AllReduce`."""
+        """See `BackendAllReduce`."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         nodes = self._placement.subtrees(present)
         size = self._memory.block_bytes // bucket.itemsize // max(map(len, nodes))
@@ -51,7 +51,7 @@ class SharedAllReduce:
         return future
 
     def close(self) -> None:
-        """See `AllReduce`."""
+        """See `BackendAllReduce`."""
 
     def _reduce(
         self,

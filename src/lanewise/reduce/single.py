@@ -5,11 +5,11 @@ from typing import final
 import torch
 
 from lanewise.lanes import LaneTurn
-from lanewise.reduce.reducer import WholeModel, divide_gradients, run_backward, without_loss
+from lanewise.reduce.reducer import Reducer, divide_gradients, run_backward, without_loss
 
 
 @final
-class SingleReducer(WholeModel):
+class SingleReducer(Reducer):
     """The reducer of a single process with a single device, which carries all lanes: nothing is sent.
 
     Args:

@@ -38,7 +38,7 @@ from lanewise.reduce.pending import new_tree_sum
 
 @final
 class TreeAllReduce:
-    """Sums flat tensors over all lanes, on any number of machines; an `AllReduce`."""
+    """Sums flat tensors over all lanes, on any number of machines."""
 
     def __init__(self, world: World, placement: Placement) -> None:
         self._device = world.device
@@ -56,7 +56,7 @@ class TreeAllReduce:
     def start(
         self, subtree_sums: list[torch.Tensor], present: Present, bucket: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
-        """See `AllReduce`."""
+        """See `BackendAllReduce`."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[self._device] if self._stream is not None else None
         )

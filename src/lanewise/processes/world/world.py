@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, TypeAlias, final
 
 import torch
 import torch.distributed as dist
@@ -27,139 +27,6 @@ _SECONDS_BETWEEN_QUESTIONS = 0.02
 _FOR_EVER = timedelta(days=1000)
 _BROADCAST_BYTES = 2**25
 """How much of several tensors travels at once."""
-
-
-class World(Protocol):
-    """All processes of the run, as one of them sees it."""
-
-    rank: int
-    world_size: int
-    device: torch.device
-    shared_memory: SharedMemory | None
-    """Of CPU processes that are all on one machine; None elsewhere, and where the system refuses it."""
-    is_restarted: bool
-    """Whether an earlier start of the same launch may have begun the run; the same on every rank."""
-
-    def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Send a tensor to every rank. Collective: every rank must call this, with equal shapes and dtypes.
-
-        Returns:
-            A function that waits and returns the ranks' tensors, stacked: [world_size, *tensor.shape].
-        """
-
-    def start_all_gather_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Send a small tensor to every rank's CPU. Collective, as `start_all_gather`.
-
-        Waiting for the result waits for what was enqueued on the device before, not for what comes after.
-        """
-
-    def all_gather_tree(self, value: Any) -> list[Any]:
-        """Return every rank's value, in rank order. Collective: every rank must call this. For start-up.
-
-        Args:
-            value: tensors, numbers, text, None, and lists, tuples and mappings of them. What arrives are
-                plain lists, tuples and dicts, and tensors in host memory; one process gets its own value.
-
-        Raises:
-            WorldError: if there is anything else in a value, or what arrives is no message.
-        """
-
-    def gather_tree(self, value: Any) -> list[Any] | None:
-        """Return every rank's value on rank 0, None elsewhere. Collective, as `all_gather_tree`."""
-
-    def broadcast_tree(self, value: Any) -> Any:
-        """Return rank 0's value on every rank. Collective, as `all_gather_tree`."""
-
-    def broadcast(self, tensors: Sequence[torch.Tensor], source: int) -> None:
-        """Overwrite tensors, of any strides, by those of a rank. Collective: every rank must call this."""
-
-    def num_collectives(self) -> int:
-        """Count the collectives that this process has begun so far, of all groups. No collective."""
-
-    def new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
-        """Open a second channel between some ranks. Collective: every rank must call this.
-
-        Returns:
-            None on the other ranks.
-        """
-
-    def is_first(self, key: str) -> bool:
-        """Tell whether this is the first call with this key, of all ranks. No collective."""
-
-    def tell(self, key: str, text: str) -> None:
-        """Leave a text for `hear`. No collective; any thread may call this."""
-
-    def hear(self, key: str, ranks: Sequence[int], timeout_seconds: float) -> list[str]:
-        """Wait for the texts that some ranks left under a key. No collective; any thread may call this.
-
-        Raises:
-            WorldError: if some of the ranks left none in time; names those ranks.
-        """
-
-    def close(self) -> None:
-        """Leave the world. The others need not do so at the same time."""
-
-
-@final
-class LocalWorld:
-    """One process alone: every collective is the identity."""
-
-    rank = 0
-    world_size = 1
-    shared_memory: SharedMemory | None = None
-
-    def __init__(self, device: torch.device, *, is_restarted: bool = False) -> None:
-        self.device = device
-        self.is_restarted = is_restarted
-        self._keys: set[str] = set()
-        self._told: dict[str, str] = {}
-
-    def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """See `World`."""
-        return lambda: tensor.unsqueeze(0)
-
-    def start_all_gather_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """See `World`."""
-        return start_copy_to_host(tensor.unsqueeze(0))
-
-    def all_gather_tree(self, value: Any) -> list[Any]:
-        """See `World`."""
-        return [value]
-
-    def gather_tree(self, value: Any) -> list[Any]:
-        """See `World`."""
-        return [value]
-
-    def broadcast_tree(self, value: Any) -> Any:
-        """See `World`."""
-        return value
-
-    def broadcast(self, tensors: Sequence[torch.Tensor], source: int) -> None:
-        """See `World`."""
-
-    def num_collectives(self) -> int:
-        """See `World`."""
-        return 0
-
-    def new_group(self, ranks: Sequence[int]) -> None:
-        """See `World`."""
-
-    def is_first(self, key: str) -> bool:
-        """See `World`."""
-        is_first = key not in self._keys
-        self._keys.add(key)
-        return is_first
-
-    def tell(self, key: str, text: str) -> None:
-        """See `World`."""
-        self._told[key] = text
-
-    def hear(self, key: str, ranks: Sequence[int], timeout_seconds: float) -> list[str]:
-        """See `World`."""
-        return [self._told.pop(key)]
-
-    def close(self) -> None:
-        """See `World`."""
 
 
 @final
@@ -192,7 +59,11 @@ class GroupWorld:
         self._sends_from = torch.device("cpu") if self._is_on_host else device
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """See `World`."""
+        """Send a tensor to every rank. Collective: every rank must call this, with equal shapes and dtypes.
+
+        Returns:
+            A function that waits and returns the ranks' tensors, stacked: [world_size, *tensor.shape].
+        """
         if self.shared_memory is not None and self.shared_memory.can_gather(tensor):
             return self.shared_memory.start_all_gather(tensor)
         sent = tensor.cpu() if self._is_on_host else tensor  # gloo gathers tensors of the CPU only
@@ -207,26 +78,37 @@ class GroupWorld:
         return wait
 
     def start_all_gather_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """See `World`."""
+        """Send a small tensor to every rank's CPU. Collective, as `start_all_gather`.
+
+        Waiting for the result waits for what was enqueued on the device before, not for what comes after.
+        """
         if self._is_on_host:
             return self.start_all_gather(tensor.cpu())
         with side_stream(tensor.device):
             return start_copy_to_host(self.start_all_gather(tensor)())
 
     def all_gather_tree(self, value: Any) -> list[Any]:
-        """See `World`."""
+        """Return every rank's value, in rank order. Collective: every rank must call this. For start-up.
+
+        Args:
+            value: tensors, numbers, text, None, and lists, tuples and mappings of them. What arrives are
+                plain lists, tuples and dicts, and tensors in host memory; one process gets its own value.
+
+        Raises:
+            WorldError: if there is anything else in a value, or what arrives is no message.
+        """
         return all_gather_tree(value, self._sends_from)
 
     def gather_tree(self, value: Any) -> list[Any] | None:
-        """See `World`."""
+        """Return every rank's value on rank 0, None elsewhere. Collective, as `all_gather_tree`."""
         return gather_tree(value, self._sends_from)
 
     def broadcast_tree(self, value: Any) -> Any:
-        """See `World`."""
+        """Return rank 0's value on every rank. Collective, as `all_gather_tree`."""
         return broadcast_tree(value, self._sends_from)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], source: int) -> None:
-        """See `World`."""
+        """Overwrite tensors, of any strides, by those of a rank. Collective: every rank must call this."""
         if not tensors:  # which torch refuses
             return
         group = dist.group.WORLD
@@ -235,7 +117,7 @@ class GroupWorld:
         dist._broadcast_coalesced(group, list(tensors), _BROADCAST_BYTES, source)  # noqa: SLF001
 
     def num_collectives(self) -> int:
-        """See `World`."""
+        """Count the collectives that this process has begun so far, of all groups. No collective."""
         groups: Any = dist.distributed_c10d._world.pg_map  # noqa: SLF001 - no public list of the groups
         return sum(
             group._get_sequence_number_for_group()  # noqa: SLF001 - nor a count
@@ -244,23 +126,31 @@ class GroupWorld:
         )
 
     def new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
-        """See `World`."""
+        """Open a second channel between some ranks. Collective: every rank must call this.
+
+        Returns:
+            None on the other ranks.
+        """
         group: dist.ProcessGroup = dist.new_group(list(ranks))
         return group if self.rank in ranks else None
 
     def is_first(self, key: str) -> bool:
-        """See `World`."""
+        """Tell whether this is the first call with this key, of all ranks. No collective."""
         try:
             return self._first.add(hashlib.sha256(key.encode()).hexdigest(), 1) == 1
         except RuntimeError:  # the process that keeps the store is gone: its own error was shown
             return False
 
     def tell(self, key: str, text: str) -> None:
-        """See `World`."""
+        """Leave a text for `hear`. No collective; any thread may call this."""
         self._told.set(f"{key}/{self.rank}", text)
 
     def hear(self, key: str, ranks: Sequence[int], timeout_seconds: float) -> list[str]:
-        """See `World`."""
+        """Wait for the texts that some ranks left under a key. No collective; any thread may call this.
+
+        Raises:
+            WorldError: if some of the ranks left none in time; names those ranks.
+        """
         keys = [f"{key}/{rank}" for rank in ranks]
         deadline = time.monotonic() + timeout_seconds
         # Not store.wait: it would keep other threads from the store.
@@ -272,11 +162,77 @@ class GroupWorld:
         return [self._told.get(one).decode() for one in keys]
 
     def close(self) -> None:
-        """See `World`."""
+        """Leave the world. The others need not do so at the same time."""
         if self.shared_memory is not None:
             self.shared_memory.close()
         dist.destroy_process_group()
         gc.collect()  # what belongs to a process group must be gone before the interpreter ends
+
+
+@final
+class LocalWorld:
+    """One process alone: every collective is the identity."""
+
+    rank = 0
+    world_size = 1
+    shared_memory: SharedMemory | None = None
+
+    def __init__(self, device: torch.device, *, is_restarted: bool = False) -> None:
+        self.device = device
+        self.is_restarted = is_restarted
+        self._keys: set[str] = set()
+        self._told: dict[str, str] = {}
+
+    def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """See `GroupWorld`."""
+        return lambda: tensor.unsqueeze(0)
+
+    def start_all_gather_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """See `GroupWorld`."""
+        return start_copy_to_host(tensor.unsqueeze(0))
+
+    def all_gather_tree(self, value: Any) -> list[Any]:
+        """See `GroupWorld`."""
+        return [value]
+
+    def gather_tree(self, value: Any) -> list[Any]:
+        """See `GroupWorld`."""
+        return [value]
+
+    def broadcast_tree(self, value: Any) -> Any:
+        """See `GroupWorld`."""
+        return value
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], source: int) -> None:
+        """See `GroupWorld`."""
+
+    def num_collectives(self) -> int:
+        """See `GroupWorld`."""
+        return 0
+
+    def new_group(self, ranks: Sequence[int]) -> None:
+        """See `GroupWorld`."""
+
+    def is_first(self, key: str) -> bool:
+        """See `GroupWorld`."""
+        is_first = key not in self._keys
+        self._keys.add(key)
+        return is_first
+
+    def tell(self, key: str, text: str) -> None:
+        """See `GroupWorld`."""
+        self._told[key] = text
+
+    def hear(self, key: str, ranks: Sequence[int], timeout_seconds: float) -> list[str]:
+        """See `GroupWorld`."""
+        return [self._told.pop(key)]
+
+    def close(self) -> None:
+        """See `GroupWorld`."""
+
+
+World: TypeAlias = GroupWorld | LocalWorld
+"""All processes of the run, as one of them sees it."""
 
 
 def join_world(
