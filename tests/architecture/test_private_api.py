@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 SRC = Path(__file__).parents[2] / "src" / "lanewise"
-OWN = {"_init_arguments", "_numbers", "_require_types"}
+OWN = {"_init_arguments", "_numbers"}
 """Private names of our own that are used of another object than `self`: of a class in the same file, and the
 arguments that a `Task` notes for commands/jobs/api.py."""
 DOCUMENTED = {"_asdict", "_fields", "_replace", "_exit"}

@@ -73,33 +73,34 @@ class JsonLines:
     """A file that grows by JSON objects, one on a line; a killed process leaves all that it wrote.
 
     Args:
-        path: made if it is not there.
+        path: made with the first line, if it is not there.
 
     Raises:
-        StorageError: the file cannot be written, here or later.
+        StorageError: the file cannot be written, when a line is or later.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with writing(path):
-            self._file = open_log(path)
+        self._file: TextIO | None = None
 
     def write(self, columns: Mapping[str, Any]) -> None:
         """Append a line."""
         try:
             with writing(self._path):
+                self._file = self._file or open_log(self._path)
                 if os.fstat(self._file.fileno()).st_nlink == 0:  # the line would be lost
                     raise OSError(errno.ENOENT, "it was removed while the run wrote it")
                 self._file.write(json.dumps(columns) + "\n")
         except StorageError:
-            with suppress(OSError):  # it would try again to write what is left
-                self._file.close()
+            with suppress(StorageError):  # it would try again to write what is left
+                self.close()
             raise
 
     def close(self) -> None:
         """Write no more."""
-        with writing(self._path):
-            self._file.close()
+        if self._file is not None:
+            with writing(self._path):
+                self._file.close()
 
 
 def replace_text(path: Path, text: str) -> None:

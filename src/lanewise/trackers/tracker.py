@@ -87,13 +87,7 @@ class Tracker(Callback, ABC):
         """See `Callback`."""
         self._more.set()
 
-    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        self._more.set()
-
-    def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        self._more.set()
+    on_epoch = on_evaluation = on_step
 
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`. Waits for what was not sent yet, but not for ever."""

@@ -84,36 +84,24 @@ class Beat:
 
 
 @final
+@dataclass(eq=False)
 class Channel:
-    """The channel of one process, or of a launcher. Any thread may call its methods.
+    """The channel of one process, or of a launcher. Any thread may call its methods."""
 
-    Args:
-        store: at which the processes meet.
-        world_size: the number of processes.
-        rank: of this process; None for a launcher.
-        is_local_rank_zero: whether this process has the duties of its machine if the store is lost.
-        keeps_store: whether this process keeps the store.
-        start: the number of the start; `Meeting` finds it out.
-    """
-
-    def __init__(
-        self,
-        store: TimedStore,
-        world_size: int,
-        rank: int | None = None,
-        *,
-        is_local_rank_zero: bool = True,
-        keeps_store: bool = False,
-        start: int = 1,
-    ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.start = start
-        self.has_met = False
-        """Whether all processes have come."""
-        self._store = store
-        self._is_local_rank_zero = is_local_rank_zero
-        self._keeps_store = keeps_store
+    store: TimedStore
+    """Where the processes meet."""
+    world_size: int
+    """The number of processes."""
+    rank: int | None = None
+    """Of this process; None for a launcher."""
+    is_local_rank_zero: bool = True
+    """Whether this process has the duties of its machine if the store is lost."""
+    keeps_store: bool = False
+    """Whether this process keeps the store."""
+    start: int = 1
+    """The number of the start; `Meeting` finds it out."""
+    has_met: bool = False
+    """Whether all processes have come."""
 
     def first(self) -> Failure | None:
         """Return the first failure of all ranks, if there is one."""
@@ -137,13 +125,13 @@ class Channel:
         try:
             if is_consequence:
                 failure = self._cause() or failure
-            number = self._store.add(self._key("failures"))
-            self._store.set(self._key(f"failure/{number}"), failure.to_json())
+            number = self.store.add(self._key("failures"))
+            self.store.set(self._key(f"failure/{number}"), failure.to_json())
             if number > 1:
                 return until(self.first, _SECONDS_FOR_OTHERS) or failure
             before = self._failure(f"{self.start - 1}/failure/1")
             if failure.is_final(before):
-                self._store.set("over", failure.to_json())
+                self.store.set("over", failure.to_json())
         except StoreLostError as lost:
             if is_consequence:
                 text = f"{lost} Here that was: {failure.text}"
@@ -189,11 +177,11 @@ class Channel:
             place: such as the number of a machine.
         """
         try:
-            return self._store.add(self._key(f"{duty}/{place}")) == 1
+            return self.store.add(self._key(f"{duty}/{place}")) == 1
         except StoreLostError:
-            if not self._is_local_rank_zero:
+            if not self.is_local_rank_zero:
                 time.sleep(_SECONDS_FOR_THE_FIRST)
-            return self._is_local_rank_zero
+            return self.is_local_rank_zero
 
     def end_neighbours(self) -> None:
         """Wait a moment for the other processes of this machine to end, and kill those that do not.
@@ -220,15 +208,15 @@ class Channel:
     def linger(self) -> None:
         """Before this process ends, wait for the others to read the failure, if it keeps the store."""
         with suppress(StoreLostError):
-            self._store.add(self._key("seen"))
-            if self._keeps_store:
+            self.store.add(self._key("seen"))
+            if self.keeps_store:
                 # Those that have not come yet would look for the store for as long as they may.
                 seconds = _SECONDS_FOR_OTHERS if self.has_met else _SECONDS_TO_COME
-                until(lambda: self._store.add(self._key("seen"), 0) >= self.world_size, seconds)
+                until(lambda: self.store.add(self._key("seen"), 0) >= self.world_size, seconds)
 
     def beat(self, beat: Beat) -> None:
         """Tell all ranks what this one does."""
-        self._store.set(self._key(f"beat/{self.rank}"), json.dumps(asdict(beat)))
+        self.store.set(self._key(f"beat/{self.rank}"), json.dumps(asdict(beat)))
 
     def beats(self) -> dict[int, Beat]:
         """Return what each rank said last; those that said nothing, or that they are done, are left out."""
@@ -236,39 +224,39 @@ class Channel:
 
     def absent(self) -> list[int]:
         """Return the ranks that have not come yet."""
-        return [rank for rank in range(self.world_size) if not self._store.has(self._key(f"arrived/{rank}"))]
+        return [rank for rank in range(self.world_size) if not self.store.has(self._key(f"arrived/{rank}"))]
 
     def _all_beats(self) -> dict[int, Beat]:
         found = {}
         for rank in range(self.world_size):
-            if self._store.has(key := self._key(f"beat/{rank}")):
+            if self.store.has(key := self._key(f"beat/{rank}")):
                 with suppress(ValueError):  # something else wrote it
-                    found[rank] = read_told(self._store.get(key), Beat)
+                    found[rank] = read_told(self.store.get(key), Beat)
         return found
 
     def ask(self) -> bool:
         """Ask every rank for evidence; return whether this rank is the first to ask."""
-        return self._store.add(self._key("asked")) == 1
+        return self.store.add(self._key("asked")) == 1
 
     def is_asked(self) -> bool:
         """Tell whether some rank asks for evidence."""
-        return self._store.has(self._key("asked"))
+        return self.store.has(self._key("asked"))
 
     def answer(self, evidence: Mapping[str, Any]) -> None:
         """Give evidence, a tree of JSON."""
-        self._store.set(self._key(f"evidence/{self.rank}"), json.dumps(evidence))
+        self.store.set(self._key(f"evidence/{self.rank}"), json.dumps(evidence))
 
     def evidence(self, ranks: Iterable[int]) -> dict[int, Any]:
         """Wait a moment for the evidence of some ranks, and return what there is."""
         keys = {rank: self._key(f"evidence/{rank}") for rank in ranks}
-        until(lambda: self._store.has(*keys.values()), _SECONDS_FOR_OTHERS)
-        return {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.has(key)}
+        until(lambda: self.store.has(*keys.values()), _SECONDS_FOR_OTHERS)
+        return {rank: json.loads(self.store.get(key)) for rank, key in keys.items() if self.store.has(key)}
 
     def _failure(self, key: str) -> Failure | None:
         failure: Failure | None = None
-        if self._store.has(key):
+        if self.store.has(key):
             with suppress(ValueError):  # something else wrote it
-                failure = read_told(self._store.get(key), Failure)
+                failure = read_told(self.store.get(key), Failure)
         return failure
 
     def _key(self, name: str) -> str:

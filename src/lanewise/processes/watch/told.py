@@ -29,25 +29,28 @@ def read_told(written: bytes, hint: Any) -> Any:
 def as_type(value: Any, hint: Any) -> Any:
     """Return a value of JSON with the type of a hint: a dataclass of an object, bytes of text in base64.
 
-    `Annotated[int, range(3)]` is a number that is in the range. A truth value is no number.
+    `Annotated[int, range(3)]` is a number that is in the range. A truth value is no number. Whatever is in a
+    mapping has its type.
 
     Raises:
         ValueError: it has another type.
     """
     origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
     if origin is Annotated:
         read = as_type(value, arguments[0])
         if any(read not in allowed for allowed in arguments[1:]):
             raise ValueError(f"it is no {hint}")
         return read
     if origin in (Union, UnionType):
-        return _as_one_of(value, hint)
+        for option in arguments:
+            with suppress(ValueError):
+                return as_type(value, option)
     if origin in (list, Sequence) and isinstance(value, list):
         return [as_type(item, arguments[0]) for item in value]
-    if origin is tuple and isinstance(value, list) and len(value) == len(arguments):
-        return tuple(map(as_type, value, arguments))
+    if origin is tuple and isinstance(value, list | tuple):
+        hints_of = arguments[:1] * len(value) if arguments[-1] is ... else arguments
+        if len(value) == len(hints_of):
+            return tuple(map(as_type, value, hints_of))
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
         hints = _fields(hint)
         if value.keys() == hints.keys():
@@ -59,14 +62,9 @@ def as_type(value: Any, hint: Any) -> Any:
     return value
 
 
-def _as_one_of(value: Any, hint: Any) -> Any:
-    for one in get_args(hint):
-        with suppress(ValueError):
-            return as_type(value, one)
-    raise ValueError(f"it is no {hint}")
-
-
 def _is_plain(value: Any, hint: Any) -> bool:
+    if hint is Any or (isinstance(value, dict) and get_origin(hint) is Mapping):
+        return True
     if type(value) is int:
         return hint in (int, float) and value.bit_length() <= _BITS
     if type(value) is float:

@@ -36,8 +36,10 @@ class GroupWorld:
     Args:
         device: of this process.
         store: the one that the group was initialised with.
-        shared_memory: of its processes, if they have one.
-        is_restarted: see `World`.
+        shared_memory: of CPU processes that are all on one machine; None elsewhere, and where the system
+            refuses it.
+        is_restarted: whether an earlier start of the same launch may have begun the run; the same on every
+            rank.
     """
 
     def __init__(
@@ -256,7 +258,7 @@ def join_world(
         store: where the processes meet; None for a process alone.
         folder: for sockets, see `share_memory`.
         timeout_seconds: how long a collective waits for a rank; None: for ever.
-        is_restarted: see `World`.
+        is_restarted: see `GroupWorld`.
     """
     device = torch.device(devices[environment.local_rank])
     set_current_device(device)

@@ -2,15 +2,15 @@
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from lanewise.errors import CheckpointError
 from lanewise.processes.watch.heartbeat import heartbeat
+from lanewise.processes.watch.told import as_type
 from lanewise.runs.file import open_regular, read_json, reading
 
 _PIECE_BYTES = 2**24
@@ -34,7 +34,7 @@ class FileEntry:
 class Manifest:
     """The run and the step that a checkpoint belongs to, and every file in it except the manifest itself."""
 
-    step: int
+    step: Annotated[int, range(10**18)]
     """The number of steps that were taken: training goes on with the step of this number."""
     metric: float | None
     """The value by which checkpoints are compared, from the last evaluation before this checkpoint."""
@@ -69,25 +69,13 @@ class Manifest:
             return cls.from_tree(tree)
 
     @classmethod
-    def from_tree(cls, tree: Mapping[str, Any]) -> "Manifest":
-        """Make it of what `asdict` made of one; raise one of several errors if something else did."""
-        manifest = cls(**{**tree, "files": tuple(FileEntry(**entry) for entry in tree["files"])})
-        manifest._require_types()
+    def from_tree(cls, tree: object) -> "Manifest":
+        """Make it of what `asdict` made of one; raise ValueError if something else did."""
+        manifest: Manifest = as_type(tree, cls)
+        names = [file.name for file in manifest.files]
+        if not all(map(_is_name, names)) or len({NAME, *names}) <= len(names):
+            raise ValueError("a file lies elsewhere, or is named twice")
         return manifest
-
-    def _require_types(self) -> None:
-        """Raise ValueError if a value is not of its type, or a file lies elsewhere or is named twice."""
-        is_good = (
-            type(self.step) is int
-            and 0 <= self.step < 10**18
-            and (self.metric is None or (type(self.metric) in (int, float) and math.isfinite(self.metric)))
-            and isinstance(self.identity, dict)
-            and all(type(one.num_bytes) is int and type(one.sha256) is str for one in self.files)
-            and all(type(one.name) is str and _is_name(one.name) for one in self.files)
-            and len({one.name for one in self.files} | {NAME}) == len(self.files) + 1
-        )
-        if not is_good:
-            raise ValueError("a value is not of its type")
 
     def verify(self, folder: Path) -> None:
         """Compare every file with its size and checksum.

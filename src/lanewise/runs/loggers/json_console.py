@@ -16,10 +16,4 @@ class JsonConsoleLogger(Callback):
         """See `Callback`."""
         print(json.dumps(columns_of(epoch, step, metrics)), flush=True)  # noqa: T201 - what it is for
 
-    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        self.on_step(epoch, step, values)
-
-    def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        self.on_step(epoch, step, values)
+    on_epoch = on_evaluation = on_step

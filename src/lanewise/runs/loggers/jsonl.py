@@ -33,28 +33,18 @@ class JsonlLogger(Callback):
     """
 
     def __init__(self, path: Path, after_step: int = 0, *, evaluates_first: bool = False) -> None:
-        self._path = path
-        self._lines: JsonLines | None = None
+        self._lines = JsonLines(path)
         cut(path, after_step, evaluates_first=evaluates_first)
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
-        if self._lines is None:
-            self._lines = JsonLines(self._path)
         self._lines.write(columns_of(epoch, step, metrics))
 
-    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `Callback`. A line of its own."""
-        self.on_step(epoch, step, values)
-
-    def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `Callback`. A line of its own, with the step after which it was evaluated."""
-        self.on_step(epoch, step, values)
+    on_epoch = on_evaluation = on_step
 
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`."""
-        if self._lines is not None:
-            self._lines.close()
+        self._lines.close()
 
 
 def columns_of(epoch: int, step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:

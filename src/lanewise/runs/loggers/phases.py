@@ -21,16 +21,12 @@ class PhaseLog:
     """
 
     def __init__(self, folder: Path, rank: int, world_size: int, *, after_step: int) -> None:
-        self._path = cut_ranks(folder, rank, world_size, after_step)
-        self._lines: JsonLines | None = None
+        self._lines = JsonLines(cut_ranks(folder, rank, world_size, after_step))
 
     def write(self, step: int, columns: Mapping[str, float]) -> None:
         """Append the numbers of this process in a logged step, and in those since the one before."""
-        if self._lines is None:
-            self._lines = JsonLines(self._path)
         self._lines.write({"step": step, "time": time.time(), **columns})
 
     def close(self) -> None:
         """Write no more."""
-        if self._lines is not None:
-            self._lines.close()
+        self._lines.close()

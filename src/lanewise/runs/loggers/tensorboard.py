@@ -41,13 +41,7 @@ class TensorBoardLogger(Callback):
                 self._file = self._open()
             self._file.write(_record(Event(wall_time=time.time(), step=step, summary=Summary(value=values))))
 
-    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        self.on_step(epoch, step, values)
-
-    def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        self.on_step(epoch, step, values)
+    on_epoch = on_evaluation = on_step
 
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`."""
