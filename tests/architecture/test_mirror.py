@@ -31,7 +31,7 @@ WITHOUT_A_TEST = {
     ),
     "launch": "command hello host launcher local serve",
     "processes/watch": "heartbeat",
-    "reduce": "all_reduce caller connect fsdp_group passes pending reducer",
+    "reduce": "all_reduce caller fsdp_group passes pending reducer",
     "runs": "callback",
     "runs/loggers": "build",
     "runs/report": "charts run_data",

@@ -90,7 +90,8 @@ class HostProcess:
     def serve(self) -> NoReturn:
         """Say who this is, and do what is asked for until the launcher has gone."""
         for sign in _STOP_SIGNALS:
-            signal.signal(sign, self._take_signal)
+            # The launcher ends the workers at once. Slurm may send a signal twice.
+            signal.signal(sign, lambda *_: self._stop_workers())
         for sign in (signal.SIGINT, signal.SIGHUP):
             signal.signal(sign, signal.SIG_IGN)  # it is the launcher that says what they mean
         self._write(MARK.encode() + json.dumps(asdict(say_hello(self._listener))).encode())
@@ -134,12 +135,14 @@ class HostProcess:
 
     def do_compare(self, search_path: str, sources: Mapping[str, str]) -> list[str]:
         """Return which files differ from those of the launcher: relative paths and what is wrong."""
-        found = {name: _digest(Path(search_path, name)) for name in sources}
-        return [
-            f"{name} is missing" if found[name] is None else f"{name} differs"
-            for name, digest in sources.items()
-            if found[name] != digest
-        ]
+        wrong = []
+        for name, digest in sources.items():
+            file = Path(search_path, name)
+            if not file.is_file():
+                wrong.append(f"{name} is missing")
+            elif hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+                wrong.append(f"{name} differs")
+        return wrong
 
     def do_reach(self, peers: Sequence[tuple[str, Sequence[str], int]]) -> list[list[str]]:
         """Call hosts, given as token, addresses and port; return for each address why it can't be reached."""
@@ -257,10 +260,6 @@ class HostProcess:
             except OSError:
                 self._end()
 
-    def _take_signal(self, _sign: int, _frame: object) -> None:
-        """Let the workers save and stop; the launcher ends them at once. Slurm may send a signal twice."""
-        self._stop_workers()
-
     def _end(self) -> NoReturn:
         """End this process, with the workers."""
         end_servers()
@@ -309,10 +308,6 @@ class _Outputs:
         with os.fdopen(read, "rb") as lines:
             while line := lines.readline(_BUFFER_BYTES):
                 self._send("out", rank, number, line.decode(errors="replace").rstrip("\n"))
-
-
-def _digest(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 if __name__ == "__main__":

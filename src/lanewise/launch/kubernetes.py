@@ -7,6 +7,7 @@ since it cannot itself say what an exit code means, and Kubeflow's runtimes do n
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, final
 
 import yaml
@@ -34,15 +35,12 @@ _SECONDS_TO_END = 30
 
 
 @final
+@dataclass(frozen=True)
 class KubernetesLauncher(Launcher):
-    """Writes manifests; it is kubectl that submits them.
+    """Writes manifests; it is kubectl that submits them."""
 
-    Args:
-        text: what `manifest` wrote.
-    """
-
-    def __init__(self, text: str) -> None:
-        self._text = text
+    text: str
+    """What `manifest` wrote."""
 
     def run(self, workers: Workers, files: JobFiles) -> NoReturn:
         """See `Launcher`."""
@@ -53,7 +51,7 @@ class KubernetesLauncher(Launcher):
 
     def describe(self) -> str:
         """See `Launcher`."""
-        return self._text
+        return self.text
 
 
 def manifest(config: RunConfig, program: Sequence[str], configuration: str) -> str:

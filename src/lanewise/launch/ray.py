@@ -92,9 +92,11 @@ class RayLauncher(RemoteLauncher):
     def hosts(self) -> Iterator[tuple[list[RemoteHost], "SimpleQueue[Event]"]]:
         """See `RemoteLauncher`."""
         with _connected():
+            import ray
             from ray.util import placement_group, remove_placement_group
 
-            bundle = self._bundle(takes_gpus=self._takes_gpus_here())
+            has_gpus = "GPU" in ray.cluster_resources()
+            bundle = self._bundle(takes_gpus=has_gpus if self.takes_gpus is None else self.takes_gpus)
             self._group = placement_group([bundle] * self.num_nodes, strategy=self._strategy)
             try:
                 if not self._group.wait(_SECONDS_TO_PLACE):
@@ -151,11 +153,6 @@ class RayLauncher(RemoteLauncher):
 
     def _bundle(self, *, takes_gpus: bool) -> dict[str, float]:
         return {"CPU": self.num_cores, **({"GPU": self.num_gpus} if takes_gpus else {})}
-
-    def _takes_gpus_here(self) -> bool:
-        import ray
-
-        return "GPU" in ray.cluster_resources() if self.takes_gpus is None else self.takes_gpus
 
 
 @contextmanager

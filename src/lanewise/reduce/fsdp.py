@@ -32,9 +32,8 @@ from lanewise.processes.world.shards import is_sharded, whole
 from lanewise.processes.world.world import World
 from lanewise.reduce.blocks import find_blocks, require_no_batch_norm
 from lanewise.reduce.caller import Caller
-from lanewise.reduce.connect import connect
 from lanewise.reduce.fsdp_group import gather_before_backward, param_group_of, send_zeros_for_unused
-from lanewise.reduce.passes import passes, require_data
+from lanewise.reduce.passes import connect, passes, require_data
 from lanewise.reduce.reducer import (
     Lane,
     LaneWork,
@@ -188,16 +187,10 @@ class FSDPReducer(Reducer):
 
     def forwards(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
         """See `Reducer`."""
-        model = self.replicas[0]
-
-        def run(lane: LaneWork) -> Any:
-            return lane.loss(lane.forward(model, lane.batch.data), lane.batch.data)
-
         for lane in lanes:
-            self._ran, self._outputs, self._is_in_forward = set(), [], True
-            returned = self._call(model, partial(run, lane))
-            self._outputs, self._is_in_forward = [], False
-            yield lane, returned
+            losses: list[Any] = []
+            self._call(self.replicas[0], partial(self._forward, lane, losses))
+            yield lane, losses.pop()
 
     @contextmanager
     def gathered(self, module: nn.Module) -> Iterator[None]:

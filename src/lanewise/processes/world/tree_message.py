@@ -62,19 +62,6 @@ def gather_tree(value: Any, device: torch.device) -> list[Any] | None:
     return _read_all(received, lengths)
 
 
-def broadcast_tree(value: Any, device: torch.device) -> Any:
-    """Return rank 0's value on every rank. Collective: see `all_gather_tree`."""
-    is_sender = dist.get_rank() == 0
-    message = _Message(value if is_sender else None)
-    told = torch.tensor(message.lengths, device=device)
-    dist.broadcast(told, 0)
-    lengths = _check([told.tolist()])
-    _, whole = lengths[0]
-    buffer = message.write(whole, device) if is_sender else _allocate((whole,), device)
-    dist.broadcast(buffer, 0)
-    return _read_all(buffer.unsqueeze(0), lengths)[0]
-
-
 def dump_tree(value: Any) -> bytes:
     """Write a value for `load_tree`.
 

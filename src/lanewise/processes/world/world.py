@@ -19,7 +19,6 @@ from lanewise.processes.world.shared_memory import SharedMemory, share_memory
 from lanewise.processes.world.tree_message import (
     all_gather_single,
     all_gather_tree,
-    broadcast_tree,
     gather_tree,
 )
 
@@ -106,8 +105,8 @@ class GroupWorld:
         return gather_tree(value, self._sends_from)
 
     def broadcast_tree(self, value: Any) -> Any:
-        """Return rank 0's value on every rank. Collective, as `all_gather_tree`."""
-        return broadcast_tree(value, self._sends_from)
+        """Return rank 0's value, which is small, on every rank. Collective, as `all_gather_tree`."""
+        return self.all_gather_tree(value if self.rank == 0 else None)[0]
 
     def broadcast(self, tensors: Sequence[torch.Tensor], source: int) -> None:
         """Overwrite tensors, of any strides, by those of a rank. Collective: every rank must call this."""

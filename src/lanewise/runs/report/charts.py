@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lanewise.runs.report.run_data import RunData
-from lanewise.runs.report.series import Points, mean_of, thinned, to_json
+from lanewise.runs.report.series import mean_of, thinned, to_json
 
 _TITLES: Mapping[str, tuple[str, str]] = {
     "train/learning_rate": ("Learning rate", ""),
@@ -26,6 +26,8 @@ _SEVERAL: Mapping[str, tuple[str, Sequence[str]]] = {
     "Slowest rank": ("seconds", ("perf/slowest_rank_seconds", "perf/median_rank_seconds")),
 }
 _PHASES = "time/"
+_OURS = ("perf", "time", "memory", "data", "gradients")
+"""The groups of what losses and evaluations do not report."""
 _MOST_RANKS = 64
 _MOST_LINES = 40
 """Of a chart; as many metrics have a chart of their own."""
@@ -46,10 +48,11 @@ def charts_of(runs: Sequence[RunData]) -> tuple[list[Chart], int]:
     """Return the charts that have something to show, and how many metrics there is no room for."""
     begins = [_begin(run) for run in runs]
     names = list(dict.fromkeys(name for run in runs for name in run.series))
-    losses = [name for name in names if name == "train/loss" or _is_evaluation(name, runs, "/loss")]
+    evaluated = {name for run in runs for name in run.status.evaluation if name.endswith("/loss")}
+    losses = [name for name in names if name in {"train/loss", *evaluated}]
     shown = {*losses, *_TITLES, *(name for _, of_chart in _SEVERAL.values() for name in of_chart)}
     charts = [_lines("Loss", "", losses[:_MOST_LINES], runs, begins)]
-    others = [name for name in names if name not in shown and _is_metric(name)]
+    others = [name for name in names if name not in shown and name.partition("/")[0] not in _OURS]
     charts += [_lines(name, "", [name], runs, begins) for name in others[:_MOST_LINES]]
     charts += [_lines(title, unit, [name], runs, begins) for name, (title, unit) in _TITLES.items()]
     charts += [_lines(title, unit, of_chart, runs, begins) for title, (unit, of_chart) in _SEVERAL.items()]
@@ -58,15 +61,6 @@ def charts_of(runs: Sequence[RunData]) -> tuple[list[Chart], int]:
     charts.append(Chart("Starts, ends and checkpoints", "moments", "", list(_moments(runs, begins))))
     num_left_out = sum(max(0, len(of_kind) - _MOST_LINES) for of_kind in (losses, others))
     return [chart for chart in charts if chart.lines], num_left_out
-
-
-def _is_metric(name: str) -> bool:
-    """Tell whether a chart of its own is about a metric that losses or evaluations report."""
-    return name.partition("/")[0] not in ("perf", "time", "memory", "data", "gradients")
-
-
-def _is_evaluation(name: str, runs: Sequence[RunData], end: str) -> bool:
-    return name.endswith(end) and any(name in run.status.evaluation for run in runs)
 
 
 def _begin(run: RunData) -> float:
@@ -81,20 +75,19 @@ def _lines(
     title: str, unit: str, names: Sequence[str], runs: Sequence[RunData], begins: Sequence[float]
 ) -> Chart:
     lines = [
-        {"run": number, "name": name, **_columns(thinned(run.series[name]), begin)}
+        {
+            "run": number,
+            "name": name,
+            "steps": to_json(points.steps),
+            "times": to_json(points.times - begin),
+            "values": to_json(points.values),
+        }
         for number, (run, begin) in enumerate(zip(runs, begins, strict=True))
         for name in names
         if name in run.series
+        for points in (thinned(run.series[name]),)
     ]
     return Chart(title, "lines", unit, lines)
-
-
-def _columns(points: Points, begin: float) -> dict[str, Any]:
-    return {
-        "steps": to_json(points.steps),
-        "times": to_json(points.times - begin),
-        "values": to_json(points.values),
-    }
 
 
 def _phases(runs: Sequence[RunData]) -> Iterator[dict[str, Any]]:

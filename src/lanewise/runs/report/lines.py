@@ -1,7 +1,9 @@
 """Reads files of JSON lines that may be damaged or not there, and says what could not be read."""
 
 import os
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, final
@@ -59,6 +61,15 @@ class JsonLinesReader:
         file.seek(max(0, size - self._last_bytes))
         if not self.is_whole:
             file.readline()  # of which the begin is missing
+
+
+def files_of_ranks(folder: Path, ending: str) -> list[tuple[int, Path]]:
+    """Return the rank and the path of each file of a rank; none where the folder cannot be read."""
+    name = re.compile(rf"rank-(\d{{5,9}}){re.escape(ending)}")
+    with suppress(OSError):
+        paths = sorted(folder.iterdir())
+        return [(int(match[1]), path) for path in paths if (match := name.fullmatch(path.name))]
+    return []
 
 
 def count_of(value: object) -> int | None:

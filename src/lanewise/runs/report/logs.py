@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lanewise.runs.file import open_regular
+from lanewise.runs.report.lines import files_of_ranks
 
 _RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) [\w.]+: (.*)")
-_RANK = re.compile(r"rank-(\d{5,9})\.log")
 _MOST_LINES = 60
 """Of an error, with its traceback."""
 _MOST_WARNINGS = 50
@@ -32,14 +32,9 @@ class LogFindings:
 def read_logs(folder: Path) -> LogFindings:
     """Read the logs of all ranks in a folder."""
     found = LogFindings()
-    try:
-        files = sorted(path for path in folder.iterdir() if _RANK.fullmatch(path.name))
-    except OSError:
+    if not folder.is_dir():
         found.problems.append(f"{folder.name} is not there")
-        return found
-    for path in files:
-        match = _RANK.fullmatch(path.name)
-        assert match is not None
+    for rank, path in files_of_ranks(folder, ".log"):
         try:
             with open_regular(path) as file:
                 text = file.read(_MOST_BYTES).decode(errors="replace")
@@ -50,7 +45,7 @@ def read_logs(folder: Path) -> LogFindings:
             if level == "WARNING" and (record in found.warnings or len(found.warnings) < _MOST_WARNINGS):
                 found.warnings[record] += 1
             elif level in ("ERROR", "CRITICAL"):
-                found.errors.setdefault(int(match[1]), record)
+                found.errors.setdefault(rank, record)
     return found
 
 

@@ -12,13 +12,12 @@ from lanewise.config.strict_yaml import read_yaml
 from lanewise.errors import LanewiseError, text_of
 from lanewise.runs.dir import RunDir
 from lanewise.runs.file import open_regular
-from lanewise.runs.report.lines import JsonLinesReader
+from lanewise.runs.report.lines import JsonLinesReader, files_of_ranks
 from lanewise.runs.report.logs import LogFindings, read_logs
 from lanewise.runs.report.series import Points, read_series
 from lanewise.runs.report.status import RunStatus, read_status, seconds_of
 
 _STEP = re.compile(r"step-(\d+)")
-_PHASES = re.compile(r"rank-(\d{5,9})\.jsonl")
 _MOST_BYTES = 16 * 2**20
 """Of a configuration, or of a table of verify or bench."""
 
@@ -73,7 +72,7 @@ def read_run(folder: Path, name: str) -> RunData:
     findings = read_logs(run_dir.log(0).parent)
     problems = [*metrics.problems, *record.problems, *findings.problems]
     phases: dict[int, Mapping[str, Points]] = {}
-    for rank, path in _files_of_ranks(run_dir.phases):
+    for rank, path in files_of_ranks(run_dir.phases, ".jsonl"):
         lines = JsonLinesReader(path)
         phases[rank] = read_series(lines)
         problems += [f"{run_dir.phases.name}/{problem}" for problem in lines.problems]
@@ -84,13 +83,6 @@ def read_run(folder: Path, name: str) -> RunData:
     moments = sorted([*_moments(events), *_checkpoints(run_dir.checkpoints)])
     tables = list(_tables(folder))
     return RunData(name, read_status(folder), config, series, phases, moments, findings, tables, problems)
-
-
-def _files_of_ranks(folder: Path) -> Iterator[tuple[int, Path]]:
-    with suppress(OSError):
-        for path in sorted(folder.iterdir()):
-            if match := _PHASES.fullmatch(path.name):
-                yield int(match[1]), path
 
 
 def _config(file: Path) -> tuple[Mapping[str, Any], list[str]]:

@@ -27,7 +27,11 @@ class Runs:
         for name in ("run", "started", "state", "step", "loss", "evaluation"):
             table.add_column(name, justify="right" if name in ("step", "loss") else "left", no_wrap=True)
         for run in self.runs:
-            started = "" if run.started is None else _local(run.started).strftime("%m-%d %H:%M")
+            started = (
+                ""
+                if run.started is None
+                else datetime.fromtimestamp(run.started, tz=UTC).astimezone().strftime("%m-%d %H:%M")
+            )
             values = [f"{name} {value:.4g}" for name, value in run.evaluation.items()][:_MOST_METRICS]
             cells = (
                 self._name(run),
@@ -81,10 +85,6 @@ def _facts(run: RunStatus) -> Iterator[str]:
         yield f"go on with: {run.next_command}"
     elif run.state in ("killed", "failed", "preempted"):
         yield "no checkpoint was saved to go on from"
-
-
-def _local(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, tz=UTC).astimezone()
 
 
 def _one_line(text: str) -> str:
