@@ -54,7 +54,7 @@ class Section:
     """Keys that the section had in earlier versions, and the dotted keys that took their place."""
 
     GONE: ClassVar[Mapping[str, tuple[object, str]]] = {}
-    """By key a value that it could have in earlier versions, and what to do instead."""
+    """For each key: a value that it could have in earlier versions, and what to do instead."""
 
     TEXT_KEY: ClassVar[str] = ""
     """A text given in place of the section is the value of this key; empty: a text is a mistake."""

@@ -30,4 +30,4 @@ REDUCERS: Mapping[ReducerName, ReducerKind] = {
     "ddp": ReducerKind("processes", has_options=True),
     "fsdp": ReducerKind("processes", shards_weights=True),
 }
-"""In the order in which plan shows them; `lanewise.reduce` builds them."""
+"""The reducers, in the order in which plan shows them; `lanewise.reduce` builds them."""

@@ -77,7 +77,7 @@ class Place:
     node: int = 0
     """The number of the host."""
     address: str = LOCALHOST
-    """Of the first host, whose agent keeps the store."""
+    """The address of the first host, whose agent keeps the store."""
     num_restarts: int = 0
 
 

@@ -23,7 +23,7 @@ _REMEDIES = {
     "folder": " Make it there, or set distributed.ssh.folder.",
     "run_dir": " Let train.run_dir be where all hosts can write.",
 }
-"""For what a host itself could not do."""
+"""What to do where a host itself could not do something, by what was looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Project:
     variables: Mapping[str, str]
     """Environment variables that the user set for the hosts."""
     pins: Mapping[str, str]
-    """Those that must be fixed before torch is imported."""
+    """The environment variables that must be fixed before torch is imported."""
     search_path: str
     sources: Mapping[str, str]
     """The SHA-256 of the user's modules, by their paths below the search path."""
@@ -79,9 +79,9 @@ class Agreement:
     def __init__(self, hosts: Sequence[RemoteHost], project: Project) -> None:
         self.faults: list[Fault] = []
         self._num_busy = 0
-        """How many of them may mean no more than that a host is busy."""
+        """How many of the faults may mean no more than that a host is busy."""
         self.answering = list(hosts)
-        """Those of which the rest can be seen."""
+        """The hosts of which the rest can be seen."""
         self.sites: dict[RemoteHost, Site] = {}
         """Where each host is reached, if all others reach it."""
         self.hosts = hosts

@@ -49,7 +49,7 @@ _GONE = (
 
 SECONDS_BETWEEN_LOOKS = 0.5
 _MOST_LOOKS = 10
-"""At a server that is stopped, and has something to tell."""
+"""How often it is looked at a server that is stopped, and has something to tell, before it is killed."""
 _SECONDS_TO_END = 1.0
 """How long a server may take to end what its forks have started; one that is stopped takes for ever."""
 

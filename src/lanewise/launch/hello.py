@@ -30,12 +30,12 @@ class Hello:
     lanewise: str
     torch: str
     python: str
-    """Its version."""
+    """The version of python."""
     executable: str
     name: str
     """What the host calls itself."""
     addresses: Sequence[tuple[str, str]]
-    """Those where others may reach it, the likeliest first, and the interface of each."""
+    """The addresses where others may reach it, the likeliest first, and the interface of each."""
     port: Port
     """Who connects there is sent the token, which proves that it is this host."""
     token: str

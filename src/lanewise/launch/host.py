@@ -48,7 +48,7 @@ from lanewise.processes.die_with_parent import name_process
 
 MARK = "lanewise host: "
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""In which a user names the interface that leads to the other hosts."""
+"""The variables in which a user names the interface that leads to the other hosts."""
 SECONDS_BETWEEN_BEATS = 0.5
 _LOOKS_PER_BEAT = 5
 """How often it looks whether the workers train: from then on a signal lets them save."""

@@ -28,7 +28,7 @@ _NODE = "node"
 """The job and the container of a pod, as Kubeflow names them."""
 _PORT = 29500
 _LONGEST_NAME = 40
-"""Of 63 characters, of which a pod's name needs some for its number."""
+"""The most characters of a name; Kubernetes takes 63, of which a pod's name needs some for its number."""
 _SECONDS_OF_A_STEP = 60
 """How long the step may take that ends before the save."""
 _SECONDS_TO_END = 30

@@ -150,7 +150,7 @@ class _Run:
     events: "SimpleQueue[Event]"
     """What they say."""
     files: JobFiles
-    """Those of this process."""
+    """The files of this process."""
     limit_seconds: float | None
     """See `Project`."""
     heard: dict[RemoteHost, tuple[int, float]] = field(default_factory=dict)

@@ -33,9 +33,9 @@ class BatchJob:
     """The working directory."""
     num_nodes: int
     num_processes: int
-    """Of each node."""
+    """The processes of each node."""
     num_cores: int
-    """Of each node."""
+    """The CPU cores of each node."""
     seconds_to_save: int
     """How long before the time limit the run is told to save at the latest."""
     slurm: SlurmConfig

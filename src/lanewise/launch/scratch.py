@@ -15,14 +15,14 @@ from lanewise.errors import StorageError, text_of
 _PREFIX = "lanewise-"
 _LOCK = "lock"
 _MAX_LENGTH = 70
-"""Of a folder's path, in characters: a socket in a folder in it needs about 32 more, of at most 107."""
+"""The most characters of a folder's path: a socket in a folder in it needs about 32 more, of at most 107."""
 
 _MOST_ATTEMPTS = 100
 _AFTER_MULTIPROCESSING = -200
 """Exit priority: multiprocessing removes its own folders at -100."""
 _until_exit = ExitStack()
 _folders: dict[Path, int] = {}
-"""Those that are in use, and the process that made each: one that was forked has them, too."""
+"""The folders in use, and the process that made each: a process that was forked has them, too."""
 
 
 @contextmanager

@@ -43,12 +43,12 @@ _MAX_MESSAGE_BYTES = 65536
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """They may be sent to every process of a run. The server does not act on them."""
 _SECONDS_BETWEEN_LOOKS = 0.5
-"""At the parent, where the kernel does not tell."""
+"""How often it is looked whether the parent lives, where the kernel does not tell."""
 
 channel: socket.socket | None = None
-"""In a fork: where the server takes requests, for a fork that launches workers itself."""
+"""A fork has here where the server takes requests, and so can launch workers itself; the server has None."""
 started_with: Mapping[str, str] = {}
-"""In a fork: the environment that the server was started with."""
+"""A fork has here the environment that the server was started with."""
 
 
 class Program(NamedTuple):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 MetricStates = dict[str, tuple[int, dict[str, Any]]]
-"""For each metric by name: how often it was updated, and its states, on the CPU."""
+"""How often each metric was updated, by its name, and its states, on the CPU."""
 
 
 def check_metrics(metrics: Mapping[str, "Metric"]) -> None:
@@ -95,7 +95,7 @@ class LaneMetrics:
         self._metrics = metrics
         self._lane: int | None = None
         self._waiting: dict[int, dict[str, tuple[int, dict[str, Any]]]] = {}
-        """By lane what its metrics hold until it goes on: where they are, as it is."""
+        """What the metrics of each lane hold until it goes on: where they are, as it is."""
         self.counted: dict[int, MetricStates] = {}
         """What each lane that has ended counted, ready to be sent to other processes."""
 

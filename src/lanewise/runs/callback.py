@@ -1,5 +1,6 @@
 """The interface of what observes a run: loggers, and the user's own callbacks."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,3 +82,23 @@ class Callback:
 
     def on_end(self, error: BaseException | None) -> None:
         """Flush and close; `error` is what ended the run early."""
+
+
+class LineCallback(Callback, ABC):
+    """Observes the lines of metrics.jsonl: logged steps, epochs that are counted, and evaluations alike."""
+
+    @abstractmethod
+    def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """Take the values of a line, and the step after which it comes."""
+
+    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self.on_line(epoch, step, metrics)
+
+    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self.on_line(epoch, step, values)
+
+    def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self.on_line(epoch, step, values)

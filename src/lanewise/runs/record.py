@@ -19,7 +19,7 @@ _lock = threading.Lock()
 _begun: "RunRecord | None" = None
 
 _TAIL_BYTES = 2**20
-"""Of a file of metrics, in which its last line is looked for."""
+"""How many bytes at the end of a file of metrics its last line is looked for in."""
 
 
 @dataclass(frozen=True)

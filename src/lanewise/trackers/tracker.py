@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lanewise.errors import ConfigError, PreemptedError, text_of
-from lanewise.runs.callback import Callback, RunStart
+from lanewise.runs.callback import LineCallback, RunStart
 from lanewise.runs.dir import RunDir
 
 logger = logging.getLogger(__name__)
@@ -26,14 +26,15 @@ class Line:
     """A line of metrics.jsonl: a logged step, or what follows one."""
 
     number: int
-    """From 1, over the whole run. A run that goes on cuts the lines after its checkpoint, and writes them
+    """The number of the line, from 1, over the whole run. A run that goes on cuts the lines after its
+    checkpoint, and writes them
     again under the same numbers."""
     epoch: int
     step: int
     seconds: float
     """When it was written, since the epoch."""
     values: Mapping[str, float]
-    """By name; those that are not finite are NaN."""
+    """The values by name; those that are not finite are NaN."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ class End:
     reason: str
     """finished, preempted or error."""
     model_sha256: str | None
-    """Of model.safetensors; None where the run did not write it."""
+    """The digest of model.safetensors; None where the run did not write it."""
 
 
-class Tracker(Callback, ABC):
+class Tracker(LineCallback, ABC):
     """Sends what is in metrics.jsonl to a tracker, from a thread of its own.
 
     When a run starts, the tracker is asked for the last line that it has, and gets those after it: what an
@@ -83,11 +84,9 @@ class Tracker(Callback, ABC):
         self._thread = threading.Thread(target=self._mirror, args=(start,), daemon=True)
         self._thread.start()
 
-    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Callback`."""
+    def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `LineCallback`."""
         self._more.set()
-
-    on_epoch = on_evaluation = on_step
 
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`. Waits for what was not sent yet, but not for ever."""

@@ -1,7 +1,7 @@
 """Hosts that say what a test lets them say."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from queue import SimpleQueue
 from threading import Event as Flag
@@ -46,11 +46,12 @@ class Scripted(Wire):
         if kind == "call":
             self.say(self.answer(rest[0]))
 
-    def lines(self) -> Iterator[bytes]:
-        yield from iter(self._lines.get, b"")
+    def read(self) -> bytes:
+        line = self._lines.get()
+        return line and line + b"\n"
 
-    def errors(self) -> Iterator[str]:
-        yield from ()
+    def read_error(self) -> bytes:
+        return b""
 
     def close(self) -> None:
         self.closed.set()

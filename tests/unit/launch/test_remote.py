@@ -23,14 +23,17 @@ class Gone(Wire):
 
     remedy = "`ssh gpu1 true` must succeed."
 
+    def __init__(self):
+        self.errors = iter([b"No route to host"])
+
     def send(self, line):
         pass
 
-    def lines(self):
-        yield from ()
+    def read(self):
+        return b""
 
-    def errors(self):
-        yield "No route to host"
+    def read_error(self):
+        return next(self.errors, b"")
 
     def close(self):
         pass

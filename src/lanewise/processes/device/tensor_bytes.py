@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 _PART = 2**18
-"""Elements that are added up at once: `sum` copies them as int64."""
+"""How many elements are added up at once: `sum` copies them as int64."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-"""By the bytes of an element; wider ones are read as int64."""
+"""The integers as which elements are read, by the bytes of an element; wider elements are read as int64."""
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

@@ -44,7 +44,7 @@ STORE_LOST = StoreLostError.__name__
 _SECONDS_FOR_OTHERS = 2.0
 """How long to wait for the word of a rank that is lost, or for the others to read that of this one."""
 _SECONDS_TO_COME = 5.0
-"""The same, where not all have come yet."""
+"""How long to wait for the others to read it where not all have come yet."""
 _SECONDS_TO_END = 1.0
 """How long the other processes of a machine may take for it."""
 _SECONDS_FOR_THE_FIRST = 0.5
@@ -64,13 +64,13 @@ class Beat:
     """The `process_table` in which it has this number."""
     note: Note
     age_seconds: float
-    """Since its last progress."""
+    """How long ago its last progress was."""
     limit_seconds: float | None
-    """How long it may be; None: for ever."""
+    """How long ago that may be; None: it may be any time."""
 
     @property
     def is_late(self) -> bool:
-        """Whether it is longer than that."""
+        """Whether its last progress is longer ago than it may be."""
         return self.limit_seconds is not None and self.age_seconds >= self.limit_seconds
 
     @property
@@ -93,7 +93,7 @@ class Channel:
     world_size: int
     """The number of processes."""
     rank: int | None = None
-    """Of this process; None for a launcher."""
+    """The rank of this process; None for a launcher."""
     is_local_rank_zero: bool = True
     """Whether this process has the duties of its machine if the store is lost."""
     keeps_store: bool = False

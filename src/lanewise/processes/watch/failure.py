@@ -40,7 +40,7 @@ LOST_HOST = "lost host"
 _OF_LOST = (LOST_HOST, StoreLostError.__name__)
 """The kinds of failures that are no error of the run, whose step is unknown."""
 _MOST_CHARACTERS = 2**16
-"""Of each text of a failure: the store takes no message of many megabytes."""
+"""How long each text of a failure may be: the store takes no message of many megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,4 +37,4 @@ class Heartbeat:
 
 
 heartbeat = Heartbeat()
-"""That of this process."""
+"""The heartbeat of this process."""

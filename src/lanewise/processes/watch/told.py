@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 _BITS = 63
-"""Of a number: nothing that is told needs more, and other code fails with more."""
+"""The most bits of a number: nothing that is told needs more, and other code fails with more."""
 
 
 def read_told(written: bytes, hint: Any) -> Any:

@@ -31,10 +31,10 @@ LAUNCHER_SHOWS_VARIABLE = "LANEWISE_LAUNCHER_SHOWS"
 
 _SECONDS_BETWEEN_LOOKS = 0.25
 _LONGEST_LOOK_SECONDS = 4.0
-"""One that waits for a store which does not answer."""
+"""How much time a look counts for at most: it may wait for a store which does not answer."""
 _SECONDS_TO_END = 8.0
 _LOOKS_TO_REPORT = 60
-"""After which another rank reports a stall, if the one that began to has ended."""
+"""How many looks later another rank reports a stall, if the rank that began to has ended."""
 
 
 @final

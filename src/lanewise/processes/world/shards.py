@@ -20,7 +20,7 @@ class HeldTensor:
     """A tensor that one process has, in a state that has the same structure on all ranks."""
 
     tensor: torch.Tensor
-    """On the other ranks, a tensor of the same shape and dtype on torch's meta device."""
+    """The tensor itself; on the other ranks, one of the same shape and dtype on torch's meta device."""
 
 
 def is_sharded(value: object) -> bool:

@@ -14,7 +14,7 @@ from lanewise.processes.watch.told import as_type
 from lanewise.runs.file import open_regular, read_json, reading
 
 _PIECE_BYTES = 2**24
-"""Of a file, of which each piece is progress."""
+"""The size of the pieces in which a file is written and read; each piece is progress."""
 NAME = "manifest.json"
 _FORMAT = 1
 _MAX_BYTES = 16 * 2**20

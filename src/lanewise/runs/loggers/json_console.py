@@ -4,16 +4,14 @@ import json
 from collections.abc import Mapping
 from typing import final
 
-from lanewise.runs.callback import Callback
+from lanewise.runs.callback import LineCallback
 from lanewise.runs.loggers.jsonl import columns_of
 
 
 @final
-class JsonConsoleLogger(Callback):
+class JsonConsoleLogger(LineCallback):
     """Writes a line for each logged step, each epoch that is counted, and each evaluation."""
 
-    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        print(json.dumps(columns_of(epoch, step, metrics)), flush=True)  # noqa: T201 - what it is for
-
-    on_epoch = on_evaluation = on_step
+    def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `LineCallback`."""
+        print(json.dumps(columns_of(epoch, step, values)), flush=True)  # noqa: T201 - what it is for

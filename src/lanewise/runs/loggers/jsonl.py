@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
-from lanewise.runs.callback import Callback
+from lanewise.runs.callback import LineCallback
 from lanewise.runs.file import JsonLines, json_object, open_regular, replacing, writing
 
 logger = logging.getLogger(__name__)
@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 _RANK = re.compile(r"rank-[0-9]{5,9}\.jsonl")
 
 _MAX_LINE = 16 * 2**20
-"""In bytes, of a file that may be anything; a norm for each of 100,000 parameters takes about as much."""
+"""The most bytes of a line of a file that may be anything; norms of 100,000 parameters take about as much."""
 
 
 @final
-class JsonlLogger(Callback):
+class JsonlLogger(LineCallback):
     """Appends a line for each logged step; a number that JSON lacks (NaN, infinity) becomes null.
 
     Its `time` is in seconds since the epoch, as in TensorBoard's events, since differences are what counts.
@@ -36,11 +36,9 @@ class JsonlLogger(Callback):
         self._lines = JsonLines(path)
         cut(path, after_step, evaluates_first=evaluates_first)
 
-    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        self._lines.write(columns_of(epoch, step, metrics))
-
-    on_epoch = on_evaluation = on_step
+    def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `LineCallback`."""
+        self._lines.write(columns_of(epoch, step, values))
 
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`."""

@@ -12,12 +12,12 @@ import google_crc32c
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from lanewise.runs.callback import Callback
+from lanewise.runs.callback import LineCallback
 from lanewise.runs.file import writing
 
 
 @final
-class TensorBoardLogger(Callback):
+class TensorBoardLogger(LineCallback):
     """Writes every metric as a scalar at its step, under its name in metrics.jsonl.
 
     A line is one record, which a killed run leaves. TensorBoard's own writer computes the checksum in python,
@@ -33,15 +33,13 @@ class TensorBoardLogger(Callback):
         self._after_step = after_step
         self._file: FileIO | None = None
 
-    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+    def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """See `LineCallback`."""
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         with writing(self._folder):
             if self._file is None:
                 self._file = self._open()
-            self._file.write(_record(Event(wall_time=time.time(), step=step, summary=Summary(value=values))))
-
-    on_epoch = on_evaluation = on_step
+            self._file.write(_record(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars))))
 
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`."""

@@ -20,7 +20,7 @@ _TITLES: Mapping[str, tuple[str, str]] = {
     "perf/mfu": ("Part of the device's peak (MFU)", ""),
     "memory/peak_gib": ("Peak memory of rank 0", "GiB"),
 }
-"""Of charts with one metric: the title and the unit."""
+"""The title and the unit of each chart that has a single metric."""
 _SEVERAL: Mapping[str, tuple[str, Sequence[str]]] = {
     "Time of a step": ("seconds", ("perf/step_p50_seconds", "perf/step_p95_seconds")),
     "Slowest rank": ("seconds", ("perf/slowest_rank_seconds", "perf/median_rank_seconds")),
@@ -30,7 +30,7 @@ _OURS = ("perf", "time", "memory", "data", "gradients")
 """The groups of what losses and evaluations do not report."""
 _MOST_RANKS = 64
 _MOST_LINES = 40
-"""Of a chart; as many metrics have a chart of their own."""
+"""The most lines of a chart; as many metrics have a chart of their own."""
 _KINDS = ("start", "end", "checkpoint")
 
 

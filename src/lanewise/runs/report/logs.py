@@ -11,10 +11,10 @@ from lanewise.runs.report.lines import files_of_ranks
 
 _RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) [\w.]+: (.*)")
 _MOST_LINES = 60
-"""Of an error, with its traceback."""
+"""The most lines of an error, with its traceback."""
 _MOST_WARNINGS = 50
 _MOST_BYTES = 64 * 2**20
-"""Of a log that are read, from its beginning."""
+"""How much of a log is read, from its beginning."""
 
 
 @dataclass

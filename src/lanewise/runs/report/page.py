@@ -19,7 +19,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 """Whatever stands in the page, a browser loads nothing for it."""
 
 _MOST_VALUES = 40
-"""Of an evaluation, in the table of runs."""
+"""The most values of an evaluation in the table of runs."""
 
 
 def write_page(runs: Sequence[RunData]) -> str:

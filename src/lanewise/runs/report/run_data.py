@@ -19,14 +19,14 @@ from lanewise.runs.report.status import RunStatus, read_status, seconds_of
 
 _STEP = re.compile(r"step-(\d+)")
 _MOST_BYTES = 16 * 2**20
-"""Of a configuration, or of a table of verify or bench."""
+"""How much is read of a configuration, or of a table of verify or bench."""
 
 
 class Moment(NamedTuple):
     """Something that happened to a run."""
 
     time: float
-    """In seconds since the epoch."""
+    """The time, in seconds since the epoch."""
     kind: str
     """`start`, `end` or `checkpoint`."""
     text: str
@@ -39,9 +39,9 @@ class RunData:
     name: str
     status: RunStatus
     config: Mapping[str, Any]
-    """As a tree of plain values; empty where it cannot be read."""
+    """The configuration as a tree of plain values; empty where it cannot be read."""
     series: Mapping[str, Points]
-    """By the name of the metric."""
+    """The points of each metric, by its name."""
     phases: Mapping[int, Mapping[str, Points]]
     """What each rank spent its time on, and its memory."""
     moments: Sequence[Moment]

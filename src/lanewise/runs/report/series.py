@@ -15,7 +15,7 @@ from tsdownsample import MinMaxDownsampler
 from lanewise.runs.report.lines import JsonLinesReader, count_of
 
 MOST_POINTS = 600
-"""Of a line in a chart; a screen has about twice as many columns."""
+"""The most points of a line in a chart; a screen has about twice as many columns."""
 _PLACES = ("epoch", "step", "time")
 
 
@@ -24,7 +24,7 @@ class Points(NamedTuple):
 
     steps: NDArray[np.float64]
     times: NDArray[np.float64]
-    """In seconds since the epoch."""
+    """The times, in seconds since the epoch."""
     values: NDArray[np.float64]
     """NaN where the run wrote no number: a gap."""
 
@@ -35,7 +35,7 @@ class _Table:
 
     names: tuple[str, ...]
     rows: "array[float]" = field(default_factory=lambda: array("d"))
-    """One after the other."""
+    """The numbers of one line after the other."""
 
     def append(self, line: Mapping[str, Any]) -> None:
         begin = len(self.rows)

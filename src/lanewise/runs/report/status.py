@@ -24,7 +24,7 @@ _REASONS: Mapping[str, State] = {
     "error": "failed",
 }
 _TAIL_BYTES = 16 * 2**20
-"""Of the metrics, in which the last values and the best one are looked for."""
+"""How much of the end of the metrics the last values and the best one are looked for in."""
 _NUM_LINES_OF_SPEED = 20
 _LEAST_SECONDS_OF_LIFE = 120.0
 _NUM_LINES_OF_LIFE = 10
@@ -47,12 +47,12 @@ class RunStatus:
     last_step: int | None = None
     """The step after which training ends."""
     seconds_left: float | None = None
-    """Until then, by the speed of the last lines; None where it does not run."""
+    """How long it trains yet, by the speed of the last lines; None where it does not run."""
     devices: str = ""
     loss: float | None = None
-    """Of the training, in the last line."""
+    """The loss of the training, in the last line that has one."""
     evaluation: Mapping[str, float] = field(default_factory=dict)
-    """The last one."""
+    """The values of the last evaluation."""
     best: tuple[str, int, float] | None = None
     """The name, the step and the value of the best evaluation, where `evaluate.best` names one."""
     error: str = ""

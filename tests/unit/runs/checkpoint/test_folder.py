@@ -69,7 +69,7 @@ def sign_nonsense(path: Path) -> str:
     tree["manifest"]["metric"] = 10**400
     tree["sha256"] = hashlib.sha256(json.dumps(tree["manifest"], sort_keys=True).encode()).hexdigest()
     (path / "manifest.json").write_text(json.dumps(tree))
-    return "manifest.json cannot be read: OverflowError"
+    return "manifest.json cannot be read: ValueError"
 
 
 def put_file(path: Path) -> str:
