@@ -161,10 +161,10 @@ def _keys_below(cls: type[Section]) -> Iterator[str]:
                 yield f"{name}.{key}"
 
 
-def suggest(word: object, known: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:
+def suggest(word: object, known: Iterable[str], prefix: str = "") -> str:
     """Say which of the `known` words was probably meant, or list them all if none is near."""
     known = list(known)
-    near = nearest(str(word), known, cutoff)
+    near = nearest(str(word), known, cutoff=0.6)
     return f"Did you mean {prefix}{near}?" if near else f"Valid here: {', '.join(known) or 'nothing'}."
 
 

@@ -63,12 +63,8 @@ class RunStatus:
     """What of its files could not be read."""
 
 
-def find_runs(folder: Path) -> Iterator[Path]:
+def find_runs(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
     """Yield the folders of runs in a folder, or the folder itself if it is one; not those inside of a run."""
-    yield from _find(folder, _DEPTH)
-
-
-def _find(folder: Path, depth: int) -> Iterator[Path]:
     run_dir = RunDir(folder)
     if any(os.path.lexists(file) for file in (run_dir.record, run_dir.metrics)):
         yield folder
@@ -77,7 +73,7 @@ def _find(folder: Path, depth: int) -> Iterator[Path]:
         with suppress(OSError):
             for child in sorted(folder.iterdir()):
                 if child.is_dir() and not child.is_symlink():
-                    yield from _find(child, depth - 1)
+                    yield from find_runs(child, depth - 1)
 
 
 def read_status(folder: Path) -> RunStatus:

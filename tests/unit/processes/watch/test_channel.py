@@ -69,13 +69,13 @@ def test_a_rank_that_left_while_others_wait_for_it_is_named():
 def test_something_else_in_the_store_is_no_heartbeat():
     zero, one = make_channels(2)
     zero.beat(make_beat())
-    one._store.set("1/beat/1", '{"number": 1}')
+    one.store.set("1/beat/1", '{"number": 1}')
     assert zero.beats() == {0: make_beat()}
 
 
 def test_something_else_in_the_store_is_no_failure():
     zero, one = make_channels(2)
-    one._store.set("1/failure/1", '{"exit_code": 0}')
+    one.store.set("1/failure/1", '{"exit_code": 0}')
     assert zero.first() is None
 
 
