@@ -29,8 +29,8 @@ def fields_of(hint: Any) -> Iterator[ArgumentField]:
         inner = list(fields_of(hints[field.name]))
         if not inner:
             yield ArgumentField(field.name, hints[field.name], default)
-        for one in inner:
-            yield one._replace(name=f"{field.name}.{one.name}")
+        for part in inner:
+            yield part._replace(name=f"{field.name}.{part.name}")
 
 
 def unknown_field(hint: Any, value: object, key: str) -> str | None:
@@ -49,5 +49,5 @@ def unknown_field(hint: Any, value: object, key: str) -> str | None:
 
 def _dataclass_in(hint: Any) -> Any:
     """Find the only dataclass among a type hint and its options."""
-    options = [one for one in (hint, *get_args(hint)) if isinstance(one, type) and is_dataclass(one)]
+    options = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and is_dataclass(kind)]
     return options[0] if len(options) == 1 else None

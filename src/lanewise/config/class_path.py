@@ -93,9 +93,9 @@ def resolve(key: str, config: ClassConfig) -> Any:
     found = getattr(module, class_name, None)
     if found is None:
         classes = {
-            name: one for name, one in vars(module).items() if isinstance(one, type) and name[0] != "_"
+            name: cls for name, cls in vars(module).items() if isinstance(cls, type) and name[0] != "_"
         }
-        own = [name for name, one in classes.items() if one.__module__.startswith(module_name)]
+        own = [name for name, cls in classes.items() if cls.__module__.startswith(module_name)]
         hint = suggest(class_name, own or classes, prefix=f"{module_name}.")
         raise ConfigError(f"{key}.class_path: module {module_name} has no {class_name}. {hint}")
     return found

@@ -117,8 +117,8 @@ def describe_classes(config: RunConfig, width: int = 100) -> str:
             name = f"--{key}.init_args.{argument.name}"
             lines += wrap(f"{name}  {_type_name(argument.annotation)}, {default}", "  ")
             lines += wrap(constructor.descriptions.get(argument.name, ""), " " * 6)
-            for one in fields_of(argument.annotation):
-                lines += wrap(f"{name}.{one.name}  {_type_name(one.hint)}, {one.default}", "  ")
+            for field in fields_of(argument.annotation):
+                lines += wrap(f"{name}.{field.name}  {_type_name(field.hint)}, {field.default}", "  ")
         lines.append("")
     return "\n".join(lines)
 

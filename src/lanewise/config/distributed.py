@@ -285,4 +285,6 @@ class DistributedConfig(Section):
     def device_names(self) -> tuple[str, ...]:
         """The device of each process, where they were listed, such as `cuda:0` or `auto:0`; else empty."""
         listed = self.devices if isinstance(self.devices, tuple) else ()
-        return tuple(f"{self.device_type}:{one}" if isinstance(one, int) else one for one in listed)
+        return tuple(
+            f"{self.device_type}:{device}" if isinstance(device, int) else device for device in listed
+        )

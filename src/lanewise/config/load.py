@@ -40,7 +40,7 @@ def load_config(path: str, overrides: Sequence[Override] = ()) -> RunConfig:
     if mistakes:
         raise ConfigError(*mistakes)
     # A path of the command line is relative to the working directory, as every other one there.
-    is_typed = config.search_path is not None and any(one.key == "search_path" for one in overrides)
+    is_typed = config.search_path is not None and any(override.key == "search_path" for override in overrides)
     base = Path.cwd() if is_typed else file.parent
     search_path = os.path.realpath(base / expand_user(config.search_path or ""))
     return dataclasses.replace(config, search_path=search_path)

@@ -73,7 +73,7 @@ def _some_end_is_given(epochs: int | None, max_steps: int | None) -> Iterator[st
 
 def _placeholders_are_known(run_dir: str) -> Iterator[str]:
     given = re.findall(r"\{[^{}]*\}", run_dir)
-    if len(given) > 1 or not all(one in PLACEHOLDERS and one in PurePath(run_dir).name for one in given):
+    if len(given) > 1 or not all(name in PLACEHOLDERS and name in PurePath(run_dir).name for name in given):
         yield (
             f"train.run_dir may have {' or '.join(PLACEHOLDERS)} in its last part, once: got {run_dir}. "
             "Write one of them there, or a path without braces."

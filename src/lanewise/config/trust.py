@@ -123,7 +123,7 @@ def refusing_imports_from(folders: Sequence[str]) -> Iterator[None]:
 
 def lies_in(path: str, folder: str) -> bool:
     """Tell whether a path leads into a folder, by its name or where links lead."""
-    return any(one.is_relative_to(other) for one in _places(path) for other in _places(folder))
+    return any(place.is_relative_to(other) for place in _places(path) for other in _places(folder))
 
 
 def _places(path: str) -> tuple[Path, Path]:

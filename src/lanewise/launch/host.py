@@ -148,7 +148,7 @@ class HostProcess:
         """Call hosts, given as token, addresses and port; return for each address why it can't be reached."""
         calls = [(token, address, port) for token, addresses, port in peers for address in addresses]
         with ThreadPoolExecutor(max(1, len(calls))) as pool:
-            whys = iter(list(pool.map(lambda one: call(*one), calls)))
+            whys = iter(list(pool.map(lambda target: call(*target), calls)))
         return [[next(whys) for _ in addresses] for _, addresses, _ in peers]
 
     def do_leave(self, path: str) -> list[str]:

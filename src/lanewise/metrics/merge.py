@@ -104,7 +104,7 @@ class LaneMetrics:
         if lane == self._lane:
             return
         if self._lane is not None:
-            self._waiting[self._lane] = {name: _set_aside(one) for name, one in self._metrics.items()}
+            self._waiting[self._lane] = {name: _set_aside(metric) for name, metric in self._metrics.items()}
         held = self._waiting.pop(lane, {})
         for name, metric in self._metrics.items():
             metric.reset()

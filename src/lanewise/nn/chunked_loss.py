@@ -77,8 +77,8 @@ class _ChunkedLoss(torch.autograd.Function):
         product_weight, gradient_weight = weight.to(dtype), weight.to(gradient_dtype)
         product_bias = None if bias is None else bias.to(dtype)
         hidden_grad, weight_grad, bias_grad = gradients = [
-            torch.zeros_like(one, dtype=sum_dtype) if one is not None and is_trained and needed else None
-            for one, needed in zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True)
+            torch.zeros_like(given, dtype=sum_dtype) if given is not None and is_trained and needed else None
+            for given, needed in zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True)
         ]
         total = targets.token_weights.new_zeros(())
         # New memory for each chunk would cost a tenth of the time on a CPU.
@@ -105,7 +105,7 @@ class _ChunkedLoss(torch.autograd.Function):
             elif weight_grad is not None:
                 weight_grad += gradient.T @ inputs
         ctx.save_for_backward(*gradients)
-        ctx.dtypes = [None if one is None else one.dtype for one in (hidden, weight, bias)]
+        ctx.dtypes = [None if given is None else given.dtype for given in (hidden, weight, bias)]
         return total
 
     @staticmethod
@@ -121,8 +121,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 "one. Use whole logits there: cross_entropy(head.logits(hidden), targets)."
             )
         gradients = (
-            None if one is None else (factor * one).to(dtype)
-            for one, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+            None if gradient is None else (factor * gradient).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return (*gradients, None, None, None)
 

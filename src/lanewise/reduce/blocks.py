@@ -132,9 +132,9 @@ def _require_shardable(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
                 dtypes.setdefault(parameter.dtype, name)
         taken.update(module.parameters())
         if len(dtypes) > 1:
-            (first, one), (second, other) = list(dtypes.items())[:2]
+            (first, first_name), (second, second_name) = list(dtypes.items())[:2]
             raise TaskError(
-                f"fsdp gathers parameters of one dtype together: in {type(module).__name__} {one} is {first} "
-                f"and {other} is {second}. Give them one dtype, or name further blocks: "
+                f"fsdp gathers parameters of one dtype together: in {type(module).__name__} {first_name} is "
+                f"{first} and {second_name} is {second}. Give them one dtype, or name further blocks: "
                 "distributed.fsdp.blocks."
             )

@@ -90,7 +90,7 @@ def require_plain(model: nn.Module) -> None:
 
 def _require_shapes(model: nn.Module) -> None:
     """Raise TaskError if a lazy module has not seen an input yet: its parameters cannot be compared."""
-    lazy = [name for name, one in [*model.named_parameters(), *model.named_buffers()] if is_lazy(one)]
+    lazy = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if is_lazy(tensor)]
     if lazy:
         raise TaskError(
             f"the model has parameters or buffers without a shape: {', '.join(lazy)}. Modules like "

@@ -256,8 +256,8 @@ class FSDPReducer(Reducer):
         """See `Reducer`. In `exact` each gradient is gathered, so that its norm equals that on one device."""
         gradients: list[Any] = [p.grad for p in self.parameters if p.grad is not None]
         if self._sums:  # like `get_total_norm`, but one gradient at a time
-            return torch.stack([torch._foreach_norm([whole(one)])[0] for one in gradients])  # noqa: SLF001
-        local = torch.stack(torch._foreach_norm([one.to_local() for one in gradients]))  # noqa: SLF001
+            return torch.stack([torch._foreach_norm([whole(gradient)])[0] for gradient in gradients])  # noqa: SLF001
+        local = torch.stack(torch._foreach_norm([gradient.to_local() for gradient in gradients]))  # noqa: SLF001
         norms = self._world.start_all_gather(local.to(self._world.device))()
         of_parameters: torch.Tensor = torch.linalg.vector_norm(norms, dim=0)
         return of_parameters
@@ -284,19 +284,21 @@ class FSDPReducer(Reducer):
 
     def _sharded(self, module: nn.Module) -> list[Any]:
         """Return the modules that FSDP gathers one at a time: the `Caller` first, then the blocks."""
-        return [one for one in self._callers[module].modules() if hasattr(one, "set_custom_reduce_scatter")]
+        return [
+            child for child in self._callers[module].modules() if hasattr(child, "set_custom_reduce_scatter")
+        ]
 
     def _describe_blocks(self, model: nn.Module) -> None:
         """Log which blocks are gathered one at a time, and how many parameters are in no block."""
         _, *blocks = self._sharded(model)
         inside = {parameter for block in blocks for parameter in block.parameters()}
         names = Counter(type(block).__name__.removeprefix("FSDP") for block in blocks)
-        num_outside = sum(one.numel() for one in model.parameters() if one not in inside)
+        num_outside = sum(parameter.numel() for parameter in model.parameters() if parameter not in inside)
         logger.info(
             "fsdp gathers one at a time: %s; in no block: %d of %d parameters",
             ", ".join(f"{count} {name}" for name, count in names.items()) or "nothing",
             num_outside,
-            sum(one.numel() for one in model.parameters()),
+            sum(parameter.numel() for parameter in model.parameters()),
         )
 
     def _hook_gathered(self, module: nn.Module) -> None:
@@ -326,7 +328,7 @@ class FSDPReducer(Reducer):
         self._hooks.append(handle)
 
     def _note_outputs(self, block: nn.Module, _inputs: Any, outputs: Any) -> None:
-        differentiable = [one for one in tensors_in(outputs) if one.requires_grad]
+        differentiable = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         gather_before_backward(block, differentiable)
         if self._is_in_forward:
             self._order.append(self._names[block])

@@ -29,8 +29,8 @@ def send_zeros_for_unused(module: Any) -> None:
     post_backward = group.post_backward
 
     def with_zeros(*unused: Any) -> None:
-        for one in group.fsdp_params:
-            gathered = getattr(one, "_unsharded_param", None)
+        for parameter in group.fsdp_params:
+            gathered = getattr(parameter, "_unsharded_param", None)
             if gathered is not None and gathered.requires_grad and gathered.grad is None:
                 gathered.grad = torch.zeros_like(gathered)
         post_backward(*unused)

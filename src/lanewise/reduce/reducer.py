@@ -134,7 +134,7 @@ class Reducer(ABC):
     def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
         """Call `note` with the name and tensor of a trained parameter after a lane's backward reached it."""
         return [
-            parameter.register_post_accumulate_grad_hook(lambda one, name=name: note(name, one))
+            parameter.register_post_accumulate_grad_hook(lambda reached, name=name: note(name, reached))
             for replica in self.replicas
             for name, parameter in replica.named_parameters()
             if parameter.requires_grad
@@ -197,7 +197,7 @@ class Reducer(ABC):
 
         Collective: every rank must call this.
         """
-        gradients = [one.grad for one in self.parameters if one.grad is not None]
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         return torch.stack(torch._foreach_norm(gradients))  # noqa: SLF001 - like `get_total_norm`
 
     def evaluate(

@@ -43,7 +43,7 @@ class SharedAllReduce:
         nodes = self._placement.subtrees(present)
         size = self._memory.block_bytes // bucket.itemsize // max(map(len, nodes))
         try:
-            for piece, *sums in zip(*(one.split(size) for one in (bucket, *subtree_sums)), strict=True):
+            for piece, *sums in zip(*(flat.split(size) for flat in (bucket, *subtree_sums)), strict=True):
                 self._reduce(sums, nodes, present, piece)
             future.set_result(bucket)
         except Exception as error:  # noqa: BLE001 - raised where DDP waits for the future
@@ -63,8 +63,8 @@ class SharedAllReduce:
         """Sum a piece over all lanes; `nodes` has the nodes of each rank."""
         memory, size = self._memory, piece.numel()
         blocks = memory.blocks(piece.dtype)
-        for index, one in enumerate(sums):
-            blocks[memory.rank, index * size : (index + 1) * size] = one
+        for index, subtree_sum in enumerate(sums):
+            blocks[memory.rank, index * size : (index + 1) * size] = subtree_sum
         memory.meet()
         is_small = piece.nbytes <= _SMALL_BYTES
         start, stop = (size * rank // memory.world_size for rank in (memory.rank, memory.rank + 1))

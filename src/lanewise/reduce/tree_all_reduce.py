@@ -102,7 +102,7 @@ class TreeAllReduce:
                 if self._stream is not None and ready is not None:
                     self._stream.wait_event(ready)
                 if self._thread is not None:  # gloo's all_to_all and all_gather need CPU tensors
-                    subtree_sums, bucket = [one.cpu() for one in subtree_sums], bucket.cpu()
+                    subtree_sums, bucket = [subtree_sum.cpu() for subtree_sum in subtree_sums], bucket.cpu()
                 summed = self._reduce(subtree_sums, present, bucket)
                 future.set_result(summed.to(self._device))
         except Exception as error:  # noqa: BLE001 - raised where DDP waits for the future

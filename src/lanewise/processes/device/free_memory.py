@@ -60,7 +60,7 @@ def _bytes_of_cgroups(root: Path) -> Iterator[int]:
         for name in _CGROUPS.keys() & set(controllers.split(",")):
             mount, limit, used, cache = _CGROUPS[name]
             own = Path(path.lstrip("/"))
-            for folder in (root / mount / one for one in (own, *own.parents)):
+            for folder in (root / mount / cgroup for cgroup in (own, *own.parents)):
                 with suppress(OSError, ValueError):  # it is not there, or "max"
                     free = int((folder / limit).read_text()) - int((folder / used).read_text())
                     yield max(0, free + (_read(folder / "memory.stat", cache) or 0))

@@ -64,7 +64,7 @@ class LiveStorage(TorchDispatchMode):
         """Run an operation, and count what it made, unless that is a view of what is not counted."""
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a DTensor, say: its parts come here
-        given = {key_of(one): one for one in _storages_in((args, kwargs))}
+        given = {key_of(storage): storage for storage in _storages_in((args, kwargs))}
         made = function(*args, **(kwargs or {}))
         for storage in given.values():
             self.note_size(storage)
@@ -91,4 +91,4 @@ def key_of(storage: torch.UntypedStorage) -> int:
 
 
 def _storages_in(values: Any) -> Iterator[torch.UntypedStorage]:
-    return (one.untyped_storage() for one in tree_leaves(values) if isinstance(one, torch.Tensor))
+    return (tensor.untyped_storage() for tensor in tree_leaves(values) if isinstance(tensor, torch.Tensor))

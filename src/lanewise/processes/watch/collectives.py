@@ -44,9 +44,9 @@ def differing(of_ranks: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[str]:
     """Write for each process group whose ranks are at different collectives which rank is where."""
     groups: defaultdict[str, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, newest in sorted(of_ranks.items()):
-        for one in newest:
-            what = f"number {one['number']}, {one['name']} of {one['sizes']}"
-            groups[one["group"]][what].append(rank)
+        for collective in newest:
+            what = f"number {collective['number']}, {collective['name']} of {collective['sizes']}"
+            groups[collective["group"]][what].append(rank)
     return [
         f"collectives of group {group}: "
         + "; ".join(f"{named_ranks(ranks)} came last to {what}" for what, ranks in at.items())

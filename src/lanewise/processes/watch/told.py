@@ -54,7 +54,7 @@ def as_type(value: Any, hint: Any) -> Any:
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
         hints = _fields(hint)
         if value.keys() == hints.keys():
-            return hint(**{name: as_type(value[name], one) for name, one in hints.items()})
+            return hint(**{name: as_type(value[name], of_field) for name, of_field in hints.items()})
     if hint is bytes and isinstance(value, str):
         return base64.b64decode(value, validate=True)
     if not _is_plain(value, hint):

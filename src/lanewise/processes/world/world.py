@@ -157,10 +157,10 @@ class GroupWorld:
         # Not store.wait: it would keep other threads from the store.
         while not self._told.check(keys):
             if time.monotonic() > deadline:
-                missing = [rank for rank, one in zip(ranks, keys, strict=True) if not self._told.check([one])]
+                missing = [rank for rank in ranks if not self._told.check([f"{key}/{rank}"])]
                 raise WorldError(f"ranks {missing} did not answer within {timeout_seconds:.0f} s ({key}).")
             time.sleep(_SECONDS_BETWEEN_QUESTIONS)
-        return [self._told.get(one).decode() for one in keys]
+        return [self._told.get(place).decode() for place in keys]
 
     def close(self) -> None:
         """Leave the world. The others need not do so at the same time."""

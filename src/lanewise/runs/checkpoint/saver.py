@@ -153,9 +153,9 @@ class Saver:
         try:
             texts = self._world.hear(key, range(self._world.world_size), _SECONDS_FOR_A_PART)
             told = [json.loads(text) for text in texts]
-            if errors := [one["error"] for one in told if "error" in one]:
+            if errors := [part["error"] for part in told if "error" in part]:
                 return str(errors[0])
-            if len({one.pop("shared") for one in told}) > 1:
+            if len({part.pop("shared") for part in told}) > 1:
                 return "the processes hold other tensors, of which each writes some"
             state = write_json(temporary / STATE, json.dumps(tree, allow_nan=False), MAX_STATE_BYTES)
             manifest = replace(manifest, files=(*(FileEntry(**entry) for entry in told), state))

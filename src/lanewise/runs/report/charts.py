@@ -122,13 +122,13 @@ def _bar(
 def _moments(runs: Sequence[RunData], begins: Sequence[float]) -> Iterator[dict[str, Any]]:
     for number, (run, begin) in enumerate(zip(runs, begins, strict=True)):
         for kind in _KINDS:
-            if moments := [one for one in run.moments if one.kind == kind]:
+            if moments := [moment for moment in run.moments if moment.kind == kind]:
                 yield {
                     "run": number,
                     "name": kind,
-                    "times": [round(one.time - begin, 3) for one in moments],
-                    "dates": [written(one.time) for one in moments],
-                    "texts": [one.text for one in moments],
+                    "times": [round(moment.time - begin, 3) for moment in moments],
+                    "dates": [written(moment.time) for moment in moments],
+                    "texts": [moment.text for moment in moments],
                 }
 
 

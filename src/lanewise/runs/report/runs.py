@@ -89,4 +89,4 @@ def _facts(run: RunStatus) -> Iterator[str]:
 
 def _one_line(text: str) -> str:
     """Show characters that a terminal would obey as what they are."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -187,7 +187,7 @@ def _best(evaluated: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> t
         section.get("best_mode") is None and name.rpartition("/")[2] == "loss"
     )
     choose = min if falls else max
-    return (name, *choose(values, key=lambda one: one[1])) if values else None
+    return (name, *choose(values, key=lambda evaluation: evaluation[1])) if values else None
 
 
 def _devices(start: Mapping[str, Any]) -> str:
