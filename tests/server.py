@@ -6,7 +6,7 @@ import socket
 import threading
 from pathlib import Path
 
-from lanewise.launch import fork_server, serve
+from lanewise.launch import fork_client, fork_server
 
 _MODULES = (
     "pytest",
@@ -30,7 +30,7 @@ _MODULES = (
 
 def start() -> None:
     """Start the server of this environment, and let it import what tests need."""
-    fork_server({}).preload(*_MODULES)
+    fork_client({}).preload(*_MODULES)
 
 
 def share(address: Path) -> None:
@@ -41,7 +41,7 @@ def share(address: Path) -> None:
 
     def hand_over() -> None:
         with listener, listener.accept()[0] as connection:
-            socket.send_fds(connection, [b"channel"], [fork_server({})._channel.fileno()])
+            socket.send_fds(connection, [b"channel"], [fork_client({})._channel.fileno()])
 
     threading.Thread(target=hand_over, daemon=True).start()
 
@@ -51,5 +51,5 @@ def join(address: Path) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(address))
         _, (channel,), _, _ = socket.recv_fds(connection, len(b"channel"), 1)
-    serve.channel, serve.started_with = socket.socket(fileno=channel), dict(os.environ)
-    atexit.register(serve.channel.close)
+    fork_server.channel, fork_server.started_with = socket.socket(fileno=channel), dict(os.environ)
+    atexit.register(fork_server.channel.close)

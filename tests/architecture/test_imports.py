@@ -1,7 +1,7 @@
 """What is imported with what: a script waits for it, and a worker that is forked does not."""
 
 import lanewise
-from lanewise.launch.fork_server import PRELOAD
+from lanewise.launch.fork_client import PRELOAD
 from tests.architecture.test_layers import SRC, imports_of, read_sources
 
 

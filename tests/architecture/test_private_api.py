@@ -252,7 +252,7 @@ PRIVATE = {
         "ImportError in every run; torch.compiler.disable does the same",
     ),
     "torch._dynamo": Private(
-        "processes/device/determinism.py launch/fork_server.py",
+        "processes/device/determinism.py launch/fork_client.py",
         "is imported once for all workers, as every optimizer imports it",
         "ImportError when workers start; without the line each takes seconds longer",
     ),
@@ -468,7 +468,7 @@ PRIVATE = {
         argparse.ArgumentParser,
     ),
     "atexit._run_exitfuncs": Private(
-        "launch/serve.py",
+        "launch/fork_server.py",
         "ends a fork as multiprocessing ends one, which calls it too",
         "AttributeError when a worker ends; what programs register with atexit would not run",
     ),
@@ -489,7 +489,7 @@ PRIVATE = {
         "AttributeError: another python than CPython may lack it",
     ),
     "threading._shutdown": Private(
-        "launch/serve.py",
+        "launch/fork_server.py",
         "as _run_exitfuncs",
         "AttributeError when a worker ends; threads that still run would not be waited for",
     ),

@@ -22,8 +22,8 @@ from typing import Any, Self, TypeVar
 
 import yaml
 
-from lanewise.launch import fork_server
-from lanewise.launch.fork_server import READ_AT_START
+from lanewise.launch import fork_client
+from lanewise.launch.fork_client import READ_AT_START
 
 T = TypeVar("T")
 
@@ -220,7 +220,7 @@ class Warm(Command):
         # An empty input of its own, which every process of the run holds as long as it lives.
         os.close(stdin[1])
         self._stdin = Path(f"/proc/self/fd/{stdin[0]}").readlink()
-        self._fork = fork_server({}).run(
+        self._fork = fork_client({}).run(
             "lanewise",
             [str(argument) for argument in arguments],
             environment=_environment(variables or {}),

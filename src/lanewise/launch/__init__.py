@@ -3,7 +3,7 @@
 from lanewise.launch.agent import JobFiles as JobFiles
 from lanewise.launch.agent import Streams as Streams
 from lanewise.launch.agent import Workers as Workers
-from lanewise.launch.fork_server import Fork as Fork
-from lanewise.launch.fork_server import fork_server as fork_server
+from lanewise.launch.fork_client import Fork as Fork
+from lanewise.launch.fork_client import fork_client as fork_client
 from lanewise.launch.launcher import Launcher as Launcher
 from lanewise.launch.local import LocalLauncher as LocalLauncher

@@ -1,5 +1,5 @@
-"""`python -m lanewise.launch`: the server that workers are forked from; `fork_server` starts it."""
+"""`python -m lanewise.launch`: the server that workers are forked from; `fork_client` starts it."""
 
-from lanewise.launch.serve import main
+from lanewise.launch.fork_server import main
 
 main()

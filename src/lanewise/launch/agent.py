@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from lanewise.launch.fork_server import SECONDS_BETWEEN_LOOKS, Fork, fork_server
+from lanewise.launch.fork_client import SECONDS_BETWEEN_LOOKS, Fork, fork_client
 
 if TYPE_CHECKING:
     from lanewise.processes.watch.channel import Beat, Channel
@@ -135,7 +135,7 @@ def run_workers(
     from lanewise.processes.watch.stall import Silence
     from lanewise.processes.watch.watch import LAUNCHER_SHOWS_VARIABLE
 
-    server = fork_server(workers.variables)
+    server = fork_client(workers.variables)
     channel = Channel(store, place.world_size)
     environment = {
         **os.environ,

@@ -1,277 +1,259 @@
-"""Starts processes that have everything imported already, as forks of a server, which is `launch.serve`."""
+"""`python -m lanewise.launch`: imports what workers need, computes nothing, and forks each worker.
+
+A fork does what `python -m MODULE ARGUMENTS` does, with the imports already paid. Everything else is as if
+the client had started it: environment, working directory and standard streams are the client's.
+
+    client                              server                          fork
+    ------                              ------                          ----
+    "run", its standard streams,   ->   forks
+      and one end of a socket                                           reads from the socket what to run
+                                   <-   the process id
+                                   <-   the exit code                   ends
+    closes the socket, or ends          kills the fork
+    "import" and names             ->   imports them
+    "end", or ends                      kills all forks, and ends
+
+With a fork that fails or is killed, the other processes of its session end: what the user's code started.
+"""
 
 import atexit
+import gc
 import json
-import math
 import os
+import runpy
+import select
 import signal
 import socket
-import subprocess
+import struct
 import sys
+import tempfile
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import wait
-from pathlib import Path
-from typing import final
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn, final
 
-from lanewise.errors import LaunchError
-from lanewise.launch import serve
-from lanewise.processes.die_with_parent import end_session
-from lanewise.processes.watch.process import ENDED, STOPPED, process_table, state_of
+from lanewise.processes.die_with_parent import die_with_parent, end_session
 
-READ_AT_START = (
-    "PYTHON",
-    "LD_",
-    "OMP_",
-    "GOMP_",
-    "KMP_",
-    "MKL_",
-    "MALLOC_",
-    "CUBLAS_",
-    "TORCH_",
-    "TORCHDYNAMO_",
-)
-"""What an interpreter or a library reads once, when it starts: a server serves one set of values of these."""
+RUN, IMPORT, END = b"run", b"import", b"end"
+NUMBER = struct.Struct("!i")
+"""How the process id and the exit code are written; of a process that a signal ended it is negative."""
+_MAX_MESSAGE_BYTES = 65536
 
-PRELOAD = (
-    "torch",
-    "torch._dynamo",  # which every optimizer imports, and which takes as long as torch itself
-    "lanewise.engine.engine",
-    "lanewise.engine.run.resume",
-)
-"""What every worker needs."""
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""They may be sent to every process of a run. The server does not act on them."""
+_SECONDS_BETWEEN_LOOKS = 0.5
+"""How often it is looked whether the parent lives, where the kernel does not tell."""
 
-_GONE = (
-    "the process that workers are forked from was killed, often by the kernel for want of memory: see dmesg."
-)
-
-SECONDS_BETWEEN_LOOKS = 0.5
-_MOST_LOOKS = 10
-"""How often it is looked at a server that is stopped, and has something to tell, before it is killed."""
-_SECONDS_TO_END = 1.0
-"""How long a server may take to end what its forks have started; one that is stopped takes for ever."""
-
-_servers: dict[frozenset[tuple[str, str]], "ForkServer"] = {}
-_lock = threading.Lock()
+channel: socket.socket | None = None
+"""A fork has here where the server takes requests, and so can launch workers itself; the server has None."""
+started_with: Mapping[str, str] = {}
+"""A fork has here the environment that the server was started with."""
 
 
-def fork_server(variables: Mapping[str, str]) -> "ForkServer":
-    """Return the running server for an environment, or start it; it ends with this process.
+class Program(NamedTuple):
+    """What a fork does: the same as `python -m MODULE ARGUMENTS`. It is sent as a line of JSON."""
 
-    This call does not wait for the server's imports.
-
-    Args:
-        variables: added to the environment, such as `pinned_variables`.
-    """
-    environment = {**os.environ, **variables}
-    with _lock:
-        key = _read_at_start(environment)
-        if serve.channel is not None and key == _read_at_start(serve.started_with):
-            return ForkServer(serve.channel)
-        server = _servers.get(key)
-        if server is None or not server.is_running():
-            server = _servers[key] = ForkServer.start(environment, PRELOAD)
-        return server
+    module: str
+    arguments: Sequence[str]
+    variables: Mapping[str, str]
+    """The whole environment."""
+    cwd: str
 
 
-def end_servers() -> None:
-    """End all servers that this process started, and every fork with them."""
-    with _lock:
-        for server in _servers.values():
-            server.end()
-
-
-def _read_at_start(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    return frozenset((name, value) for name, value in environment.items() if name.startswith(READ_AT_START))
+def main() -> None:
+    """Serve until the parent ends; in a fork, run its program."""
+    global channel, started_with
+    requests, client, parent_pid = (int(argument) for argument in sys.argv[1:4])
+    for number in (requests, client):
+        os.set_inheritable(number, False)
+    handlers = {sign: signal.signal(sign, signal.SIG_IGN) for sign in _IGNORED}
+    environment = dict(os.environ)
+    _import(sys.argv[4:])
+    program = _Server(socket.socket(fileno=requests), parent_pid, handlers).serve()
+    channel, started_with = socket.socket(fileno=client), environment
+    _end(_exit_code_of(program))
 
 
 @final
-class ForkServer:
-    """The client of a server.
+class _Server:
+    """Takes requests, and keeps an eye on the forks, their clients and the parent.
 
     Args:
-        channel: takes requests.
-        process: the server, where this process started it.
+        requests: where they come from.
+        parent_pid: the process with which the server ends.
+        handlers: those that forks have of the signals which the server ignores.
     """
 
-    def __init__(self, channel: socket.socket, process: "subprocess.Popen[bytes] | None" = None) -> None:
-        self._channel = channel
-        self._process = process
-        self._parent_pid = os.getpid()
-        self._imported: set[str] = set()
-        self._num_looks = 0
-        self._has_forked = False
+    def __init__(
+        self, requests: socket.socket, parent_pid: int, handlers: Mapping[signal.Signals, Any]
+    ) -> None:
+        self._requests = requests
+        self._parent_pid = parent_pid
+        self._handlers = handlers
+        self._forks: dict[int, socket.socket] = {}
+        """The socket of the client of each fork, by process id."""
+        # A child that ends interrupts poll() by a byte in this pipe.
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._wake_read, False)
+        self._poll = select.poll()
+        for number in (requests.fileno(), self._wake_read):
+            self._poll.register(number, select.POLLIN)
+        self._parent: int | None = None
+        with suppress(AttributeError, OSError):  # not Linux, or an old one
+            self._parent = os.pidfd_open(parent_pid)
+            self._poll.register(self._parent, select.POLLIN)
 
-    @classmethod
-    def start(cls, environment: Mapping[str, str], preload: Sequence[str]) -> "ForkServer":
-        """Start a server, and let it import modules."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        numbers = (theirs.fileno(), ours.fileno(), os.getpid())
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "lanewise.launch", *map(str, numbers), *preload],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), ours.fileno()),
-                start_new_session=True,
-            )
-        server = cls(ours, process)
-        atexit.register(server.end)
-        return server
+    def serve(self) -> Program:
+        """Serve for ever; returns in a fork only."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler it would not wake up poll()
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        while True:
+            ready = dict(self._poll.poll(_SECONDS_BETWEEN_LOOKS * 1000 if self._parent is None else None))
+            if self._parent in ready or os.getppid() != self._parent_pid:
+                self._end()
+            if self._wake_read in ready:
+                with suppress(BlockingIOError):
+                    while os.read(self._wake_read, 4096):
+                        pass
+                self._reap()
+            for pid, client in list(self._forks.items()):
+                if client.fileno() in ready:  # it has ended, or closed it
+                    os.kill(pid, signal.SIGKILL)
+                    self._poll.unregister(client)
+            if self._requests.fileno() in ready and (of_fork := self._take()):
+                return self._program(of_fork)
 
-    @property
-    def pid(self) -> int:
-        """The process id of the server, which is the parent of this process where that did not start it."""
-        return os.getppid() if self._process is None else self._process.pid
-
-    def is_running(self) -> bool:
-        """Tell whether the server lives."""
-        return self._process is None or self._process.poll() is None
-
-    def require_running(self) -> None:
-        """Do nothing while the server lives.
-
-        Raises:
-            LaunchError: it has ended, and with it every fork.
-        """
-        if not self.is_running():
-            raise LaunchError(_GONE)
-
-    def wait(self, connections: Sequence[socket.socket], forks: "Sequence[Fork]" = ()) -> bool:
-        """Wait a moment for word of the server; return whether there is some.
-
-        Args:
-            connections: through which it may come.
-            forks: those whose ends are waited for; none where the server must say something in any case.
-
-        Raises:
-            LaunchError: the server has long been stopped, and so does not say what it should. It is killed.
-        """
-        if wait(connections, SECONDS_BETWEEN_LOOKS):
-            self._num_looks = 0
-            return True
-        table = process_table()
-        owes = not forks or any(fork.poll() is None and state_of(fork.pid, table) == ENDED for fork in forks)
-        is_stopped = owes and state_of(self.pid, table) == STOPPED
-        self._num_looks = self._num_looks + 1 if is_stopped else 0
-        if self._num_looks > _MOST_LOOKS:
-            self.end()
-            raise LaunchError(
-                f"the process that workers are forked from (process {self.pid}), {STOPPED}, has not told how "
-                "they began or ended. Start the run again: --resume goes on from its newest checkpoint."
-            )
-        return False
-
-    def preload(self, *modules: str) -> None:
-        """Let the server import modules before it forks again. They must compute nothing while imported."""
-        new = [name for name in modules if name not in self._imported]
-        if new:
-            self._imported.update(new)
-            with suppress(OSError):  # it has ended, which the next fork reports
-                self._channel.send(b" ".join([serve.IMPORT, *(name.encode() for name in new)]))
-
-    def run(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        cwd: str | None = None,
-        streams: tuple[int, int, int] = (0, 1, 2),
-    ) -> "Fork":
-        """Start a process that does what `python -m MODULE ARGUMENTS` does.
-
-        Args:
-            module: as after `-m`.
-            arguments: what follows.
-            environment: the whole environment of the process.
-            cwd: its working directory; None: that of this process.
-            streams: file descriptors of this process that become its standard streams.
-
-        Raises:
-            LaunchError: the server has ended.
-        """
-        ours, theirs = socket.socketpair()
-        program = serve.Program(module, arguments, dict(environment), cwd or str(Path.cwd()))
-        try:
-            with theirs:
-                self._has_forked = True
-                socket.send_fds(self._channel, [serve.RUN], [theirs.fileno(), *streams])
-            while not self.wait([ours]):
-                pass  # it imports
-            fork = Fork(ours)
-            ours.sendall(f"{json.dumps(program)}\n".encode())
-        except LaunchError:
-            ours.close()
-            raise
-        except OSError:
-            ours.close()
-            raise LaunchError(_GONE) from None
-        return fork
-
-    def end(self) -> None:
-        """End the server, and every fork with it; does nothing in a fork of the process that started it."""
-        if self._process is not None and os.getpid() == self._parent_pid:
-            if self._has_forked:  # else it may import, which takes longer
-                with suppress(OSError, subprocess.TimeoutExpired):
-                    self._channel.send(serve.END, socket.MSG_DONTWAIT)
-                    self._process.wait(_SECONDS_TO_END)
-            self._process.kill()
-            self._process.wait()
-            self._channel.close()
-
-
-@final
-class Fork:
-    """A process that a server forked. It is killed when this object, or this process, goes.
-
-    Args:
-        connection: through which the server tells its process id and exit code; so it becomes readable when
-            the process ends.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self._returncode: int | None = None
-        pid = self._receive()
-        if pid is None:
-            raise ConnectionResetError
-        self.pid = pid
-
-    def poll(self) -> int | None:
-        """Return the exit code, negative after a signal; None while the process runs."""
-        if self._returncode is None and wait([self.connection], 0):
-            code = self._receive()
-            if code is None:  # the server has ended, and the fork with it
-                end_session(self.pid)
-            self._returncode = -signal.SIGKILL if code is None else code
-            self.connection.close()
-        return self._returncode
-
-    def wait(self, timeout_seconds: float) -> int | None:
-        """Wait for the end, and return what `poll` returns."""
-        deadline = time.monotonic() + timeout_seconds
-        while self.poll() is None and (left := deadline - time.monotonic()) > 0:
-            wait([self.connection], None if math.isinf(left) else left)
-        return self._returncode
-
-    def kill(self) -> None:
-        """Kill the process, and wait for its end."""
-        self.send_signal(signal.SIGKILL)
-        self.wait(math.inf)
-
-    def send_signal(self, sign: int) -> None:
-        """Send a signal, unless the process has ended."""
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, sign)
-
-    def _receive(self) -> int | None:
-        """Receive a number; None where the server has ended."""
-        with suppress(ConnectionResetError):
-            if received := self.connection.recv(serve.NUMBER.size):
-                return int(serve.NUMBER.unpack(received)[0])
+    def _take(self) -> socket.socket | None:
+        """Do what one message asks for; return the socket of the client in a fork only."""
+        message, numbers, _, _ = socket.recv_fds(self._requests, _MAX_MESSAGE_BYTES, 4)
+        kind, _, names = message.partition(b" ")
+        if kind == END:
+            self._end()
+        if kind == IMPORT:
+            _import(names.decode().split())
+            return None
+        client, streams = socket.socket(fileno=numbers[0]), numbers[1:]
+        server_pid = os.getpid()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)  # none that a fork gets is lost
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(server_pid)
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for sign, handler in self._handlers.items():
+                signal.signal(sign, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._close()
+            _take_streams(streams)
+            if numpy := sys.modules.get("numpy.random"):  # which drew its seed when it was imported
+                numpy.seed()
+            return client
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in streams:
+            os.close(number)
+        with suppress(BrokenPipeError):
+            client.sendall(NUMBER.pack(pid))
+        self._forks[pid] = client
+        self._poll.register(client, 0)  # its end is told in any case
         return None
+
+    def _program(self, client: socket.socket) -> Program:
+        """Read in a fork what it is to do."""
+        line = ""
+        with client, client.makefile("r", encoding="utf-8") as lines, suppress(ConnectionResetError):
+            line = lines.readline()
+        if not line:
+            os._exit(1)  # the client has ended
+        return Program(*json.loads(line))
+
+    def _reap(self) -> None:
+        """Tell the clients of forks that ended."""
+        while self._forks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if status:
+                end_session(pid)
+            client = self._forks.pop(pid, None)
+            if client is not None:
+                with suppress(KeyError):
+                    self._poll.unregister(client)
+                with suppress(BrokenPipeError):
+                    client.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+                client.close()
+
+    def _end(self) -> NoReturn:
+        """End with every fork, and with what the forks started."""
+        for pid in self._forks:
+            os.kill(pid, signal.SIGKILL)
+            end_session(pid)
+        os._exit(0)
+
+    def _close(self) -> None:
+        """Close in a fork what is the server's."""
+        for client in self._forks.values():
+            client.close()
+        self._requests.close()
+        for number in (self._wake_read, self._wake_write, self._parent):
+            if number is not None:
+                os.close(number)
+
+
+def _exit_code_of(program: Program) -> int:
+    """Run a program, and say with which code python would end."""
+    try:
+        os.environ.clear()
+        os.environ.update(program.variables)
+        os.chdir(program.cwd)
+        tempfile.tempdir = None  # of the server's environment, if anything has asked for it
+        sys.argv = [program.module, *program.arguments]
+        runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)  # noqa: T201 - as python does
+        return 1
+    except BaseException as error:  # noqa: BLE001 - the fork ends here
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    """End a fork as python ends, but for taking modules apart, which takes longer than a short run."""
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
+    atexit._run_exitfuncs()  # noqa: SLF001 - likewise
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _import(names: Iterable[str]) -> None:
+    """Import modules; a fork that needs one which fails will raise the error again."""
+    for name in names:
+        with suppress(Exception):
+            import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to every object, and so copy all of the memory
+
+
+def _take_streams(numbers: list[int]) -> None:
+    """Make these file descriptors the standard streams, as an interpreter does when it starts."""
+    for standard, (number, name) in enumerate(zip(numbers, ("stdin", "stdout", "stderr"), strict=True)):
+        os.dup2(number, standard, inheritable=True)
+        os.close(number)
+        before = getattr(sys, name)
+        opened = open(  # noqa: SIM115 - for as long as the process lives
+            standard,
+            "r" if name == "stdin" else "w",
+            buffering=1 if name == "stderr" else -1,
+            encoding=before.encoding,
+            errors=before.errors,
+            closefd=False,
+        )
+        setattr(sys, name, opened)
+        setattr(sys, f"__{name}__", opened)

@@ -40,7 +40,7 @@ from typing import Any, NoReturn, final
 
 from lanewise.errors import LanewiseError, text_of
 from lanewise.launch.agent import JobFiles, Place, Streams, Workers, join_store, open_store, run_workers
-from lanewise.launch.fork_server import end_servers, fork_server
+from lanewise.launch.fork_client import end_servers, fork_client
 from lanewise.launch.hello import Port, call, resolves, say_hello
 from lanewise.launch.launcher import count_processes
 from lanewise.launch.scratch import folder_until_exit, remove_all
@@ -128,7 +128,7 @@ class HostProcess:
         self._files = JobFiles(folder_until_exit() / "job")
         if self._is_told_to_stop:
             self._stop_workers()
-        fork_server({})
+        fork_client({})
         threading.Thread(target=import_module, args=("torch.distributed",), daemon=True).start()
         gloo, nccl = INTERFACE_VARIABLES
         return os.environ.get(gloo, ""), os.environ.get(nccl, "")

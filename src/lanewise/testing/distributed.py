@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from lanewise.launch import Fork, fork_server
+from lanewise.launch import Fork, fork_client
 from lanewise.launch.scratch import scratch_folder
 
 
@@ -45,7 +45,7 @@ def run_distributed(
     """
     # A function of a script that is running travels as a whole: the workers run another script.
     call = pickle.dumps((sys.path, cloudpickle.dumps((function, args)), world_size, device, one_machine))
-    server = fork_server({})
+    server = fork_client({})
     with scratch_folder() as folder:
         (folder / "call").write_bytes(call)
         forks: list[Fork] = []

@@ -14,7 +14,7 @@ from lanewise.commands.jobs.refused_exit import refusing_exit
 from lanewise.commands.jobs.start import launch
 from lanewise.errors import LanewiseError, LaunchError
 from lanewise.launch import LocalLauncher
-from lanewise.launch.fork_server import end_servers
+from lanewise.launch.fork_client import end_servers
 
 _SECONDS_TO_END = 10.0
 

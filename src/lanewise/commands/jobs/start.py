@@ -26,7 +26,7 @@ from lanewise.commands.jobs.refused_exit import refusing_exit
 from lanewise.config import Equality, pin_environment, pinned_variables
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
-from lanewise.launch import JobFiles, Launcher, Workers, fork_server
+from lanewise.launch import JobFiles, Launcher, Workers, fork_client
 from lanewise.launch.remote import RemoteLauncher
 from lanewise.launch.sbatch import BatchJob
 from lanewise.launch.scratch import folder_until_exit, scratch_folder
@@ -145,7 +145,7 @@ def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:
 
     Does nothing the second time.
     """
-    fork_server(pinned_variables(threads, equality)).preload(*modules)
+    fork_client(pinned_variables(threads, equality)).preload(*modules)
 
 
 def run_command(job: Job, show: Callable[[Any], None], *, is_dry: bool = False) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from lanewise.errors import LaunchError
-from lanewise.launch import serve
-from lanewise.launch.fork_server import ForkServer, fork_server
+from lanewise.launch import fork_server
+from lanewise.launch.fork_client import ForkClient, fork_client
 
-module = sys.modules["lanewise.launch.fork_server"]  # the package has a function of that name
+module = sys.modules["lanewise.launch.fork_client"]  # the package has a function of that name
 
 MODULES = {
     "say": """
@@ -52,8 +52,8 @@ os._exit(int(sys.argv[1])) if sys.argv[1:] else time.sleep(600)
     "at_exit": "import atexit; atexit.register(print, 'bye'); raise SystemExit('no')",
     "forking": """
 import os
-from lanewise.launch import fork_server
-fork = fork_server({}).run("say", ["3"], environment=os.environ)
+from lanewise.launch import fork_client
+fork = fork_client({}).run("say", ["3"], environment=os.environ)
 raise SystemExit(fork.wait(60))
 """,
 }
@@ -71,7 +71,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(environment):
-    started = ForkServer.start(environment, ["numpy"])
+    started = ForkClient.start(environment, ["numpy"])
     yield started
     started.end()
 
@@ -145,9 +145,9 @@ def test_a_fork_whose_client_is_gone_before_it_said_what_to_run_ends_without_a_w
     ours, theirs = socket.socketpair()
     errors = tmp_path / "errors"
     with errors.open("w") as stderr, ours, theirs:
-        socket.send_fds(server._channel, [serve.RUN], [theirs.fileno(), *[stderr.fileno()] * 3])
+        socket.send_fds(server._channel, [fork_server.RUN], [theirs.fileno(), *[stderr.fileno()] * 3])
         assert wait([ours], 60)
-        pid = serve.NUMBER.unpack(ours.recv(serve.NUMBER.size, socket.MSG_PEEK))[0]
+        pid = fork_server.NUMBER.unpack(ours.recv(fork_server.NUMBER.size, socket.MSG_PEEK))[0]
         os.kill(server.pid, signal.SIGSTOP)  # else it may kill the fork before that says a word
     try:
         assert has_ended(pid)
@@ -180,7 +180,7 @@ def test_what_a_fork_started_ends_with_it_if_it_fails(server, environment, code)
     "way", ["the fork is killed", "nobody waits", "the server ends", "the server is killed"]
 )
 def test_what_a_fork_started_ends_when_it_is_killed(environment, way):
-    server = ForkServer.start(environment, [])
+    server = ForkClient.start(environment, [])
     fork, children, apart = start_with_children(server, environment)
     if way == "the fork is killed":
         os.kill(fork.pid, signal.SIGKILL)
@@ -198,7 +198,7 @@ def test_what_a_fork_started_ends_when_it_is_killed(environment, way):
 
 
 def test_a_server_that_is_stopped_ends_nevertheless(environment):
-    server = ForkServer.start(environment, [])
+    server = ForkClient.start(environment, [])
     fork = server.run("sleeping", [], environment=environment)
     os.kill(server.pid, signal.SIGSTOP)
     server.end()
@@ -207,7 +207,7 @@ def test_a_server_that_is_stopped_ends_nevertheless(environment):
 
 
 def test_forks_end_with_their_server(environment):
-    server = ForkServer.start(environment, [])
+    server = ForkClient.start(environment, [])
     fork = server.run("sleeping", [], environment=environment)
     os.kill(server.pid, signal.SIGKILL)
     assert fork.wait(2) == -signal.SIGKILL
@@ -221,7 +221,7 @@ def test_forks_end_with_their_server(environment):
 
 def test_a_server_that_is_stopped_is_noticed_where_it_has_something_to_tell(environment, monkeypatch):
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LOOKS", 0.05)
-    server = ForkServer.start(environment, [])
+    server = ForkClient.start(environment, [])
     fork, other = (server.run("sleeping", [], environment=environment) for _ in range(2))
     os.kill(server.pid, signal.SIGSTOP)
     connections = [fork.connection, other.connection]
@@ -241,7 +241,7 @@ def test_a_server_that_is_stopped_is_noticed_where_it_has_something_to_tell(envi
 
 def test_a_server_that_is_stopped_before_it_forks_is_noticed(environment, monkeypatch):
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LOOKS", 0.05)
-    server = ForkServer.start(environment, [])
+    server = ForkClient.start(environment, [])
     os.kill(server.pid, signal.SIGSTOP)
     with pytest.raises(LaunchError, match="which is stopped"):
         server.run("sleeping", [], environment=environment)
@@ -252,11 +252,11 @@ def test_a_server_that_is_stopped_before_it_forks_is_noticed(environment, monkey
 def test_a_server_ends_with_its_parent_but_not_with_the_thread_that_started_it(environment, in_thread):
     script = f"""
 import os, threading, time
-from lanewise.launch import serve
-from lanewise.launch.fork_server import ForkServer
+from lanewise.launch import fork_server
+from lanewise.launch.fork_client import ForkClient
 def start():
     global server, fork
-    server = ForkServer.start(os.environ, [])
+    server = ForkClient.start(os.environ, [])
     fork = server.run("sleeping", [], environment=os.environ)
 if {in_thread}:
     thread = threading.Thread(target=start)
@@ -287,20 +287,20 @@ def test_a_fork_that_starts_processes_takes_them_from_the_same_server(server, en
 
 
 def test_there_is_a_server_for_each_set_of_values_that_are_read_at_the_start(monkeypatch):
-    one = fork_server({"OMP_NUM_THREADS": "7"})
+    one = fork_client({"OMP_NUM_THREADS": "7"})
     monkeypatch.setenv("GREETING", "hello")
-    assert fork_server({"OMP_NUM_THREADS": "7"}) is one
+    assert fork_client({"OMP_NUM_THREADS": "7"}) is one
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert fork_server({}) is one
+    assert fork_client({}) is one
     monkeypatch.setenv("PYTHONHASHSEED", "5")
-    other = fork_server({})
+    other = fork_client({})
     assert other is not one
     one.end()
     other.end()
 
 
 def test_modules_that_cannot_be_imported_are_left_out(environment, tmp_path):
-    server = ForkServer.start(environment, ["no_such_module", "failing"])
+    server = ForkClient.start(environment, ["no_such_module", "failing"])
     server.preload("failing")
     assert run(server, tmp_path, "say", "0", environment=environment)[0] == 0
     server.end()
