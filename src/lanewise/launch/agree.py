@@ -93,7 +93,11 @@ class Agreement:
         Args:
             at_all: whether to go on with the hosts of which the rest can be seen, where something is wrong.
         """
-        for looks in ((self._meet,), (self._enter,), (self._compare_code, self._find_sites, self._share)):
+        for looks in (
+            (self._hear_hellos,),
+            (self._enter,),
+            (self._compare_code, self._find_sites, self._share),
+        ):
             for look in looks:
                 look()
             if self.faults and not at_all:
@@ -118,7 +122,7 @@ class Agreement:
             return not any(fault.kind in _LASTING for fault in self.faults)
         return len(self.faults) == self._num_busy
 
-    def _meet(self) -> None:
+    def _hear_hellos(self) -> None:
         """Wait until every host has said who it is, with the versions of this machine."""
         here = describe_machine().versions
         for host in self.ask("connection", RemoteHost.wait_for_hello):

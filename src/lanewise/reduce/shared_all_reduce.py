@@ -65,7 +65,7 @@ class SharedAllReduce:
         blocks = memory.blocks(piece.dtype)
         for index, subtree_sum in enumerate(sums):
             blocks[memory.rank, index * size : (index + 1) * size] = subtree_sum
-        memory.meet()
+        memory.barrier()
         is_small = piece.nbytes <= _SMALL_BYTES
         start, stop = (size * rank // memory.world_size for rank in (memory.rank, memory.rank + 1))
         tree_sum = new_tree_sum(self._placement.num_lanes, present)
@@ -77,5 +77,5 @@ class SharedAllReduce:
         if is_small:
             (last,) = tree_sum.root()
         else:
-            memory.meet()
+            memory.barrier()
         piece.copy_(last)

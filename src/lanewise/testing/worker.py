@@ -25,10 +25,10 @@ def work(folder: Path, rank: int) -> None:
         function, args = pickle.loads(call)  # noqa: S301 - likewise
         world: World = LocalWorld(device)
         if world_size > 1:
-            meeting = dist.FileStore(f"{folder}/store", world_size)
-            dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world_size)
+            store = dist.FileStore(f"{folder}/store", world_size)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
             memory = share_memory(folder) if one_machine and device.type == "cpu" else None
-            world = GroupWorld(device, meeting, memory)
+            world = GroupWorld(device, store, memory)
             dist.barrier()  # else a rank that ends at once hangs up on one that is still connecting
         is_error, result = False, pickle.dumps((time.monotonic(), False, function(world, *args)))
         world.close()

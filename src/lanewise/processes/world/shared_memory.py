@@ -1,16 +1,16 @@
-"""Memory that the processes of one machine share, and meetings in which they wait for each other.
+"""Memory that the processes of one machine share, and barriers at which they wait for each other.
 
-[Note: blocks and meetings]
-Each process writes into a block of its own and reads those of all others. A meeting lies between: every
+[Note: blocks and barriers]
+Each process writes into a block of its own and reads those of all others. A barrier lies between: every
 process sends a byte to every other one and waits for theirs, through a socket for each pair. So a process
-that waits sleeps; the system calls order the writes before a meeting and the reads after it, on any CPU; and
+that waits sleeps; the system calls order the writes before a barrier and the reads after it, on any CPU; and
 a process that ends closes its sockets, which the others see at once.
 
 There are two sets of blocks, used in turn. A process that writes into a set again has come through the
-meeting of the other set, and no process comes to that meeting before it has read the first set:
+barrier of the other set, and no process comes to that barrier before it has read the first set:
 
-    process 0    write a   meet   read a   write b   meet   read b   write a ...
-    process 1    write a   meet     read a ........ write b   meet   read b ...
+    process 0    write a   barrier   read a   write b   barrier   read b   write a ...
+    process 1    write a   barrier     read a ........ write b   barrier   read b ...
 
 The memory has no name (`memfd_create`): it takes no room in a file system, such as a container's /dev/shm of
 64 MiB, and is freed with the last process.
@@ -47,7 +47,7 @@ _RANK, _TIME = struct.Struct("i"), struct.Struct("ll")
 
 @final
 class SharedMemory:
-    """One block of memory for each process, and meetings. See [Note: blocks and meetings].
+    """One block of memory for each process, and barriers. See [Note: blocks and barriers].
 
     Collective: every rank must call every method, in the same order.
 
@@ -55,7 +55,7 @@ class SharedMemory:
         rank: of this process.
         sockets: one for each other rank, connected to it.
         memory: the same on all ranks, of `size(world_size)` bytes.
-        timeout_seconds: how long a meeting waits for a rank; None: for ever.
+        timeout_seconds: how long a barrier waits for a rank; None: for ever.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SharedMemory:
         self.world_size = len(sockets) + 1
         self.block_bytes = _BLOCK_BYTES
         self._sockets = sockets
-        self._num_meetings = self._num_exchanges = self._num_gathers = self._num_open = 0
+        self._num_barriers = self._num_exchanges = self._num_gathers = self._num_open = 0
         num_slot_bytes = _NUM_SLOTS * self.world_size * _SLOT_BYTES
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         self._slots = whole[:num_slot_bytes].view(_NUM_SLOTS, self.world_size, _SLOT_BYTES)
@@ -87,19 +87,19 @@ class SharedMemory:
     def blocks(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the blocks of the next exchange: [world_size, num_elements], each row for its rank to write.
 
-        At least one meeting must follow before another rank's row is read, and before the next exchange.
+        At least one barrier must follow before another rank's row is read, and before the next exchange.
         """
         self._num_exchanges += 1
         return self._blocks[self._num_exchanges % 2].view(dtype)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until every rank is here.
 
         Raises:
             LostRankError: if a rank has ended.
             WorldError: if one does not come in time.
         """
-        self._num_meetings += 1
+        self._num_barriers += 1
         for peer in self._sockets.values():
             with suppress(ConnectionError):  # it may have sent its byte before it ended
                 peer.send(b"x")
@@ -122,7 +122,7 @@ class SharedMemory:
         return tensor.nbytes <= _SLOT_BYTES
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Send a small tensor to every rank with the next meeting, whatever that is for.
+        """Send a small tensor to every rank with the next barrier, whatever that is for.
 
         Returns:
             A function that waits and returns the ranks' tensors, stacked: [world_size, *tensor.shape].
@@ -130,14 +130,14 @@ class SharedMemory:
         slot = self._slots[self._num_gathers % _NUM_SLOTS, :, : tensor.nbytes].view(tensor.dtype)
         rows = slot.view(-1, *tensor.shape)
         rows[self.rank] = tensor
-        num_meetings = self._num_meetings
+        num_barriers = self._num_barriers
         self._num_gathers += 1
         self._num_open += 1
         assert self._num_open <= _MAX_OPEN, "a slot could be written while a rank still reads it"
 
         def wait() -> torch.Tensor:
-            if self._num_meetings == num_meetings:
-                self.meet()
+            if self._num_barriers == num_barriers:
+                self.barrier()
             self._num_open -= 1
             return rows.clone()
 
@@ -157,7 +157,7 @@ def share_memory(folder: Path | None = None, timeout_seconds: float | None = Non
     Args:
         folder: where rank 0 makes a folder for the sockets, for the time of this call; None: where temporary
             files are.
-        timeout_seconds: how long a meeting waits for a rank; None: for ever.
+        timeout_seconds: how long a barrier waits for a rank; None: for ever.
 
     Returns:
         None where the system refuses it on some rank; a line of the log says why.

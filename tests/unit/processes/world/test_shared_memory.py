@@ -40,7 +40,7 @@ def exchange_and_gather(world: World, num_rounds: int) -> int:
             blocks = memory.blocks(torch.float64)
             dawdle()
             blocks[memory.rank, :100] = memory.rank + number
-            memory.meet()
+            memory.barrier()
             dawdle()
             wrong += int((blocks[:, :100] != (ranks + number)[:, None]).sum())
         for wait, index in gathers:
@@ -54,22 +54,22 @@ def test_each_rank_reads_what_the_others_wrote_however_late_they_are(world_size)
     assert run_distributed(exchange_and_gather, world_size, 150) == [0] * world_size
 
 
-def gather_without_meeting(world: World) -> int:
-    """Gather as above, but take every meeting for done."""
+def gather_without_barrier(world: World) -> int:
+    """Gather as above, but take every barrier for done."""
     assert world.shared_memory is not None
-    SharedMemory.meet = lambda _self: None  # type: ignore[method-assign]
+    SharedMemory.barrier = lambda _self: None  # type: ignore[method-assign]
     return exchange_and_gather(world, 50)
 
 
 def test_that_comparison_finds_what_is_read_too_early():
-    assert any(run_distributed(gather_without_meeting, 2))
+    assert any(run_distributed(gather_without_barrier, 2))
 
 
 def wait_for_the_dead(world: World) -> tuple[str, float]:
-    """Wait in a meeting for rank 1, which is killed before it comes."""
+    """Wait at a barrier for rank 1, which is killed before it comes."""
     memory = world.shared_memory
     assert memory is not None
-    memory.meet()
+    memory.barrier()
     if world.rank == 1:
         memory.blocks(torch.float32)[1, :5] = 1.0
         for peer in memory._sockets.values():
@@ -77,7 +77,7 @@ def wait_for_the_dead(world: World) -> tuple[str, float]:
         return "", 0.0
     start = time.monotonic()
     with pytest.raises(WorldError) as caught:
-        memory.meet()
+        memory.barrier()
     return str(caught.value), time.monotonic() - start
 
 
@@ -95,7 +95,7 @@ def wait_for_the_late(world: World) -> str:
         time.sleep(2)
         return ""
     with pytest.raises(WorldError) as caught:
-        memory.meet()
+        memory.barrier()
     return str(caught.value)
 
 
