@@ -13,6 +13,7 @@ from lanewise.data.lane_stream import draws_in_threads as draws_in_threads
 from lanewise.data.lane_stream import is_stream as is_stream
 from lanewise.data.lane_stream import shuffles_itself as shuffles_itself
 from lanewise.data.loader import LaneLoader as LaneLoader
+from lanewise.data.loader import StepEnd as StepEnd
 from lanewise.data.reader import LaneBatch as LaneBatch
 from lanewise.data.reader import LaneReader as LaneReader
 from lanewise.data.rows import Rows as Rows
@@ -22,7 +23,6 @@ from lanewise.data.sequences import Ragged as Ragged
 from lanewise.data.sequences import pack as pack
 from lanewise.data.sequences import pad as pad
 from lanewise.data.source import LaneSource as LaneSource
-from lanewise.data.source import StepEnd as StepEnd
 from lanewise.data.stream import StreamCut as StreamCut
 from lanewise.data.stream import StreamReader as StreamReader
 from lanewise.data.stream_loader import StreamLoader as StreamLoader

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
@@ -135,34 +136,35 @@ def _has_shards(dataset: object) -> bool:
 
 
 @final
+@dataclass
 class _Whole:
     """A plain stream."""
 
+    dataset: Any
     num_shards = 1
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
 
     def iter_lane(self, epoch: int, lane: int, num_lanes: int) -> Iterable[Any]:
         """Return all samples of the epoch: there is one lane only."""
         assert (lane, num_lanes) == (0, 1)
-        if hasattr(self._dataset, "set_epoch"):
-            self._dataset.set_epoch(epoch)
-        samples: Iterable[Any] = self._dataset
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+        samples: Iterable[Any] = self.dataset
         return samples
 
 
 @final
+@dataclass
 class _Sharded:
     """A `datasets.IterableDataset`, whose shards are given to lanes: the same ones in every epoch."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self.num_shards: int = dataset.num_shards
+    dataset: Any
+
+    def __post_init__(self) -> None:
+        self.num_shards: int = self.dataset.num_shards
 
     def iter_lane(self, epoch: int, lane: int, num_lanes: int) -> Iterable[Any]:
         """Return a dataset of the lane's shards; a new one, since a state that is loaded stays in it."""
-        part: Any = self._dataset.shard(num_shards=num_lanes, index=lane)
+        part: Any = self.dataset.shard(num_shards=num_lanes, index=lane)
         part.set_epoch(epoch)
         # Without a state the lane is read again from its beginning, which loses nothing.
         samples: Iterable[Any] = iter(part) if shuffles_itself(part) else part
@@ -216,12 +218,3 @@ class OpenStream:
         """Return so many samples, fewer at the end."""
         self._loaded = None
         return list(islice(self._iterator, num_samples))
-
-    def __iter__(self) -> Iterator[Any]:
-        """Return itself."""
-        return self
-
-    def __next__(self) -> Any:
-        """Return the next sample."""
-        self._loaded = None
-        return next(self._iterator)

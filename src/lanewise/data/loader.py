@@ -4,15 +4,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 from lanewise.data.reader import LaneBatch, LaneReader
-from lanewise.data.source import StepEnd
 from lanewise.data.workers import deal, read_turns, worker_shares
 from lanewise.lanes import LaneTurn, SampleOrder, Schedule
 
 _Request: TypeAlias = tuple[LaneTurn, tuple[int, ...]]
 """A turn with its sample indices."""
+
+
+class StepEnd(NamedTuple):
+    """Where in the run a step was."""
+
+    epoch: int
+    ends_epoch: bool
+    num_samples: int
+    """Samples of all lanes in the run so far, with this step."""
 
 
 @final
@@ -33,7 +41,7 @@ class LaneLoader:
     """The lanes to serve."""
     _: KW_ONLY
     identity: Mapping[str, Any] = field(default_factory=dict)
-    """See `LaneSource`."""
+    """What tells the samples and their order from others: a checkpoint of others is of another run."""
     num_workers: int = 0
     """Processes that read ahead; 0 reads in this one. The batches are the same."""
     pin_memory: bool = False
@@ -42,9 +50,9 @@ class LaneLoader:
     """Whether a turn without samples gets the data of lane 0, for a forward that does not count."""
 
     is_over = False
-    """See `LaneSource`: the number of steps is known."""
+    """Whether all epochs of the run are over, where only the data tells when, as of a stream."""
     state = None
-    """See `LaneSource`."""
+    """What a checkpoint must hold of a source; None where the number of the next step is enough."""
 
     @property
     def schedule(self) -> Schedule:
@@ -52,29 +60,37 @@ class LaneLoader:
         return self.order.schedule
 
     def plan(self) -> tuple[dict[str, Any], Mapping[str, Any]]:
-        """See `LaneSource`."""
+        """Return by what an audit knows the samples of each step, and the tables that this needs, by name."""
         inputs = self.order.inputs
         order = {"order": self.identity["order"], "repeats": self.order.repeats}
         return {**asdict(inputs.schedule), **order}, inputs.used
 
     def repeat(self) -> None:
-        """See `LaneSource`: it does so anyway."""
+        """Go on after the last epoch, without end; a loader of an order does so anyway."""
 
     def note(self, upcoming: Sequence[int]) -> None:
-        """See `LaneSource`: no step's totals tell it."""
+        """Learn how many samples each lane has in the next step, where only the data tells, as of a stream.
+
+        Called after each step, on every rank.
+        """
 
     def ends_run(self, upcoming: Sequence[int]) -> bool:
-        """See `LaneSource`: no step's totals tell it."""
+        """Tell whether a stream ends the run before a step in which the lanes have so many samples."""
         return False
 
     def end_of(self, step: int) -> StepEnd:
-        """See `LaneSource`."""
+        """Tell where a step was, of a stream only the last one that was taken. Step -1 ends an epoch."""
         schedule, done = self.order.schedule, step + 1
         ends_epoch = done % schedule.steps_per_epoch == 0
         return StepEnd(step // schedule.steps_per_epoch, ends_epoch, schedule.num_samples_before(done))
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[LaneBatch]:
-        """See `LaneSource`."""
+        """Yield the batches of a step after the other; at least one, maybe empty, a step.
+
+        Args:
+            first_step: with which to begin.
+            last_step: before which to end; None: never.
+        """
         turns = self.schedule.turns(self.lanes, first_step, last_step)
         if not self.order.reads_blocks or self.num_workers < 2:
             return read_turns(

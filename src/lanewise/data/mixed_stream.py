@@ -58,7 +58,21 @@ class MixedStream:
         self.weights = [float(weight) for weight in weights]
         self.when_one_ends = when_one_ends
         self.seed = seed
-        _check(self)
+        mistakes = []
+        rules = get_args(WhenOneEnds)
+        if len(self.weights) != len(self.streams):
+            mistakes.append(
+                f"a MixedStream needs a weight for each stream: it has {len(self.streams)} streams and "
+                f"{len(self.weights)} weights."
+            )
+        if not all(math.isfinite(weight) and weight >= 0 for weight in self.weights) or not sum(self.weights):
+            mistakes.append(
+                f"the weights of a MixedStream must be finite, at least 0, and not all 0: got {self.weights}."
+            )
+        if when_one_ends not in rules:
+            mistakes.append(f"when_one_ends must be one of {', '.join(rules)}: got {when_one_ends!r}.")
+        if mistakes:
+            raise ConfigError(*mistakes)
         self._parts = [as_lane_stream(stream) for stream in self.streams]
 
     @property
@@ -70,24 +84,6 @@ class MixedStream:
         """Return the samples of a lane in an epoch, an iterator that has a state."""
         opens = [partial(part.iter_lane, epoch, lane, num_lanes) for part in self._parts]
         return _MixedLane(self, opens, (self.seed, epoch, lane))
-
-
-def _check(mixed: MixedStream) -> None:
-    mistakes = []
-    weights, rules = mixed.weights, get_args(WhenOneEnds)
-    if len(weights) != len(mixed.streams):
-        mistakes.append(
-            f"a MixedStream needs a weight for each stream: it has {len(mixed.streams)} streams and "
-            f"{len(weights)} weights."
-        )
-    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not sum(weights):
-        mistakes.append(
-            f"the weights of a MixedStream must be finite, at least 0, and not all 0: got {weights}."
-        )
-    if mixed.when_one_ends not in rules:
-        mistakes.append(f"when_one_ends must be one of {', '.join(rules)}: got {mixed.when_one_ends!r}.")
-    if mistakes:
-        raise ConfigError(*mistakes)
 
 
 @final
@@ -104,7 +100,7 @@ class _Part:
         self._key = key
         self._samples: OpenStream | None = None
         self._num_read = 0
-        """In the present pass."""
+        """Samples read in the present pass."""
         self.num_passes = 0
         """How often it came to an end."""
         self.is_over = False
@@ -118,12 +114,12 @@ class _Part:
         """Return the next sample; _END at the end."""
         assert self._samples is not None
         with nullcontext() if self._samples.has_state else self._seeded("mixed", self._num_read):
-            sample = next(self._samples, _END)
-        if sample is _END:
+            samples = self._samples.take(1)
+        if not samples:
             self.num_passes += 1
-        else:
-            self._num_read += 1
-        return sample
+            return _END
+        self._num_read += 1
+        return samples[0]
 
     def read_again(self) -> Any:
         """Begin anew, and return the first sample; _END if it has none."""
@@ -206,20 +202,14 @@ class _MixedLane:
 
     def _ended(self, part: _Part) -> Any:
         """Do what is to be done when a stream has ended; return the next sample if there is one yet."""
-        sample = _END
-        if self._when_one_ends == "repeat" and not all(one.num_passes for one in self._parts):
-            sample = part.read_again()
+        rule, all_ended = self._when_one_ends, all(other.num_passes for other in self._parts)
+        sample = part.read_again() if rule == "repeat" and not all_ended else _END
         part.is_over = sample is _END
-        if part.is_over and self._is_over():
-            for one in self._parts:
-                one.is_over = True
+        if part.is_over and (rule == "end_epoch" or (rule == "repeat" and all_ended)):
+            for other in self._parts:
+                other.is_over = True
         self._find_live()
         return sample
-
-    def _is_over(self) -> bool:
-        """Tell whether the lane ends with a stream that has ended."""
-        rule = self._when_one_ends
-        return rule == "end_epoch" or (rule == "repeat" and all(one.num_passes for one in self._parts))
 
     def _find_live(self) -> None:
         """Note which streams can be drawn."""

@@ -60,34 +60,32 @@ class LaneBatch:
 
 
 @final
+@dataclass(eq=False)
 class LaneReader(Dataset[LaneBatch]):
     """A dataset whose index is a lane's turn with its sample indices, and whose item is the lane's batch.
 
     The samples of a turn are read and collated under one random state, which follows from (seed, dataset,
     epoch, step, lane). So the bytes depend neither on the process that reads them nor on what it read before.
     If the dataset has `__getitems__`, the turn's samples are one read.
-
-    Args:
-        dataset: map-style.
-        collate: makes a micro-batch of samples, which are a list, or `Rows` if the dataset reads these.
-        seed: seed of the run.
-        eval_dataset: the dataset's name if it is evaluated; part of the random state.
     """
 
-    def __init__(
-        self, dataset: Dataset[Any], collate: Callable[[Any], Any], seed: int, *, eval_dataset: str = ""
-    ) -> None:
-        self.eval_dataset = eval_dataset
-        self.dataset = dataset
-        self._collate = collate
-        self.seed = seed
-        inner = dataset
+    dataset: Dataset[Any]
+    """Map-style."""
+    collate: Callable[[Any], Any]
+    """Makes a micro-batch of samples, which are a list, or `Rows` if the dataset reads these."""
+    seed: int
+    """Seed of the run."""
+    eval_dataset: str = ""
+    """The dataset's name if it is evaluated; part of the random state."""
+    number: tuple[int, int] = (0, 0)
+    """The dataset's number in a loop, and how often it was begun before; part of the random state."""
+
+    def __post_init__(self) -> None:
+        inner = self.dataset
         while isinstance(inner, Subset):  # which has `__getitems__` also where its dataset has none
             inner = inner.dataset
         self._reads_many = hasattr(inner, "__getitems__")
         self._files = inner if isinstance(inner, FileDataset) else None
-        self.number = (0, 0)
-        """The dataset's number in a loop, and how often it was begun before; part of the random state."""
 
     def __getitem__(self, index: tuple[LaneTurn, tuple[int, ...]]) -> LaneBatch:
         """Read and collate one lane's samples."""
@@ -105,9 +103,9 @@ class LaneReader(Dataset[LaneBatch]):
             # A file dataset may leave some out; others may return objects that stand for several samples.
             batch.num_samples = len(indices) if self._files is None else len(samples)
             if batch.num_samples:
-                batch.data = self._collate(samples)
+                batch.data = self.collate(samples)
                 if batch.data is None:
-                    raise no_batch(self._collate)
+                    raise no_batch(self.collate)
             if not turn.positions:  # data of another lane, which don't count
                 batch.indices, batch.num_samples = (), 0
         except BaseException as error:
@@ -124,7 +122,7 @@ class LaneReader(Dataset[LaneBatch]):
         return None if self._files is None else self._files.total_bytes
 
     def streams(self) -> Iterator[Any]:
-        """See `SourceReader`: it is none, as it has an index."""
+        """Yield no reader of a stream: the dataset has an index."""
         return iter(())
 
     def read(self, epoch: int, indices: tuple[int, ...]) -> Sequence[Any]:

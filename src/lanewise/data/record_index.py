@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 from zlib import crc32
 
 import numpy as np
@@ -56,6 +56,10 @@ class RecordIndex:
     """32 hexadecimal digits, equal for equal offsets."""
     kept: Path | None = None
     """The file in which the index is kept; None if it is in memory only."""
+    is_new: bool = False
+    """Whether it was made now."""
+    unkept: Exception | None = None
+    """Why it could not be kept in the cache folder."""
 
     def __len__(self) -> int:
         return len(self.entries) - 1
@@ -141,11 +145,11 @@ def index_files(
     """
     started = time.monotonic()
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
-        indexed = list(pool.map(lambda file: _index_file(file, separator, cache_dir, on_error), files))
-    for index in (one.records for one in indexed):
+        indexes = list(pool.map(lambda file: _index_file(file, separator, cache_dir, on_error), files))
+    for index in indexes:
         if not len(index) and not index.is_damaged:
             raise DataError(f"{index.file.path} holds no record that is not empty. Leave it out.")
-    if built := [one.records for one in indexed if one.is_new]:
+    if built := [index for index in indexes if index.is_new]:
         logger.info(
             "found %s records in %d of %d files, of %.1f MiB, in %.1f s",
             f"{sum(map(len, built)):,}",
@@ -154,38 +158,31 @@ def index_files(
             sum(index.file.size for index in built) / 2**20,
             time.monotonic() - started,
         )
-    if unkept := [one.unkept for one in indexed if one.unkept]:
+    if unkept := [index.unkept for index in indexes if index.unkept]:
         logger.warning("each process finds again where records begin, as it cannot be kept: %s", unkept[0])
-    return [one.records for one in indexed]
-
-
-class _Indexed(NamedTuple):
-    records: RecordIndex
-    is_new: bool = False
-    unkept: Exception | None = None
-    """Why the index could not be kept in the cache folder."""
+    return indexes
 
 
 def _index_file(
     file: ByteFile, separator: bytes, cache_dir: str | os.PathLike[str] | None, on_error: OnError
-) -> _Indexed:
+) -> RecordIndex:
     try:
         folder = Path(cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lanewise"))
         folder = folder.expanduser().absolute()
         key = os.fsencode(file.path) + b"\0" + separator
         path = folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.records"
         if (index := _load(path, file, on_error)) is not None:
-            return _Indexed(index)
+            return index
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(path.with_suffix(".lock"), file):
             if (index := _load(path, file, on_error)) is not None:
-                return _Indexed(index)
+                return index
             with replacing(path) as new, new.open("xb") as out:
                 _write(out, file, separator, on_error)
                 out.flush()
                 os.fsync(out.fileno())
             if (index := _load(path, file, on_error)) is not None:
-                return _Indexed(index, is_new=True)
+                return replace(index, is_new=True)
             raise OSError(f"{path} is not as it was written")
     except (OSError, StorageError, RuntimeError, ValueError) as error:  # no home folder; a null in a name
         in_memory = io.BytesIO()
@@ -193,7 +190,7 @@ def _index_file(
         in_memory.seek(0)
         index = _read(in_memory, file, None)
         assert index is not None, "it was written now"
-        return _Indexed(index, is_new=True, unkept=error)
+        return replace(index, is_new=True, unkept=error)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple, final
 
@@ -53,42 +54,31 @@ class _MicroBatch(NamedTuple):
 
 
 @final
+@dataclass(eq=False)
 class _Feed:
     """One pass over what was opened of a stream, dealt to its lanes.
 
     It is read in windows of `window_steps` micro-batches for each of its lanes, each window under a random
     state of its own, so that a window can be read again.
-
-    Args:
-        opened: returns the samples.
-        lanes: the lanes to which the samples are dealt: one, or all where the stream is plain.
-        own: those of them whose micro-batches are asked for.
-        cut: sizes.
-        seed: returns the seed by which a window of a lane is read or shuffled.
-        start: where to begin; None: at the beginning.
     """
 
-    def __init__(
-        self,
-        opened: Callable[[], Iterable[Any]],
-        lanes: range,
-        own: range,
-        cut: StreamCut,
-        seed: Callable[[int, int, str], int],
-        start: LaneStart | None,
-    ) -> None:
-        self._opened = opened
-        self._lanes = lanes
-        self._cut = cut
-        self._seed = seed
-        self._size = len(lanes) * cut.micro_batch_size * cut.window_steps
+    opened: Callable[[], Iterable[Any]]
+    """Returns the samples."""
+    lanes: range
+    """The lanes to which the samples are dealt: one, or all where the stream is plain."""
+    own: range
+    """Those of them whose micro-batches are asked for."""
+    cut: StreamCut
+    seed: Callable[[int, int, str], int]
+    """Returns the seed by which a window of a lane is read or shuffled."""
+
+    def __post_init__(self) -> None:
+        self._size = len(self.lanes) * self.cut.micro_batch_size * self.cut.window_steps
         """Samples in a window, of all lanes."""
         self._window = 0
         self._samples: OpenStream | None = None
         self._is_over = False
-        self._queues: dict[int, deque[_MicroBatch]] = {lane: deque() for lane in own}
-        if start is not None:
-            self._go_on(start)
+        self._queues: dict[int, deque[_MicroBatch]] = {lane: deque() for lane in self.own}
 
     def next(self, lane: int) -> _MicroBatch | None:
         """Return the next micro-batch of a lane; None at its end."""
@@ -97,10 +87,10 @@ class _Feed:
             self._read_window()
         return queue.popleft() if queue else None
 
-    def _go_on(self, start: LaneStart) -> None:
+    def go_on(self, start: LaneStart) -> None:
         """Go to where a run resumes, by the state there or by reading again."""
-        num_windows, num_steps = divmod(start.num_steps, self._cut.window_steps)
-        states = [start.states[lane] for lane in self._lanes if start.states.get(lane) is not None]
+        num_windows, num_steps = divmod(start.num_steps, self.cut.window_steps)
+        states = [start.states[lane] for lane in self.lanes if start.states.get(lane) is not None]
         if states and num_windows:
             self._samples = self._open(states[0])
         else:
@@ -114,16 +104,16 @@ class _Feed:
 
     def _read_window(self) -> None:
         """Read a window, and deal it to the lanes."""
-        micro, num_lanes = self._cut.micro_batch_size, len(self._lanes)
+        micro, num_lanes = self.cut.micro_batch_size, len(self.lanes)
         state = None if self._samples is None or not self._window else self._samples.state
         samples = self._take()
         first = self._window * self._size
         for lane, queue in self._queues.items():
-            starts = range((lane - self._lanes[0]) * micro, len(samples), num_lanes * micro)
+            starts = range((lane - self.lanes[0]) * micro, len(samples), num_lanes * micro)
             chosen: list[Sequence[int]] = [range(at, min(at + micro, len(samples))) for at in starts]
-            if self._cut.window_steps > 1:
+            if self.cut.window_steps > 1:
                 places = list(chain.from_iterable(chosen))
-                order = permutation(len(places), "window", self._seed(self._window, lane, "shuffle"))
+                order = permutation(len(places), "window", self.seed(self._window, lane, "shuffle"))
                 shuffled = [places[number] for number in order.tolist()]
                 chosen = [shuffled[at : at + micro] for at in range(0, len(places), micro)]
             for of_step in chosen:
@@ -135,83 +125,72 @@ class _Feed:
         """Read the samples of the present window, under its random state."""
         if self._samples is None:
             self._samples = self._open(None)
-        set_random_state(self._seed(self._window, self._lanes[0], "read"))
+        set_random_state(self.seed(self._window, self.lanes[0], "read"))
         samples = self._samples.take(self._size)
         self._is_over = len(samples) < self._size
         return samples
 
     def _open(self, state: Any) -> OpenStream:
         """Begin to iterate, at a state where there is one; under the same random state in either case."""
-        set_random_state(self._seed(0, self._lanes[0], "open"))
-        return OpenStream(self._opened(), state)
+        set_random_state(self.seed(0, self.lanes[0], "open"))
+        return OpenStream(self.opened(), state)
 
 
 @final
+@dataclass(eq=False)
 class StreamReader(Dataset[LaneBatch]):
     """A stream whose index is (epoch, lane), and whose item is the lane's next micro-batch in this epoch.
 
     An item without samples is the end of the lane in the epoch. A new epoch closes what is open. What the
     collate draws follows from (seed, dataset, epoch, step in the epoch, lane), as what the stream draws does:
     a micro-batch that was read alone is collated under the random state in which it was read.
-
-    Args:
-        dataset: the stream.
-        collate: makes a micro-batch of a list of samples.
-        seed: seed of the run.
-        cut: sizes.
-        lanes: the lanes that are asked for.
-        eval_dataset: the dataset's name if it is evaluated; part of the random state.
     """
 
-    total_bytes = None
+    dataset: Stream
+    collate: Callable[[Any], Any]
+    """Makes a micro-batch of a list of samples."""
+    seed: int
+    """Seed of the run."""
+    cut: StreamCut
+    lanes: range
+    """The lanes that are asked for."""
+    eval_dataset: str = ""
+    """The dataset's name if it is evaluated; part of the random state."""
+    number: tuple[int, int] = field(default=(0, 0), init=False)
+    """The dataset's number in a loop, and how often it was begun before; part of the random state."""
+    start: LaneStart | None = field(default=None, init=False)
+    """Where a run that resumes goes on."""
 
-    def __init__(
-        self,
-        dataset: Stream,
-        collate: Callable[[Any], Any],
-        seed: int,
-        cut: StreamCut,
-        lanes: range,
-        *,
-        eval_dataset: str = "",
-    ) -> None:
-        self.dataset = dataset
-        self.collate = collate
-        self.seed = seed
-        self.cut = cut
-        self.lanes = lanes
-        self.eval_dataset = eval_dataset
-        self._stream = as_lane_stream(dataset)
+    total_bytes = None
+    """See `LaneReader`."""
+
+    def __post_init__(self) -> None:
+        self._stream = as_lane_stream(self.dataset)
         num_shards = shards_of(self._stream)
-        self.is_lane_aware = num_shards is None or num_shards >= cut.num_lanes
+        self.is_lane_aware = num_shards is None or num_shards >= self.cut.num_lanes
         """Whether each lane is read alone."""
-        self.number = (0, 0)
-        """The dataset's number in a loop, and how often it was begun before; part of the random state."""
-        self.start: LaneStart | None = None
-        """Where a run that resumes goes on."""
-        self._reads_alone = self.is_lane_aware and cut.window_steps == 1
-        self._epoch = -1
-        self._feeds: dict[int, _Feed] = {}
-        self._num_read: dict[int, int] = {}
+        self._reads_alone = self.is_lane_aware and self.cut.window_steps == 1
+        self.close()
 
     def anew(self, lanes: range) -> "StreamReader":
         """Return a reader of these lanes that begins anew."""
-        name = self.eval_dataset
-        return StreamReader(self.dataset, self.collate, self.seed, self.cut, lanes, eval_dataset=name)
+        return replace(self, lanes=lanes)
 
     def of_samples(self, stream: Stream) -> "StreamReader":
         """Return a reader of single samples of a stream, in all lanes of the run."""
-        num_lanes, name = self.cut.num_lanes, self.eval_dataset
+        num_lanes = self.cut.num_lanes
         cut = StreamCut(num_lanes, 1, 1)
-        return StreamReader(stream, list, self.seed, cut, range(num_lanes), eval_dataset=name)
+        return replace(self, dataset=stream, collate=list, cut=cut, lanes=range(num_lanes))
 
     def streams(self) -> Iterator["StreamReader"]:
-        """See `SourceReader`."""
+        """Yield a reader of single samples for each stream that the dataset is, or is a mixture of."""
         return map(self.of_samples, _parts(self.dataset))
 
     def close(self) -> None:
         """Close what is open: the next micro-batch of a lane is that of the begin, or of `start`."""
-        self._epoch, self._feeds, self._num_read = -1, {}, {}
+        self._epoch = -1
+        self._feeds: dict[int, _Feed] = {}
+        self._num_read: dict[int, int] = {}
 
     def __getitem__(self, index: tuple[int, int]) -> LaneBatch:
         """Read and collate the next micro-batch of a lane."""
@@ -220,7 +199,8 @@ class StreamReader(Dataset[LaneBatch]):
         torch.set_num_threads(1)  # as DataLoader workers do, so that `num_workers` changes no sample
         try:
             if epoch != self._epoch:
-                self._epoch, self._feeds, self._num_read = epoch, {}, {}
+                self.close()
+                self._epoch = epoch
             with _no_worker():
                 read = self._feed(lane).next(lane)
             number = self._num_read[lane]
@@ -251,20 +231,29 @@ class StreamReader(Dataset[LaneBatch]):
         start = None if self.start is None or self.start.epoch != epoch else self.start
         self._num_read.setdefault(lane, 0 if start is None else start.num_steps)
         if key not in self._feeds:
-            alone = range(lane, lane + 1)
-            lanes, own = (alone, alone) if self.is_lane_aware else (range(self.cut.num_lanes), self.lanes)
+            own, of_lane = self.lanes, (0, 1)
+            lanes = range(self.cut.num_lanes)
+            if self.is_lane_aware:
+                lanes = own = range(lane, lane + 1)
+                of_lane = (lane, self.cut.num_lanes)
 
             def seed(window: int, of_lane: int, what: str) -> int:
                 name, number = self.eval_dataset, self.number
                 return stream_seed(self.seed, number, name, epoch, window, of_lane, what)
 
-            self._feeds[key] = _Feed(self._opener(epoch, lane), lanes, own, self.cut, seed, start)
-        return self._feeds[key]
+            def opened() -> Iterable[Any]:
+                samples = self._stream.iter_lane(epoch, *of_lane)
+                if isinstance(samples, Iterable):
+                    return samples
+                raise DataError(
+                    f"{type(self.dataset).__name__}.iter_lane must return the samples of the lane: got a "
+                    f"{type(samples).__name__}. Yield them, or return an iterable."
+                )
 
-    def _opener(self, epoch: int, lane: int) -> Callable[[], Iterable[Any]]:
-        """Return a function that opens what a lane is read from."""
-        of_lane = (lane, self.cut.num_lanes) if self.is_lane_aware else (0, 1)
-        return lambda: _checked(self._stream.iter_lane(epoch, *of_lane), self.dataset)
+            self._feeds[key] = _Feed(opened, lanes, own, self.cut, seed)
+            if start is not None:
+                self._feeds[key].go_on(start)
+        return self._feeds[key]
 
 
 def _parts(stream: Any) -> Iterator[Any]:
@@ -280,12 +269,3 @@ def _no_worker() -> Iterator[None]:
         yield
     finally:
         worker._worker_info = info  # noqa: SLF001
-
-
-def _checked(samples: object, dataset: object) -> Iterable[Any]:
-    if isinstance(samples, Iterable):
-        return samples
-    raise DataError(
-        f"{type(dataset).__name__}.iter_lane must return the samples of the lane: got a "
-        f"{type(samples).__name__}. Yield them, or return an iterable."
-    )

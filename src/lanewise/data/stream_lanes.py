@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, final
 
@@ -12,34 +12,35 @@ from lanewise.data.workers import deal, read_turns, worker_shares
 
 
 @final
+@dataclass(eq=False)
 class StreamLanes:
     """The micro-batches of the lanes of a process, each taken lane by lane, and how large the next one is.
 
     A lane lives in one loader worker, and a plain stream in a single one.
-
-    Args:
-        reader: reads the micro-batches of its lanes.
-        num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
-        pin_memory: whether batches lie in page-locked memory, for a GPU.
-        lane_after_lane: whether a worker reads each of its lanes to the end before the next one; otherwise
-            they take turns.
     """
 
-    def __init__(
-        self, reader: StreamReader, num_workers: int, *, pin_memory: bool, lane_after_lane: bool = False
-    ) -> None:
-        self._reader = reader
-        self._num_workers = min(num_workers, len(reader.lanes) if reader.is_lane_aware else 1)
-        self._pin_memory = pin_memory
-        self.shares = worker_shares(reader.lanes, self._num_workers)
+    reader: StreamReader
+    """Reads the micro-batches of its lanes."""
+    num_workers: int
+    """Processes that read ahead; 0 reads in this one. The batches are the same."""
+    _: KW_ONLY
+    pin_memory: bool
+    """Whether batches lie in page-locked memory, for a GPU."""
+    lane_after_lane: bool = False
+    """Whether a worker reads each of its lanes to the end before the next one; otherwise they take turns."""
+
+    def __post_init__(self) -> None:
+        lanes = self.reader.lanes
+        self.num_workers = min(self.num_workers, len(lanes) if self.reader.is_lane_aware else 1)
+        self.shares = worker_shares(lanes, self.num_workers)
         """The lanes of each worker."""
-        self._asked = _Asked(self.shares, 1 if lane_after_lane else len(reader.lanes))
+        self._asked = _Asked(self.shares, 1 if self.lane_after_lane else len(lanes))
         self._queues: dict[int, deque[LaneBatch]] = {}
 
     def open(self, epoch: int, ended: Iterable[int] = ()) -> None:
         """Begin an epoch, in which some lanes may have ended before."""
         self._asked.epoch, self._asked.ended = epoch, {*ended}
-        self._queues = {lane: deque() for lane in self._reader.lanes}
+        self._queues = {lane: deque() for lane in self.reader.lanes}
 
     def num_next(self, lane: int) -> int:
         """Return how many samples the next micro-batch of a lane has, for which it is read; 0 at the end."""
@@ -62,7 +63,7 @@ class StreamLanes:
     @cached_property
     def _batches(self) -> Iterator[LaneBatch]:
         """What is read, over all epochs. Workers begin to read ahead when this is first asked for."""
-        return read_turns(self._reader, self._asked, self._num_workers, pin_memory=self._pin_memory)
+        return read_turns(self.reader, self._asked, self.num_workers, pin_memory=self.pin_memory)
 
     def _read_one(self) -> None:
         """Read a micro-batch, of whichever lane is the next to be read."""
@@ -71,7 +72,7 @@ class StreamLanes:
             return  # it was asked for when nobody knew that the epoch had ended
         if batch.num_samples:
             self._queues[batch.turn.lane].append(batch)
-        if batch.num_samples < self._reader.cut.micro_batch_size:
+        if batch.num_samples < self.reader.cut.micro_batch_size:
             self._asked.ended.add(batch.turn.lane)
 
 

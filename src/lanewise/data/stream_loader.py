@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, final
 
+from lanewise.data.loader import StepEnd
 from lanewise.data.reader import LaneBatch
-from lanewise.data.source import StepEnd
 from lanewise.data.stream import LaneStart, StreamReader
 from lanewise.data.stream_lanes import StreamLanes
 from lanewise.errors import CheckpointError, DataError
@@ -16,83 +17,77 @@ logger = logging.getLogger(__name__)
 
 
 @final
+@dataclass(eq=False)
 class StreamLoader:
     """The micro-batches that a process works through, in order, over all epochs of a stream; a `LaneSource`.
 
     Each lane is read one micro-batch ahead, so that the last batch of a step can tell how many samples each
     lane of the process has in the next one (`LaneBatch.upcoming`). Exchanged with the step's message, this is
     what all processes know of the next step, and what `note` is given. An epoch ends with its last lane.
-
-    Args:
-        reader: reads the micro-batches of lanes.
-        exchange: returns what all processes give it, in the order of ranks. Collective.
-        num_epochs: after which the run is over; None: never.
-        first_sample: a digest of the first sample, for the identity.
-        num_workers: see `StreamLanes`.
-        pin_memory: see `StreamLanes`.
-        drop_last: whether an epoch ends where some lane has no whole micro-batch.
-        fills_empty: whether a process without samples in a step gets data, for a forward that does not count.
     """
 
-    def __init__(
-        self,
-        reader: StreamReader,
-        exchange: Callable[[Any], Sequence[Any]],
-        num_epochs: int | None = None,
-        *,
-        first_sample: str = "",
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        fills_empty: bool = False,
-    ) -> None:
-        self.reader = reader
-        self.lanes = reader.lanes
-        self._exchange = exchange
-        self._num_epochs = num_epochs
-        self.identity = {
-            "stream": "lane-aware" if reader.is_lane_aware else "plain",
-            "first_sample": first_sample,
-            "window_steps": reader.cut.window_steps,
-            "drop_last": drop_last,
-        }
-        """See `LaneSource`."""
-        self._num_workers = num_workers
-        self._pin_memory = pin_memory
-        self._drop_last = drop_last
-        self._fills_empty = fills_empty
+    reader: StreamReader
+    """Reads the micro-batches of lanes."""
+    exchange: Callable[[Any], Sequence[Any]]
+    """Returns what all processes give it, in the order of ranks. Collective."""
+    num_epochs: int | None = None
+    """After which the run is over; None: never."""
+    _: KW_ONLY
+    first_sample: str = ""
+    """A digest of the first sample, for the identity."""
+    num_workers: int = 0
+    """See `StreamLanes`."""
+    pin_memory: bool = False
+    """See `StreamLanes`."""
+    drop_last: bool = False
+    """Whether an epoch ends where some lane has no whole micro-batch."""
+    fills_empty: bool = False
+    """Whether a process without samples in a step gets data, for a forward that does not count."""
+
+    schedule = None
+    """See `LaneLoader`: nobody knows how long the stream is."""
+
+    def __post_init__(self) -> None:
+        self.lanes = self.reader.lanes
         self._spare: Any = None
         self._epoch = self._first_step = self._step = self._num_samples = 0  # of the next step
         self._upcoming: Sequence[int] | None = None
         """Samples of each lane in the next step; None where it begins an epoch."""
         self._resumed: LaneStart | None = None
         """Where to go on, until the lanes are open."""
-        self._opened = StreamLanes(self.reader, self._num_workers, pin_memory=self._pin_memory)
+        self._opened = StreamLanes(self.reader, self.num_workers, pin_memory=self.pin_memory)
 
-    schedule = None
-    """See `LaneSource`: nobody knows how long the stream is."""
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """See `LaneLoader`."""
+        return {
+            "stream": "lane-aware" if self.reader.is_lane_aware else "plain",
+            "first_sample": self.first_sample,
+            "window_steps": self.reader.cut.window_steps,
+            "drop_last": self.drop_last,
+        }
 
     @property
     def state(self) -> "StreamLoader":
-        """See `LaneSource`."""
+        """See `LaneLoader`."""
         return self
 
     @property
     def is_over(self) -> bool:
-        """See `LaneSource`."""
-        return self._epoch == self._num_epochs
+        """See `LaneLoader`."""
+        return self._epoch == self.num_epochs
 
     def plan(self) -> tuple[dict[str, Any], Mapping[str, Any]]:
-        """See `LaneSource`: of a stream it is only how it is cut."""
+        """See `LaneLoader`: of a stream it is only how it is cut."""
         stream = {"stream": self.identity["stream"]}
-        return {**stream, **self.reader.cut._asdict(), "drop_last": self._drop_last}, {}
+        return {**stream, **self.reader.cut._asdict(), "drop_last": self.drop_last}, {}
 
     def repeat(self) -> None:
-        """See `LaneSource`."""
-        self._num_epochs = None
+        """See `LaneLoader`."""
+        self.num_epochs = None
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[LaneBatch]:
-        """See `LaneSource`. Collective at the begin of an epoch.
+        """See `LaneLoader`. Collective at the begin of an epoch.
 
         Raises:
             DataError: if it cannot begin with that step, or an epoch has no step.
@@ -111,19 +106,19 @@ class StreamLoader:
             own = [lane for lane in self.lanes if self._upcoming[lane]]
             if not own:
                 turn = LaneTurn(self._epoch, self._step, self.lanes.start, range(0), present, is_last=True)
-                data = self._spare_data(present[0]) if self._fills_empty else None
+                data = self._spare_data(present[0]) if self.fills_empty else None
                 yield LaneBatch(turn, (), data, 0, upcoming=[0] * len(self.lanes))
             for lane in own:
                 batch, is_last = lanes.take(lane), lane == own[-1]
                 batch.turn = batch.turn._replace(step=self._step, present=present, is_last=is_last)
                 if is_last:
                     batch.upcoming = list(map(lanes.num_next, self.lanes))
-                if self._fills_empty and self._spare is None:
+                if self.fills_empty and self._spare is None:
                     self._spare = copied(batch.data)  # before a forward changes it
                 yield batch
 
     def note(self, upcoming: Sequence[int]) -> None:
-        """See `LaneSource`."""
+        """See `LaneLoader`."""
         assert self._upcoming is not None
         self._step += 1
         self._num_samples += sum(self._upcoming)
@@ -133,14 +128,14 @@ class StreamLoader:
 
     def ends_epoch(self, upcoming: Sequence[int]) -> bool:
         """Tell whether an epoch ends before a step in which the lanes have so many samples."""
-        return min(upcoming) < self.reader.cut.micro_batch_size if self._drop_last else not any(upcoming)
+        return min(upcoming) < self.reader.cut.micro_batch_size if self.drop_last else not any(upcoming)
 
     def ends_run(self, upcoming: Sequence[int]) -> bool:
-        """See `LaneSource`."""
-        return self._epoch + 1 == self._num_epochs and self.ends_epoch(upcoming)
+        """See `LaneLoader`."""
+        return self._epoch + 1 == self.num_epochs and self.ends_epoch(upcoming)
 
     def end_of(self, step: int) -> StepEnd:
-        """See `LaneSource`."""
+        """See `LaneLoader`."""
         is_border = self._upcoming is None
         return StepEnd(self._epoch - is_border, is_border, self._num_samples)
 
@@ -153,7 +148,7 @@ class StreamLoader:
         if self._resumed is not None:
             states = {str(lane): state for lane, state in self._resumed.states.items()}
         elif self._upcoming is not None:
-            of_ranks = self._exchange({str(lane): state for lane, state in self._opened.states().items()})
+            of_ranks = self.exchange({str(lane): state for lane, state in self._opened.states().items()})
             states = {lane: state for of_rank in of_ranks for lane, state in of_rank.items()}
             if not self.reader.is_lane_aware:  # all are of the one stream
                 states = dict(list(states.items())[:1])
@@ -184,13 +179,13 @@ class StreamLoader:
                 "goes on only with the same. Use the checkpoint's sizes of batch and data.shuffle_buffer."
             )
         num_epochs = int(state["epoch"]) + (state["upcoming"] is not None)  # begun ones
-        if self._num_epochs is not None and num_epochs > self._num_epochs:
+        if self.num_epochs is not None and num_epochs > self.num_epochs:
             raise CheckpointError(
                 f"the checkpoint is in epoch {num_epochs} of the stream, and this run has "
-                f"{self._num_epochs}. Raise train.epochs, or use another train.run_dir."
+                f"{self.num_epochs}. Raise train.epochs, or use another train.run_dir."
             )
         self.reader.close()
-        self._opened = StreamLanes(self.reader, self._num_workers, pin_memory=self._pin_memory)
+        self._opened = StreamLanes(self.reader, self.num_workers, pin_memory=self.pin_memory)
         self._epoch, self._first_step = int(state["epoch"]), int(state["first_step"])
         self._num_samples = int(state["num_samples"])
         self._step = self._first_step + int(state["num_steps"])
@@ -213,7 +208,7 @@ class StreamLoader:
             ended = [lane for lane in self.lanes if not self._upcoming[lane]]
             self._tell_skipped(resumed)
         self._opened.open(self._epoch, ended)
-        of_ranks = self._exchange(list(map(self._opened.num_next, self.lanes)))
+        of_ranks = self.exchange(list(map(self._opened.num_next, self.lanes)))
         found = [number for of_rank in of_ranks for number in of_rank]
         if resumed is not None and found != self._upcoming:
             raise DataError(
@@ -222,7 +217,7 @@ class StreamLoader:
                 "yield the same samples whenever an epoch is opened. Mend the stream, or begin a new run."
             )
         if self.ends_epoch(found):
-            what = " and drop_last is set" if self._drop_last else ". Check its path"
+            what = " and drop_last is set" if self.drop_last else ". Check its path"
             raise DataError(
                 f"the stream is too small for one step in epoch {self._epoch + 1}: the lanes have "
                 f"{found} samples{what}."

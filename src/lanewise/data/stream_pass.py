@@ -19,16 +19,10 @@ def read_to_end(reader: StreamReader, num_workers: int, *, pin_memory: bool = Fa
         num_workers: see `StreamLanes`.
         pin_memory: see `StreamLanes`.
     """
-    lanes = StreamLanes(
-        reader.anew(reader.lanes),
-        num_workers,
-        pin_memory=pin_memory,
-        lane_after_lane=reader.is_lane_aware,
-    )
+    anew, is_aware = reader.anew(reader.lanes), reader.is_lane_aware
+    lanes = StreamLanes(anew, num_workers, pin_memory=pin_memory, lane_after_lane=is_aware)
     lanes.open(0)
-    in_turn: Sequence[Sequence[int]] = (
-        lanes.shares if reader.is_lane_aware else [[one] for one in reader.lanes]
-    )
+    in_turn: Sequence[Sequence[int]] = lanes.shares if is_aware else [[lane] for lane in reader.lanes]
     while going := [lane for own in in_turn for lane in islice(filter(lanes.num_next, own), 1)]:
         for lane in going:
             batch = lanes.take(lane)
@@ -42,9 +36,8 @@ def read_first(reader: StreamReader) -> LaneBatch:
     Args:
         reader: tells the stream and its cut; nothing is read through it.
     """
-    last = reader.cut.num_lanes - 1 if reader.is_lane_aware else 0
-    for lane in range(last):
+    for lane in range(reader.cut.num_lanes if reader.is_lane_aware else 1):
         batch = reader.anew(range(lane, lane + 1))[0, lane]
         if batch.num_samples:
-            return batch
-    return reader.anew(range(last, last + 1))[0, last]
+            break
+    return batch
