@@ -1,5 +1,6 @@
 """The order that brings samples of like lengths together, so that little is padded."""
 
+from functools import lru_cache
 from typing import final
 
 import numpy as np
@@ -51,8 +52,7 @@ class BucketedOrder(SampleOrder):
                 f"data.order.init_args.max_tokens is {max_tokens}. Cut the samples, or allow more."
             )
         self._shuffle = FeistelShuffle(self.schedule.num_samples, seed=self.seed)
-        self._latest: tuple[int, dict[tuple[int, int], tuple[int, ...]]] = -1, {}
-        """The first step of the latest window, and the samples of its turns by step and lane."""
+        self._window = lru_cache(maxsize=1)(self._make_window)
 
     def samples(self, turn: LaneTurn) -> tuple[int, ...]:
         """See `SampleOrder`."""
@@ -60,11 +60,10 @@ class BucketedOrder(SampleOrder):
             return ()
         number = turn.step % self.schedule.steps_per_epoch
         first_step = turn.step - number % self._window_steps
-        if self._latest[0] != first_step:
-            self._latest = first_step, self._make_window(turn.epoch, first_step)
-        return self._latest[1][turn.step, turn.lane]
+        return self._window(turn.epoch, first_step)[turn.step, turn.lane]
 
     def _make_window(self, epoch: int, first_step: int) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Return the samples of the turns of a window by step and lane."""
         schedule = self.schedule
         of = self.seed, epoch, first_step
         last_step = min(first_step + self._window_steps, (epoch + 1) * schedule.steps_per_epoch)

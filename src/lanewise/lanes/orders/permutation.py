@@ -34,6 +34,7 @@ Everything is integer arithmetic modulo 2**64, the same on every platform and wi
 """
 
 import hashlib
+from functools import lru_cache
 from typing import Final, TypeAlias, final
 
 import numpy as np
@@ -71,17 +72,13 @@ class FeistelShuffle:
             )
         self._num_samples = num_samples
         self._seed = seed
-        # The latest chunk, as (epoch, chunk, its samples): a caller reads on, a few positions at a time. It
-        # is replaced as a whole, so that threads sharing a shuffle never see one chunk under another's key.
-        self._latest: tuple[int, int, npt.NDArray[np.int64]] | None = None
+        self._chunk = lru_cache(maxsize=1)(self._make_chunk)  # a caller reads on, a few positions at a time
 
     def samples(self, epoch: int, positions: range) -> tuple[int, ...]:
-        """Return the sample indices at a range of positions, which is mostly within the latest chunk."""
+        """Return the sample indices at a range of positions, which is mostly within one chunk."""
         chunk, first = divmod(positions.start, _CHUNK)
-        if self._latest is not None and first + len(positions) <= _CHUNK:
-            *latest, samples = self._latest
-            if latest == [epoch, chunk] and positions.stop <= self._num_samples:
-                return tuple(samples[first : first + len(positions)].tolist())
+        if positions and first + len(positions) <= _CHUNK and positions.stop <= self._num_samples:
+            return tuple(self._chunk(epoch, chunk)[first : first + len(positions)].tolist())
         return tuple(self.indices(epoch, positions.start, positions.stop).tolist())
 
     def indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
@@ -107,13 +104,8 @@ class FeistelShuffle:
             samples[first - start : last - start] = self._chunk(epoch, chunk)[first - origin : last - origin]
         return samples
 
-    def _chunk(self, epoch: int, chunk: int) -> npt.NDArray[np.int64]:
-        latest = self._latest
-        if latest is None or latest[:2] != (epoch, chunk):
-            latest = self._latest = (epoch, chunk, self._make_chunk(epoch, chunk))
-        return latest[2]
-
     def _make_chunk(self, epoch: int, chunk: int) -> npt.NDArray[np.int64]:
+        """Return the samples of a chunk of an epoch."""
         keys = words(_ROUNDS, self._seed, epoch)
         stop = min((chunk + 1) * _CHUNK, self._num_samples)
         positions = np.arange(chunk * _CHUNK, stop, dtype=np.uint64)
