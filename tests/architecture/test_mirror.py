@@ -20,7 +20,7 @@ WITHOUT_A_TEST = {
     "engine": "observers profiler",
     "engine/buffers": "merge",
     "engine/evaluation": "prediction",
-    "engine/own_loop": "steps streams",
+    "engine/own_loop": "steps",
     "engine/run": "build run",
     "engine/samples": "source",
     "engine/state": "restore",

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from lanewise.data import digest
 from lanewise.engine.own_loop.datasets import OwnDatasets
 from lanewise.engine.own_loop.steps import Prepared
-from lanewise.engine.own_loop.streams import OwnStreams
 from lanewise.engine.state.restore import find_newest, restore
 from lanewise.engine.state.run_state import LEFT_OUT, RunState
 from lanewise.errors import CheckpointError
@@ -44,7 +43,6 @@ class OwnCheckpoints:
             `load_state_dict`.
         prepared: the prepared models.
         datasets: the datasets of the loop.
-        streams: those of them that are streams.
         keep_last: how many of the newest checkpoints to keep.
     """
 
@@ -56,7 +54,6 @@ class OwnCheckpoints:
         objects: Mapping[str, Any],
         prepared: Prepared,
         datasets: OwnDatasets,
-        streams: OwnStreams,
         *,
         keep_last: int,
     ) -> None:
@@ -66,7 +63,7 @@ class OwnCheckpoints:
         scales = {f"loss_scale_{number}": one.loss_scale for number, one in enumerate(models)}
         losses = {f"losses_{number}": one for number, one in enumerate(models)}
         self._state = RunState(
-            {**objects, **scales, **losses, _STREAMS: streams},
+            {**objects, **scales, **losses, _STREAMS: datasets},
             may_lack=(*losses, _STREAMS),
             digests=prepared.digests,
         )

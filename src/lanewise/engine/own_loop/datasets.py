@@ -4,16 +4,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+from lanewise.data import StreamLoader
 from lanewise.engine.samples.source import CONTENT
 from lanewise.errors import CheckpointError
 
 
 @final
 class OwnDatasets:
-    """The identities of the datasets of a loop, each once, in the order in which their steps were begun.
+    """The datasets of a loop, in the order in which their steps were begun.
 
-    A checkpoint holds them. The first dataset with which a loop goes on must be among them; it may take
-    another one later.
+    A checkpoint holds their identities, each once. The first dataset with which a loop goes on must be among
+    them; it may take another one later. It also holds where the streams among them are. Usually a checkpoint
+    is restored before the loop begins with its streams: what it has of a stream is kept until then.
     """
 
     def __init__(self) -> None:
@@ -22,6 +24,9 @@ class OwnDatasets:
         """For each call of `begin`, what it got."""
         self._restored: tuple[Path, Sequence[Any]] | None = None
         """A checkpoint with its identities, until a dataset was compared with them."""
+        self._streams: list[StreamLoader] = []
+        self._restored_streams: Mapping[str, Any] = {}
+        """The states of a checkpoint's streams, by number."""
 
     def begin(
         self, identity: Mapping[str, Any], first_step: int, *, data_changes: bool = False
@@ -55,6 +60,29 @@ class OwnDatasets:
         for identity, _ in self._begun[:1]:
             self._compare(identity)
         self.identities += [one for one in identities if one not in self.identities]
+
+    def add_stream(self, stream: StreamLoader) -> None:
+        """Add a stream, which goes on where a restored checkpoint was."""
+        state = self._restored_streams.get(str(len(self._streams)))
+        if state is not None:
+            stream.load_state_dict(state)
+        self._streams.append(stream)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all streams. Collective: every rank must call this."""
+        states = {str(number): stream.state_dict() for number, stream in enumerate(self._streams)}
+        return {**self._restored_streams, **states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the streams go on where `state_dict` was called.
+
+        Raises:
+            ValueError: if a stream was cut into other lanes.
+        """
+        self._restored_streams = dict(state)
+        for number, stream in enumerate(self._streams):
+            if str(number) in state:
+                stream.load_state_dict(state[str(number)])
 
     def _compare(self, identity: Mapping[str, Any]) -> None:
         restored, self._restored = self._restored, None

@@ -32,7 +32,6 @@ from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
 from lanewise.engine.own_loop.datasets import OwnDatasets
 from lanewise.engine.own_loop.join import join
 from lanewise.engine.own_loop.steps import Prepared, Steps
-from lanewise.engine.own_loop.streams import OwnStreams
 from lanewise.engine.precision import LossScale, Precision
 from lanewise.engine.samples.dataset import Collate, OrderChoice
 from lanewise.engine.samples.source import build_source
@@ -124,7 +123,6 @@ class Lanes:
         self._prepared = Prepared(seed, self._placement, equality, Phases(self.device))
         self._precision_name = precision
         self._datasets = OwnDatasets()
-        self._streams = OwnStreams()
         self._is_closed = False
         set_random_state(model_seed(seed))
 
@@ -214,7 +212,7 @@ class Lanes:
         )
         loader.reader.number = self._datasets.begin(loader.identity, first_step, data_changes=data_changes)
         if loader.state is not None:
-            self._streams.add(loader.state)
+            self._datasets.add_stream(loader.state)
         return Steps(loader, self._prepared, first_step)
 
     def evaluate(
@@ -293,7 +291,7 @@ class Lanes:
             "precision": self._precision_name,
             "exact": identify_exact(self._distributed, self._world),
         }
-        parts = self._prepared, self._datasets, self._streams
+        parts = self._prepared, self._datasets
         return OwnCheckpoints(Path(folder), self._world, identity, objects, *parts, keep_last=keep_last)
 
     def autocast(self) -> AbstractContextManager[object]:
