@@ -17,7 +17,7 @@ from typing import final
 import torch
 from torch import nn
 
-from lanewise.engine.buffers.merge import BufferMerge, is_averaged
+from lanewise.engine.buffers.merge import is_averaged, merge_buffers
 from lanewise.engine.buffers.pack import (
     RESHAPED,
     BufferPack,
@@ -71,7 +71,7 @@ class LaneBuffers:
         self._world = world
         self._float64_device = float64_device(world.device)
         self._is_one_device = world.world_size == 1 and len(modules) == 1
-        self._buffer_merge = BufferMerge(world, placement)
+        self._placement = placement
         # For each pack, its copies on all replicas.
         self._packs: list[tuple[BufferPack, ...]] | None = None
         self._num_begun = 0
@@ -134,7 +134,8 @@ class LaneBuffers:
             known = list(map(float, changes))
             self.changes = list(map(max, self.changes, known))
             return lambda: known
-        on_device = _stack(changes, self._float64_device)
+        device = self._float64_device
+        on_device = torch.stack([torch.as_tensor(change, device=device).double() for change in changes])
         torch.maximum(self.changes, on_device, out=self.changes)
         wait = start_copy_to_host(on_device)
         return lambda: wait().tolist()
@@ -173,7 +174,7 @@ class LaneBuffers:
             kinds = {number: self._packs[number][0].kind for number in forms}
             for number in reshaped:
                 kinds[number] = kind_of(forms[number])
-            merged = self._buffer_merge.run(present, num_samples, values, kinds)
+            merged = merge_buffers(self._world, self._placement, present, num_samples, values, kinds)
             self._check = self._start_comparison(lanes, values, merged)
             for number, value in merged.items():
                 first, *others = self._packs[number]
@@ -281,15 +282,3 @@ def _refuse(pack: BufferPack, turn: LaneTurn, value: torch.Tensor, expected: tor
                 "training there, by forwards after prepare_qat, and switch it off by "
                 "model.apply(torch.ao.quantization.disable_observer)."
             )
-
-
-def _stack(changes: Sequence[float | torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return numbers, some of which are on an accelerator, as one float64 tensor."""
-    return torch.stack(
-        [
-            change.to(device).double()
-            if isinstance(change, torch.Tensor)
-            else torch.as_tensor(change, dtype=torch.float64, device=device)
-            for change in changes
-        ]
-    )

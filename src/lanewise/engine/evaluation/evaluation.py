@@ -89,9 +89,7 @@ class Evaluation:
 
     def __init__(self, config: EvaluateConfig, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
-        self._every_steps = config.every_steps
-        self._every_epochs = config.every_epochs
-        self._best = config.best
+        self._config = config
         self.sign = 1 if config.resolved_mode == "max" else -1
         self.best_value = -math.inf
         """The best value so far, times -1 where a lower value is better."""
@@ -172,12 +170,13 @@ class Evaluation:
     @property
     def last_value(self) -> float | None:
         """The value of `evaluate.best` in the last evaluation; None before it, or where no value is named."""
-        return None if self._best is None else self.last_values.get(self._best)
+        return None if self._config.best is None else self.last_values.get(self._config.best)
 
     def note_step(self, step: int, end: StepEnd, *, ends_run: bool) -> None:
         """Record that a step was taken, and set whether an evaluation is due after it."""
-        is_epoch = end.ends_epoch and (end.epoch + 1) % self._every_epochs == 0
-        is_wanted = is_epoch if self._every_steps is None else (step + 1) % self._every_steps == 0
+        is_epoch = end.ends_epoch and (end.epoch + 1) % self._config.every_epochs == 0
+        every_steps = self._config.every_steps
+        is_wanted = is_epoch if every_steps is None else (step + 1) % every_steps == 0
         self.is_due = is_wanted or ends_run
 
     def run(self, wants_stop: Callable[[], bool] = lambda: False) -> tuple[dict[str, float], bool]:
@@ -202,9 +201,9 @@ class Evaluation:
         if self.early_stopping is not None:
             self.early_stopping.note(values[self.early_stopping.config.metric])
         self.last_values = values
-        if self._best is None:
+        if self._config.best is None:
             return values, False
-        signed = self.sign * values[self._best]
+        signed = self.sign * values[self._config.best]
         is_best = signed > self.best_value  # False for NaN
         if is_best:
             self.best_value = signed

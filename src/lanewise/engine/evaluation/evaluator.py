@@ -179,10 +179,8 @@ class Evaluator:
                     chosen = self.lanes.task.predict(outputs, lane.batch.data)
                     prediction = take_prediction(chosen, lane.batch.num_samples)
                 local[eval_set.place(lane.batch.turn)] = prediction
-        due, num_read = (
-            eval_set.num_samples(self.placement.own),
-            sum(one.num_samples for one in local.values()),
-        )
+        due = eval_set.num_samples(self.placement.own)
+        num_read = sum(prediction.num_samples for prediction in local.values())
         if due is not None and num_read < due:
             raise DataError(
                 f"{due - num_read} of {due} samples of the eval dataset {name} cannot be read, and a "

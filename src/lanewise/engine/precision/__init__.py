@@ -1,6 +1,4 @@
 """The number formats in which a model computes."""
 
-from lanewise.engine.precision.loss_scale import LossScale
-from lanewise.engine.precision.precision import Precision
-
-__all__ = ["LossScale", "Precision"]
+from lanewise.engine.precision.loss_scale import LossScale as LossScale
+from lanewise.engine.precision.precision import Precision as Precision

@@ -4,12 +4,14 @@ import logging
 from functools import partial
 from typing import Any
 
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
 from lanewise.config import RunConfig
 from lanewise.config.classes import build
 from lanewise.data import LaneSource
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.precision import Precision
-from lanewise.engine.run.model import build_average, build_model, build_task, transform, warn_of_misspelt
+from lanewise.engine.run.model import build_model, build_task, transform, warn_of_misspelt
 from lanewise.engine.run.optimizer import build_optimizer, refuse_draws
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import build_scheduler
@@ -58,7 +60,9 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     if world.rank == 0:
         warn_of_misspelt(lanes.task)
     model = transform(build_model(lanes.task, lanes.seed), config, world.device)
-    average = build_average(model, config.train.ema_decay)
+    decay = config.train.ema_decay
+    # A copy, before hooks are registered on the model.
+    average = None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     phases = Phases(world.device)
     reducer = build_reducer(model, placement, world, config.distributed, on_bucket=phases.begin_sending)
     if average is not None:

@@ -1,12 +1,9 @@
-"""Builds the user's task and its model, transforms it, and builds the moving average of its weights."""
+"""Builds the user's task and its model, and transforms it."""
 
 import logging
-from collections.abc import Callable
-from typing import TypeAlias
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lanewise.config import RunConfig
 from lanewise.config.check import nearest
@@ -23,9 +20,6 @@ logger = logging.getLogger(__name__)
 
 _NEAR = 0.8
 """So much of two names must be alike that one may be meant by the other."""
-
-Transform: TypeAlias = Callable[[nn.Module, RunConfig, torch.device], nn.Module]
-"""Returns the transformed module: the same one, changed or not, or another one that wraps or replaces it."""
 
 
 def build_task(config: RunConfig) -> Task:
@@ -76,22 +70,12 @@ def build_model(task: Task, seed: int) -> nn.Module:
     return model
 
 
-def build_average(model: nn.Module, decay: float | None) -> AveragedModel | None:
-    """Copy the model for the moving average of its weights, before hooks are registered on it.
-
-    Args:
-        model: the transformed model, before the reducer gets it.
-        decay: the decay of the average; None: no average is kept.
-    """
-    return None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
-
-
 def transform(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
-    """Apply the transforms to a model.
+    """Apply the transforms that a run asks for to a model. Each keeps the names of parameters and buffers.
 
     Args:
         model: the task's model, on the CPU; equal on all ranks.
-        config: the run, which tells each transform whether and how to change the model.
+        config: the run, which tells whether and how to change the model.
         device: the device to which the model will be moved.
 
     Raises:
@@ -99,36 +83,21 @@ def transform(model: nn.Module, config: RunConfig, device: torch.device) -> nn.M
         TaskError: if the model does not meet the conditions of a transform.
     """
     names = _names(model)
-    for one in TRANSFORMS:
-        model = one(model, config, device)
-        assert _names(model) == names, f"{one.__name__} renamed parameters or buffers"
+    if config.distributed.sync_batch_norm:
+        model = synchronise_batch_norm(model)
+    if config.compile is not None:
+        model = compile_forwards(model, config.compile)
+    # After compile: a compiled block is checkpointed, so the backward runs the compiled block again.
+    if (section := config.memory.activation_checkpointing) is not None:
+        if section.offload and device.type == "cpu":
+            raise ConfigError(
+                "memory.activation_checkpointing.offload needs an accelerator: got true on the CPU, where "
+                "everything is in host memory. Leave it out."
+            )
+        model = checkpoint_activations(model, section.blocks, offload=section.offload)
+    assert _names(model) == names, "a transform renamed parameters or buffers"
     return model
-
-
-def _synchronise_batch_norm(model: nn.Module, config: RunConfig, _device: torch.device) -> nn.Module:
-    return synchronise_batch_norm(model) if config.distributed.sync_batch_norm else model
-
-
-def _compile(model: nn.Module, config: RunConfig, _device: torch.device) -> nn.Module:
-    return model if config.compile is None else compile_forwards(model, config.compile)
-
-
-def _checkpoint_activations(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
-    section = config.memory.activation_checkpointing
-    if section is None:
-        return model
-    if section.offload and device.type == "cpu":
-        raise ConfigError(
-            "memory.activation_checkpointing.offload needs an accelerator: got true on the CPU, where "
-            "everything is in host memory. Leave it out."
-        )
-    return checkpoint_activations(model, section.blocks, offload=section.offload)
 
 
 def _names(model: nn.Module) -> list[str]:
     return [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-
-
-TRANSFORMS: tuple[Transform, ...] = (_synchronise_batch_norm, _compile, _checkpoint_activations)
-"""In this order: a compiled block is checkpointed, so the backward runs the compiled block again. Every
-transform keeps the names of parameters and buffers."""

@@ -62,11 +62,6 @@ class OrderChoice:
         spec = json.loads(json.dumps({"class_path": class_path, "init_args": arguments}, default=str))
         return cls(chosen, spec)
 
-    @classmethod
-    def default(cls, dataset: Any) -> "OrderChoice":
-        """Choose the default order for a dataset: blocked if it has blocks, else shuffled."""
-        return cls.of("blocked" if hasattr(dataset, "block_sizes") else "shuffled")
-
 
 def build_loader(
     reader: LaneReader,
@@ -99,7 +94,7 @@ def build_loader(
     """
     dataset: Any = reader.dataset
     num_samples = count_samples(dataset)
-    choice = order or OrderChoice.default(dataset)
+    choice = order or OrderChoice.of("blocked" if hasattr(dataset, "block_sizes") else "shuffled")
     schedule = Schedule(num_samples, batch.global_batch_size, batch.micro_batch_size, data.drop_last)
     if not schedule.steps_per_epoch:
         raise DataError(

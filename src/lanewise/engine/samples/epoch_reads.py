@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import final
 
 from lanewise.data import LaneBatch
@@ -11,25 +12,22 @@ logger = logging.getLogger(__name__)
 
 
 @final
+@dataclass
 class EpochReads:
-    """Counts the bytes read for the batches of this process; once an epoch, adds them up over all processes.
+    """Counts the bytes read for the batches of a process; once an epoch, adds them up over all processes."""
 
-    Args:
-        world: the processes.
-        total_bytes: the bytes of all samples; None where the dataset does not count the bytes that it reads.
-    """
-
-    def __init__(self, world: World, total_bytes: int | None) -> None:
-        self._world = world
-        self._total_bytes = total_bytes
-        self._read_bytes = 0
-        self._num_skipped = 0
-        self.num_skipped_by_all = 0
-        """Number of samples that all processes left out, in all epochs for which `take` was called."""
+    world: World
+    """The processes."""
+    total_bytes: int | None
+    """The bytes of all samples; None where the dataset does not count the bytes that it reads."""
+    num_skipped_by_all: int = field(default=0, init=False)
+    """Number of samples that all processes left out, in all epochs for which `take` was called."""
+    _read_bytes: int = field(default=0, init=False)
+    _num_skipped: int = field(default=0, init=False)
 
     def count(self, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
         """Yield the batches, and count the bytes that were read for them."""
-        if self._total_bytes is None:
+        if self.total_bytes is None:
             return batches
         return map(self._add, batches)
 
@@ -39,23 +37,23 @@ class EpochReads:
         The result is empty where the dataset does not count the bytes that it reads. Otherwise this is
         collective: every rank must call it.
         """
-        if self._total_bytes is None:
+        if self.total_bytes is None:
             return {}
         local = self._read_bytes, self._num_skipped
         self._read_bytes = self._num_skipped = 0
-        read_bytes, num_skipped = map(sum, zip(*self._world.all_gather_tree(local), strict=True))
+        read_bytes, num_skipped = map(sum, zip(*self.world.all_gather_tree(local), strict=True))
         self.num_skipped_by_all += num_skipped
-        if self._world.rank == 0 and (num_skipped or read_bytes != self._total_bytes):
+        if self.world.rank == 0 and (num_skipped or read_bytes != self.total_bytes):
             logger.info(
                 "epoch %d: %.3g MB read of %.3g MB%s",
                 epoch + 1,
                 read_bytes / 1e6,
-                self._total_bytes / 1e6,
+                self.total_bytes / 1e6,
                 f", and {num_skipped} samples left out, as they cannot be read" if num_skipped else "",
             )
         return {
             "data/read_bytes": read_bytes,
-            "data/total_bytes": self._total_bytes,
+            "data/total_bytes": self.total_bytes,
             "data/skipped_samples": num_skipped,
         }
 

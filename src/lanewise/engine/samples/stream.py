@@ -2,14 +2,7 @@
 
 import logging
 
-from lanewise.data import (
-    MixedStream,
-    StreamReader,
-    digest,
-    draws_in_threads,
-    read_first,
-    shuffles_itself,
-)
+from lanewise.data import MixedStream, StreamReader, digest, draws_in_threads, read_first, shuffles_itself
 from lanewise.errors import DataError, noting
 from lanewise.lanes import Placement
 from lanewise.processes.world.encode import TensorTable, encode

@@ -155,14 +155,10 @@ def _state_mismatches(
             yield parameter, f"is {_show(state)} in it"
         elif state:
             expected = fresh.get(parameter)
-            keys = (
-                keys_by_dim.setdefault(parameter.dim(), state.keys()) if expected is None else expected.keys()
-            )
-            if state.keys() != keys:
-                yield (
-                    parameter,
-                    f"has {', '.join(map(str, state))} in it instead of {', '.join(map(str, keys))}",
-                )
+            keys = expected if expected is not None else keys_by_dim.setdefault(parameter.dim(), state)
+            if state.keys() != keys.keys():
+                names, wanted = ", ".join(map(str, state)), ", ".join(map(str, keys))
+                yield parameter, f"has {names} in it instead of {wanted}"
             elif expected is not None:
                 for mismatch in kind_mismatches(expected, state, "has a value that does not fit:"):
                     yield parameter, mismatch
@@ -224,11 +220,8 @@ def _size(tensor: torch.Tensor) -> str:
 def _show(value: object) -> str:
     if isinstance(value, torch.Tensor) and (value.dim() or value.is_meta):
         return _size(value)
-    return (
-        f"{value!r:.60}"
-        if value is None or isinstance(value, bool | int | float | str)
-        else f"a {type(value)}"
-    )
+    is_plain = isinstance(value, bool | int | float | str | None)
+    return f"{value!r:.60}" if is_plain else f"a {type(value)}"
 
 
 _KINDS = (bool, str, list, tuple, Counter, Mapping, torch.Tensor)

@@ -244,12 +244,8 @@ def _loads(key: str, value: Any, saved: Mapping[str, Any]) -> Iterator[_Load]:
     """Yield the parts of an object's state that its own code loads, and may refuse."""
     if isinstance(value, nn.Module):
         if extra := _extra(saved):
-            yield (
-                key,
-                partial(value.load_state_dict, strict=False),
-                deepcopy(_extra(value.state_dict())),
-                extra,
-            )
+            present = deepcopy(_extra(value.state_dict()))
+            yield key, partial(value.load_state_dict, strict=False), present, extra
     elif not isinstance(value, Optimizer):
         plain = {name: one for name, one in saved.items() if name != CLASS}
         yield key, value.load_state_dict, deepcopy(value.state_dict()), plain

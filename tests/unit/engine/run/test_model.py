@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from lanewise.config.memory import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
 from lanewise.engine.run import model
 from lanewise.engine.run.build import build_run
 from lanewise.errors import TaskError
@@ -20,17 +21,17 @@ class Outer(nn.Sequential):
     """Takes the place of a model of any class, under the same names."""
 
 
-def replace(model: nn.Module, *_: Any) -> nn.Module:
+def replace(model: nn.Module, *_: Any, **__: Any) -> nn.Module:
     return Outer(*model)
 
 
-def freeze_the_first(model: nn.Module, *_: Any) -> nn.Module:
+def freeze_the_first(model: nn.Module, *_: Any, **__: Any) -> nn.Module:
     assert isinstance(model, Outer)  # it comes after `replace`
     next(model.parameters()).requires_grad_(False)
     return model
 
 
-def rename(model: nn.Module, *_: Any) -> nn.Module:
+def rename(model: nn.Module, *_: Any, **__: Any) -> nn.Module:
     return nn.Sequential(model)
 
 
@@ -63,11 +64,14 @@ class Stack(Smooth):
 def build():
     config = configure(Stack)
     train = dataclasses.replace(config.train, ema_decay=0.9)
-    return build_run(dataclasses.replace(config, train=train), LocalWorld(torch.device("cpu")))
+    memory = MemoryConfig(activation_checkpointing=ActivationCheckpointingConfig())
+    transformed = dataclasses.replace(config, train=train, compile=CompileConfig(), memory=memory)
+    return build_run(transformed, LocalWorld(torch.device("cpu")))
 
 
 def test_the_reducer_and_the_average_get_what_the_last_one_returned(monkeypatch):
-    monkeypatch.setattr(model, "TRANSFORMS", (replace, freeze_the_first))
+    monkeypatch.setattr(model, "compile_forwards", replace)
+    monkeypatch.setattr(model, "checkpoint_activations", freeze_the_first)
     run = build()
     assert isinstance(run.training.model, Outer)
     assert isinstance(run.training.average.module, Outer)
@@ -77,8 +81,9 @@ def test_the_reducer_and_the_average_get_what_the_last_one_returned(monkeypatch)
 
 
 def test_one_that_renames_is_our_mistake(monkeypatch):
-    monkeypatch.setattr(model, "TRANSFORMS", (rename,))
-    with pytest.raises(AssertionError, match="rename renamed parameters or buffers"):
+    monkeypatch.setattr(model, "compile_forwards", rename)
+    monkeypatch.setattr(model, "checkpoint_activations", lambda model, *_, **__: model)
+    with pytest.raises(AssertionError, match="a transform renamed parameters or buffers"):
         build()
 
 
