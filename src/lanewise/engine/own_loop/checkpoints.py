@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -30,60 +30,54 @@ _DATASETS = "datasets"
 
 
 @final
+@dataclass(eq=False)
 class OwnCheckpoints:
     """Restores the objects of a loop from the newest good checkpoint, and saves further checkpoints.
 
     Collective: every rank must construct it, and call `save`.
-
-    Args:
-        folder: the folder of the checkpoints, on a file system that all ranks share.
-        world: the processes.
-        identity: the identity of the run; checkpoints with another identity are of another run.
-        objects: modules, optimizers of their parameters, and other objects with `state_dict` and
-            `load_state_dict`.
-        prepared: the prepared models.
-        datasets: the datasets of the loop.
-        keep_last: how many of the newest checkpoints to keep.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        world: World,
-        identity: Mapping[str, Any],
-        objects: Mapping[str, Any],
-        prepared: Prepared,
-        datasets: OwnDatasets,
-        *,
-        keep_last: int,
-    ) -> None:
-        self._identity = identity
-        self._datasets = datasets
-        models = [one.message for one in prepared.passes.values()]
-        scales = {f"loss_scale_{number}": one.loss_scale for number, one in enumerate(models)}
-        losses = {f"losses_{number}": one for number, one in enumerate(models)}
+    folder: Path
+    """The folder of the checkpoints, on a file system that all ranks share."""
+    world: World
+    """The processes."""
+    identity: Mapping[str, Any]
+    """The identity of the run; checkpoints with another identity are of another run."""
+    objects: Mapping[str, Any]
+    """Modules, optimizers of their parameters, and other objects with `state_dict` and `load_state_dict`."""
+    prepared: Prepared
+    """The prepared models."""
+    datasets: OwnDatasets
+    """The datasets of the loop."""
+    _: KW_ONLY
+    keep_last: int
+    """How many of the newest checkpoints to keep."""
+
+    def __post_init__(self) -> None:
+        messages = [pass_.message for pass_ in self.prepared.passes.values()]
+        scales = {f"loss_scale_{number}": message.loss_scale for number, message in enumerate(messages)}
+        losses = {f"losses_{number}": message for number, message in enumerate(messages)}
         self._state = RunState(
-            {**objects, **scales, **losses, _STREAMS: datasets},
+            {**self.objects, **scales, **losses, _STREAMS: self.datasets},
             may_lack=(*losses, _STREAMS),
-            digests=prepared.digests,
+            digests=self.prepared.digests,
         )
         self._state.require_savable()
-        self._world = world
         # An optimizer is equal where its module is, which is saved as well.
-        self._compared = [key for key, value in objects.items() if not isinstance(value, Optimizer)]
-        checkpoints = CheckpointFolder(folder)
-        self._saver = Saver(checkpoints, world, keep_last=keep_last, keep_best=0, sign=1)
+        self._compared = [key for key, value in self.objects.items() if not isinstance(value, Optimizer)]
+        checkpoints = CheckpointFolder(self.folder)
+        self._saver = Saver(checkpoints, self.world, keep_last=self.keep_last, keep_best=0, sign=1)
         self.step = 0
         """The next step: that of the checkpoint, or 0 without one."""
-        found = find_newest(checkpoints, world)
+        found = find_newest(checkpoints, self.world)
         if found is not None:
             path, manifest = found
             saved = dict(manifest.identity)
             identities = saved.pop(_DATASETS, [])
-            restore(self._state, identity, path, replace(manifest, identity=saved))
+            restore(self._state, self.identity, path, replace(manifest, identity=saved))
             self.step = manifest.step
-            datasets.restore(identities if isinstance(identities, list) else [identities], path)
-        if world.rank == 0:
+            self.datasets.restore(identities if isinstance(identities, list) else [identities], path)
+        if self.world.rank == 0:
             checkpoints.remove_leftovers(logger.warning)
 
     def save(self, step: int) -> None:
@@ -95,7 +89,7 @@ class OwnCheckpoints:
         """
         state = self._state.take()
         self._require_equal(state)
-        identity = {**self._identity, _DATASETS: list(self._datasets.identities)}
+        identity = {**self.identity, _DATASETS: list(self.datasets.identities)}
         manifest = Manifest(step=step, metric=None, identity=identity, files=())
         self._saver.save(state, manifest)
 
@@ -104,14 +98,14 @@ class OwnCheckpoints:
 
         A checkpoint has one copy of it, which would be restored everywhere.
         """
-        if self._world.world_size == 1:
+        if self.world.world_size == 1:
             return
         left_out = state.get(LEFT_OUT, {})
         own = {key: _digest([state[key], left_out.get(key)], key) for key in self._compared}
-        for rank, theirs in enumerate(self._world.all_gather_tree(own)):
+        for rank, theirs in enumerate(self.world.all_gather_tree(own)):
             if differing := [key for key in self._compared if theirs[key] != own[key]]:
                 raise CheckpointError(
-                    f"the state of {differing[0]} differs between processes (ranks {self._world.rank} and "
+                    f"the state of {differing[0]} differs between processes (ranks {self.world.rank} and "
                     f"{rank}), and a checkpoint holds one state for all. Let every process change a model "
                     "alike. Keep what belongs to a lane in a form that is the same on every process, or "
                     "gather it from all of them before saving."
