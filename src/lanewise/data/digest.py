@@ -94,8 +94,8 @@ class _Hasher:
                 self.feed(part)
         elif isinstance(value, AbstractSet):  # iterated in another order by each process
             self.hashed.update(b"%s%d:" % (type(value).__qualname__.encode(), len(value)))
-            for one in sorted(digest(item) for item in value):
-                self.feed(one)
+            for item_digest in sorted(digest(item) for item in value):
+                self.feed(item_digest)
         else:
             self.hashed.update(type(value).__qualname__.encode())
             self._feed_object(value)

@@ -76,7 +76,7 @@ def shards_of(stream: LaneStream) -> int | None:
 
 def shuffles_itself(stream: object) -> bool:
     """Tell whether a dataset of Hugging Face has a shuffle buffer, of which its own state knows nothing."""
-    return any(type(one).__name__ == "BufferShuffledExamplesIterable" for one in _made_of(stream))
+    return any(type(part).__name__ == "BufferShuffledExamplesIterable" for part in _made_of(stream))
 
 
 def draws_in_threads(stream: object) -> bool:
@@ -84,14 +84,14 @@ def draws_in_threads(stream: object) -> bool:
 
     Nobody sets the random state for them, and they share it. What they read is read here without them.
     """
-    for one in _made_of(stream):
-        if type(one).__name__ in _THREADED:
-            for source in _inner(one):
-                part = source.shard_data_sources(max(1, source.num_shards), 0)  # its state is its own
+    for part in _made_of(stream):
+        if type(part).__name__ in _THREADED:
+            for source in _inner(part):
+                shard = source.shard_data_sources(max(1, source.num_shards), 0)  # its state is its own
                 with kept_random_state():
                     set_random_state(0)
                     before = generator_states()
-                    deque(islice(part, _MANY), maxlen=0)
+                    deque(islice(shard, _MANY), maxlen=0)
                     if generator_states() != before:
                         return True
     return False
@@ -100,14 +100,14 @@ def draws_in_threads(stream: object) -> bool:
 def _made_of(stream: object) -> Iterator[Any]:
     """Yield a stream and what it is made of, if it is a dataset of Hugging Face or a mixture."""
     yield stream
-    for one in _inner(stream):
-        yield from _made_of(one)
+    for part in _inner(stream):
+        yield from _made_of(part)
 
 
 def _inner(stream: object) -> list[Any]:
-    of = [getattr(stream, name, None) for name in ("_ex_iterable", "ex_iterable")]
-    of += [*getattr(stream, "ex_iterables", ()), *getattr(stream, "streams", ())]
-    return [one for one in of if one is not None]
+    parts = [getattr(stream, name, None) for name in ("_ex_iterable", "ex_iterable")]
+    parts += [*getattr(stream, "ex_iterables", ()), *getattr(stream, "streams", ())]
+    return [part for part in parts if part is not None]
 
 
 def _require_samples(dataset: object) -> None:
@@ -195,12 +195,12 @@ class OpenStream:
                 "and load_state_dict now. Give it both again, or begin a new run."
             )
 
-    def _hold(self, one: object) -> None:
+    def _hold(self, holder: object) -> None:
         """Let it have the state, unless something else has."""
-        if self._holder is None and hasattr(one, "state_dict") and hasattr(one, "load_state_dict"):
-            self._holder = one
+        if self._holder is None and hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict"):
+            self._holder = holder
             if self._loaded is not None:
-                one.load_state_dict(self._loaded)
+                holder.load_state_dict(self._loaded)
 
     @property
     def has_state(self) -> bool:

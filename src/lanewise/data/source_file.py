@@ -66,7 +66,7 @@ def _matches(path: str) -> list[str]:
             names = sorted(files.glob(pattern))
         except Exception as error:  # of any file system
             raise _cannot_be_opened(path, error) from error
-        found = [f"{before}{one}{after}" if is_found else files.unstrip_protocol(one) for one in names]
+        found = [f"{before}{name}{after}" if is_found else files.unstrip_protocol(name) for name in names]
     elif Path(path).is_dir():
         raise DataError(f"{path} is a folder. Name the files in it, as in {Path(path, '*')}.")
     elif not glob.has_magic(path) or Path(path).exists():

@@ -196,7 +196,7 @@ class StreamLoader:
             raise ValueError(
                 f"it tells of {len(self._upcoming)} lanes instead of {self.reader.cut.num_lanes}"
             )
-        states = {int(lane): one for lane, one in state["states"].items()}
+        states = {int(lane): of_lane for lane, of_lane in state["states"].items()}
         self._resumed = self.reader.start = LaneStart(self._epoch, int(state["num_steps"]), states)
 
     def _begin(self) -> None:

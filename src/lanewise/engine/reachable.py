@@ -71,7 +71,7 @@ def walk(model: nn.Module, others: Mapping[str, object]) -> Iterator[Held]:
     """
     # The objects are kept alive, since the identity of a deleted one may be given to another.
     own_parts = (*model.modules(), *model.parameters(), *model.buffers())
-    seen: dict[int, object] = {id(one): one for one in own_parts}
+    seen: dict[int, object] = {id(part): part for part in own_parts}
     for prefix, module in model.named_modules():
         name = ".".join(filter(None, ("model", prefix)))
         own = [(key, value) for key, value in vars(module).items() if key not in _OF_TORCH]
@@ -96,7 +96,7 @@ def own_generators(model: nn.Module, **others: object) -> list[Held]:
         *getattr(torch.get_device_module(), "default_generators", ()),
     )
     found = (held for held in walk(model, others) if isinstance(held.value, _GENERATORS))
-    return [held for held in found if all(held.value is not one for one in defaults)]
+    return [held for held in found if all(held.value is not default for default in defaults)]
 
 
 def state_of(generator: Generator) -> Any:
@@ -126,14 +126,17 @@ def is_used_in_lanes(held: Held, others: Iterable[object]) -> bool:
     holder, key = holders[-1]
     if isinstance(holder, types.FunctionType):
         return True
-    kinds = [one if isinstance(one, type) else type(one) for one in (*(one for one, _ in holders), *others)]
+    kinds = [
+        holder if isinstance(holder, type) else type(holder)
+        for holder in (*(holder for holder, _ in holders), *others)
+    ]
     return _is_of_the_user(kinds[len(holders) - 1]) and key in _names_in_lanes(kinds)
 
 
 def _names_in_lanes(kinds: Iterable[type]) -> set[str]:
     """Return the names that methods of the user use, except those that only build."""
     used: dict[str, set[str]] = {}
-    for kind in filter(_is_of_the_user, chain.from_iterable(one.__mro__ for one in kinds)):
+    for kind in filter(_is_of_the_user, chain.from_iterable(kind.__mro__ for kind in kinds)):
         for name, item in vars(kind).items():
             function = inspect.unwrap(getattr(item, "fget", None) or getattr(item, "__func__", item))
             if isinstance(function, types.FunctionType):
@@ -176,7 +179,7 @@ def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
         own = [(key, item) for key, item in vars(value).items() if isinstance(item, kinds)]
         own.sort(key=lambda part: part[0] in _BUILDING)  # a function is known by the first that names it
         yield from (
-            one for one in own if isinstance(one[1], types.FunctionType) or not one[0].startswith("__")
+            part for part in own if isinstance(part[1], types.FunctionType) or not part[0].startswith("__")
         )
     elif isinstance(value, dict | UserDict):  # not any mapping: an archive of arrays would be read
         for position, (key, item) in enumerate(value.items()):
@@ -203,8 +206,8 @@ def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _slots_of(value: Any) -> Iterator[tuple[str, Any]]:
-    for one in type(value).__mro__:
-        slots = vars(one).get("__slots__", ())
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 yield name, getattr(value, name)

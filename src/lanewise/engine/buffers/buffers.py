@@ -218,10 +218,10 @@ class LaneBuffers:
             for lane in lanes
             for number, pack in packs.items()
         ]
-        everywhere = [one for of_rank in self._world.all_gather_tree(local) for one in of_rank]
+        everywhere = [of_lane for of_rank in self._world.all_gather_tree(local) for of_lane in of_rank]
         agreed: dict[int, Sequence[Form | None]] = {}
         for number, pack in packs.items():
-            of_lanes = [forms_of(one[number]) for one in everywhere if number in one]
+            of_lanes = [forms_of(of_lane[number]) for of_lane in everywhere if number in of_lane]
             for name, first, *others in zip(pack.names, *of_lanes, strict=True):
                 other = next((form for form in others if form != first), first)
                 if other != first or first is None:

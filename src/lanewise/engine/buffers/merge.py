@@ -44,11 +44,11 @@ def merge_buffers(
     }
     integers = {number: size for number, (size, _) in kinds.items() if number not in floats}
     device = float64_device(world.device)
-    one = torch.ones(1, dtype=torch.float64, device=device)
+    unit = torch.ones(1, dtype=torch.float64, device=device)
     tree_sum: _TreeSum = TreeSum(placement.num_lanes, present, add_into_right)
     first: dict[int, torch.Tensor] | None = None
     for (lane, num_samples), of_lane in zip(lanes, values, strict=True):
-        row = torch.cat([*(_to_real(of_lane[number], device) for number in floats), one])
+        row = torch.cat([*(_to_real(of_lane[number], device) for number in floats), unit])
         if not num_samples:  # a product with 0 would be NaN where a value is infinite
             row.zero_()
         elif len(present) > 1:  # a single lane keeps its exact values, as it does on a single process

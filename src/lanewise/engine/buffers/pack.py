@@ -126,7 +126,7 @@ class BufferPack:
     def look(self) -> PackLook:
         """Compare the buffers with the start of the step; return a copy too, unless surely none changed."""
         now = self._now()
-        forms, tensors = forms_of(now), [one for one in now if one is not None]
+        forms, tensors = forms_of(now), [tensor for tensor in now if tensor is not None]
         flat = _flatten(tensors).detach() if tensors else None
         change: float | torch.Tensor = RESHAPED
         if forms == self.forms:
@@ -203,7 +203,11 @@ def evaluating(modules: Collection[nn.Module]) -> Iterator[None]:
     Raises:
         TaskError: if the evaluation changed a parameter.
     """
-    versions = [(name, one, one._version) for module in modules for name, one in module.named_parameters()]
+    versions = [
+        (name, parameter, parameter._version)
+        for module in modules
+        for name, parameter in module.named_parameters()
+    ]
     with kept_buffers(modules):
         yield
     for name, parameter, version in versions:

@@ -155,7 +155,7 @@ class Evaluation:
     @property
     def datasets(self) -> Mapping[str, Any]:
         """The datasets to evaluate on, by name."""
-        return {one.name: one.reader.dataset for one in self._evaluator.sets}
+        return {eval_set.name: eval_set.reader.dataset for eval_set in self._evaluator.sets}
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -242,7 +242,7 @@ def build_evaluator(
                 f"an eval dataset must not be called {name}: its values would stand among those of {name}/ "
                 f"that training logs. Call it {name}_set, for example."
             )
-        one = build_eval_set(
+        eval_set = build_eval_set(
             name,
             dataset,
             lanes.task.collate,
@@ -251,8 +251,8 @@ def build_evaluator(
             world=world,
             placement=placement,
         )
-        one.describe(config.data.num_workers, world, placement)
-        sets.append(one)
+        eval_set.describe(config.data.num_workers, world, placement)
+        sets.append(eval_set)
     if not sets:
         mistakes = [
             f"{name} is {value}, but the task has nothing to evaluate. "

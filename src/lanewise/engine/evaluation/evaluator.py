@@ -152,7 +152,7 @@ class Evaluator:
             TaskError: if there are several.
         """
         if len(self.sets) > 1:
-            names = ", ".join(one.name for one in self.sets)
+            names = ", ".join(eval_set.name for eval_set in self.sets)
             raise TaskError(f"the task has several eval datasets. Name one of {names} (--dataset).")
         return self.sets[0].name
 
@@ -168,7 +168,7 @@ class Evaluator:
                 is of a kind that cannot be sent to rank 0.
             DataError: if a sample cannot be read.
         """
-        sets = {one.name: one for one in self.sets}
+        sets = {eval_set.name: eval_set for eval_set in self.sets}
         if name not in sets:
             raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
         eval_set = sets[name]
@@ -186,14 +186,14 @@ class Evaluator:
                 f"{due - num_read} of {due} samples of the eval dataset {name} cannot be read, and a "
                 "prediction is for every sample. Mend the files."
             )
-        sent = [(place, one.num_samples, one.form, plain(one.values)) for place, one in local.items()]
+        sent = [(place, made.num_samples, made.form, plain(made.values)) for place, made in local.items()]
         gathered = self.world.gather_tree(sent)
         if gathered is None:
             return []
-        containers = {one.form: one.values for one in local.values()}
+        containers = {made.form: made.values for made in local.values()}
         everything = dict(local)
-        for place, *one in (one for of_rank in gathered[1:] for one in of_rank):
-            everything[tuple(place)] = put_into(containers, Prediction(*one))
+        for place, *parts in (parts for of_rank in gathered[1:] for parts in of_rank):
+            everything[tuple(place)] = put_into(containers, Prediction(*parts))
         return [output for place in sorted(everything) for output in everything[place].split()]
 
     def _run_lanes(
@@ -218,7 +218,9 @@ class Evaluator:
             number = lane.batch.turn.lane
             if number not in lanes:
                 metrics = self._metrics_for(eval_set)
-                lanes[number] = _OpenLane({key: one.to(self.world.device) for key, one in metrics.items()})
+                lanes[number] = _OpenLane(
+                    {key: metric.to(self.world.device) for key, metric in metrics.items()}
+                )
             of_lane = lanes[number]
             of_lane.num_samples += lane.batch.num_samples
             with named_lane(lane.batch):

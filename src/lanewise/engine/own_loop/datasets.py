@@ -59,7 +59,7 @@ class OwnDatasets:
         self._restored = (path, identities) if identities else None
         for identity, _ in self._begun[:1]:
             self._compare(identity)
-        self.identities += [one for one in identities if one not in self.identities]
+        self.identities += [identity for identity in identities if identity not in self.identities]
 
     def add_stream(self, stream: StreamLoader) -> None:
         """Add a stream, which goes on where a restored checkpoint was."""
@@ -90,7 +90,7 @@ class OwnDatasets:
             return
         path, known = restored
         if identity == _without_content(identity):  # the run may have begun without a word of changes
-            known = [_without_content(one) if isinstance(one, Mapping) else one for one in known]
+            known = [_without_content(other) if isinstance(other, Mapping) else other for other in known]
         if identity not in known:
             was = " or ".join(map(str, known))
             raise CheckpointError(

@@ -82,7 +82,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     evaluator = build_evaluator(config, lanes, training.evaluated_model, world, placement, reducer)
     evaluation: Evaluation | None = None
     if evaluator is not None:
-        require_apart(loader.reader, [one.reader for one in evaluator.sets])
+        require_apart(loader.reader, [eval_set.reader for eval_set in evaluator.sets])
         evaluation = Evaluation(config.evaluate, evaluator)
     log_interval = LogInterval(config.log.every_steps, last_step, loader.ends_run)
     state = RunState(

@@ -31,7 +31,7 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> Optimize
     section = choose_implementation(config, device_types, are_floats=are_floats)
     optimizer: Optimizer = build_section("optimizer", section.of_class, task.parameter_groups(model))
     parameters = set(model.parameters())
-    for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         if parameter not in parameters:
             raise TaskError(
                 f"a parameter of the optimizer, of shape {tuple(parameter.shape)}, is not in the model: "
@@ -97,8 +97,8 @@ def refuse_draws(optimizer: Optimizer) -> None:
         if is_seen:  # torch does not let a hook remove itself
             return
         num_open_steps -= 1
-        parameters = (one for group in optimizer.param_groups for one in group["params"])
-        if num_open_steps or all(one.grad is None for one in parameters):
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        if num_open_steps or all(parameter.grad is None for parameter in parameters):
             return
         is_seen = True
         handle.remove()
@@ -115,22 +115,22 @@ def refuse_draws(optimizer: Optimizer) -> None:
 
 def _states(optimizer: Optimizer) -> object:
     """Return the states of the default generators, and of those that the optimizer keeps."""
-    kept = [one for holder in (vars(optimizer), *optimizer.param_groups) for one in holder.values()]
-    own = [one.get_state().tolist() for one in kept if isinstance(one, torch.Generator)]
+    kept = [value for holder in (vars(optimizer), *optimizer.param_groups) for value in holder.values()]
+    own = [value.get_state().tolist() for value in kept if isinstance(value, torch.Generator)]
     return generator_states(), own
 
 
 def _take(optimizer: Optimizer) -> Callable[[], None]:
     """Return a function that restores the parameters, groups and state of an optimizer as they are now."""
     held = [optimizer.state, *optimizer.param_groups, *optimizer.state.values()]
-    contents = [(one, dict(one)) for one in held if isinstance(one, dict)]
+    contents = [(holder, dict(holder)) for holder in held if isinstance(holder, dict)]
     tensors = tensors_in([optimizer.param_groups, optimizer.state])
-    copies = [(one, one.detach().clone()) for one in tensors]
+    copies = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     def put_back() -> None:
-        for one, content in contents:
-            one.clear()
-            one.update(content)
+        for holder, content in contents:
+            holder.clear()
+            holder.update(content)
         with torch.no_grad():
             for tensor, copied in copies:
                 tensor.copy_(copied)

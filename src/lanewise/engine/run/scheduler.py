@@ -170,6 +170,8 @@ def _require_enough_steps(scheduler: LRScheduler, num_steps: int) -> None:
 def _with_mode(section: ClassConfig, config: RunConfig) -> ClassConfig:
     """Return the section with `mode` set to that of the value which the scheduler follows."""
     parameters = inspect.signature(resolve_class("scheduler", section)).parameters
-    if "mode" not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if "mode" not in parameters and not any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    ):
         return section
     return replace(section, init_args={"mode": config.evaluate.resolved_mode, **section.init_args})

@@ -56,9 +56,9 @@ def _parts(module: nn.Module, prefix: str) -> Iterator[_Part]:
 def _sizes(module: nn.Module, *, recurse: bool) -> tuple[int, int, int]:
     """Return the numbers of parameters, of those that are trained, and of their bytes."""
     parameters = list(module.parameters(recurse))
-    trained = (one.numel() for one in parameters if one.requires_grad)
-    num_bytes = sum(one.numel() * one.element_size() for one in parameters)
-    return sum(one.numel() for one in parameters), sum(trained), num_bytes
+    trained = (parameter.numel() for parameter in parameters if parameter.requires_grad)
+    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return sum(parameter.numel() for parameter in parameters), sum(trained), num_bytes
 
 
 def _merge(parts: Sequence[_Part]) -> _Part:

@@ -23,10 +23,10 @@ def require_apart(training: SourceReader, evaluated: Sequence[SourceReader]) -> 
         DataError: if two Subsets of equal data were split in two ways, so that samples are in both.
         TaskError: if a stream that is read for two of the datasets keeps its position in itself.
     """
-    for one in evaluated:
-        _require_other_samples(training, one)
+    for other in evaluated:
+        _require_other_samples(training, other)
     seen = set()
-    for reader in chain.from_iterable(one.streams() for one in (training, *evaluated)):
+    for reader in chain.from_iterable(source.streams() for source in (training, *evaluated)):
         stream = reader.dataset
         if id(stream) in seen and _keeps_its_position(reader):
             name = type(stream).__name__
@@ -42,7 +42,7 @@ def _keeps_its_position(reader: StreamReader) -> bool:
     """Tell whether a stream that is opened a second time moves what is read of its first opening."""
     index = (0, read_first(reader).turn.lane)
     first, second = reader.anew(reader.lanes), reader.anew(reader.lanes)
-    read = [one[index] for one in (first, first, second, first, second, second)]
+    read = [opened[index] for opened in (first, first, second, first, second, second)]
     return digest(read[3].data, read[3].state) != digest(read[5].data, read[5].state)
 
 
@@ -56,8 +56,8 @@ def _require_other_samples(training: SourceReader, evaluated: SourceReader) -> N
     if not (trained and chosen):
         return
     common = np.intersect1d(trained[-1], chosen[-1])
-    is_meant = any(np.array_equal(one, trained[-1]) for one in chosen) or any(
-        np.array_equal(one, chosen[-1]) for one in trained
+    is_meant = any(np.array_equal(indices, trained[-1]) for indices in chosen) or any(
+        np.array_equal(indices, chosen[-1]) for indices in trained
     )
     num_trained, num_chosen = np.unique(trained[-1]).size, np.unique(chosen[-1]).size
     if common.size == num_chosen and not is_meant:
@@ -67,7 +67,7 @@ def _require_other_samples(training: SourceReader, evaluated: SourceReader) -> N
     readers = [LaneReader(data, list, training.seed) for data in (base, other)]
     looked_at = [index.item() for index in common[[0, common.size // 2, -1]]]
     with noting(lambda: f"when samples {looked_at} were read, to see whether two Subsets are of equal data"):
-        digests = [digest(*(one.read(0, (index,)) for index in looked_at)) for one in readers]
+        digests = [digest(*(reader.read(0, (index,)) for index in looked_at)) for reader in readers]
     if digests[0] == digests[1]:
         raise DataError(
             f"{common.size} of {len(chosen[-1])} samples of the eval dataset {evaluated.eval_dataset} are "

@@ -183,7 +183,7 @@ def compare_datasets(
     local = fingerprint(reader, num_samples)._replace(tables_digest=digest(tables) if tables else "")
     of = "the files" if isinstance(reader.dataset, FileDataset) else "three samples"
     of_tables = f" and of {', '.join(tables)}" if tables else ""
-    for rank, other in enumerate(Fingerprint(*one) for one in world.all_gather_tree(local)):
+    for rank, other in enumerate(Fingerprint(*told) for told in world.all_gather_tree(local)):
         if other != local:
             raise DataError(
                 f"ranks {world.rank} and {rank} see different datasets: {local.num_samples} and "
@@ -193,8 +193,8 @@ def compare_datasets(
     return local
 
 
-def _digests(one: Fingerprint) -> str:
-    return f"{one.samples_digest} {one.tables_digest}".strip()
+def _digests(found: Fingerprint) -> str:
+    return f"{found.samples_digest} {found.tables_digest}".strip()
 
 
 def _require_block_sizes(dataset: Any) -> Callable[[], Any]:

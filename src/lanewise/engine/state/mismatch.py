@@ -122,7 +122,7 @@ def _function_mismatches(current: Any, saved: Any, path: str) -> Iterator[str]:
 def _is_alike(kind: object, current: Any, saved: Any) -> bool:
     """Tell whether a saved value can replace the current value of the same kind."""
     if kind is Counter:
-        return all(_kind(one) is float for pair in saved.items() for one in pair)
+        return all(_kind(number) is float for pair in saved.items() for number in pair)
     if kind is torch.Tensor and current.dim():
         return (current.shape, current.dtype) == (saved.shape, saved.dtype)
     if kind in (float, torch.Tensor):

@@ -45,11 +45,17 @@ class OptimizerShards:
     def __init__(self, optimizer: Optimizer, model: nn.Module, world: World) -> None:
         self._world = world
         updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        named = {name: one for name, one in model.named_parameters() if one.requires_grad and one in updated}
-        num_bytes = {name: one.nbytes for name, one in named.items()}
+        named = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and parameter in updated
+        }
+        num_bytes = {name: parameter.nbytes for name, parameter in named.items()}
         parts = share_out(num_bytes, world.world_size)
         self._parts = [[named[name] for name in part] for part in parts]
-        self._others = {one for rank, part in enumerate(self._parts) if rank != world.rank for one in part}
+        self._others = {
+            parameter for rank, part in enumerate(self._parts) if rank != world.rank for parameter in part
+        }
         self._groups: list[list[nn.Parameter]] = []
         self._num_open_steps = 0
         optimizer.register_step_pre_hook(self._take_own)
@@ -101,7 +107,7 @@ class OptimizerShards:
             return
         self._groups = [group["params"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
-            group["params"] = [one for one in group["params"] if self.updates(one)]
+            group["params"] = [parameter for parameter in group["params"] if self.updates(parameter)]
 
     def _exchange(self, optimizer: Optimizer, *_: Any) -> None:
         """After a step: put all parameters back into the optimizer's groups, and broadcast the updated ones.
@@ -114,7 +120,7 @@ class OptimizerShards:
         for group, parameters in zip(optimizer.param_groups, self._groups, strict=True):
             group["params"] = parameters
         for rank, part in enumerate(self._parts):
-            self._world.broadcast([one.detach() for one in part], rank)
+            self._world.broadcast([parameter.detach() for parameter in part], rank)
 
 
 def _as_meta(leaf: Any) -> Any:

@@ -247,7 +247,7 @@ def _loads(key: str, value: Any, saved: Mapping[str, Any]) -> Iterator[_Load]:
             present = deepcopy(_extra(value.state_dict()))
             yield key, partial(value.load_state_dict, strict=False), present, extra
     elif not isinstance(value, Optimizer):
-        plain = {name: one for name, one in saved.items() if name != CLASS}
+        plain = {name: part for name, part in saved.items() if name != CLASS}
         yield key, value.load_state_dict, deepcopy(value.state_dict()), plain
 
 

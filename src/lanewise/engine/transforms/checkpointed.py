@@ -100,11 +100,13 @@ class _Call:
         """Of the arguments and the outputs of the first run, by what to say if the second run's differ."""
         self._set_random_state = take_random_state()
         modules = list(block.module.modules())
-        self._parameters = [(one._parameters, *item) for one in modules for item in one._parameters.items()]
+        self._parameters = [
+            (module._parameters, *item) for module in modules for item in module._parameters.items()
+        ]
         self._buffers = [
-            (one._buffers, name, buffer.detach().clone())
-            for one in modules
-            for name, buffer in one._buffers.items()
+            (module._buffers, name, buffer.detach().clone())
+            for module in modules
+            for name, buffer in module._buffers.items()
             if buffer is not None
         ]
 
@@ -251,10 +253,10 @@ def _are_equal(first: _Look, second: _Look) -> bool:
     return len(first) == len(second) and all(map(_is_equal, first, second))
 
 
-def _is_equal(one: str | float, other: str | float) -> bool:
-    if isinstance(one, str) or isinstance(other, str) or math.isnan(one):
-        return str(one) == str(other)
-    return math.isclose(one, other, rel_tol=_TOLERANCE)
+def _is_equal(first: str | float, second: str | float) -> bool:
+    if isinstance(first, str) or isinstance(second, str) or math.isnan(first):
+        return str(first) == str(second)
+    return math.isclose(first, second, rel_tol=_TOLERANCE)
 
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)

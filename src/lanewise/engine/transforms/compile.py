@@ -68,9 +68,9 @@ class CompilationLog:
             self._breaks.add(reason)
             logger.warning("torch.compile breaks the graph: %s", _first_lines(reason))
         recompilations = {
-            one.compile_id: one  # torch keeps the last 64
-            for one in get_compilation_metrics()
-            if one.recompile_reason and one.compile_id not in self._recompilations
+            metrics.compile_id: metrics  # torch keeps the last 64
+            for metrics in get_compilation_metrics()
+            if metrics.recompile_reason and metrics.compile_id not in self._recompilations
         }
         self._recompilations |= recompilations.keys()
         if recompilations:

@@ -74,14 +74,14 @@ class BucketedOrder(SampleOrder):
             for lane in permutation(schedule.num_present_lanes(step), "lanes", *of, step).tolist()
         ]
         positions = [schedule.positions(step, lane) for step, lane in turns]
-        first, stop = min(one.start for one in positions), max(one.stop for one in positions)
+        first, stop = min(of_turn.start for of_turn in positions), max(of_turn.stop for of_turn in positions)
         samples = self._shuffle.indices(epoch, first, stop)
         lengths = self._lengths[samples]
         noisy = lengths * (1 + self._noise * (2 * uniform(samples, "noise", *of) - 1))
         by_length = np.lexsort((samples, noisy))
         samples = samples[by_length]
         if self._max_tokens is None:
-            ends = np.cumsum([len(one) for one in positions])
+            ends = np.cumsum([len(of_turn) for of_turn in positions])
         else:
             ends = self._cut_by_tokens(lengths[by_length], len(turns), first_step)
         parts = np.split(samples, ends[:-1])
