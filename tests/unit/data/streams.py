@@ -180,10 +180,10 @@ def read(
                     break
             present, step = batch.turn.present, batch.turn.step
             told = ranks.exchange(rank, (present, step, set(of_step), batch.upcoming))
-            assert {one[:2] for one in told} == {(present, first_step + len(steps))}
-            assert set().union(*(one[2] for one in told)) == set(present)
+            assert {of_rank[:2] for of_rank in told} == {(present, first_step + len(steps))}
+            assert set().union(*(of_rank[2] for of_rank in told)) == set(present)
             steps.append(of_step)
-            loader.note([number for one in told for number in one[3]])
+            loader.note([number for of_rank in told for number in of_rank[3]])
         return steps, loader.state_dict()
 
     if world_size == 1:  # loader workers end with the thread that started them
@@ -195,7 +195,7 @@ def read(
         gc.collect()  # ends the loader workers, before a later test waits for the end of its own
     assert all(state == results[0][1] for _, state in results)
     merged = [
-        dict(sorted(item for one in of_step for item in one.items()))
+        dict(sorted(item for of_rank in of_step for item in of_rank.items()))
         for of_step in zip(*(steps for steps, _ in results), strict=True)
     ]
     return merged, results[0][1]

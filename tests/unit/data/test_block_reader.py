@@ -52,7 +52,7 @@ def test_any_requests_give_the_right_rows_under_any_budget(sizes, rows_per_chunk
     for block, row in data.draw(st.lists(st.sampled_from(rows), max_size=60)):
         assert take(reader, blocks, block, row) == (block, row)
         kept = reader._kept.values()
-        assert reader._bytes_kept == sum(len(one.chunk) for one in kept)
+        assert reader._bytes_kept == sum(len(kept_chunk.chunk) for kept_chunk in kept)
         assert reader._bytes_kept <= memory or len(kept) == 1
         assert blocks.num_open == len(reader._cursors)
 

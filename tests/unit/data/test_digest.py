@@ -52,7 +52,7 @@ class Deep:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("value", "other"),
     [
         ({1, 2}, {1, 3}),
         ({"a"}, {"b"}),
@@ -73,13 +73,13 @@ class Deep:
         (torch._efficientzerotensor((2,)), torch._efficientzerotensor((3,))),
     ],
 )
-def test_different_values_differ(one, other, caplog):
-    assert digest(one) != digest(other)
+def test_different_values_differ(value, other, caplog):
+    assert digest(value) != digest(other)
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("value", "other"),
     [
         (set("abcdefgh"), set("hgfedcba")),
         (frozenset([8, 0, 16]), frozenset([16, 8, 0])),
@@ -89,8 +89,8 @@ def test_different_values_differ(one, other, caplog):
         (torch._efficientzerotensor((2,)), torch.zeros(2)),
     ],
 )
-def test_equal_values_are_equal(one, other, caplog):
-    assert digest(one) == digest(other)
+def test_equal_values_are_equal(value, other, caplog):
+    assert digest(value) == digest(other)
     assert caplog.text == ""
 
 

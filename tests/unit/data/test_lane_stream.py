@@ -64,7 +64,9 @@ def test_what_is_a_stream():
     assert not is_stream(TensorDataset(torch.zeros(3)))
 
 
-@pytest.mark.parametrize("make", [is_stream, as_lane_stream, lambda one: MixedStream([one, {1}], [1, 1])])
+@pytest.mark.parametrize(
+    "make", [is_stream, as_lane_stream, lambda stream: MixedStream([stream, {1}], [1, 1])]
+)
 def test_what_makes_batches_or_is_read_only_once_is_an_error(make):
     with pytest.raises(TaskError, match=r"is a DataLoader, whose items are batches.*Return the dataset"):
         make(DataLoader(TensorDataset(torch.zeros(3)), batch_size=2))

@@ -64,7 +64,8 @@ def make_loader(dataset, schedule, *, lanes=None, num_workers=0, collate=default
 
 def contents(batches) -> list[tuple]:
     return [
-        (one.turn, one.indices, None if one.data is None else one.data.numpy().tobytes()) for one in batches
+        (batch.turn, batch.indices, None if batch.data is None else batch.data.numpy().tobytes())
+        for batch in batches
     ]
 
 
@@ -93,7 +94,9 @@ def test_three_workers_are_three_processes_for_the_whole_run():
 @pytest.mark.parametrize("first_step", [1, 3, 4])
 def test_starting_in_the_middle_equals_skipping(first_step, num_workers):
     whole = [
-        one for one in contents(make_loader(Drawing(), PARTIAL).batches(0, 6)) if one[0].step >= first_step
+        content
+        for content in contents(make_loader(Drawing(), PARTIAL).batches(0, 6))
+        if content[0].step >= first_step
     ]
     assert contents(make_loader(Drawing(), PARTIAL, num_workers=num_workers).batches(first_step, 6)) == whole
 
@@ -138,9 +141,9 @@ def test_an_epoch_shows_every_sample_anew():
 def test_a_process_whose_lanes_are_absent_gets_a_batch_without_data(num_workers):
     loader = make_loader(Drawing(), PARTIAL, lanes=range(2, 4), num_workers=num_workers)
     batches = list(loader.batches(0, 6))
-    assert [(one.turn.step, one.turn.lane) for one in batches if one.data is None] == [(2, 2), (5, 2)]
-    assert [one.indices for one in batches if one.data is None] == [(), ()]
-    assert [one.turn.step for one in batches] == [0, 0, 1, 1, 2, 3, 3, 4, 4, 5]
+    assert [(batch.turn.step, batch.turn.lane) for batch in batches if batch.data is None] == [(2, 2), (5, 2)]
+    assert [batch.indices for batch in batches if batch.data is None] == [(), ()]
+    assert [batch.turn.step for batch in batches] == [0, 0, 1, 1, 2, 3, 3, 4, 4, 5]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -148,15 +151,15 @@ def test_it_can_get_the_data_of_lane_0_which_do_not_count(num_workers):
     first = make_loader(Drawing(), PARTIAL, lanes=range(2), collate=list)
     loader = make_loader(Drawing(), PARTIAL, lanes=range(2, 4), num_workers=num_workers, collate=list)
     loader = dataclasses.replace(loader, fills_empty=True)
-    of_lane_0 = {one.turn.step: one.data for one in first.batches(0, 6) if one.turn.lane == 0}
-    empty = [one for one in loader.batches(0, 6) if not one.has_samples]
-    assert [(one.turn.step, one.turn.lane, one.indices, one.num_samples) for one in empty] == [
+    of_lane_0 = {batch.turn.step: batch.data for batch in first.batches(0, 6) if batch.turn.lane == 0}
+    empty = [batch for batch in loader.batches(0, 6) if not batch.has_samples]
+    assert [(batch.turn.step, batch.turn.lane, batch.indices, batch.num_samples) for batch in empty] == [
         (2, 2, (), 0),
         (5, 2, (), 0),
     ]
-    for one in empty:
-        assert [int(sample[0]) for sample in one.data] == [
-            int(sample[0]) for sample in of_lane_0[one.turn.step]
+    for batch in empty:
+        assert [int(sample[0]) for sample in batch.data] == [
+            int(sample[0]) for sample in of_lane_0[batch.turn.step]
         ]
 
 
@@ -182,7 +185,8 @@ def test_all_processes_together_read_every_sample_once_an_epoch(world_size, drop
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_a_lane_gets_the_same_bytes_whoever_carries_it(world_size):
     together = {
-        (one[0].step, one[0].lane): one[1:] for one in contents(make_loader(Drawing(), PARTIAL).batches(0, 6))
+        (content[0].step, content[0].lane): content[1:]
+        for content in contents(make_loader(Drawing(), PARTIAL).batches(0, 6))
     }
     for lanes in lane_ranges(4, world_size):
         for turn, *rest in contents(make_loader(Drawing(), PARTIAL, lanes=lanes).batches(0, 6)):
@@ -252,7 +256,7 @@ def test_samples_are_made_with_one_thread_whatever_the_trainer_uses(num_workers)
     torch.set_num_threads(2)
     try:
         loader = make_loader(Threads(), PARTIAL, num_workers=num_workers, collate=set)
-        assert [one.data for one in loader.batches(0, 2)] == [{1}] * 8
+        assert [batch.data for batch in loader.batches(0, 2)] == [{1}] * 8
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -343,7 +343,7 @@ def test_a_damaged_row_group_is_told_or_skipped(tmp_path, caplog, share, is_half
     reads = []
     for order in (rows, rows[::-1]):  # what is skipped must not depend on what was read before
         dataset = ParquetDataset(path, on_error="skip")
-        read = [row["id"] for one in order for row in dataset.__getitems__([one, 5])]
+        read = [row["id"] for index in order for row in dataset.__getitems__([index, 5])]
         read = sorted(row for row in read if row != 5)
         assert dataset.num_skipped == len(rows) - len(read)
         reads.append(read)
@@ -490,9 +490,9 @@ def test_a_fingerprint_tells_the_data_and_not_the_place(tmp_path):
 
     path = tmp_path / "moved"
     write(path, [300, 20])
-    one = ParquetDataset(path).fingerprint()
+    expected = ParquetDataset(path).fingerprint()
     shutil.copy(path, tmp_path / "again")
-    assert fingerprint(300, 20) == one == ParquetDataset(tmp_path / "again").fingerprint()
+    assert fingerprint(300, 20) == expected == ParquetDataset(tmp_path / "again").fingerprint()
     others = [
         fingerprint(20, 300),
         fingerprint(320),
@@ -500,7 +500,7 @@ def test_a_fingerprint_tells_the_data_and_not_the_place(tmp_path):
         fingerprint(300, 20, columns=["tokens", "id", "kind"]),
         fingerprint(300, 20, compression="zstd"),
     ]
-    assert len({one, *others}) == 6
+    assert len({expected, *others}) == 6
 
 
 # ---------------------------------------------------------------------------------------------------- sizes

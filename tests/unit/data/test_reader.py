@@ -88,7 +88,7 @@ def test_each_dataset_of_a_loop_is_read_under_random_numbers_of_its_own():
         reader = LaneReader(Drawing(), list, 0)
         reader.number = number
         drawn.append(reader[turn(), (0,)].data)
-    assert all(one != other for one, other in itertools.combinations(drawn, 2))
+    assert all(values != other for values, other in itertools.combinations(drawn, 2))
 
 
 def test_a_sample_that_is_in_a_micro_batch_twice_draws_twice():
@@ -113,9 +113,9 @@ def test_collate_does_not_repeat_what_a_sample_drew():
 
 
 def test_a_batch_says_whose_it_is():
-    one = turn(2, 9, 1)
-    batch = LaneReader(Drawing(), len, 0)[one, (4, 2)]
-    assert (batch.turn, batch.indices, batch.data) == (one, (4, 2), 2)
+    third_turn = turn(2, 9, 1)
+    batch = LaneReader(Drawing(), len, 0)[third_turn, (4, 2)]
+    assert (batch.turn, batch.indices, batch.data) == (third_turn, (4, 2), 2)
 
 
 def test_samples_are_read_at_once_where_the_dataset_can():
@@ -216,6 +216,6 @@ def test_an_error_while_a_batch_is_made_says_of_which(dataset, collate, notes, n
 
 
 def test_samples_read_for_a_turn_without_positions_do_not_count():
-    one = turn()._replace(positions=range(0))
-    batch = LaneReader(Drawing(), len, 0)[one, (4, 2)]
+    empty_turn = turn()._replace(positions=range(0))
+    batch = LaneReader(Drawing(), len, 0)[empty_turn, (4, 2)]
     assert (batch.data, batch.indices, batch.num_samples, batch.has_samples) == (2, (), 0, False)

@@ -342,8 +342,8 @@ def test_the_fingerprint_tells_datasets_apart_but_not_where_they_lie(tmp_path):
         folder.mkdir()
         return kind(write(folder, *contents), separator).fingerprint()
 
-    one = fingerprint(b"a\nbb", b"c")
-    assert one == fingerprint(b"a\nbb", b"c")
+    expected = fingerprint(b"a\nbb", b"c")
+    assert expected == fingerprint(b"a\nbb", b"c")
     others = [
         fingerprint(b"aa\nb", b"c"),
         fingerprint(b"a\nbb\n", b"c"),
@@ -352,8 +352,8 @@ def test_the_fingerprint_tells_datasets_apart_but_not_where_they_lie(tmp_path):
         fingerprint(b"a\nbb", b"c", separator=None),
         fingerprint(b"a\nbb", b"c", kind=type("Other", (Upper,), {})),
     ]
-    assert len({one, *others}) == 7
-    assert one.startswith("3 records, 5 bytes, ")
+    assert len({expected, *others}) == 7
+    assert expected.startswith("3 records, 5 bytes, ")
 
 
 def plain_and_compressed(tmp_path):
@@ -367,9 +367,9 @@ def test_a_copy_reads_by_itself(tmp_path):
     dataset, samples = plain_and_compressed(tmp_path)
     assert dataset.__getitems__([1, 21]) == [samples[1], samples[21]]
     assert len(pickle.dumps(dataset)) < 5000  # it holds no open file
-    for one in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
-        assert one.__getitems__([2, 22]) == [samples[2], samples[22]]
-        assert one.fingerprint() == dataset.fingerprint()
+    for copied in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
+        assert copied.__getitems__([2, 22]) == [samples[2], samples[22]]
+        assert copied.fingerprint() == dataset.fingerprint()
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])

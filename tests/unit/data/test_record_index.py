@@ -70,7 +70,7 @@ def test_an_index_is_kept(path, cache, scans, caplog):
 def test_each_file_and_separator_has_its_own(path, cache, tmp_path):
     (tmp_path / "b.txt").write_bytes(b"x\ny")
     indexes = index(path, tmp_path / "b.txt", path, cache=cache)
-    assert [one.offsets.tolist() for one in indexes] == [OFFSETS, [0, 2, 3], OFFSETS]
+    assert [found.offsets.tolist() for found in indexes] == [OFFSETS, [0, 2, 3], OFFSETS]
     (other,) = index(path, cache=cache, separator=b"\n\n")
     assert other.offsets.tolist() == [0, 5, 15]
     assert other.digest != indexes[0].digest
@@ -140,10 +140,10 @@ def test_a_long_index_stays_on_the_disk_and_so_does_its_copy(path, cache, monkey
     monkeypatch.setattr(record_index, "_MAX_LOADED_BYTES", 47)
     (mapped,) = index(path, cache=cache)
     assert isinstance(mapped.offsets, np.memmap)
-    for one in (mapped, pickle.loads(pickle.dumps(mapped)), copy.deepcopy(mapped)):
-        assert isinstance(one.offsets, np.memmap)
-        assert one.offsets.tolist() == OFFSETS
-        assert (len(one), one.digest) == (3, loaded.digest)
+    for copied in (mapped, pickle.loads(pickle.dumps(mapped)), copy.deepcopy(mapped)):
+        assert isinstance(copied.offsets, np.memmap)
+        assert copied.offsets.tolist() == OFFSETS
+        assert (len(copied), copied.digest) == (3, loaded.digest)
     assert pickle.loads(pickle.dumps(loaded)).offsets.tolist() == OFFSETS
     pickled = pickle.dumps(mapped)
     path.write_bytes(b"1\n2\n3\n4\n")
@@ -177,9 +177,9 @@ def test_where_nothing_can_be_kept_the_index_is_in_memory_and_one_line_says_so(
     (expected,) = index(path, cache=tmp_path / "fine")
     caplog.clear()
     cache = unwritable(kind, tmp_path, monkeypatch)
-    for one in index(path, path, cache=cache):
-        assert one.offsets.tolist() == OFFSETS
-        assert one.digest == expected.digest
+    for found in index(path, path, cache=cache):
+        assert found.offsets.tolist() == OFFSETS
+        assert found.digest == expected.digest
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "each process finds again where records begin" in record.message
     assert [file.name for file in cache.glob("*") if file.suffix != ".lock"] == []
@@ -205,8 +205,8 @@ def build_in_process(path, cache, begin, counts):
 
     record_index.scan_file = slow
     begin.wait()
-    (one,) = index_files([ByteFile.find(str(path))], b"\n", cache)
-    counts.put((len(searched), one.offsets.tolist()))
+    (found,) = index_files([ByteFile.find(str(path))], b"\n", cache)
+    counts.put((len(searched), found.offsets.tolist()))
 
 
 def test_processes_that_start_at_once_build_it_once(path, cache):

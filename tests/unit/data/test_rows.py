@@ -23,13 +23,13 @@ def rows_of(columns, order=None) -> Rows:
     return Rows([batch.slice(row, 1) for row in order or range(batch.num_rows)], batch.schema)
 
 
-def same(one, other) -> bool:
+def same(value, other) -> bool:
     """Equal in values and in types, of tensors also the dtype."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and one == other
+    if isinstance(value, torch.Tensor):
+        return isinstance(other, torch.Tensor) and value.dtype == other.dtype and torch.equal(value, other)
+    if isinstance(value, list | tuple):
+        return type(value) is type(other) and len(value) == len(other) and all(map(same, value, other))
+    return type(value) is type(other) and value == other
 
 
 T = torch.tensor
@@ -141,8 +141,8 @@ def test_a_null_among_numbers_is_no_tensor(array):
 
 def test_a_slice_is_rows_again():
     rows = rows_of({"x": [0, 1, 2, 3]})
-    for one in (slice(1, 3), slice(None, None, -1), slice(4, None), slice(-2, None)):
-        assert rows[one].columns["x"].tolist() == [0, 1, 2, 3][one]
+    for chosen in (slice(1, 3), slice(None, None, -1), slice(4, None), slice(-2, None)):
+        assert rows[chosen].columns["x"].tolist() == [0, 1, 2, 3][chosen]
     assert rows[-1] == {"x": 3}
     with pytest.raises(IndexError):
         rows[4]

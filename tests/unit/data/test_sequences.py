@@ -23,7 +23,7 @@ def as_ragged(lists):
 
 
 def as_tensors(lists):
-    return [torch.tensor(one, dtype=torch.int64) for one in lists]
+    return [torch.tensor(values, dtype=torch.int64) for values in lists]
 
 
 def test_lengths():
@@ -42,7 +42,7 @@ def test_padded_sequences_come_back(lists, value, given_as):
     padded = pad(given_as(lists), value)
     assert padded.values.dtype == padded.lengths.dtype == torch.int64
     assert padded.values.shape == (len(lists), max(map(len, lists), default=0))
-    assert padded.lengths.tolist() == [len(one) for one in lists]
+    assert padded.lengths.tolist() == [len(values) for values in lists]
     rows = zip(padded.values, padded.mask, strict=True)
     assert [row[own].tolist() for row, own in rows] == lists
     assert all(other == value for other in padded.values[~padded.mask].tolist())
@@ -89,10 +89,10 @@ def test_what_is_no_sequence_of_one_dtype_is_refused(sequences, message):
 def test_packed_sequences_come_back(lists, given_as):
     packed = pack(given_as(lists))
     assert all(tensor.dtype == torch.int64 for tensor in packed)
-    assert packed.lengths.tolist() == [len(one) for one in lists]
-    assert [one.tolist() for one in packed.values.split(packed.lengths.tolist())] == lists
-    assert packed.position_ids.tolist() == [place for one in lists for place in range(len(one))]
-    assert packed.document_ids.tolist() == [number for number, one in enumerate(lists) for _ in one]
+    assert packed.lengths.tolist() == [len(values) for values in lists]
+    assert [values.tolist() for values in packed.values.split(packed.lengths.tolist())] == lists
+    assert packed.position_ids.tolist() == [place for values in lists for place in range(len(values))]
+    assert packed.document_ids.tolist() == [number for number, values in enumerate(lists) for _ in values]
     places = list(zip(packed.document_ids.tolist(), packed.position_ids.tolist(), strict=True))
     expected = [[of == own and at <= place for of, at in places] for own, place in places]
     assert packed.attention_mask().tolist() == expected
@@ -120,7 +120,9 @@ def test_attention_in_a_pack_is_that_of_each_sequence():
     values = torch.randn(1, 7, 8)
     attend = torch.nn.functional.scaled_dot_product_attention
     together = attend(values, values, values, attn_mask=packed.attention_mask())
-    alone = [attend(one, one, one, is_causal=True) for one in values.split(packed.lengths.tolist(), dim=1)]
+    alone = [
+        attend(heads, heads, heads, is_causal=True) for heads in values.split(packed.lengths.tolist(), dim=1)
+    ]
     torch.testing.assert_close(together, torch.cat(alone, dim=1))
 
 
@@ -143,11 +145,11 @@ def test_the_example_is_a_task_whose_loss_is_the_mean_over_all_tokens(function):
     task, tokens = example_of(function), [torch.tensor([1, 2, 3]), torch.tensor([0, 2])]
     torch.manual_seed(0)
     logits_of = torch.randn(4, 4)  # by token
-    batch = task.collate([{"tokens": one} for one in tokens])
+    batch = task.collate([{"tokens": sequence} for sequence in tokens])
     loss = task.loss(task.forward(lambda values, *_: logits_of[values], batch), batch)
-    last = -1 if function is pack else None  # of a pack each token's target is the one that follows
+    last = -1 if function is pack else None  # of a pack each token's target is the token that follows
     expected = cross_entropy(
-        logits_of[torch.cat([one[:last] for one in tokens])],
-        torch.cat([one[1:] if function is pack else one for one in tokens]),
+        logits_of[torch.cat([sequence[:last] for sequence in tokens])],
+        torch.cat([sequence[1:] if function is pack else sequence for sequence in tokens]),
     )
     torch.testing.assert_close(loss.sum / loss.weight, expected)

@@ -34,9 +34,9 @@ def test_a_glob_is_sorted_and_a_list_keeps_its_order(folder):
     for name in ("b.x", "a.x", "c.y"):
         write(name, b"1")
     a, b, c = (f"{root}/{name}" for name in ("a.x", "b.x", "c.y"))
-    assert [Path(one).name for one in list_files(f"{root}/*.x")] == ["a.x", "b.x"]
+    assert [Path(path).name for path in list_files(f"{root}/*.x")] == ["a.x", "b.x"]
     assert list_files([c, b, a]) == [c, b, a]
-    assert [Path(one).name for one in list_files([c, f"{root}/[ab].*"])] == ["c.y", "a.x", "b.x"]
+    assert [Path(path).name for path in list_files([c, f"{root}/[ab].*"])] == ["c.y", "a.x", "b.x"]
     assert list_files(a) == [a]
 
 

@@ -89,22 +89,22 @@ def test_the_fingerprint(tmp_path):
         folder.mkdir()
         return TokenDataset(write(folder, *arrays, dtype=dtype), dtype=dtype, **arguments).fingerprint()
 
-    one = fingerprint(range(20), range(10), window=4)
-    assert one == fingerprint(range(20), range(10), window=4, stride=4)
+    expected = fingerprint(range(20), range(10), window=4)
+    assert expected == fingerprint(range(20), range(10), window=4, stride=4)
     others = [
         fingerprint(range(10), range(20), window=4),
         fingerprint(range(20), range(10), window=5),
         fingerprint(range(20), range(10), window=4, stride=3),
         fingerprint(range(20), range(10), window=4, dtype="uint32"),
     ]
-    assert len({one, *others}) == 5
+    assert len({expected, *others}) == 5
 
 
 def test_copies_and_workers_read_it(tmp_path):
     dataset = TokenDataset(write(tmp_path, range(17)), window=4)
     assert dataset[0].tolist() == [0, 1, 2, 3, 4]
-    for one in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
-        assert one[1].tolist() == [4, 5, 6, 7, 8]
+    for copied in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
+        assert copied[1].tolist() == [4, 5, 6, 7, 8]
     assert len(pickle.dumps(dataset)) < 2000
     batches = list(DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="fork"))
     assert torch.cat(batches)[:, 0].tolist() == [0, 4, 8, 12]

@@ -93,9 +93,9 @@ def turns_by_step(schedule: Schedule, world_size: int, epochs: int) -> list[list
     steps = schedule.steps_per_epoch * epochs
     by_step: list[list[list[LaneTurn]]] = [[[] for _ in range(world_size)] for _ in range(steps)]
     for rank, lanes in enumerate(lane_ranges(schedule.num_lanes, world_size)):
-        for one in schedule.turns(lanes, 0, steps):
-            assert one.lane in lanes
-            by_step[one.step][rank].append(one)
+        for turn in schedule.turns(lanes, 0, steps):
+            assert turn.lane in lanes
+            by_step[turn.step][rank].append(turn)
     return by_step
 
 
@@ -104,11 +104,11 @@ def turns_by_step(schedule: Schedule, world_size: int, epochs: int) -> list[list
 def test_all_processes_together_read_every_position_once_an_epoch(run):
     schedule, world_size, epochs = run
     seen = Counter(
-        (one.epoch, position)
+        (turn.epoch, position)
         for ranks in turns_by_step(schedule, world_size, epochs)
         for turns in ranks
-        for one in turns
-        for position in one.positions
+        for turn in turns
+        for position in turn.positions
     )
     read = schedule.num_samples
     if schedule.drop_last:
@@ -123,17 +123,17 @@ def test_every_process_takes_part_in_every_step(run):
     schedule, world_size, epochs = run
     ranges = lane_ranges(schedule.num_lanes, world_size)
     for step, ranks in enumerate(turns_by_step(schedule, world_size, epochs)):
-        present = {one.lane for turns in ranks for one in turns if one.positions}
+        present = {turn.lane for turns in ranks for turn in turns if turn.positions}
         assert present == set(range(len(present)))
         assert schedule.num_present_lanes(step) == len(present)
         for lanes, turns in zip(ranges, ranks, strict=True):
-            assert [one.is_last for one in turns] == [False] * (len(turns) - 1) + [True]
-            assert {one.epoch for one in turns} == {step // schedule.steps_per_epoch}
-            assert {one.present for one in turns} == {range(len(present))}
+            assert [turn.is_last for turn in turns] == [False] * (len(turns) - 1) + [True]
+            assert {turn.epoch for turn in turns} == {step // schedule.steps_per_epoch}
+            assert {turn.present for turn in turns} == {range(len(present))}
             if present.isdisjoint(lanes):
-                assert [(one.lane, len(one.positions)) for one in turns] == [(lanes.start, 0)]
+                assert [(turn.lane, len(turn.positions)) for turn in turns] == [(lanes.start, 0)]
             else:
-                assert [one.lane for one in turns] == [lane for lane in lanes if lane in present]
+                assert [turn.lane for turn in turns] == [lane for lane in lanes if lane in present]
 
 
 @settings(deadline=None)
@@ -145,8 +145,8 @@ def test_a_sequential_schedule_reads_everything_once_and_every_process_takes_par
     read: list[int] = []
     for lanes in lane_ranges(num_lanes, data.draw(st.integers(1, num_lanes))):
         turns = list(schedule.turns(lanes))
-        own = [position for one in turns for position in one.positions]
-        assert [bool(one.positions) for one in turns] == ([True] * len(turns) if own else [False])
+        own = [position for turn in turns for position in turn.positions]
+        assert [bool(turn.positions) for turn in turns] == ([True] * len(turns) if own else [False])
         read += own
     assert read == list(range(num_samples))
 
@@ -157,7 +157,7 @@ def test_a_step_is_as_full_and_as_even_as_its_samples_allow(run):
     schedule, world_size, epochs = run
     full = schedule.num_samples // schedule.global_batch_size
     for step, ranks in enumerate(turns_by_step(schedule, world_size, epochs)):
-        sizes = [len(one.positions) for turns in ranks for one in turns if one.positions]
+        sizes = [len(turn.positions) for turns in ranks for turn in turns if turn.positions]
         assert sum(sizes) == schedule.num_samples_in(step)
         assert len(sizes) == -(-sum(sizes) // schedule.micro_batch_size)
         assert max(sizes) <= schedule.micro_batch_size
@@ -173,8 +173,8 @@ def test_a_step_is_as_full_and_as_even_as_its_samples_allow(run):
 def test_a_lane_reads_the_same_whoever_carries_it(run):
     schedule, world_size, epochs = run
     for ranks in turns_by_step(schedule, world_size, epochs):
-        for one in (one for turns in ranks for one in turns):
-            assert one.positions == schedule.positions(one.step, one.lane)
+        for turn in (turn for turns in ranks for turn in turns):
+            assert turn.positions == schedule.positions(turn.step, turn.lane)
 
 
 @pytest.mark.parametrize(

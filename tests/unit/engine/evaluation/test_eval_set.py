@@ -36,21 +36,21 @@ def batches_of(num_samples: int, lanes: range, num_workers: int, *, fills_empty:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_of_a_dataset_in_blocks_each_lane_is_read_by_one_worker(num_workers, world_size):
     for lanes in lane_ranges(4, world_size):
-        here = [(one.turn, one.indices) for one in batches_of(11, lanes, 0)]
-        assert here == sorted(here, key=lambda one: (one[0].lane, one[0].step))
+        here = [(batch.turn, batch.indices) for batch in batches_of(11, lanes, 0)]
+        assert here == sorted(here, key=lambda place: (place[0].lane, place[0].step))
         readers = defaultdict(set)
         found = batches_of(11, lanes, num_workers)
         for batch in found:
             readers[batch.turn.lane] |= {pid for _, pid in batch.data}
-        found.sort(key=lambda one: (one.turn.lane, one.turn.step))
-        assert [(one.turn, one.indices) for one in found] == here
+        found.sort(key=lambda batch: (batch.turn.lane, batch.turn.step))
+        assert [(batch.turn, batch.indices) for batch in found] == here
         assert all(len(workers) == 1 for workers in readers.values())
         assert len(set().union(*readers.values()) - {os.getpid()}) == min(num_workers, len(lanes))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_process_has_an_empty_micro_batch_only_where_none_of_its_lanes_has_samples(num_workers):
-    assert [one.turn.lane for one in batches_of(3, range(2, 4), num_workers)] == [2]
+    assert [batch.turn.lane for batch in batches_of(3, range(2, 4), num_workers)] == [2]
     (empty,) = batches_of(2, range(2, 4), num_workers)
     assert (empty.turn.lane, empty.turn.is_last, empty.has_samples, empty.data) == (2, True, False, None)
     (empty,) = batches_of(2, range(2, 4), num_workers, fills_empty=True)

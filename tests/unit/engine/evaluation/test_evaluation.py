@@ -34,11 +34,11 @@ def stopping(mode: str = "max", patience: int = 2, min_delta: float = 0.0) -> Ea
     )
 
 
-def ends_after(one: EarlyStopping, values: list[float]) -> int | None:
+def ends_after(early: EarlyStopping, values: list[float]) -> int | None:
     """The number of evaluations after which the run ends."""
     for number, value in enumerate(values, start=1):
-        one.note(value)
-        if one.is_over:
+        early.note(value)
+        if early.is_over:
             return number
     return None
 
@@ -65,26 +65,26 @@ def test_when_a_run_ends(options, values, number):
 
 
 def test_what_is_said():
-    one = stopping(mode="min", min_delta=0.25)
-    ends_after(one, [1.5, 1.5, 1.5])
+    early = stopping(mode="min", min_delta=0.25)
+    ends_after(early, [1.5, 1.5, 1.5])
     said = "early stopping: 2 evaluations found no held_out/x better than 1.5 by more than 0.25"
-    assert one.describe() == said
-    one = stopping()
-    ends_after(one, [nan, nan])
-    assert one.describe().endswith("found no held_out/x better than nothing but NaN")
+    assert early.describe() == said
+    early = stopping()
+    ends_after(early, [nan, nan])
+    assert early.describe().endswith("found no held_out/x better than nothing but NaN")
 
 
 def test_the_counter_and_the_best_value_survive():
-    one, again = stopping(patience=3), stopping(patience=3)
-    ends_after(one, [1, 0])
-    again.load_state_dict(one.state_dict())
+    early, again = stopping(patience=3), stopping(patience=3)
+    ends_after(early, [1, 0])
+    again.load_state_dict(early.state_dict())
     assert ends_after(again, [1, 0.5]) == 2
 
 
 def test_the_value_of_another_metric_is_forgotten():
-    one, again = stopping(patience=1), stopping("min", patience=1)
-    ends_after(one, [1, 0])
-    again.load_state_dict(one.state_dict())
+    early, again = stopping(patience=1), stopping("min", patience=1)
+    ends_after(early, [1, 0])
+    again.load_state_dict(early.state_dict())
     assert not again.is_over
 
 

@@ -168,7 +168,7 @@ def test_a_prediction_is_sent_without_the_rest_of_its_micro_batch():
     for name, dataset in task.eval_datasets().items():
         outputs = evaluator.predict(name)
         assert len(outputs) == len(dataset)
-        assert all(one.untyped_storage().nbytes() == one.nbytes for one in outputs)
+        assert all(output.untyped_storage().nbytes() == output.nbytes for output in outputs)
 
 
 class Named(NamedTuple):
@@ -240,7 +240,7 @@ def texts(numbers: torch.Tensor) -> Any:
 
 
 def shown(outputs: list[Any]) -> list[str]:
-    return [f"{type(one)} {one}" for one in outputs]
+    return [f"{type(output)} {output}" for output in outputs]
 
 
 @pytest.mark.parametrize("make", [named, made, of_hugging_face, ragged, texts])
@@ -258,7 +258,9 @@ def test_each_sample_gets_its_own_entry_of_a_list():
     """Each got the lists and texts of its whole micro-batch."""
     predicted = predict(LocalWorld(torch.device("cpu")), texts, "all")
     assert [name for name, _ in predicted] == [f"sample {number}" for number in range(20)]
-    assert [one["spans"]["tokens"] for _, one in predicted] == [list(range(number)) for number in range(20)]
+    assert [output["spans"]["tokens"] for _, output in predicted] == [
+        list(range(number)) for number in range(20)
+    ]
 
 
 def too_few(numbers: torch.Tensor) -> Any:

@@ -111,7 +111,7 @@ def test_a_run_that_goes_on_knows_the_names_of_its_checkpoint(monkeypatch):
 def columns(monkeypatch, metrics: Callable[[torch.Tensor], Any]) -> list[dict[str, float]]:
     monkeypatch.setattr(Reports, "metrics", staticmethod(metrics))
     reports = [report.interval for report in build_engine(reporting(), CPU).steps()]
-    return [dict(one.columns(1, CPU.device)) for one in reports if one]
+    return [dict(report.columns(1, CPU.device)) for report in reports if report]
 
 
 def test_a_line_has_the_mean_over_its_steps(monkeypatch):

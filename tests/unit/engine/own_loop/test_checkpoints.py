@@ -111,9 +111,9 @@ def astray(world: World, folder: str) -> list[str]:
     checkpoints.save(1)
     said = []
     before = copy.deepcopy(model.state_dict())
-    for one in (model.weight, model.counts):
+    for tensor in (model.weight, model.counts):
         with torch.no_grad():
-            one[..., 2] += world.rank
+            tensor[..., 2] += world.rank
         with pytest.raises(CheckpointError) as caught:
             checkpoints.save(2)
         said.append(str(caught.value))
@@ -126,6 +126,6 @@ def test_a_prepared_model_that_differs_between_processes_is_not_saved(tmp_path):
     """It was taken for equal, and the checkpoint had parts of several models."""
     for said in run_distributed(astray, 3, str(tmp_path)):
         assert len(said) == 2
-        for one in said:
-            assert one.startswith("the state of model differs between processes (ranks ")
+        for message in said:
+            assert message.startswith("the state of model differs between processes (ranks ")
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]

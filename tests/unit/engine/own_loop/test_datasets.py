@@ -44,7 +44,7 @@ def test_the_first_dataset_must_be_one_of_the_run():
 
 def test_data_that_change_have_one_number_and_are_compared_by_length_and_order():
     datasets = OwnDatasets()
-    assert [datasets.begin(identity(one), step, data_changes=True) for step, one in enumerate("abc")] == [
+    assert [datasets.begin(identity(name), step, data_changes=True) for step, name in enumerate("abc")] == [
         (0, 0)
     ] * 3
     assert datasets.identities == [{"num_samples": 8, **ORDER}]

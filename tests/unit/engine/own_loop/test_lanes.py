@@ -301,7 +301,9 @@ def draws(world):
 def test_every_pass_of_a_step_has_the_same_batches_and_other_random_numbers():
     drawn = run_distributed(draws, 1)[0]
     first_step = drawn[:8], drawn[8:16], drawn[16:24]
-    assert all([batch for _, batch in one] == [batch for _, batch in first_step[0]] for one in first_step)
+    assert all(
+        [batch for _, batch in of_rank] == [batch for _, batch in first_step[0]] for of_rank in first_step
+    )
     assert len({number for number, _ in drawn}) == len(drawn)
 
 
@@ -332,7 +334,7 @@ def test_passes_over_the_steps_of_two_streams_leave_the_same_bytes():
                 for batch in step.batches(models[0]):
                     step.backward(models[0](batch).square().mean())
                 step.batch_loss(models[1], lambda outputs: outputs.std(), models[1])
-                for parameter in (one for model in models for one in model.parameters()):
+                for parameter in (parameter for model in models for parameter in model.parameters()):
                     parameter.data -= 0.1 * parameter.grad
         return numbers, state_of(*models)
 
@@ -544,7 +546,7 @@ def read_two(world, folder, last_step):
             step.backward(model(batch).mean())
     checkpoints.save(last_step)
     checkpoints.finish()
-    return [number for one in drawn for of_rank in world.all_gather_tree(one) for number in of_rank]
+    return [number for of_lanes in drawn for of_rank in world.all_gather_tree(of_lanes) for number in of_rank]
 
 
 def test_datasets_of_a_loop_draw_other_numbers_and_a_run_that_goes_on_the_same(tmp_path):

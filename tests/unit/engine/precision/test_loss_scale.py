@@ -77,10 +77,10 @@ def test_it_goes_on_from_its_state_as_if_never_stopped():
     other = LossScale()
     other.load_state_dict(json.loads(json.dumps(scale.state_dict())))
     assert other.has_unit
-    for one in (scale, other):
-        take_good_steps(one, 500)
-        assert one.factor == INITIAL / 128  # halved once, doubled once
-        assert one.skipped_steps == 1
+    for each in (scale, other):
+        take_good_steps(each, 500)
+        assert each.factor == INITIAL / 128  # halved once, doubled once
+        assert each.skipped_steps == 1
 
 
 def test_it_scales_as_torchs_grad_scaler_does():

@@ -119,7 +119,7 @@ def test_what_is_evaluated_and_written_are_the_evaluation_weights(tmp_path, opti
     engine = build_engine(configured(optimizer), LocalWorld(torch.device("cpu")))
     values = engine.fit(RunDir(tmp_path))
     training = engine.training
-    trained = {name: one.clone() for name, one in training.model.state_dict().items()}
+    trained = {name: value.clone() for name, value in training.model.state_dict().items()}
     training.optimizer.eval()
     written = load_file(tmp_path / "model.safetensors")
     assert written.keys() == trained.keys()

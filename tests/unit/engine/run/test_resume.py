@@ -293,7 +293,7 @@ def take_steps(world: World, config: RunConfig, folder: Path, first_step: int, s
     for _ in Engine(shorter, first_step=first_step).steps():
         pass
     save(run, folder, world, stop)
-    return [one.detach().numpy().tobytes() for one in run.training.model.parameters()]
+    return [parameter.detach().numpy().tobytes() for parameter in run.training.model.parameters()]
 
 
 def test_an_optimizer_with_a_closure_goes_on_where_it_was_on_another_number_of_processes(tmp_path):

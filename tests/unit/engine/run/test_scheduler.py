@@ -69,10 +69,12 @@ def train(
     first_step = resume_run(run, checkpoints, allow)
     saving = Saving(run, checkpoints)
     rates: list[float] = []
-    run.training.optimizer.register_step_pre_hook(lambda one, *_: rates.append(one.param_groups[0]["lr"]))
+    run.training.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+    )
     Engine(run, first_step=first_step, saving=saving).fit(run_dir)
     world.all_gather_tree(None)
-    weights = {name: one.numpy().tobytes() for name, one in run.training.model.state_dict().items()}
+    weights = {name: value.numpy().tobytes() for name, value in run.training.model.state_dict().items()}
     return rates, weights
 
 

@@ -90,7 +90,7 @@ class AtItsPositionWithState(AtItsPosition):
 
 def check_streams(training: Any, evaluated: Any) -> None:
     cut = StreamCut.of(2, 2, 0)
-    readers = [StreamReader(one, list, 0, cut, range(2)) for one in (training, evaluated)]
+    readers = [StreamReader(stream, list, 0, cut, range(2)) for stream in (training, evaluated)]
     require_apart(readers[0], readers[1:])
 
 

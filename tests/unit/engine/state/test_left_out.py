@@ -30,7 +30,7 @@ class Router(nn.Module):
 
 
 def values_of(module: nn.Module) -> dict[str, list[float] | None]:
-    return {name: None if one is None else one.tolist() for name, one in module._buffers.items()}
+    return {name: None if buffer is None else buffer.tolist() for name, buffer in module._buffers.items()}
 
 
 def test_those_that_changed_are_saved_and_restored():

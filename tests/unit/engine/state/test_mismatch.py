@@ -86,8 +86,8 @@ def build(num_steps: int = 0) -> RunState:
     schedulers = [SequentialLR(adam, [warmup, MultiStepLR(adam, [2, 2, 5])], [2]), LambdaLR(sgd, Factor())]
     for _ in range(num_steps):
         net(torch.randn(4, 3)).square().sum().backward()
-        for one in (adam, sgd, *schedulers):
-            one.step()
+        for stepped in (adam, sgd, *schedulers):
+            stepped.step()
     names = ("model", "adam", "sgd", "warmup", "factor", "strict", "loss_scale")
     return RunState(dict(zip(names, (net, adam, sgd, *schedulers, Strict(), LossScale()), strict=True)))
 
@@ -96,7 +96,7 @@ def sign(folder: Path, tree: Any) -> Manifest:
     """Write a state to a checkpoint, with right checksums."""
     manifest = Manifest.read(folder)
     entry = write_durably(folder / "state.json", json.dumps(tree).encode())
-    files = tuple(entry if one.name == entry.name else one for one in manifest.files)
+    files = tuple(entry if file.name == entry.name else file for file in manifest.files)
     Manifest(manifest.step, manifest.metric, manifest.identity, files).write(folder)
     return Manifest.read(folder)
 
@@ -249,7 +249,7 @@ def test_what_torchs_optimizers_keep_of_a_parameter_is_known(name, options):
     assert mismatches(state) == []
     assert mismatches({}) == []
     for key in state:
-        rest = {one: value for one, value in state.items() if one != key}
+        rest = {name: value for name, value in state.items() if name != key}
         assert mismatches(rest) or not rest, key
         assert mismatches({**state, key: torch.ones(5)}), key
     assert mismatches({**state, "more": 1})

@@ -68,7 +68,13 @@ def run(chain: list[nn.Module], inputs: torch.Tensor, shift: torch.Tensor) -> li
     leaves = [parameter for block in chain for parameter in block.parameters()] + [inputs, shift]
     drawn = draw()
     gradients = torch.autograd.grad(loss, leaves)
-    return [loss.detach(), *gradients, *[one for block in chain for one in block.buffers()], drawn, draw()]
+    return [
+        loss.detach(),
+        *gradients,
+        *[buffer for block in chain for buffer in block.buffers()],
+        drawn,
+        draw(),
+    ]
 
 
 @settings(max_examples=20, deadline=None)
@@ -81,7 +87,7 @@ def test_a_chain_of_blocks_leaves_every_byte_of_the_chain_without_them(number, a
     with torch.autocast("cpu", torch.bfloat16, enabled=autocasts):
         expected = run(plain, inputs, shift)
         found = run(checkpointed, inputs, shift)
-    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(expected, found, strict=True))
     assert [block.num_calls for block in checkpointed] == [2] * number
 
 
@@ -90,7 +96,7 @@ def test_a_block_that_is_called_twice_runs_again_for_each_call():
     (plain,), (checkpointed,) = blocks(1), blocks(1)
     keep_inputs(checkpointed)
     expected, found = run([plain, plain], inputs, shift), run([checkpointed, checkpointed], inputs, shift)
-    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(expected, found, strict=True))
     assert checkpointed.num_calls == 4
 
 
@@ -171,7 +177,7 @@ def test_a_copy_of_the_model_runs_its_own_weights_again():
     for parameter in nn.Sequential(*plain).parameters():
         parameter.data.mul_(2)
     expected, found = run(plain, inputs, shift), run(list(copied), inputs, shift)
-    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(expected, found, strict=True))
 
 
 def test_one_second_run_at_a_time_has_the_generators_of_the_process():
@@ -363,7 +369,7 @@ class Forces(Residual):
 
 class ForcesOfFunc(Residual):
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
-        return positions - torch.func.grad(lambda one: self.inner(one).sum())(positions)
+        return positions - torch.func.grad(lambda moved: self.inner(moved).sum())(positions)
 
 
 class ScaledBy(torch.autograd.Function):
@@ -546,7 +552,7 @@ def collecting(model: Model, *, clears_first: bool) -> nn.Module:
     def call(model: Model, inputs: torch.Tensor) -> torch.Tensor:
         if clears_first:
             features.clear()
-        total = through(model, inputs).sum() + sum(one.square().sum() for one in features)
+        total = through(model, inputs).sum() + sum(feature.square().sum() for feature in features)
         if not clears_first:
             features.clear()
         return total
@@ -575,7 +581,7 @@ def test_features_of_a_second_run_in_a_later_loss_are_an_error():
 def test_weights_that_are_put_in_from_outside_are_an_error():
     model = Model(Residual, through)
     keep_inputs(*model.blocks)
-    weights = {name: (one * 2).detach().requires_grad_() for name, one in model.named_parameters()}
+    weights = {name: (weight * 2).detach().requires_grad_() for name, weight in model.named_parameters()}
     outputs = torch.func.functional_call(model, weights, (torch.randn(3, 4),))
     with pytest.raises(TaskError, match=r"blocks.2, a Residual, has another weight.*functional_call"):
         outputs.sum().backward()
@@ -585,7 +591,7 @@ class Calling(Residual):
     """Lets a part of it run with other weights."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        weights = {name: one * 2 for name, one in self.inner.named_parameters()}
+        weights = {name: weight * 2 for name, weight in self.inner.named_parameters()}
         return hidden + torch.func.functional_call(self.inner, weights, (hidden,))
 
 

@@ -67,8 +67,8 @@ def test_blocks_of_a_class_are_compiled_once_and_names_stay(blocks):
 def test_a_copy_runs_its_own_weights():
     compiled = compile_forwards(model(), CompileConfig())
     copied, plain = copy.deepcopy(compiled), model()
-    for one in (copied, plain):
-        for parameter in one.parameters():
+    for module in (copied, plain):
+        for parameter in module.parameters():
             parameter.data.add_(1)
     inputs = torch.randn(2, 3)
     assert torch.equal(copied(inputs), plain(inputs))
@@ -92,7 +92,7 @@ def test_what_recompiles_is_told_with_the_reason(caplog):
     compiled(torch.randn(3, 3))
     for _ in range(2):
         log.tell()
-    (message,) = [one.getMessage() for one in caplog.records if one.name.startswith("lanewise")]
+    (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("lanewise")]
     assert message.startswith("torch.compile has recompiled 1 time, the last time forward, since")
     assert "size mismatch at index 0. expected 2, actual 3" in message
     assert "\n" not in message
@@ -116,7 +116,7 @@ def test_a_graph_break_is_told_once(caplog):
     compiled(torch.randn(2, 3))
     for _ in range(2):
         log.tell()
-    (message,) = [one.getMessage() for one in caplog.records if one.name.startswith("lanewise")]
+    (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("lanewise")]
     assert message.startswith("torch.compile breaks the graph: ")
     assert "print" in message
     assert "\n" not in message

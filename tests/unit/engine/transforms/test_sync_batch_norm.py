@@ -118,8 +118,8 @@ def train(world, config: RunConfig) -> Any:
     return losses, {name: value.cpu() for name, value in engine.training.model.state_dict().items()}
 
 
-def near(one: Any, other: Any) -> bool:
-    (losses, state), (expected, expected_state) = one, other
+def near(found: Any, other: Any) -> bool:
+    (losses, state), (expected, expected_state) = found, other
     assert state.keys() == expected_state.keys()
     return losses == pytest.approx(expected, rel=1e-4) and all(
         torch.allclose(state[name], value, rtol=1e-4, atol=1e-5) for name, value in expected_state.items()

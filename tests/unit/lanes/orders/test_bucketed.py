@@ -26,7 +26,9 @@ def micro_batches(order, epoch: int = 0) -> dict[int, list[tuple[int, ...]]]:
 
 def tokens(batches) -> list[int]:
     """Return the tokens of each micro-batch, its padding counted."""
-    return [len(one) * LENGTHS[list(one)].max() for of_step in batches.values() for one in of_step]
+    return [
+        len(samples) * LENGTHS[list(samples)].max() for of_step in batches.values() for samples in of_step
+    ]
 
 
 SCHEDULE = Schedule(3000, 64, 16)
@@ -41,7 +43,9 @@ def test_little_is_padded():
 
 def test_the_lanes_of_a_step_have_like_lengths_and_none_always_the_shortest():
     batches = micro_batches(make(SCHEDULE))
-    means = np.array([[LENGTHS[list(one)].mean() for one in of_step] for of_step in batches.values()][:-1])
+    means = np.array(
+        [[LENGTHS[list(samples)].mean() for samples in of_step] for of_step in batches.values()][:-1]
+    )
     assert np.median(means.max(axis=1) / means.min(axis=1)) < 1.5
     assert all(0.1 < share < 0.45 for share in np.bincount(means.argmin(axis=1), minlength=4) / len(means))
 
@@ -54,7 +58,7 @@ def test_steps_do_not_come_by_length():
 
 def test_noise_brings_other_samples_together_in_each_epoch():
     order = make(Schedule(3000, 3000, 100), window_steps=1)
-    of_epochs = [{frozenset(one) for one in micro_batches(order, epoch)[epoch]} for epoch in range(2)]
+    of_epochs = [{frozenset(samples) for samples in micro_batches(order, epoch)[epoch]} for epoch in range(2)]
     assert not of_epochs[0] & of_epochs[1]
 
 

@@ -82,10 +82,10 @@ def test_an_epoch_has_every_sample_once(make: Callable[..., SampleOrder], schedu
 
 @orders
 def test_a_turn_has_the_same_samples_whatever_was_asked_before(make: Callable[..., SampleOrder]) -> None:
-    one = make(inputs_for(SCHEDULE))
-    samples = {turn: one.samples(turn) for turn in turns(SCHEDULE, 0, 6)}
+    order = make(inputs_for(SCHEDULE))
+    samples = {turn: order.samples(turn) for turn in turns(SCHEDULE, 0, 6)}
     for turn, expected in reversed(samples.items()):
-        assert one.samples(turn) == expected
+        assert order.samples(turn) == expected
         assert make(inputs_for(SCHEDULE)).samples(turn) == expected
         assert {type(index) for index in expected} == {int}
 

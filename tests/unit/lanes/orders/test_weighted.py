@@ -25,7 +25,9 @@ def epoch_samples(order: WeightedOrder, epoch: int) -> list[int]:
 
 def test_with_replacement_samples_come_in_proportion_to_their_weights():
     order = make()
-    counts = np.bincount([one for epoch in range(200) for one in epoch_samples(order, epoch)], minlength=100)
+    counts = np.bincount(
+        [sample for epoch in range(200) for sample in epoch_samples(order, epoch)], minlength=100
+    )
     by_weight = [counts[weight == WEIGHTS].sum() / 20_000 for weight in range(5)]
     assert by_weight == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4], abs=0.02)
     assert order.repeats
@@ -37,7 +39,9 @@ def test_without_replacement_no_sample_comes_twice_and_the_first_comes_by_its_we
     assert order.schedule.num_samples == 40
     epochs = [epoch_samples(order, epoch) for epoch in range(400)]
     assert all(len(set(samples)) == len(samples) == 40 for samples in epochs)
-    first = np.bincount([WEIGHTS[one].astype(int) for samples in epochs for one in samples[:2]], minlength=5)
+    first = np.bincount(
+        [WEIGHTS[sample].astype(int) for samples in epochs for sample in samples[:2]], minlength=5
+    )
     assert first / 800 == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4], abs=0.06)
 
 
